@@ -1,0 +1,129 @@
+"""Every neighbor backend against ASE and against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from cells import generated_atoms, generated_pairs
+
+from torchmdnet2 import System
+from torchmdnet2.errors import NeighborOverflow
+from torchmdnet2.neighbors import neighbor_list
+
+BACKENDS = ["reference", "vesin"]
+CUTOFF = 4.0
+
+
+def as_set(edges, first_atom=0):
+    rows = torch.cat([edges.edge_index.T - first_atom, edges.shift], 1).tolist()
+    assert len(rows) == len(set(map(tuple, rows))), "an edge is listed twice"
+    return set(map(tuple, rows))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_agrees_with_ase_on_500_cells(backend, dtype):
+    """Bar R6."""
+    wrong = []
+    for seed in range(500):
+        atoms, pairs, border = generated_pairs(seed, CUTOFF)
+        ours = as_set(neighbor_list(System.from_ase(atoms, dtype=dtype), CUTOFF, backend=backend))
+        if (ours ^ pairs) - border:
+            wrong.append((seed, len(ours - pairs), len(pairs - ours - border)))
+    assert not wrong, f"{len(wrong)} of 500 cells differ (seed, extra, missing): {wrong[:5]}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batch_equals_singles(backend):
+    frames = [generated_atoms(seed, CUTOFF) for seed in range(12)] + [Atoms("H"), molecule("CH3CH2OH")]
+    batch = neighbor_list(System.from_ase(frames), CUTOFF, backend=backend)
+    first = 0
+    for atoms in frames:
+        single = neighbor_list(System.from_ase(atoms), CUTOFF, backend=backend)
+        lo, hi = int(batch.row_ptr[first]), int(batch.row_ptr[first + len(atoms)])
+        assert torch.equal(batch.edge_index[:, lo:hi] - first, single.edge_index)
+        assert torch.equal(batch.shift[lo:hi], single.shift)
+        first += len(atoms)
+    assert batch.row_ptr[-1] == batch.num_edges
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sorted_rows(backend):
+    edges = neighbor_list(System.from_ase(bulk("Cu") * (2, 2, 2)), 5.0, backend=backend)
+    keys = torch.cat([edges.edge_index.T, edges.shift], 1).tolist()
+    assert keys == sorted(keys)
+    for i in range(8):
+        assert (edges.edge_index[0, edges.row_ptr[i] : edges.row_ptr[i + 1]] == i).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_half_list_is_each_pair_once(backend):
+    for seed in range(30):
+        system = System.from_ase(generated_atoms(seed, CUTOFF))
+        full = as_set(neighbor_list(system, CUTOFF, backend=backend))
+        half = as_set(neighbor_list(system, CUTOFF, backend=backend, half=True))
+        mirrored = {(j, i, -a, -b, -c) for i, j, a, b, c in half}
+        assert not half & mirrored
+        assert half | mirrored == full
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_vectors_and_their_gradients(backend):
+    atoms = bulk("NaCl", "rocksalt", a=5.6)
+    atoms.rattle(0.1, seed=1)
+    atoms.positions += 20.0
+    system = System.from_ase(atoms)
+    edges = neighbor_list(system, 5.0, backend=backend)
+    assert torch.allclose(edges.distances(system), edges.vectors(system).norm(dim=1))
+    assert float(edges.distances(system).max()) < 5.0
+
+    def total(pos, cell):
+        return (edges.distances(system.replace(pos=pos, cell=cell)) ** 3).sum()
+
+    pos, cell = system.pos.clone().requires_grad_(), system.cell.clone().requires_grad_()
+    assert torch.autograd.gradcheck(total, (pos, cell))
+    assert torch.autograd.gradgradcheck(total, (pos, cell))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("atoms", [Atoms(), Atoms("H"), Atoms("H2", positions=[[0, 0, 0], [9, 0, 0]])])
+def test_no_edges(backend, atoms):
+    edges = neighbor_list(System.from_ase(atoms), CUTOFF, backend=backend)
+    assert edges.edge_index.shape == (2, 0) and edges.shift.shape == (0, 3)
+    assert edges.row_ptr.tolist() == [0] * (len(atoms) + 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_overflow_is_an_error_that_says_the_need(backend):
+    system = System.from_ase(bulk("Cu"))
+    need = neighbor_list(system, 5.0, backend=backend).num_edges
+    assert neighbor_list(system, 5.0, backend=backend, capacity=need).num_edges == need
+    with pytest.raises(NeighborOverflow, match=str(need)):
+        neighbor_list(system, 5.0, backend=backend, capacity=need - 1)
+
+
+def test_bad_input_is_named():
+    water = molecule("H2O")
+    good = System.from_ase(water)
+    with pytest.raises(ValueError, match="atom 1"):
+        pos = good.pos.clone()
+        pos[1, 2] = float("nan")
+        neighbor_list(good.replace(pos=pos), 4.0)
+    with pytest.raises(ValueError, match="positive"):
+        neighbor_list(good, -1.0)
+    with pytest.raises(ValueError, match="did you mean 'vesin'"):
+        neighbor_list(good, 4.0, backend="vesn")
+    with pytest.raises(ValueError, match="system 0"):
+        neighbor_list(good.replace(pbc=torch.tensor([[True, True, True]])), 4.0)
+
+
+def test_no_silent_cap_on_neighbors():
+    """torch-cluster's radius_graph keeps 32 neighbors by default; nothing here may."""
+    rng = np.random.default_rng(0)
+    system = System(z=torch.ones(200, dtype=torch.long), pos=torch.tensor(rng.uniform(0, 8, (200, 3))))
+    edges = neighbor_list(system, 5.0)
+    distance = torch.cdist(system.pos, system.pos)
+    assert edges.num_edges == int((distance < 5.0).sum()) - 200 > 200 * 32

@@ -1,0 +1,29 @@
+"""torchmdnet2: neural-network potentials, trained from YAML, run at the speed of the hardware from ASE and OpenMM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["Evaluator", "Potential", "System", "__version__", "load"]
+
+if TYPE_CHECKING:
+    from .checkpoint import load
+    from .evaluator import Evaluator
+    from .potential import Potential
+    from .system import System
+
+_HOME = {"load": "checkpoint", "Evaluator": "evaluator", "Potential": "potential", "System": "system"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used (PEP 562)."""
+    if name in _HOME:
+        from importlib import import_module
+
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

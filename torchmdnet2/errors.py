@@ -1,0 +1,39 @@
+"""The errors that torchmdnet2 raises on bad input. Each message names the thing and the remedy."""
+
+__all__ = ["BadCheckpoint", "BadConfig", "BadData", "MissingBackend", "NeighborOverflow", "UnknownElement"]
+
+
+class NeighborOverflow(RuntimeError):
+    """A neighbor list needed more room than its capacity; the list is not usable.
+
+    Attributes:
+        needed: number of directed edges that the search found.
+        capacity: number of directed edges that there was room for.
+    """
+
+    def __init__(self, needed: int, capacity: int):
+        self.needed, self.capacity = int(needed), int(capacity)
+        super().__init__(
+            f"the neighbor list needs {needed} directed edges and has room for {capacity}; "
+            f"pass capacity={needed} or more, or leave capacity=None to let it grow"
+        )
+
+
+class UnknownElement(ValueError):
+    """An atom's element is outside the set that the model was trained on."""
+
+
+class BadCheckpoint(ValueError):
+    """A model file is damaged, of an unknown format, or not a model file."""
+
+
+class BadConfig(ValueError):
+    """A configuration is invalid: an unknown key, a wrong type, a value out of range."""
+
+
+class BadData(ValueError):
+    """A data file, label or structure cannot be used as it is."""
+
+
+class MissingBackend(ImportError):
+    """An optional package is needed and not installed."""

@@ -1,0 +1,70 @@
+"""Neighbor search: which atoms, and which of their periodic images, lie within a cutoff of each other.
+
+`reference.py` is the specification (all images, O(N²)); the other backends must give the same list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ..errors import MissingBackend, NeighborOverflow
+from ..registry import did_you_mean
+from ..system import System
+from .cpu import neighbor_list_vesin
+from .reference import neighbor_list_reference
+from .result import NeighborList
+
+__all__ = ["BACKENDS", "NeighborList", "neighbor_list"]
+
+BACKENDS: dict[str, Callable[..., NeighborList]] = {
+    "reference": neighbor_list_reference,
+    "vesin": neighbor_list_vesin,
+}
+"""name -> function(system, cutoff, half=False) -> NeighborList."""
+
+
+def neighbor_list(
+    system: System, cutoff: float, backend: str = "auto", capacity: int | None = None, half: bool = False
+) -> NeighborList:
+    """All pairs closer than the cutoff, for any cell and any periodicity, each structure of the batch on its own.
+
+    Args:
+        system: N atoms in B structures; atoms may lie outside their cell.
+        cutoff: Å, positive; a pair is listed when its distance is below the cutoff.
+        backend: "auto" takes the fastest one that is installed for the system's device; "reference", "vesin".
+        capacity: room for this many directed edges; None grows as needed.
+        half: list each unordered pair once (receiver < sender) instead of twice.
+
+    Returns:
+        NeighborList, sorted by receiver, sender, shift; its vectors and distances are differentiable.
+
+    Raises:
+        ValueError: the cutoff is not a positive number, the backend is unknown, or the system is not valid
+            (a position that is not finite, a periodic direction without lattice vector).
+        NeighborOverflow: more edges than `capacity`.
+        MissingBackend: the backend's package is not installed.
+    """
+    if not (isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0):
+        raise ValueError(f"the cutoff must be a positive number of Å, got {cutoff!r}")
+    if backend == "auto":
+        backend = _default_backend()
+    if backend not in BACKENDS:
+        hint = did_you_mean(backend, BACKENDS)
+        raise ValueError(f"unknown neighbor backend '{backend}'{hint} Known: auto, {', '.join(BACKENDS)}")
+    system.validate()
+    try:
+        result = BACKENDS[backend](system, float(cutoff), half=half)
+    except ModuleNotFoundError as error:
+        raise MissingBackend(
+            f"the neighbor backend '{backend}' needs the package '{error.name}': pip install {error.name}"
+        ) from error
+    if capacity is not None and result.num_edges > capacity:
+        raise NeighborOverflow(result.num_edges, capacity)
+    return result
+
+
+def _default_backend() -> str:
+    from importlib.util import find_spec
+
+    return "vesin" if find_spec("vesin") else "reference"

@@ -1,0 +1,95 @@
+"""NeighborList: the one result type of every neighbor search.
+
+Shapes: N atoms, E directed edges of all structures in the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..system import System
+
+__all__ = ["NeighborList", "safe_norm", "sort_edges"]
+
+
+@dataclass(eq=False)
+class NeighborList:
+    """Directed edges within a cutoff, as compressed sparse rows (CSR) by receiver.
+
+    Edge e joins receiver i = edge_index[0, e] to sender j = edge_index[1, e] in the periodic image
+    shift[e]: r = pos[j] + shift·cell − pos[i]. Every directed edge is listed (unless `half`), no atom is its own
+    neighbor except through a periodic image, and edges are sorted by i, then j, then shift.
+
+    Attributes:
+        edge_index: [2, E] integers (receiver, sender).
+        shift: [E, 3] integer cell shifts.
+        row_ptr: [N + 1] integers; the edges of receiver i are row_ptr[i] … row_ptr[i+1] − 1.
+        cutoff: Å.
+        half: each unordered pair is listed once instead of twice.
+    """
+
+    edge_index: Tensor
+    shift: Tensor
+    row_ptr: Tensor
+    cutoff: float
+    half: bool = False
+
+    @property
+    def num_edges(self) -> int:
+        """E, directed edges."""
+        return self.edge_index.shape[1]
+
+    def vectors(self, system: System) -> Tensor:
+        """Edge vectors pos[j] + shift·cell − pos[i] in Å, [E, 3], differentiable in positions and cell."""
+        receiver, sender = self.edge_index
+        vectors = system.pos.index_select(0, sender) - system.pos.index_select(0, receiver)
+        if not bool(system.pbc.any()):
+            return vectors
+        cell = system.cell[0] if system.num_systems == 1 else system.cell[system.batch[receiver]]
+        shift = self.shift.to(system.dtype)
+        return vectors + (shift @ cell if cell.ndim == 2 else torch.einsum("ei,eij->ej", shift, cell))
+
+    def distances(self, system: System) -> Tensor:
+        """Edge lengths in Å, [E], differentiable; the gradient of a zero distance is zero."""
+        return safe_norm(self.vectors(system))
+
+
+def safe_norm(vectors: Tensor) -> Tensor:
+    """Euclidean norm along the last axis whose gradient at the zero vector is zero instead of NaN."""
+    square = (vectors * vectors).sum(-1)
+    zero = square == 0
+    return torch.where(zero, torch.zeros_like(square), torch.where(zero, torch.ones_like(square), square).sqrt())
+
+
+def sort_edges(
+    receiver: Tensor, sender: Tensor, shift: Tensor, num_atoms: int, cutoff: float, half: bool = False
+) -> NeighborList:
+    """Sort edges by receiver, sender, shift and compress the rows.
+
+    Args:
+        receiver, sender: [E] integers.
+        shift: [E, 3] integers.
+        num_atoms: N.
+        cutoff: Å.
+        half: keep each unordered pair once: i < j, or i = j with the first non-zero shift positive.
+    """
+    receiver, sender, shift = receiver.long(), sender.long(), shift.long()
+    if half:
+        s0, s1, s2 = shift.unbind(1)
+        upper = (s0 > 0) | ((s0 == 0) & ((s1 > 0) | ((s1 == 0) & (s2 > 0))))
+        keep = (receiver < sender) | ((receiver == sender) & upper)
+        receiver, sender, shift = receiver[keep], sender[keep], shift[keep]
+    if shift.numel():
+        low = shift.amin(0)
+        span = shift.amax(0) - low + 1
+        s = shift - low
+        # pair and shift keys separately: together they can pass 2^63 for stray atoms of a large system
+        order = torch.argsort((s[:, 0] * span[1] + s[:, 1]) * span[2] + s[:, 2], stable=True)
+        order = order[torch.argsort((receiver * num_atoms + sender)[order], stable=True)]
+        receiver, sender, shift = receiver[order], sender[order], shift[order]
+    row_ptr = torch.zeros(num_atoms + 1, dtype=torch.long, device=receiver.device)
+    row_ptr[1:] = torch.bincount(receiver, minlength=num_atoms).cumsum(0)
+    return NeighborList(torch.stack([receiver, sender]), shift, row_ptr, float(cutoff), half)

@@ -1,0 +1,78 @@
+"""Names in configuration files and the classes behind them.
+
+One dictionary per kind and a decorator. Other packages add theirs through the entry-point group
+`torchmdnet2.plugins`: each entry point names a module, which registers its classes when it is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from importlib.metadata import entry_points
+from typing import Generic, TypeVar
+
+__all__ = ["HEADS", "PRIORS", "REPRESENTATIONS", "Registry", "did_you_mean", "load_plugins"]
+
+T = TypeVar("T")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
+    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f", did you mean '{match[0]}'?" if match else ""
+
+
+class Registry(Generic[T]):
+    """A dictionary name -> class of one kind, with an error that helps."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._classes: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Class decorator: make the class known under `name`.
+
+        Raises:
+            ValueError: another class has this name.
+        """
+
+        def decorate(cls: type[T]) -> type[T]:
+            known = self._classes.get(name)
+            if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(f"{self.kind} '{name}' is already registered by {known.__module__}")
+            self._classes[name] = cls
+            cls.registered_name = name  # type: ignore[attr-defined]
+            return cls
+
+        return decorate
+
+    def __getitem__(self, name: str) -> type[T]:
+        if name not in self._classes:
+            load_plugins()
+        try:
+            return self._classes[name]
+        except KeyError:
+            hint = did_you_mean(name, self._classes)
+            raise KeyError(f"unknown {self.kind} '{name}'{hint} Known: {', '.join(sorted(self._classes))}") from None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._classes
+
+    def __iter__(self):
+        return iter(sorted(self._classes))
+
+
+REPRESENTATIONS: Registry = Registry("model")
+HEADS: Registry = Registry("head")
+PRIORS: Registry = Registry("prior")
+
+_plugins_loaded = False
+
+
+def load_plugins() -> None:
+    """Import the modules of the entry-point group `torchmdnet2.plugins`, once."""
+    global _plugins_loaded
+    if not _plugins_loaded:
+        _plugins_loaded = True
+        for entry in entry_points(group="torchmdnet2.plugins"):
+            entry.load()

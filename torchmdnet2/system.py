@@ -1,0 +1,268 @@
+"""System: one or several atomic structures in one batch.
+
+Shapes: N atoms of all structures together, B structures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["System"]
+
+
+@dataclass(eq=False)
+class System:
+    """A batch of structures, possibly periodic, each with its own cell, charge and spin.
+
+    Only `z` and `pos` are needed: the rest defaults to one neutral molecule in vacuum.
+
+    Args:
+        z: atomic numbers, [N] integers.
+        pos: positions in Å, [N, 3]; atoms may lie anywhere, also outside the cell.
+        batch: index of the structure that each atom belongs to, [N] integers in 0…B−1 (default: all 0).
+        cell: lattice vectors in Å as rows, [B, 3, 3] or [3, 3]; zeros where not periodic (default: zeros).
+        pbc: periodic along each lattice vector, [B, 3] or [3] booleans
+            (default: along the non-zero lattice vectors).
+        charge: total charge in e, [B] or a number (default: 0).
+        spin: spin multiplicity 2S+1, [B] or a number (default: 0, meaning not given).
+
+    Raises:
+        ValueError: shapes do not fit together. Values are checked by `validate()`.
+    """
+
+    z: Tensor
+    pos: Tensor
+    batch: Tensor = None  # type: ignore[assignment]
+    cell: Tensor = None  # type: ignore[assignment]
+    pbc: Tensor = None  # type: ignore[assignment]
+    charge: Tensor = None  # type: ignore[assignment]
+    spin: Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        pos = torch.as_tensor(self.pos)
+        if not pos.is_floating_point():
+            pos = pos.to(torch.get_default_dtype())
+        device, dtype = pos.device, pos.dtype
+        z = torch.as_tensor(self.z, device=device)
+        if z.is_floating_point() or z.is_complex() or z.dtype == torch.bool:
+            raise ValueError(f"z must be integers (atomic numbers), got {z.dtype}")
+        if z.ndim != 1 or pos.shape != (z.shape[0], 3):
+            raise ValueError(f"z must be [N] and pos [N, 3], got {tuple(z.shape)} and {tuple(pos.shape)}")
+        self.z, self.pos = z.long(), pos
+
+        num = self._count_systems(device)
+        if self.batch is None:
+            self.batch = torch.zeros_like(self.z)
+        else:
+            self.batch = torch.as_tensor(self.batch, device=device).long()
+        if self.batch.shape != self.z.shape:
+            raise ValueError(f"batch must be [N] = {tuple(self.z.shape)}, got {tuple(self.batch.shape)}")
+
+        given_cell = self.cell is not None
+        cell = torch.as_tensor(self.cell, device=device).to(dtype) if given_cell else pos.new_zeros(num, 3, 3)
+        if cell.shape == (3, 3):
+            cell = cell.expand(num, 3, 3)
+        if self.pbc is None:
+            pbc = (cell != 0).any(-1) if given_cell else torch.zeros(num, 3, dtype=torch.bool, device=device)
+        else:
+            pbc = torch.as_tensor(self.pbc, device=device).bool()
+            pbc = pbc.expand(num, 3) if pbc.ndim <= 1 else pbc
+        self.cell, self.pbc = cell, pbc
+        self.charge = _per_system(self.charge, num, dtype, device, "charge")
+        self.spin = _per_system(self.spin, num, torch.long, device, "spin")
+        for name, shape in (("cell", (num, 3, 3)), ("pbc", (num, 3))):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
+
+    def _count_systems(self, device: torch.device) -> int:
+        """B, without looking at the batch where another argument tells it (that would stall a GPU)."""
+        if self.batch is None:
+            return 1
+        sized: list[tuple[Any, int]] = [(self.cell, 3), (self.pbc, 2), (self.charge, 1), (self.spin, 1)]
+        for value, ndim in sized:
+            if value is not None and torch.as_tensor(value).ndim == ndim:
+                return len(value)
+        batch = torch.as_tensor(self.batch)
+        return int(batch.max()) + 1 if batch.numel() else 0
+
+    # --- sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_atoms(self) -> int:
+        """N, atoms of all structures together."""
+        return self.z.shape[0]
+
+    @property
+    def num_systems(self) -> int:
+        """B, structures in the batch."""
+        return self.cell.shape[0]
+
+    @property
+    def volume(self) -> Tensor:
+        """Cell volumes in Å³, [B]; 0 where a lattice vector is zero."""
+        return torch.linalg.det(self.cell).abs()
+
+    @property
+    def device(self) -> torch.device:
+        return self.pos.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.pos.dtype
+
+    # --- conversions ---------------------------------------------------------------------------------------------
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> System:
+        """The same structures on another device or in another floating-point type (tensors shared where possible)."""
+        moved = {f.name: getattr(self, f.name).to(device) for f in fields(self)}
+        if dtype is not None:
+            for name in ("pos", "cell", "charge"):
+                moved[name] = moved[name].to(dtype)
+        return System(**moved)
+
+    def replace(self, **changes: Any) -> System:
+        """A copy with some fields replaced; the others are shared."""
+        return replace(self, **changes)
+
+    @classmethod
+    def from_ase(
+        cls,
+        atoms: Atoms | Sequence[Atoms],
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> System:
+        """Structures from ASE; charge and spin are read from `atoms.info["charge"]` and `["spin"]`, else 0.
+
+        Args:
+            atoms: one ase.Atoms or a sequence of them; they are not changed.
+            dtype: floating-point type of positions and cells.
+            device: where the tensors go.
+
+        Raises:
+            ValueError: a charge or spin in `info` is not a whole number.
+        """
+        import numpy as np
+
+        frames = [atoms] if hasattr(atoms, "get_positions") else list(atoms)  # type: ignore[arg-type]
+        sizes = [len(a) for a in frames]
+        pos = np.concatenate([a.get_positions() for a in frames]) if frames else np.zeros((0, 3))
+        z = np.concatenate([a.get_atomic_numbers() for a in frames]) if frames else np.zeros(0, dtype=int)
+        cell = np.array([a.get_cell().array for a in frames]).reshape(-1, 3, 3)
+        pbc = np.array([a.get_pbc() for a in frames]).reshape(-1, 3)
+        whole = {key: [_whole_number(a.info.get(key, 0), key) for a in frames] for key in ("charge", "spin")}
+        return cls(
+            z=torch.as_tensor(z, dtype=torch.long, device=device),
+            pos=torch.as_tensor(pos, dtype=dtype, device=device),
+            batch=torch.repeat_interleave(torch.arange(len(frames)), torch.tensor(sizes, dtype=torch.long)).to(device),
+            cell=torch.as_tensor(cell, dtype=dtype, device=device),
+            pbc=torch.as_tensor(pbc, device=device),
+            charge=torch.tensor(whole["charge"], dtype=dtype, device=device),
+            spin=torch.tensor(whole["spin"], dtype=torch.long, device=device),
+        )
+
+    def to_ase(self) -> list[Atoms]:
+        """One ase.Atoms per structure, charge and spin in `info` where they are not 0."""
+        from ase import Atoms
+
+        frames = []
+        for b in range(self.num_systems):
+            mask = self.batch == b
+            info = {
+                key: int(value)
+                for key, value in (("charge", self.charge[b]), ("spin", self.spin[b]))
+                if float(value) != 0
+            }
+            frames.append(
+                Atoms(
+                    numbers=self.z[mask].cpu().numpy(),
+                    positions=self.pos[mask].detach().cpu().double().numpy(),
+                    cell=self.cell[b].detach().cpu().double().numpy(),
+                    pbc=self.pbc[b].cpu().numpy(),
+                    info=info,
+                )
+            )
+        return frames
+
+    @classmethod
+    def concatenate(cls, systems: Sequence[System]) -> System:
+        """One batch that holds the structures of several, in order.
+
+        Raises:
+            ValueError: no system is given.
+        """
+        if not systems:
+            raise ValueError("System.concatenate needs at least one system")
+        joined = {f.name: torch.cat([getattr(s, f.name) for s in systems]) for f in fields(cls) if f.name != "batch"}
+        batches, first = [], 0
+        for s in systems:
+            batches.append(s.batch + first)
+            first += s.num_systems
+        return cls(batch=torch.cat(batches), **joined)
+
+    # --- checks --------------------------------------------------------------------------------------------------
+
+    def validate(self) -> System:
+        """Check the values: finite numbers, batch indices in range, usable cells. Waits for the device.
+
+        Returns:
+            self.
+
+        Raises:
+            ValueError: names the first atom or structure at fault.
+        """
+        _first(~torch.isfinite(self.pos).all(1), "atom {}: its position is not finite (NaN or infinite)")
+        _first(~torch.isfinite(self.cell).all(2).all(1), "system {}: its cell is not finite (NaN or infinite)")
+        _first(~torch.isfinite(self.charge), "system {}: its charge is not finite (NaN or infinite)")
+        _first((self.batch < 0) | (self.batch >= self.num_systems), "atom {}: its batch index is out of range")
+        zero = (self.cell == 0).all(2) & self.pbc
+        _first(zero.any(1), "system {}: periodic along a lattice vector that is zero; give the cell or set pbc=False")
+        flat = self._periodic_volume() < 1e-6
+        _first(flat & ~zero.any(1), "system {}: its periodic lattice vectors are linearly dependent")
+        return self
+
+    def _periodic_volume(self) -> Tensor:
+        """Volume of the unit parallelepiped of the periodic directions, [B]; 1 for orthogonal vectors."""
+        unit = self.cell / self.cell.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        gram = unit @ unit.transpose(1, 2)
+        both = self.pbc[:, :, None] & self.pbc[:, None, :]
+        eye = torch.eye(3, dtype=self.dtype, device=self.device).expand_as(gram)
+        return torch.linalg.det(torch.where(both, gram, eye)).clamp(min=0).sqrt()
+
+
+def _per_system(value: Any, num: int, dtype: torch.dtype, device: torch.device, name: str) -> Tensor:
+    if value is None:
+        return torch.zeros(num, dtype=dtype, device=device)
+    value = torch.as_tensor(value, device=device)
+    if dtype == torch.long and value.is_floating_point():
+        if not bool((value == value.round()).all()):
+            raise ValueError(f"{name} must be whole numbers")
+    value = value.to(dtype)
+    if value.ndim == 0:
+        value = value.expand(num)
+    if value.shape != (num,):
+        raise ValueError(f"{name} must have one value per system, shape ({num},), got {tuple(value.shape)}")
+    return value
+
+
+def _whole_number(value: Any, name: str) -> int:
+    try:
+        whole = int(value)
+        exact = whole == float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+    if not exact:
+        raise ValueError(f"{name} must be a whole number, got {value!r}")
+    return whole
+
+
+def _first(bad: Tensor, message: str) -> None:
+    if bool(bad.any()):
+        raise ValueError(message.format(int(bad.nonzero()[0, 0])))
