@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
+    """ ", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean '{match[0]}'?" if match else ""
 

@@ -1,0 +1,150 @@
+"""Model files (.tmn): a safetensors file whose header carries the configuration, metadata and a checksum.
+
+Header metadata, all strings: `format` = "torchmdnet2", `format_version`, `config` and `metadata` (JSON), `sha256`
+(of the whole file with these 64 digits replaced by zeros). Reading one executes nothing: numbers and JSON only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import BadCheckpoint
+from .files import atomic_write
+from .potential import Potential
+
+__all__ = ["FORMAT_VERSION", "load", "read_header", "save"]
+
+FORMAT_VERSION = 1
+_ZEROS = b"0" * 64
+_HASH = re.compile(rb'"sha256":"([0-9a-f]{64})"')
+
+
+def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, Any] | None = None) -> None:
+    """Write a potential to a model file, atomically.
+
+    Args:
+        potential: must have been built by `Potential.from_config` (its config is stored).
+        path: usually ending in .tmn.
+        metadata: JSON-able facts for people: data, errors, licence, …; default: `potential.metadata`.
+
+    Raises:
+        ValueError: the potential has no config, or a weight is not finite.
+    """
+    from safetensors.torch import save as to_safetensors
+
+    if "model" not in potential.config:
+        raise ValueError("only a potential built by Potential.from_config can be saved: its config is stored")
+    tensors = {name: value.detach().cpu().contiguous() for name, value in potential.state_dict().items()}
+    for name, value in tensors.items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ValueError(f"'{name}' holds values that are not finite; the model is not saved")
+    header = {
+        "format": "torchmdnet2",
+        "format_version": str(FORMAT_VERSION),
+        "config": json.dumps(potential.config, sort_keys=True),
+        "metadata": json.dumps(dict(potential.metadata if metadata is None else metadata), sort_keys=True),
+        "sha256": _ZEROS.decode(),
+    }
+    blob = to_safetensors(tensors, metadata=header)
+    found = list(_HASH.finditer(blob, 0, 8 + int.from_bytes(blob[:8], "little")))
+    if len(found) != 1:
+        raise ValueError("config and metadata must not contain a key named sha256")
+    start = found[0].start(1)
+    digest = hashlib.sha256(blob).hexdigest().encode()
+    atomic_write(path, blob[:start] + digest + blob[start + 64 :])
+
+
+def load(path: str | os.PathLike, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Potential:
+    """Read a potential from a model file, in evaluation mode.
+
+    Args:
+        path: a .tmn file.
+        device: where the weights go.
+        dtype: floating-point type of the network; None keeps the stored one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
+    """
+    from safetensors.torch import load as from_safetensors
+
+    blob = _read(path)
+    header = _verified_header(blob, path)
+    try:
+        potential = Potential.from_config(header["config"])
+        state = from_safetensors(blob)
+        dtypes = {v.dtype for k, v in state.items() if k.startswith("representation.") and v.is_floating_point()}
+        if torch.float64 in dtypes and _stored_dtype(state) == torch.float64:
+            potential = potential.double()
+        potential.load_state_dict(state, strict=True)
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise BadCheckpoint(f"{path}: the model cannot be built from its configuration: {error}") from error
+    potential.metadata = header["metadata"]
+    return potential.to(device=device, dtype=dtype).eval()
+
+
+def read_header(path: str | os.PathLike) -> dict[str, Any]:
+    """Configuration, metadata, format_version and sha256 of a model file, checked.
+
+    Raises:
+        FileNotFoundError, BadCheckpoint: as `load`.
+    """
+    return _verified_header(_read(path), path)
+
+
+def _stored_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """Type of the trainable weights: the one that most numbers of the representation have."""
+    count: dict[torch.dtype, int] = {}
+    for name, value in state.items():
+        if name.startswith("representation.") and value.is_floating_point():
+            count[value.dtype] = count.get(value.dtype, 0) + value.numel()
+    return max(count, key=lambda dtype: count[dtype]) if count else torch.float32
+
+
+def _read(path: str | os.PathLike) -> bytes:
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such model file")
+    return Path(path).read_bytes()
+
+
+def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
+    size = int.from_bytes(blob[:8], "little")
+    if len(blob) < 10 or size > min(len(blob) - 8, 100_000_000) or blob[8:9] != b"{":
+        raise BadCheckpoint(f"{path}: not a torchmdnet2 model file, or cut short")
+    found = list(_HASH.finditer(blob, 8, 8 + size))
+    if len(found) != 1:
+        raise BadCheckpoint(f"{path}: no checksum in the header: damaged, or not a torchmdnet2 model file")
+    start = found[0].start(1)
+    whole = hashlib.sha256(memoryview(blob)[:start])
+    whole.update(_ZEROS)
+    whole.update(memoryview(blob)[start + 64 :])
+    if whole.hexdigest().encode() != found[0][1]:
+        raise BadCheckpoint(f"{path}: the checksum does not match: the file is damaged; get a fresh copy")
+    try:
+        header = json.loads(blob[8 : 8 + size])["__metadata__"]
+        if header["format"] != "torchmdnet2":
+            raise BadCheckpoint(f"{path}: format '{header['format']}' is not a torchmdnet2 model")
+        version = int(header["format_version"])
+        if version != FORMAT_VERSION:
+            raise BadCheckpoint(
+                f"{path}: format version {version}; this torchmdnet2 reads version {FORMAT_VERSION}: "
+                + ("upgrade torchmdnet2" if version > FORMAT_VERSION else "the file is not valid")
+            )
+        return {
+            "config": json.loads(header["config"]),
+            "metadata": json.loads(header["metadata"]),
+            "format_version": version,
+            "sha256": header["sha256"],
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, BadCheckpoint):
+            raise
+        raise BadCheckpoint(f"{path}: the header cannot be read: {error}") from error

@@ -1,0 +1,146 @@
+"""What a model is made of: a representation that turns a structure into per-atom features, and a head that reads them.
+
+Shapes: N atoms, E directed edges, B structures, F features.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..neighbors import NeighborList
+from ..neighbors.result import safe_norm
+from ..system import System
+
+__all__ = ["Features", "Float64Buffers", "Graph", "Head", "Representation", "sum_over_systems"]
+
+
+@dataclass(eq=False)
+class Graph:
+    """A structure with its edges, as a representation sees it.
+
+    Edge vectors are formed in the precision of the positions and then rounded to the model's.
+
+    Attributes:
+        z: [N] atomic numbers.
+        batch: [N] structure of each atom.
+        num_systems: B.
+        charge: [B] total charges in e.
+        receiver, sender: [E].
+        vectors: [E, 3] pos[sender] + shift·cell − pos[receiver] in Å.
+        distances: [E] in Å.
+    """
+
+    z: Tensor
+    batch: Tensor
+    num_systems: int
+    charge: Tensor
+    receiver: Tensor
+    sender: Tensor
+    vectors: Tensor
+    distances: Tensor
+
+    @classmethod
+    def build(cls, system: System, neighbors: NeighborList, dtype: torch.dtype) -> Graph:
+        """The graph of a system in the model's floating-point type."""
+        vectors = neighbors.vectors(system).to(dtype)
+        receiver, sender = neighbors.edge_index
+        return cls(
+            z=system.z,
+            batch=system.batch,
+            num_systems=system.num_systems,
+            charge=system.charge.to(dtype),
+            receiver=receiver,
+            sender=sender,
+            vectors=vectors,
+            distances=safe_norm(vectors),
+        )
+
+    @classmethod
+    def isolated(cls, z: Tensor, dtype: torch.dtype) -> Graph:
+        """One neutral structure per atom, without edges."""
+        num = z.shape[0]
+        none = torch.zeros(0, dtype=torch.long, device=z.device)
+        return cls(
+            z=z,
+            batch=torch.arange(num, device=z.device),
+            num_systems=num,
+            charge=torch.zeros(num, dtype=dtype, device=z.device),
+            receiver=none,
+            sender=none,
+            vectors=torch.zeros(0, 3, dtype=dtype, device=z.device),
+            distances=torch.zeros(0, dtype=dtype, device=z.device),
+        )
+
+    @property
+    def num_atoms(self) -> int:
+        return self.z.shape[0]
+
+
+@dataclass(eq=False)
+class Features:
+    """What a representation returns.
+
+    Attributes:
+        x: [N, F] scalar features.
+        v: [N, 3, F] vector features, None where the model has none.
+        charges: [N, stages × q_dim] latent charges, None where the model has none.
+    """
+
+    x: Tensor
+    v: Tensor | None = None
+    charges: Tensor | None = None
+
+
+class Representation(nn.Module, ABC):
+    """Structure → per-atom features. Registered in `torchmdnet2.registry.REPRESENTATIONS`.
+
+    Attributes:
+        cutoff: Å; the neighbor list is made with it.
+        hidden_channels: F.
+        max_z: atomic numbers 0 … max_z − 1 can be represented.
+    """
+
+    cutoff: float
+    hidden_channels: int
+    max_z: int
+
+    @abstractmethod
+    def forward(self, graph: Graph) -> Features:
+        """Per-atom features; must not depend on the order of edges."""
+
+
+class Head(nn.Module, ABC):
+    """Per-atom features → per-atom energies. Registered in `torchmdnet2.registry.HEADS`."""
+
+    @abstractmethod
+    def forward(self, features: Features, graph: Graph) -> Tensor:
+        """[N] atomic energies in the model's unit (scaled to eV by the Potential)."""
+
+
+class Float64Buffers(nn.Module):
+    """A module whose own floating-point buffers stay float64 when the model is cast.
+
+    Constants (reference energies, centres of radial functions) are cast where they are used, so that
+    `model.float().double()` is still exact.
+    """
+
+    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def, override]
+        exact = {name: b for name, b in self._buffers.items() if b is not None and b.dtype == torch.float64}
+        super()._apply(fn, recurse)
+        for name, buffer in exact.items():
+            moved = self._buffers[name]
+            assert moved is not None
+            if moved.dtype != torch.float64:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+
+def sum_over_systems(values: Tensor, batch: Tensor, num_systems: int) -> Tensor:
+    """Sum per-atom values [N, …] in float64 over each structure: [B, …]."""
+    values = values.double()
+    total = torch.zeros(num_systems, *values.shape[1:], dtype=torch.float64, device=values.device)
+    return total.index_add(0, batch, values)

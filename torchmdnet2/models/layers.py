@@ -1,0 +1,93 @@
+"""Small layers that the models share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..registry import did_you_mean
+
+__all__ = ["ACTIVATIONS", "MLP", "activation"]
+
+
+class ShiftedSoftplus(nn.Module):
+    """ln(½ eˣ + ½) = softplus(x) − ln 2 (SchNet, Schütt et al. 2018)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.softplus(x) - math.log(2.0)
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "silu": nn.SiLU,
+    "swish": nn.SiLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "ssp": ShiftedSoftplus,
+    "mish": nn.Mish,
+}
+
+
+def activation(name: str) -> nn.Module:
+    """The activation function of this name.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name not in ACTIVATIONS:
+        hint = did_you_mean(name, ACTIVATIONS)
+        raise ValueError(f"unknown activation '{name}'{hint} Known: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]()
+
+
+class MLP(nn.Module):
+    """Linear, activation, n × (Linear, activation), Linear.
+
+    Args:
+        in_channels, hidden_channels, out_channels: widths.
+        activation_name: a key of ACTIVATIONS.
+        num_hidden_layers: n.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        hidden_channels: int,
+        out_channels: int,
+        activation_name: str,
+        num_hidden_layers: int = 0,
+    ):
+        super().__init__()
+        widths = [in_channels, *[hidden_channels] * (num_hidden_layers + 1)]
+        layers: list[nn.Module] = []
+        for a, b in itertools.pairwise(widths):
+            layers += [nn.Linear(a, b), activation(activation_name)]
+        self.layers = nn.Sequential(*layers, nn.Linear(hidden_channels, out_channels))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                nn.init.xavier_uniform_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, in] → […, out]."""
+        return self.layers(x)
+
+
+def reset(module: nn.Module) -> None:
+    """Draw the parameters of all sub-modules anew."""
+    for child in module.modules():
+        if child is not module and isinstance(child, nn.Linear | nn.Embedding | nn.LayerNorm):
+            child.reset_parameters()
+
+
+def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator, 0 where the denominator is 0, with finite gradients."""
+    zero = denominator == 0
+    return torch.where(zero, torch.zeros_like(numerator), numerator / torch.where(zero, 1, denominator))

@@ -1,0 +1,40 @@
+"""Prior: a physical term that is added to the network's energy.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from ..models.base import Float64Buffers
+from ..neighbors import NeighborList
+from ..system import System
+
+__all__ = ["Prior"]
+
+
+class Prior(Float64Buffers, ABC):
+    """One physical term. Registered in `torchmdnet2.registry.PRIORS`.
+
+    Forces and stress follow from the energy: a prior has only to be differentiable in `system.pos` and
+    `system.cell` (through `neighbors.vectors(system)`).
+
+    Attributes:
+        cutoff: Å of the neighbor list that `forward` is given; None when it needs none.
+    """
+
+    cutoff: float | None = None
+
+    @abstractmethod
+    def forward(self, system: System, neighbors: NeighborList | None) -> Tensor:
+        """
+        Args:
+            system: N atoms in B structures.
+            neighbors: all pairs within `cutoff`; None when `cutoff` is None.
+
+        Returns:
+            [N] energies of the atoms in eV, their sum being the energy of the term.
+        """
