@@ -66,6 +66,9 @@ class Potential(nn.Module):
         config: what `from_config` would need to build this potential, kept in the checkpoint.
     """
 
+    _known: Tensor
+    priors: Iterable[Prior]
+
     def __init__(
         self,
         representation: Representation,
@@ -80,7 +83,7 @@ class Potential(nn.Module):
         super().__init__()
         self.representation = representation
         self.head = head
-        self.priors = nn.ModuleList(priors)
+        self.priors = nn.ModuleList(priors)  # type: ignore[assignment]
         self.energy_scale, self.energy_shift = float(energy_scale), float(energy_shift)
         self.subtract_isolated = subtract_isolated
         top = representation.max_z

@@ -151,7 +151,7 @@ class System:
         """
         import numpy as np
 
-        frames = [atoms] if hasattr(atoms, "get_positions") else list(atoms)  # type: ignore[arg-type]
+        frames: list[Any] = [atoms] if hasattr(atoms, "get_positions") else list(atoms)
         sizes = [len(a) for a in frames]
         pos = np.concatenate([a.get_positions() for a in frames]) if frames else np.zeros((0, 3))
         z = np.concatenate([a.get_atomic_numbers() for a in frames]) if frames else np.zeros(0, dtype=int)

@@ -1,11 +1,10 @@
 """Representations and heads; importing this package registers all of them."""
 
-from . import heads, tensornet
 from .base import Features, Float64Buffers, Graph, Head, Representation
 from .heads import ScalarHead
 from .tensornet import TensorNet
 
-__all__ = [
+__all__ = ["Features", "Float64Buffers", "Graph", "Head", "Representation", "ScalarHead", "TensorNet"]
     "Features",
     "Float64Buffers",
     "Graph",

@@ -46,7 +46,6 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
         shift = torch.zeros(0, 3, dtype=torch.long)
     result = sort_edges(receiver, sender, shift, system.num_atoms, cutoff, half)
     if system.device.type != "cpu":
-        result = NeighborList(
-            result.edge_index.to(system.device), result.shift.to(system.device), result.row_ptr.to(system.device), cutoff, half
-        )
+        moved = (t.to(system.device) for t in (result.edge_index, result.shift, result.row_ptr))
+        result = NeighborList(*moved, cutoff=float(cutoff), half=half)
     return result

@@ -81,7 +81,7 @@ def _search(pos: Tensor, cell: Tensor, pbc: Tensor, cutoff: float) -> tuple[Tens
     wrapped = pos - wrap @ full
     # |fractional difference| < 1 after wrapping, so an image s can be in range only if |s| < cutoff/height + 1
     heights = 1 / inverse.norm(dim=0)
-    reach = [int(math.floor(cutoff / float(h))) + 1 if p else 0 for h, p in zip(heights, pbc, strict=True)]
+    reach = [math.floor(cutoff / float(h)) + 1 if p else 0 for h, p in zip(heights, pbc, strict=True)]
     delta = wrapped[None, :] - wrapped[:, None]  # [N, N, 3], j − i
     wrap_int = wrap.round().long()
     rows, cols, shifts = [], [], []

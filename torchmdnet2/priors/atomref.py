@@ -28,6 +28,8 @@ class Atomref(Prior):
         ValueError: an atomic number is out of range.
     """
 
+    initial: Tensor
+
     def __init__(self, energies: Mapping[int | str, float] | None = None, max_z: int = 128, trainable: bool = False):
         super().__init__()
         table = torch.zeros(max_z, dtype=torch.float64)
