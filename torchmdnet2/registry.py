@@ -7,11 +7,12 @@ One dictionary per kind and a decorator. Other packages add theirs through the e
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-__all__ = ["HEADS", "PRIORS", "REPRESENTATIONS", "Registry", "did_you_mean", "load_plugins"]
+__all__ = ["HEADS", "PRIORS", "REPRESENTATIONS", "Registry", "UnknownName", "did_you_mean", "load_plugins"]
 
 T = TypeVar("T")
 
@@ -20,6 +21,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ ", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean '{match[0]}'?" if match else ""
+
+
+class UnknownName(KeyError):
+    """No class is registered under this name."""
+
+    def __str__(self) -> str:  # KeyError shows the repr of its message
+        return str(self.args[0])
 
 
 class Registry(Generic[T]):
@@ -48,17 +56,21 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> type[T]:
         if name not in self._classes:
+            load_builtin()
+        if name not in self._classes:
             load_plugins()
         try:
             return self._classes[name]
         except KeyError:
             hint = did_you_mean(name, self._classes)
-            raise KeyError(f"unknown {self.kind} '{name}'{hint} Known: {', '.join(sorted(self._classes))}") from None
+            raise UnknownName(f"unknown {self.kind} '{name}'{hint} Known: {', '.join(sorted(self._classes))}") from None
 
     def __contains__(self, name: object) -> bool:
+        load_builtin()
         return name in self._classes
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[str]:
+        load_builtin()
         return iter(sorted(self._classes))
 
 
@@ -67,6 +79,12 @@ HEADS: Registry = Registry("head")
 PRIORS: Registry = Registry("prior")
 
 _plugins_loaded = False
+
+
+def load_builtin() -> None:
+    """Register the models, heads and priors of this package."""
+    import_module("torchmdnet2.models")
+    import_module("torchmdnet2.priors")
 
 
 def load_plugins() -> None:

@@ -5,13 +5,3 @@ from .heads import ScalarHead
 from .tensornet import TensorNet
 
 __all__ = ["Features", "Float64Buffers", "Graph", "Head", "Representation", "ScalarHead", "TensorNet"]
-    "Features",
-    "Float64Buffers",
-    "Graph",
-    "Head",
-    "Representation",
-    "ScalarHead",
-    "TensorNet",
-    "heads",
-    "tensornet",
-]
