@@ -20,7 +20,7 @@ from .errors import BadCheckpoint
 from .files import atomic_write
 from .potential import Potential
 
-__all__ = ["FORMAT_VERSION", "load", "read_header", "save"]
+__all__ = ["FORMAT_VERSION", "from_bytes", "load", "read_header", "save", "to_bytes"]
 
 FORMAT_VERSION = 1
 _ZEROS = b"0" * 64
@@ -38,6 +38,11 @@ def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, A
     Raises:
         ValueError: the potential has no config, or a weight is not finite.
     """
+    atomic_write(path, to_bytes(potential, metadata))
+
+
+def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) -> bytes:
+    """The content of a model file; arguments and errors as `save`."""
     from safetensors.torch import save as to_safetensors
 
     if "model" not in potential.config:
@@ -59,7 +64,7 @@ def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, A
         raise ValueError("config and metadata must not contain a key named sha256")
     start = found[0].start(1)
     digest = hashlib.sha256(blob).hexdigest().encode()
-    atomic_write(path, blob[:start] + digest + blob[start + 64 :])
+    return blob[:start] + digest + blob[start + 64 :]
 
 
 def load(path: str | os.PathLike, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Potential:
@@ -74,19 +79,27 @@ def load(path: str | os.PathLike, device: torch.device | str = "cpu", dtype: tor
         FileNotFoundError: there is no such file.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
     """
+    return from_bytes(_read(path), device, dtype, name=path)
+
+
+def from_bytes(
+    blob: bytes,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    name: str | os.PathLike = "model in memory",
+) -> Potential:
+    """A potential from the content of a model file; `name` is what error messages call it. See `load`."""
     from safetensors.torch import load as from_safetensors
 
-    blob = _read(path)
-    header = _verified_header(blob, path)
+    header = _verified_header(blob, name)
     try:
-        potential = Potential.from_config(header["config"])
+        with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten; the caller's RNG stays
+            potential = Potential.from_config(header["config"])
         state = from_safetensors(blob)
-        dtypes = {v.dtype for k, v in state.items() if k.startswith("representation.") and v.is_floating_point()}
-        if torch.float64 in dtypes and _stored_dtype(state) == torch.float64:
-            potential = potential.double()
+        potential = potential.to(_stored_dtype(state))  # whatever torch's default type is
         potential.load_state_dict(state, strict=True)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise BadCheckpoint(f"{path}: the model cannot be built from its configuration: {error}") from error
+        raise BadCheckpoint(f"{name}: the model cannot be built from its configuration: {error}") from error
     potential.metadata = header["metadata"]
     return potential.to(device=device, dtype=dtype).eval()
 
