@@ -13,6 +13,7 @@ irreducible components X [N, 9, F]:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -35,18 +36,20 @@ def compose(x: Tensor) -> Tensor:
 
 def decompose(t: Tensor) -> Tensor:
     """Full tensors [N, 3, 3, F] → nine components [N, 9, F]."""
-    trace = (t[:, 0, 0] + t[:, 1, 1] + t[:, 2, 2]) / 3
+    # unbind once: the gradient of each t[:, i, j] would fill a whole tensor of zeros
+    t00, t01, t02, t10, t11, t12, t20, t21, t22 = t.flatten(1, 2).unbind(1)
+    trace = (t00 + t11 + t22) / 3
     return torch.stack(
         [
             trace,
-            (t[:, 0, 1] - t[:, 1, 0]) / 2,
-            (t[:, 0, 2] - t[:, 2, 0]) / 2,
-            (t[:, 1, 2] - t[:, 2, 1]) / 2,
-            t[:, 0, 0] - trace,
-            (t[:, 0, 1] + t[:, 1, 0]) / 2,
-            (t[:, 0, 2] + t[:, 2, 0]) / 2,
-            t[:, 1, 1] - trace,
-            (t[:, 1, 2] + t[:, 2, 1]) / 2,
+            (t01 - t10) / 2,
+            (t02 - t20) / 2,
+            (t12 - t21) / 2,
+            t00 - trace,
+            (t01 + t10) / 2,
+            (t02 + t20) / 2,
+            t11 - trace,
+            (t12 + t21) / 2,
         ],
         1,
     )
@@ -84,8 +87,15 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
 def _per_component(parts: Tensor) -> Tensor:
     """[N, 3, F] (I, A, S) → [N, 9, F]."""
-    i, a, s = parts.unbind(1)
-    return torch.stack([i, a, a, a, s, s, s, s, s], 1)
+    # one gather: the second derivative of torch.stack would fill nine whole tensors of zeros
+    return parts.index_select(1, _part_of_component(parts.device))
+
+
+@lru_cache
+def _part_of_component(device: torch.device) -> Tensor:
+    """The part (I, A, S) that each of the nine components belongs to, made once per device."""
+    with torch.inference_mode(False):
+        return torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 2], device=device)
 
 
 class TensorEmbedding(nn.Module):
@@ -127,26 +137,10 @@ class TensorEmbedding(nn.Module):
         z_receiver, z_sender = z @ of_receiver.T + self.emb2.bias, z @ of_sender.T
         z_pair = z_receiver[graph.receiver] + z_sender[graph.sender]
         weight = envelope[:, None] * z_pair
-        f1, f2, f3 = (p(rbf) * weight for p in (self.distance_proj1, self.distance_proj2, self.distance_proj3))
+        f = torch.stack([p(rbf) for p in (self.distance_proj1, self.distance_proj2, self.distance_proj3)], 1)
         # skew(u) is written for u from sender to receiver; our edge vectors point from receiver to sender
         u = -safe_divide(graph.vectors, graph.distances[:, None])
-        ux, uy, uz = (c[:, None] for c in u.unbind(1))
-        third = (ux * ux + uy * uy + uz * uz) / 3
-        f2 = self.skew_sign * f2
-        edges = torch.stack(
-            [
-                f1,
-                -uz * f2,
-                uy * f2,
-                -ux * f2,
-                (ux * ux - third) * f3,
-                ux * uy * f3,
-                ux * uz * f3,
-                (uy * uy - third) * f3,
-                uy * uz * f3,
-            ],
-            1,
-        )
+        edges = _per_component(f * weight[:, None]) * self.geometry(u)[:, :, None]
         x = edges.new_zeros(graph.num_atoms, 9, edges.shape[2]).index_add(0, graph.receiver, edges)
         isotropic_self = self.cutoff(rbf_self.new_zeros(1)) * self.distance_proj1(rbf_self) * (z_receiver + z_sender)
         x = x + torch.cat([isotropic_self[:, None], x.new_zeros(x.shape[0], 8, x.shape[2])], 1)
@@ -156,6 +150,26 @@ class TensorEmbedding(nn.Module):
             gate = self.act(linear(gate))
         gate = gate.unflatten(1, (3, -1))
         return scale_parts(mix_channels(x, self.linears_tensor, 0), gate)
+
+    def geometry(self, u: Tensor) -> Tensor:
+        """Components of 1, skew(u) and uuᵀ − 1/3 for unit (or zero) vectors u [E, 3]: [E, 9]."""
+        ux, uy, uz = u.unbind(1)
+        third = (ux * ux + uy * uy + uz * uz) / 3
+        skew = self.skew_sign
+        return torch.stack(
+            [
+                torch.ones_like(ux),
+                -skew * uz,
+                skew * uy,
+                -skew * ux,
+                ux * ux - third,
+                ux * uy,
+                ux * uz,
+                uy * uy - third,
+                uy * uz,
+            ],
+            1,
+        )
 
 
 class Interaction(nn.Module):
