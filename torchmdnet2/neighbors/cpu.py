@@ -46,6 +46,8 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
         shift = torch.zeros(0, 3, dtype=torch.long)
     result = sort_edges(receiver, sender, shift, system.num_atoms, cutoff, half)
     if system.device.type != "cpu":
-        moved = (t.to(system.device) for t in (result.edge_index, result.shift, result.row_ptr))
-        result = NeighborList(*moved, cutoff=float(cutoff), half=half)
+        device = system.device
+        result = NeighborList(
+            result.edge_index.to(device), result.shift.to(device), result.row_ptr.to(device), result.cutoff, half
+        )
     return result
