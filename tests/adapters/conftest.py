@@ -1,0 +1,33 @@
+"""Tiny random potentials that the adapter tests share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchmdnet2 import Potential
+from torchmdnet2.checkpoint import save
+
+CONFIG = {
+    "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0},
+    "elements": [1, 6, 8],
+}
+
+
+@pytest.fixture(scope="session")
+def potential():
+    """A random TensorNet for H, C, O in float64, evaluation mode."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        made = Potential.from_config(CONFIG)
+    made.energy_scale = 5.0  # forces of a few eV/Å
+    made.config["energy_scale"] = 5.0
+    return made.double().eval()
+
+
+@pytest.fixture(scope="session")
+def model_file(potential, tmp_path_factory):
+    """The same potential as a model file."""
+    path = tmp_path_factory.mktemp("model") / "tiny.tmn"
+    save(potential, path)
+    return path
