@@ -31,3 +31,12 @@ def model_file(potential, tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "tiny.tmn"
     save(potential, path)
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tiny tensors: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -439,7 +439,7 @@ def test_pickle_of_a_hand_built_potential_says_what_to_do(potential):
 def test_eight_threads_equal_serial(potential, shared):
     """Bar R29."""
     frames = []
-    for k in range(24):
+    for k in range(12):
         atoms = ethanol() if k % 2 else crystal()
         atoms.rattle(0.05, seed=k)
         atoms.info["charge"] = k % 3
