@@ -1,0 +1,74 @@
+"""Writing configurations: every key with its default and what it means, as YAML for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from ..registry import HEADS, PRIORS, REPRESENTATIONS
+from .config import Config
+from .schema import Section, section_of
+
+__all__ = ["config_yaml", "default_config_yaml"]
+
+_COLUMN = 44  # where the comments start
+
+
+def default_config_yaml(model: str = "tensornet") -> str:
+    """A configuration with all keys, their defaults and their meaning; only `data.train` is left to be filled in.
+
+    Args:
+        model: whose hyper-parameters are listed.
+
+    Raises:
+        KeyError: no such model.
+    """
+    lines = ["# torchmdnet2 training configuration: every key, its default and its meaning.", ""]
+    for name, field in Config.model_fields.items():
+        if name == "model":
+            lines += ["model:", *_section(section_of(REPRESENTATIONS[model]), 1, {"name": model})]
+        elif name == "head":
+            lines += ["head:", *_section(section_of(HEADS["scalar"], ["hidden_channels"]), 1, {"name": "scalar"})]
+        elif name == "priors":
+            entry = _section(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "fit"})
+            entry[0] = entry[0].replace("    name", "  - name", 1)
+            entry[1] = (
+                f"{'    energies: fit':<{_COLUMN}}# fit: least squares on the training frames; or a table {{H: -13.6, …}} in eV"
+            )
+            lines += ["priors:  # terms added to the network; [] for none", *entry]
+        else:
+            section = field.annotation
+            assert isinstance(section, type) and issubclass(section, Section)
+            lines += [f"{name}:", *_section(section, 1, {"train": "data.xyz"} if name == "data" else {})]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def config_yaml(config: Config) -> str:
+    """A configuration as YAML, all defaults filled in; reads back as the same configuration."""
+    return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def _section(section: type[BaseModel], depth: int, given: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        indent = "  " * depth
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            lines += [f"{indent}{name}:", *_section(kind, depth + 1, {})]
+            continue
+        value = given.get(name, None if field.default is PydanticUndefined else field.default)
+        text = f"{indent}{name}: {_scalar(value)}"
+        lines.append(f"{text:<{_COLUMN}}# {field.description}" if field.description else text)
+    return lines
+
+
+def _scalar(value: Any) -> str:
+    """One value as YAML on one line."""
+    if isinstance(value, float):
+        return repr(value)
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")

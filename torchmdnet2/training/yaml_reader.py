@@ -1,0 +1,69 @@
+"""Reading configuration files: plain YAML data, nothing that can execute, no key given twice.
+
+Two habits of YAML 1.1 that surprise people are left out: `1e-3` is a number here (YAML 1.1 wants `1.0e-3`), and only
+`true` and `false` are booleans (`no`, `on` and the like stay strings).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from ..errors import BadConfig
+
+__all__ = ["parse_yaml"]
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """yaml.SafeLoader that rejects duplicate keys and reads numbers and booleans as YAML 1.2 does."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 (a table that SafeLoader defines the same way)
+        first: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        first_lines: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str | int | float):
+                raise BadConfig(f"line {key_node.start_mark.line + 1}: a key must be a word, got {key!r}")
+            if key in first_lines:
+                raise BadConfig(
+                    f"line {key_node.start_mark.line + 1}: '{key}' is given twice (first in line {first_lines[key]})"
+                )
+            first_lines[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep=deep)
+
+
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"
+)
+_PlainLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^(?:[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN))$"),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str, source: str = "configuration") -> Any:
+    """Plain data (dictionaries, lists, strings, numbers, booleans, None) from YAML text.
+
+    Args:
+        text: YAML; tags that name Python objects are refused.
+        source: named in errors.
+
+    Raises:
+        BadConfig: not YAML, or a key is given twice.
+    """
+    loader = _PlainLoader(text)
+    try:
+        return loader.get_single_data()
+    except BadConfig as error:
+        raise BadConfig(f"{source}: {error}") from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        raise BadConfig(f"{source}: not valid YAML: {error}") from error
+    finally:
+        loader.dispose()
