@@ -6,16 +6,17 @@ Shapes: N atoms, E directed edges, B structures.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .errors import UnknownElement
-from .models.base import Features, Graph, Head, Representation, sum_over_systems
+from .models.base import Features, Graph, Head, PropertyHead, Representation, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
 from .priors.base import Prior
+from .priors.pairs import pair_list
 from .registry import HEADS, PRIORS, REPRESENTATIONS
 from .system import System
 
@@ -39,6 +40,7 @@ class Result:
         stress: [B, 3, 3] eV/Å³, (1/V) dE/dε, symmetric, tensile positive; None when not asked for.
         atom_energies: [N] eV, float64, priors included; their sum is the energy.
         charges: [N] partial charges in e; None where the model has none.
+        properties: what the property heads predict, by name: [B, …] of each structure or [N, …] of each atom.
     """
 
     energy: Tensor
@@ -46,6 +48,7 @@ class Result:
     stress: Tensor | None = None
     atom_energies: Tensor | None = None
     charges: Tensor | None = None
+    properties: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Potential(nn.Module):
@@ -57,12 +60,16 @@ class Potential(nn.Module):
 
     Args:
         representation: structure → per-atom features.
-        head: per-atom features → per-atom energies.
+        head: per-atom features → per-atom energies; None for a model of other properties, whose energy is that of
+            the priors.
         priors: terms that are added.
         energy_scale: eV per unit of the head.
         energy_shift: eV, added once to each structure (0 except for models trained on standardised energies).
         subtract_isolated: subtract ε_i⁰; False for models that were trained without.
         elements: atomic numbers that the model was trained on; None means all that it can represent.
+        properties: heads of further properties; the one named "charges" gives `Result.charges`.
+        atom_filter: atoms with atomic numbers up to this one take part in the messages, and have no energy and no
+            share in properties of their own; −1 keeps all.
         config: what `from_config` would need to build this potential, kept in the checkpoint.
     """
 
@@ -72,12 +79,14 @@ class Potential(nn.Module):
     def __init__(
         self,
         representation: Representation,
-        head: Head,
+        head: Head | None,
         priors: Iterable[Prior] = (),
         energy_scale: float = 1.0,
         energy_shift: float = 0.0,
         subtract_isolated: bool = True,
         elements: Iterable[int] | None = None,
+        properties: Iterable[PropertyHead] = (),
+        atom_filter: int = -1,
         config: Mapping[str, Any] | None = None,
     ):
         super().__init__()
@@ -86,6 +95,11 @@ class Potential(nn.Module):
         self.priors = nn.ModuleList(priors)  # type: ignore[assignment]
         self.energy_scale, self.energy_shift = float(energy_scale), float(energy_shift)
         self.subtract_isolated = subtract_isolated
+        properties = list(properties)
+        self.properties = nn.ModuleDict({p.property: p for p in properties})
+        if len(self.properties) < len(properties):
+            raise ValueError(f"two heads predict the same property: {', '.join(p.property for p in properties)}")
+        self.atom_filter = int(atom_filter)
         top = representation.max_z
         self.elements = sorted({int(z) for z in (range(1, top) if elements is None else elements)})
         if self.elements and not 0 < self.elements[0] <= self.elements[-1] < top:
@@ -101,9 +115,10 @@ class Potential(nn.Module):
         """Build an untrained potential from plain data.
 
         Args:
-            config: {"model": {"name": …, arguments}, "head": {"name": …, arguments}, "priors": [{"name": …,
-                arguments}, …], "energy_scale", "energy_shift", "subtract_isolated", "elements"}; all but "model"
-                may be absent.
+            config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
+                …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
+                "subtract_isolated", "elements", "atom_filter"}; all but "model" may be absent. A head that predicts
+                no energy may be given as "head" too.
 
         Raises:
             KeyError: a name is not registered.
@@ -111,17 +126,24 @@ class Potential(nn.Module):
         """
         model = dict(config["model"])
         representation = REPRESENTATIONS[model.pop("name")](**model)
-        head = {"name": "scalar", **config.get("head", {})}
-        head_class = HEADS[head.pop("name")]
-        priors = [dict(p) for p in config.get("priors", [])]
+        heads = [dict(p) for p in config.get("properties") or []]
+        if config.get("head", {}) is not None:
+            heads.insert(0, {"name": "scalar", **config.get("head", {})})
+        built = [HEADS[h.pop("name")](representation.hidden_channels, **h) for h in heads]
+        energy_heads = [head for head in built if not isinstance(head, PropertyHead)]
+        if len(energy_heads) > 1:
+            raise ValueError('a model has one energy head: "properties" takes heads of other properties only')
+        priors = [dict(p) for p in config.get("priors") or []]
         return cls(
             representation,
-            head_class(representation.hidden_channels, **head),
+            energy_heads[0] if energy_heads else None,
             [PRIORS[p.pop("name")](**p) for p in priors],
             energy_scale=config.get("energy_scale", 1.0),
             energy_shift=config.get("energy_shift", 0.0),
             subtract_isolated=config.get("subtract_isolated", True),
             elements=config.get("elements"),
+            properties=[head for head in built if isinstance(head, PropertyHead)],
+            atom_filter=config.get("atom_filter", -1),
             config=config,
         )
 
@@ -164,50 +186,93 @@ class Potential(nn.Module):
             Result; forces and stress in the floating-point type of `system.pos`.
 
         Raises:
-            ValueError: a position, cell or charge is not finite (names the atom); stress without a cell.
+            ValueError: a position, cell or charge is not finite (names the atom); stress without a cell; a spin
+                state that the model does not know.
             UnknownElement: an atom's element is not one the model was trained on.
         """
         create_graph = self.training if create_graph is None else create_graph
         system.validate()
         self.check_elements(system.z)
+        self._check_spin(system)
         with torch.inference_mode(False), torch.enable_grad():
             if neighbors is None:
                 neighbors = neighbor_list(system, self.cutoff)
             system, leaves = _with_leaves(system, forces, stress)
-            atom_energies, charges = self.atom_energies(system, neighbors)
+            atom_energies, charges, properties = self._evaluate(system, neighbors)
             energy = sum_over_systems(atom_energies, system.batch, system.num_systems) + self.energy_shift
             gradients = _gradients(energy, leaves, create_graph)
-            result = Result(energy, atom_energies=atom_energies, charges=charges)
+            result = Result(energy, atom_energies=atom_energies, charges=charges, properties=properties)
             if forces:
                 result.forces = -gradients["pos"]
             if stress:
                 gradient = gradients["strain"]
                 result.stress = (gradient + gradient.transpose(1, 2)) / (2 * system.volume.detach()[:, None, None])
         if not create_graph:
+            result.properties = {name: value.detach() for name, value in result.properties.items()}
             for name, value in vars(result).items():
-                setattr(result, name, None if value is None else value.detach())
+                if isinstance(value, Tensor):
+                    setattr(result, name, value.detach())
         return result
 
     def atom_energies(self, system: System, neighbors: NeighborList) -> tuple[Tensor, Tensor | None]:
         """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable."""
+        return self._evaluate(system, neighbors)[:2]
+
+    def _evaluate(self, system: System, neighbors: NeighborList) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
         graph = Graph.build(system, neighbors, self.dtype)
+        if self.atom_filter >= 0:
+            graph.readout = system.z > self.atom_filter
         features = self.representation(graph)
+        properties = {name: head(features, graph) for name, head in self.properties.items()}
+        charges = properties["charges"] if "charges" in properties else _partial_charges(features)
+        energies = self._network_energies(features, graph, neighbors) * self.energy_scale
+        energies = energies + self.prior_energies(system, neighbors, charges)
+        if graph.readout is not None:
+            energies = torch.where(graph.readout, energies, 0.0)
+        return energies, charges, properties
+
+    def _network_energies(self, features: Features, graph: Graph, neighbors: NeighborList) -> Tensor:
+        """ε_i − ε_i⁰ in the head's unit, [N] float64."""
+        if self.head is None:
+            return torch.zeros(graph.num_atoms, dtype=torch.float64, device=self.device)
         energies = self.head(features, graph).double()
         if self.subtract_isolated:
-            alone = torch.diff(neighbors.row_ptr) == 0
-            alone = alone & (system.charge == 0)[system.batch]
+            if self.representation.local:
+                alone = torch.diff(neighbors.row_ptr) == 0
+            else:
+                size = torch.bincount(graph.batch, minlength=graph.num_systems)
+                alone = (torch.diff(neighbors.row_ptr) == 0) & (size == 1)[graph.batch]
+            alone = alone & (graph.charge == 0)[graph.batch]
             # equal up to rounding for an atom alone: make it exact
-            energies = torch.where(alone, 0.0, energies - self.isolated_energies()[system.z])
-        total = energies * self.energy_scale
-        lists = {self.cutoff: neighbors}
+            energies = torch.where(alone, 0.0, energies - self.isolated_energies()[graph.z])
+        return energies
+
+    def prior_energies(
+        self, system: System, neighbors: NeighborList | None = None, charges: Tensor | None = None
+    ) -> Tensor:
+        """Energies of the priors alone, [N] eV float64, differentiable: the baseline of delta learning.
+
+        The total energy includes it, in training too, so that the network learns the difference of the labels from
+        the priors; a label may also be reduced by it beforehand.
+
+        Args:
+            system: N atoms.
+            neighbors: edges within `cutoff`, to reuse a list.
+            charges: [N] charges in e for priors that use the network's.
+        """
+        total = torch.zeros(system.num_atoms, dtype=torch.float64, device=self.device)
+        lists: dict[float, NeighborList] = {} if neighbors is None else {self.cutoff: neighbors}
         for prior in self.priors:
             if prior.cutoff is not None and prior.cutoff not in lists:
-                lists[prior.cutoff] = neighbor_list(system, prior.cutoff)
-            total = total + prior(system, None if prior.cutoff is None else lists[prior.cutoff])
-        return total, _partial_charges(features)
+                lists[prior.cutoff] = pair_list(system, prior.cutoff)
+            pairs = None if prior.cutoff is None else lists[prior.cutoff]
+            # plug-in priors may take two arguments
+            total = total + (prior(system, pairs, charges) if prior.uses_charges else prior(system, pairs))
+        return total
 
     def isolated_energies(self) -> Tensor:
         """ε⁰ of each element by atomic number, [max_z] float64 in the head's unit; 0 for unknown elements."""
+        assert self.head is not None
         z = torch.tensor(self.elements, dtype=torch.long, device=self.device)
         graph = Graph.isolated(z, self.dtype)
         energies = self.head(self.representation(graph), graph).double()
@@ -223,6 +288,17 @@ class Potential(nn.Module):
             name = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
             trained = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in self.elements)
             raise UnknownElement(f"atom {atom} is {name}, and this model knows only {trained}")
+
+
+    def _check_spin(self, system: System) -> None:
+        """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted."""
+        high = system.spin > 2
+        if not self.representation.reads_spin and bool(high.any()):
+            first = int(high.nonzero()[0, 0])
+            raise ValueError(
+                f"system {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
+                "spin state; leave spin at 0 to evaluate that one"
+            )
 
 
 def require_stress(system: System) -> None:
@@ -264,4 +340,5 @@ def _gradients(energy: Tensor, leaves: dict[str, Tensor], create_graph: bool) ->
 
 
 def _partial_charges(features: Features) -> Tensor | None:
-    return None if features.charges is None else features.charges[:, -1]
+    """The mean over the channels of the last stage, which sums to the total charge as each of them does."""
+    return None if features.charges is None else features.charges[:, -1].mean(-1)

@@ -15,7 +15,17 @@ from ..neighbors import NeighborList
 from ..neighbors.result import safe_norm
 from ..system import System
 
-__all__ = ["Features", "Float64Buffers", "Graph", "Head", "Representation", "sum_over_systems"]
+__all__ = [
+    "Features",
+    "Float64Buffers",
+    "Graph",
+    "Head",
+    "PropertyHead",
+    "Representation",
+    "atom_counts",
+    "pool",
+    "sum_over_systems",
+]
 
 
 @dataclass(eq=False)
@@ -32,6 +42,8 @@ class Graph:
         receiver, sender: [E].
         vectors: [E, 3] pos[sender] + shift·cell − pos[receiver] in Å.
         distances: [E] in Å.
+        system: the structure itself, for heads that read positions or pairs beyond the cutoff; None for atoms alone.
+        readout: [N] the atoms that heads count; None means all.
     """
 
     z: Tensor
@@ -42,6 +54,8 @@ class Graph:
     sender: Tensor
     vectors: Tensor
     distances: Tensor
+    system: System | None = None
+    readout: Tensor | None = None
 
     @classmethod
     def build(cls, system: System, neighbors: NeighborList, dtype: torch.dtype) -> Graph:
@@ -57,6 +71,7 @@ class Graph:
             sender=sender,
             vectors=vectors,
             distances=safe_norm(vectors),
+            system=system,
         )
 
     @classmethod
@@ -87,7 +102,8 @@ class Features:
     Attributes:
         x: [N, F] scalar features.
         v: [N, 3, F] vector features, None where the model has none.
-        charges: [N, stages × q_dim] latent charges, None where the model has none.
+        charges: [N, stages, channels] latent charges in e, None where the model has none. Over each structure,
+            every channel of every stage sums to the total charge.
     """
 
     x: Tensor
@@ -102,11 +118,15 @@ class Representation(nn.Module, ABC):
         cutoff: Å; the neighbor list is made with it.
         hidden_channels: F.
         max_z: atomic numbers 0 … max_z − 1 can be represented.
+        local: an atom without neighbors does not feel the other atoms of its structure.
+        reads_spin: the spin multiplicity changes the features.
     """
 
     cutoff: float
     hidden_channels: int
     max_z: int
+    local: bool = True
+    reads_spin: bool = False
 
     @abstractmethod
     def forward(self, graph: Graph) -> Features:
@@ -119,6 +139,20 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies in the model's unit (scaled to eV by the Potential)."""
+
+
+class PropertyHead(nn.Module, ABC):
+    """Per-atom features → a property that is not the energy. Registered in `torchmdnet2.registry.HEADS`.
+
+    Attributes:
+        property: its name, the key of `Result.properties`.
+    """
+
+    property: str
+
+    @abstractmethod
+    def forward(self, features: Features, graph: Graph) -> Tensor:
+        """The property of each structure, [B, …] float64, or of each atom, [N, …]."""
 
 
 class Float64Buffers(nn.Module):
@@ -137,6 +171,28 @@ class Float64Buffers(nn.Module):
             if moved.dtype != torch.float64:
                 self._buffers[name] = buffer.to(moved.device)
         return self
+
+
+def pool(values: Tensor, graph: Graph, reduce: str = "sum") -> Tensor:
+    """Sum or mean of per-atom values [N, …] over the atoms that are read out of each structure: [B, …] float64.
+
+    Raises:
+        ValueError: `reduce` is neither "sum" nor "mean".
+    """
+    if graph.readout is not None:
+        values = values * graph.readout.reshape(-1, *[1] * (values.ndim - 1))
+    total = sum_over_systems(values, graph.batch, graph.num_systems)
+    if reduce == "sum":
+        return total
+    if reduce != "mean":
+        raise ValueError(f"reduce must be 'sum' or 'mean', got '{reduce}'")
+    return total / atom_counts(graph).clamp(min=1).reshape(-1, *[1] * (values.ndim - 1))
+
+
+def atom_counts(graph: Graph) -> Tensor:
+    """Number of atoms of each structure that are read out, [B] float64."""
+    ones = torch.ones_like(graph.z, dtype=torch.float64) if graph.readout is None else graph.readout.double()
+    return sum_over_systems(ones, graph.batch, graph.num_systems)
 
 
 def sum_over_systems(values: Tensor, batch: Tensor, num_systems: int) -> Tensor:

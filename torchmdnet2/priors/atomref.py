@@ -41,6 +41,6 @@ class Atomref(Prior):
         # the change that training makes; small, so that float32 is enough for it
         self.change = nn.Parameter(torch.zeros(max_z)) if trainable else None
 
-    def forward(self, system: System, neighbors: NeighborList | None) -> Tensor:
+    def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         table = self.initial if self.change is None else self.initial + self.change.double()
         return table[system.z]

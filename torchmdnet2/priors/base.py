@@ -23,17 +23,21 @@ class Prior(Float64Buffers, ABC):
     `system.cell` (through `neighbors.vectors(system)`).
 
     Attributes:
-        cutoff: Å of the neighbor list that `forward` is given; None when it needs none.
+        cutoff: Å of the neighbor list that `forward` is given; None when it needs none; infinity for all pairs of
+            each structure, which must then not be periodic.
+        uses_charges: `forward` needs the charges that the network predicts.
     """
 
     cutoff: float | None = None
+    uses_charges: bool = False
 
     @abstractmethod
-    def forward(self, system: System, neighbors: NeighborList | None) -> Tensor:
+    def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         """
         Args:
             system: N atoms in B structures.
             neighbors: all pairs within `cutoff`; None when `cutoff` is None.
+            charges: [N] partial charges in e predicted by the network; None where it predicts none.
 
         Returns:
             [N] energies of the atoms in eV, their sum being the energy of the term.
