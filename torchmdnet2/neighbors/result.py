@@ -5,7 +5,8 @@ Shapes: N atoms, E directed edges of all structures in the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +42,33 @@ class NeighborList:
     def num_edges(self) -> int:
         """E, directed edges."""
         return self.edge_index.shape[1]
+
+    @classmethod
+    def concatenate(cls, lists: Sequence[NeighborList]) -> NeighborList:
+        """The list of `System.concatenate(systems)` from the lists of its parts, in the same order.
+
+        Raises:
+            ValueError: no list is given, or they differ in cutoff or in `half`.
+        """
+        if not lists:
+            raise ValueError("NeighborList.concatenate needs at least one list")
+        first = lists[0]
+        if any((n.cutoff, n.half) != (first.cutoff, first.half) for n in lists):
+            raise ValueError("neighbor lists with different cutoffs, or half and full ones, cannot be joined")
+        edges, rows, atoms, total = [], [first.row_ptr[:1]], 0, 0
+        for part in lists:
+            edges.append(part.edge_index + atoms)
+            rows.append(part.row_ptr[1:] + total)
+            atoms += part.row_ptr.shape[0] - 1
+            total += part.num_edges
+        shift = torch.cat([part.shift for part in lists])
+        return cls(torch.cat(edges, 1), shift, torch.cat(rows), first.cutoff, first.half)
+
+    def to(self, device: torch.device | str) -> NeighborList:
+        """The same list on another device."""
+        return replace(
+            self, edge_index=self.edge_index.to(device), shift=self.shift.to(device), row_ptr=self.row_ptr.to(device)
+        )
 
     def vectors(self, system: System) -> Tensor:
         """Edge vectors pos[j] + shift·cell − pos[i] in Å, [E, 3], differentiable in positions and cell."""
