@@ -1,0 +1,110 @@
+"""What a user can choose about a simulation, checked before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadConfig
+from ..registry import did_you_mean
+
+__all__ = ["FORMATS", "MDOptions"]
+
+FORMATS = (".xyz", ".extxyz", ".traj")
+"""Trajectory formats, by the file's extension: extended XYZ and ASE's own."""
+
+
+@dataclass(frozen=True)
+class MDOptions:
+    """A simulation.
+
+    Args:
+        steps: number of time steps in all, also when continuing from a restart file.
+        timestep: fs.
+        ensemble: "nve" (constant energy, velocity Verlet) or "nvt" (Langevin, BAOAB splitting).
+        temperature: K, of the first velocities and of the Langevin bath; None takes the velocities of the start
+            structure when it has some, and 300 K.
+        friction: 1/ps, of the Langevin bath.
+        seed: of velocities and noise; the same seed gives the same trajectory.
+        every: steps between rows of the table, frames of the trajectory and checks; None means a thousandth of
+            `steps`, but 10 at least and 100 at most.
+        output: prefix of all files that are written; one that ends in .xyz or .traj also chooses the format, and
+            a folder (existing, or written with a slash at the end) holds files named md.*.
+        trajectories: trajectory files; empty means one, `output` + ".xyz".
+        restart: continue from `output` + ".restart".
+        restart_every: steps between restart files; None means about twenty in the whole run.
+        minimize: relax the start structure first, until all forces are below 0.05 eV/Å.
+
+    Raises:
+        BadConfig: a value is out of range.
+    """
+
+    steps: int
+    timestep: float = 0.5
+    ensemble: str = "nve"
+    temperature: float | None = None
+    friction: float = 1.0
+    seed: int = 0
+    every: int | None = None
+    output: str = "md"
+    trajectories: tuple[str, ...] = field(default=())
+    restart: bool = False
+    restart_every: int | None = None
+    minimize: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ensemble not in ("nve", "nvt"):
+            hint = did_you_mean(self.ensemble, ["nve", "nvt"])
+            raise BadConfig(f"ensemble: '{self.ensemble}' is unknown{hint} Known: nve, nvt (Langevin)")
+        for name, least in (("steps", 0), ("every", 1), ("restart_every", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise BadConfig(f"{name}: must be a whole number, at least {least}, got {value}")
+        for name in ("timestep", "temperature", "friction"):
+            value = getattr(self, name)
+            zero_is_fine = name == "temperature" and self.ensemble == "nve"
+            if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and zero_is_fine))):
+                raise BadConfig(f"{name}: must be a positive number, got {value}")
+        if self.timestep > 20:
+            raise BadConfig(f"timestep: {self.timestep:g} fs is too long for atoms; 0.5 fs suits molecules with H")
+        for path in self.trajectories:
+            if Path(path).suffix not in FORMATS:
+                raise BadConfig(f"trajectory: '{path}' must end in one of {', '.join(FORMATS)}")
+
+    @property
+    def interval(self) -> int:
+        """`every`, as a number."""
+        return self.every or min(100, max(10, self.steps // 1000))
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    @property
+    def prefix(self) -> Path:
+        """Prefix of all files, as a path without extension."""
+        path = Path(self.output)
+        if self.output.endswith(("/", "\\")) or path.is_dir():
+            return path / "md"
+        return path.with_suffix("") if path.suffix in FORMATS else path
+
+    def file(self, extension: str) -> Path:
+        """The output file with this extension, as in file(".csv")."""
+        return self.prefix.with_name(self.prefix.name + extension)
+
+    @property
+    def trajectory_files(self) -> tuple[Path, ...]:
+        if self.trajectories:
+            return tuple(Path(path) for path in self.trajectories)
+        suffix = Path(self.output).suffix
+        return (self.file(suffix if suffix in FORMATS else ".xyz"),)
+
+    # --- what a restart must have in common -----------------------------------------------------------------------
+
+    def physics(self) -> dict[str, Any]:
+        """The choices that a restart file is bound to, as plain data."""
+        kept = ("timestep", "ensemble", "temperature", "friction", "seed")
+        chosen = {name: value for name, value in asdict(self).items() if name in kept}
+        if self.ensemble == "nve":
+            chosen.pop("friction")
+        return chosen
