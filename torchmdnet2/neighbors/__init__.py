@@ -1,6 +1,8 @@
 """Neighbor search: which atoms, and which of their periodic images, lie within a cutoff of each other.
 
-`reference.py` is the specification (all images, O(N²)); the other backends must give the same list.
+`reference.py` is the specification (all images, O(N²)); the other backends must give the same list: `vesin` on the
+CPU, `triton` on the GPU (the package's own kernels), and optionally `torch_cluster` (molecules without periodicity) and
+`nvalchemi`. MD loops that capture a CUDA graph use `triton_search.TritonNeighborSearch` instead of `neighbor_list`.
 """
 
 from __future__ import annotations
@@ -12,14 +14,25 @@ from ..errors import MissingBackend, NeighborOverflow
 from ..registry import did_you_mean
 from ..system import System
 from .cpu import neighbor_list_vesin
+from .external import neighbor_list_nvalchemi, neighbor_list_torch_cluster
 from .reference import neighbor_list_reference
 from .result import NeighborList
 
 __all__ = ["BACKENDS", "NeighborList", "neighbor_list"]
 
+
+def _neighbor_list_triton(system: System, cutoff: float, half: bool = False) -> NeighborList:
+    from .triton_search import neighbor_list_triton  # imports triton, which not every machine has
+
+    return neighbor_list_triton(system, cutoff, half)
+
+
 BACKENDS: dict[str, Callable[..., NeighborList]] = {
     "reference": neighbor_list_reference,
     "vesin": neighbor_list_vesin,
+    "triton": _neighbor_list_triton,
+    "torch_cluster": neighbor_list_torch_cluster,
+    "nvalchemi": neighbor_list_nvalchemi,
 }
 """name -> function(system, cutoff, half=False) -> NeighborList."""
 
@@ -32,7 +45,8 @@ def neighbor_list(
     Args:
         system: N atoms in B structures; atoms may lie outside their cell.
         cutoff: Å, positive; a pair is listed when its distance is below the cutoff.
-        backend: "auto" takes the fastest one that is installed for the system's device; "reference", "vesin".
+        backend: "auto" takes the fastest one that is installed for the system's device ("triton" on the GPU, else
+            "vesin"); or one of BACKENDS by name.
         capacity: room for this many directed edges; None grows as needed.
         half: list each unordered pair once (receiver < sender) instead of twice.
 
@@ -48,7 +62,7 @@ def neighbor_list(
     if not (isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0):
         raise ValueError(f"the cutoff must be a positive number of Å, got {cutoff!r}")
     if backend == "auto":
-        backend = _default_backend()
+        backend = _default_backend(system.device.type)
     if backend not in BACKENDS:
         hint = did_you_mean(backend, BACKENDS)
         raise ValueError(f"unknown neighbor backend '{backend}'{hint} Known: auto, {', '.join(BACKENDS)}")
@@ -64,7 +78,9 @@ def neighbor_list(
     return result
 
 
-def _default_backend() -> str:
+def _default_backend(device_type: str) -> str:
     from importlib.util import find_spec
 
+    if device_type == "cuda" and find_spec("triton"):
+        return "triton"
     return "vesin" if find_spec("vesin") else "reference"

@@ -1,0 +1,235 @@
+"""GPU kernels shared by both neighbor searches: the geometry of each cell, and the prefix sum over rows.
+
+Shapes: N atoms, B structures, C edge capacity. All kernels run with floating-point fusion off: the count and the fill
+pass must round alike, or a pair exactly at the cutoff would be counted and not listed.
+
+The tables that `cell_geometry` writes, one row per structure:
+    reals [B, 18] float64: the complete cell, rows first (9), then the columns of its inverse (9);
+    whole [B, 10] int32: periodic (3), images to either side (3), bins along each lattice vector (3), bins in all.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+REALS = 18
+WHOLE = 10
+FREE_BINS = 27  # a structure of n atoms has at most n + FREE_BINS bins
+ROW_BLOCK = 1024  # rows summed by one program of row_pointers
+
+OVERFLOW = 1  # more edges than the capacity
+NOT_FINITE = 2  # a position or a cell is not finite (or beyond 2^30 cells or Å), or a periodic cell is flat
+TOO_THIN = 8  # a cell too thin for this search: take method="pairs", or a thicker cell
+
+_OVERFLOW = tl.constexpr(OVERFLOW)
+_NOT_FINITE = tl.constexpr(NOT_FINITE)
+_TOO_THIN = tl.constexpr(TOO_THIN)
+_REALS = tl.constexpr(REALS)
+_WHOLE = tl.constexpr(WHOLE)
+_FREE_BINS = tl.constexpr(FREE_BINS)
+_ROW_BLOCK = tl.constexpr(ROW_BLOCK)
+_MAX_IMAGES = tl.constexpr(30)  # to either side, so that the number of images stays far from 2^31
+_MAX_BINS = tl.constexpr(1024)  # along one lattice vector: the product of three stays below 2^31
+
+
+@triton.jit
+def cross(ax, ay, az, bx, by, bz):
+    return ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
+
+
+@triton.jit
+def normalized(x, y, z):
+    norm = tl.sqrt(x * x + y * y + z * z)
+    return x / norm, y / norm, z / norm
+
+
+@triton.jit
+def complete(ax, ay, az, bx, by, bz, cx, cy, cz, p0, p1, p2):
+    """Replace the non-periodic rows by unit vectors orthogonal to the periodic ones, as reference.complete_cell."""
+    num = p0 + p1 + p2
+    if num == 0:
+        ax, ay, az = ax * 0 + 1.0, ay * 0, az * 0
+        bx, by, bz = bx * 0, by * 0 + 1.0, bz * 0
+        cx, cy, cz = cx * 0, cy * 0, cz * 0 + 1.0
+    if num == 1:
+        # e along the periodic row, u orthogonal to it from the Cartesian axis farthest from e, v = e × u
+        ex, ey, ez = normalized(
+            tl.where(p0 == 1, ax, tl.where(p1 == 1, bx, cx)),
+            tl.where(p0 == 1, ay, tl.where(p1 == 1, by, cy)),
+            tl.where(p0 == 1, az, tl.where(p1 == 1, bz, cz)),
+        )
+        x_is_far = (tl.abs(ex) <= tl.abs(ey)) & (tl.abs(ex) <= tl.abs(ez))
+        y_is_far = (~x_is_far) & (tl.abs(ey) <= tl.abs(ez))
+        tx = tl.where(x_is_far, 1.0, 0.0).to(tl.float64)
+        ty = tl.where(y_is_far, 1.0, 0.0).to(tl.float64)
+        tz = 1.0 - tx - ty
+        along = tx * ex + ty * ey + tz * ez
+        ux, uy, uz = normalized(tx - along * ex, ty - along * ey, tz - along * ez)
+        vx, vy, vz = cross(ex, ey, ez, ux, uy, uz)
+        if p0 == 0:
+            ax, ay, az = ux, uy, uz
+        if p1 == 0:
+            bx, by, bz = tl.where(p0 == 1, ux, vx), tl.where(p0 == 1, uy, vy), tl.where(p0 == 1, uz, vz)
+        if p2 == 0:
+            cx, cy, cz = vx, vy, vz
+        # p1 alone: rows u, e, v;  p2 alone: rows u, v, e;  p0 alone: rows e, u, v
+    if num == 2:
+        if p0 == 0:
+            nx, ny, nz = cross(bx, by, bz, cx, cy, cz)
+            ax, ay, az = normalized(nx, ny, nz)
+        if p1 == 0:
+            nx, ny, nz = cross(cx, cy, cz, ax, ay, az)
+            bx, by, bz = normalized(nx, ny, nz)
+        if p2 == 0:
+            nx, ny, nz = cross(ax, ay, az, bx, by, bz)
+            cx, cy, cz = normalized(nx, ny, nz)
+    return ax, ay, az, bx, by, bz, cx, cy, cz
+
+
+@triton.jit
+def images_needed(ratio, periodic):
+    """Images to either side of the nearest one: |t| − 1/2 < cutoff / height."""
+    return tl.where(periodic == 1, tl.ceil(tl.minimum(ratio, 1e6) - 0.5 - 1e-12), 0.0).to(tl.int32)
+
+
+@triton.jit
+def bins_along(ratio, periodic):
+    """Bins no narrower than the cutoff; along a free direction as many as allowed (they are folded, see bin_atoms)."""
+    fit = tl.floor(1.0 / tl.maximum(ratio, 1e-3)).to(tl.int32)
+    return tl.where(periodic == 1, tl.minimum(tl.maximum(fit, 1), _MAX_BINS), _MAX_BINS)
+
+
+@triton.jit
+def cell_geometry(
+    cell, pbc, cutoff, ptr, reals, whole, flag, zeroed, num_zeroed, B, CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr
+):
+    """One program per structure writes its tables; together they clear the counters `zeroed` of this search."""
+    b = tl.program_id(0)
+    cleared = b * ZERO_BLOCK + tl.arange(0, ZERO_BLOCK)
+    tl.store(zeroed + cleared, tl.zeros([ZERO_BLOCK], tl.int64), mask=cleared < num_zeroed)
+    if b < B:
+        ax = tl.load(cell + b * 9 + 0).to(tl.float64)
+        ay = tl.load(cell + b * 9 + 1).to(tl.float64)
+        az = tl.load(cell + b * 9 + 2).to(tl.float64)
+        bx = tl.load(cell + b * 9 + 3).to(tl.float64)
+        by = tl.load(cell + b * 9 + 4).to(tl.float64)
+        bz = tl.load(cell + b * 9 + 5).to(tl.float64)
+        cx = tl.load(cell + b * 9 + 6).to(tl.float64)
+        cy = tl.load(cell + b * 9 + 7).to(tl.float64)
+        cz = tl.load(cell + b * 9 + 8).to(tl.float64)
+        p0 = tl.load(pbc + b * 3 + 0).to(tl.int32)
+        p1 = tl.load(pbc + b * 3 + 1).to(tl.int32)
+        p2 = tl.load(pbc + b * 3 + 2).to(tl.int32)
+        rc = tl.load(cutoff)
+        size = tl.load(ptr + b + 1) - tl.load(ptr + b)
+
+        ax, ay, az, bx, by, bz, cx, cy, cz = complete(ax, ay, az, bx, by, bz, cx, cy, cz, p0, p1, p2)
+        ux, uy, uz = cross(bx, by, bz, cx, cy, cz)
+        vx, vy, vz = cross(cx, cy, cz, ax, ay, az)
+        wx, wy, wz = cross(ax, ay, az, bx, by, bz)
+        det = ax * ux + ay * uy + az * uz
+        # cutoff over height; an inverse that is not finite, or a cell without volume, cannot be searched
+        ratio0 = rc * tl.sqrt(ux * ux + uy * uy + uz * uz) / tl.abs(det)
+        ratio1 = rc * tl.sqrt(vx * vx + vy * vy + vz * vz) / tl.abs(det)
+        ratio2 = rc * tl.sqrt(wx * wx + wy * wy + wz * wz) / tl.abs(det)
+        total = ratio0 + ratio1 + ratio2
+        usable = (total > 0) & (total < 1e12) & (tl.abs(det) < 1e30)
+        if not usable:
+            tl.atomic_or(flag, _NOT_FINITE)
+
+        m0 = images_needed(ratio0, p0)
+        m1 = images_needed(ratio1, p1)
+        m2 = images_needed(ratio2, p2)
+        n0 = bins_along(ratio0, p0)
+        n1 = bins_along(ratio1, p1)
+        n2 = bins_along(ratio2, p2)
+        widest = tl.maximum(m0, tl.maximum(m1, m2))
+        if CELLS:
+            # the cell list knows one image to either side
+            searchable = (ratio0 * p0 <= 1) & (ratio1 * p1 <= 1) & (ratio2 * p2 <= 1)
+            # empty bins cost time: with free directions about four atoms a bin, else no more bins than atoms
+            limit = tl.where(p0 + p1 + p2 == 3, size, size // 4) + _FREE_BINS
+            while n0 * n1 * n2 > limit:
+                largest = tl.maximum(n0, tl.maximum(n1, n2))
+                if n0 == largest:
+                    n0 = n0 * 3 // 4
+                elif n1 == largest:
+                    n1 = n1 * 3 // 4
+                else:
+                    n2 = n2 * 3 // 4
+        else:
+            num_images = (2 * m0 + 1).to(tl.float64) * (2 * m1 + 1) * (2 * m2 + 1)
+            searchable = (widest <= _MAX_IMAGES) & (num_images * size < 2.0e9)
+        if usable & (~searchable):
+            tl.atomic_or(flag, _TOO_THIN)
+        good = (usable & searchable).to(tl.int32)
+
+        row = reals + b * _REALS
+        tl.store(row + 0, ax)
+        tl.store(row + 1, ay)
+        tl.store(row + 2, az)
+        tl.store(row + 3, bx)
+        tl.store(row + 4, by)
+        tl.store(row + 5, bz)
+        tl.store(row + 6, cx)
+        tl.store(row + 7, cy)
+        tl.store(row + 8, cz)
+        tl.store(row + 9, ux / det)
+        tl.store(row + 10, uy / det)
+        tl.store(row + 11, uz / det)
+        tl.store(row + 12, vx / det)
+        tl.store(row + 13, vy / det)
+        tl.store(row + 14, vz / det)
+        tl.store(row + 15, wx / det)
+        tl.store(row + 16, wy / det)
+        tl.store(row + 17, wz / det)
+        row = whole + b * _WHOLE
+        tl.store(row + 0, p0)
+        tl.store(row + 1, p1)
+        tl.store(row + 2, p2)
+        tl.store(row + 3, m0 * good)
+        tl.store(row + 4, m1 * good)
+        tl.store(row + 5, m2 * good)
+        tl.store(row + 6, n0)
+        tl.store(row + 7, n1)
+        tl.store(row + 8, n2)
+        tl.store(row + 9, n0 * n1 * n2 * good)
+
+
+@triton.jit
+def fractional(pos, system, reals, atoms, mask):
+    """Fractional coordinates in float64; along non-periodic directions the Cartesian coordinate in Å."""
+    x = tl.load(pos + atoms * 3 + 0, mask=mask, other=0.0).to(tl.float64)
+    y = tl.load(pos + atoms * 3 + 1, mask=mask, other=0.0).to(tl.float64)
+    z = tl.load(pos + atoms * 3 + 2, mask=mask, other=0.0).to(tl.float64)
+    row = reals + system * _REALS
+    f0 = x * tl.load(row + 9, mask) + y * tl.load(row + 10, mask) + z * tl.load(row + 11, mask)
+    f1 = x * tl.load(row + 12, mask) + y * tl.load(row + 13, mask) + z * tl.load(row + 14, mask)
+    f2 = x * tl.load(row + 15, mask) + y * tl.load(row + 16, mask) + z * tl.load(row + 17, mask)
+    far = tl.maximum(tl.abs(f0), tl.maximum(tl.abs(f1), tl.abs(f2)))
+    # NaN fails every comparison, so test for what is allowed
+    usable = (tl.abs(f0) < 1073741824.0) & (tl.abs(f1) < 1073741824.0) & (tl.abs(f2) < 1073741824.0) & (far == far)
+    return f0, f1, f2, usable
+
+
+@triton.jit
+def row_pointers(counts, block_sums, row_ptr, needed, flag, N, capacity, BLOCK: tl.constexpr, SUMS: tl.constexpr):
+    """Exclusive prefix sum of the row lengths, clamped to the capacity; one program per ROW_BLOCK rows."""
+    pid = tl.program_id(0)
+    before = tl.zeros([SUMS], tl.int64)
+    for first in range(0, pid, SUMS):
+        k = first + tl.arange(0, SUMS)
+        before += tl.load(block_sums + k, mask=k < pid, other=0)
+    base = tl.sum(before, axis=0)
+    rows = pid * BLOCK + tl.arange(0, BLOCK)
+    length = tl.load(counts + rows, mask=rows < N, other=0).to(tl.int64)
+    ends = base + tl.cumsum(length, axis=0)
+    tl.store(row_ptr + rows + 1, tl.minimum(ends, capacity).to(tl.int32), mask=rows < N)
+    if pid == 0:
+        tl.store(row_ptr, 0)
+    if pid == tl.num_programs(0) - 1:
+        total = base + tl.sum(length, axis=0)
+        tl.store(needed, total)
+        if total > capacity:
+            tl.atomic_or(flag, _OVERFLOW)
