@@ -37,7 +37,7 @@ def default_config_yaml(model: str = "tensornet") -> str:
             entry = _section(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "fit"})
             entry[0] = entry[0].replace("    name", "  - name", 1)
             entry[1] = (
-                f"{'    energies: fit':<{_COLUMN}}# fit: least squares on the training frames; or a table {{H: -13.6, …}} in eV"
+                f"{'    energies: fit':<{_COLUMN}}# fit: least squares on the training frames; or {{H: -13.6, …}} in eV"
             )
             lines += ["priors:  # terms added to the network; [] for none", *entry]
         else:

@@ -1,0 +1,78 @@
+"""Errors of a potential on labelled frames, with the predictions kept for plots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..potential import Potential
+from .batches import Frames, Loader, in_order
+from .config import LossConfig
+from .loss import atoms_per_system, residuals
+from .metrics import ErrorSums
+from .trainer import Properties, predict
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+@dataclass
+class Evaluation:
+    """What `evaluate` found.
+
+    Attributes:
+        errors: MAE, RMSE, count and unit by property, and of forces by element (`ErrorSums.summary`).
+        pairs: property -> (label, prediction) arrays of the labels that are present: "energy_per_atom" [n] in
+            eV/atom, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³.
+    """
+
+    errors: dict[str, Any]
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+
+def evaluate(
+    potential: Potential,
+    frames: Frames,
+    properties: Properties | None = None,
+    batch_size: int = 32,
+    num_workers: int = 0,
+    keep_pairs: bool = True,
+) -> Evaluation:
+    """Errors on all given frames.
+
+    Args:
+        potential: in evaluation mode; its precision is that of the predictions.
+        frames: labelled frames; their neighbor lists must have the potential's cutoff.
+        properties: what is predicted besides the energy.
+        batch_size: frames at a time; changes the result by rounding only.
+        num_workers: reading processes.
+        keep_pairs: keep labels and predictions too.
+
+    Raises:
+        UnknownElement: a frame holds an element that the potential was not trained on.
+    """
+    properties = properties or Properties()
+    sums = ErrorSums(LossConfig(), potential.device)
+    kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for batch in Loader(frames, num_workers)(in_order(len(frames), batch_size)):
+        batch = batch.to(potential.device)
+        result = predict(potential, batch, properties)
+        found = residuals(result, batch.sample.labels)
+        sums.add(found, batch.sample.system)
+        for name, residual in found.items() if keep_pairs else ():
+            label, predicted = batch.sample.labels[name].double(), getattr(result, name).double()
+            if name == "energy":
+                atoms = atoms_per_system(batch.sample.system).clamp(min=1)
+                name, label, predicted = "energy_per_atom", label / atoms, predicted / atoms
+            kept.setdefault(name, []).append((_chosen(label, residual.present), _chosen(predicted, residual.present)))
+    pairs = {
+        name: (np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
+        for name, parts in kept.items()
+    }
+    return Evaluation(sums.summary(), pairs)
+
+
+def _chosen(values: torch.Tensor, present: torch.Tensor) -> np.ndarray:
+    return values[present].cpu().numpy()

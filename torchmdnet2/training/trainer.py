@@ -1,0 +1,271 @@
+"""The training loop.
+
+One epoch: every training frame once, in an order that depends on (seed, epoch) alone; then the validation frames with
+the averaged weights. On a CPU the same configuration gives the same weights, bit for bit, also when it is
+interrupted anywhere and resumed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..potential import Potential, Result
+from ..system import System
+from .batches import Batch, Frames, Loader, epoch_order, in_order
+from .config import TrainingConfig
+from .loss import penalty_sums, residuals, total_loss
+from .metrics import ErrorSums
+from .schedule import BestEpoch, LearningRate, update_average
+from .state import load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
+
+__all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict"]
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or its gradient is not finite; the message names the frames."""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What is computed besides the energy."""
+
+    forces: bool = True
+    stress: bool = False
+
+
+@dataclass
+class Hooks:
+    """What the loop calls.
+
+    Attributes:
+        step: after each step, with the trainer and the loss.
+        epoch: after each epoch, with the trainer and its row of metrics.
+        best: when an epoch was the best so far; before the state is saved, so that resuming repeats it.
+    """
+
+    step: Callable[[Trainer, float], None] = field(default=lambda trainer, loss: None)
+    epoch: Callable[[Trainer, dict[str, Any]], None] = field(default=lambda trainer, row: None)
+    best: Callable[[Trainer], None] = field(default=lambda trainer: None)
+
+
+class Trainer:
+    """Finds the weights of a potential.
+
+    Args:
+        potential: on its device; its weights are changed.
+        train, validation: frames; without validation frames the training loss decides which epoch is best.
+        config: how.
+        properties: what the labels need.
+        num_workers: reading processes.
+        state_path: where the state is saved, each epoch and every `save_every` steps; None: nowhere.
+        identity: stored with the state, to recognise the run (configuration and data).
+    """
+
+    def __init__(
+        self,
+        potential: Potential,
+        train: Frames,
+        validation: Frames | None,
+        config: TrainingConfig,
+        properties: Properties | None = None,
+        num_workers: int = 0,
+        state_path: str | os.PathLike | None = None,
+        save_every: int = 500,
+        identity: dict[str, Any] | None = None,
+    ):
+        self.config, self.properties = config, properties or Properties()
+        self.potential, self.device = potential.train(), potential.device
+        self.average = copy.deepcopy(potential).eval()
+        self.train, self.validation = train, validation
+        self.train_loader = Loader(train, num_workers)
+        self.validation_loader = Loader(validation, num_workers) if validation else None
+        self.state_path, self.save_every, self.identity = state_path, save_every, identity or {}
+
+        self.parameters = [p for p in potential.parameters() if p.requires_grad]
+        matrices = [p for p in self.parameters if p.ndim >= 2]
+        others = [p for p in self.parameters if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=True)
+
+        self.steps_per_epoch = -(-len(train) // config.batch_size)
+        self.total_steps = config.max_epochs * self.steps_per_epoch
+        self.learning_rate = LearningRate(config, self.total_steps)
+        self.best = BestEpoch(config.early_stopping_patience)
+        self.epoch, self.position, self.step_count = 0, 0, 0  # position: batches of this epoch that are done
+        self.sums = ErrorSums(config.loss, self.device)
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0  # of this epoch, over all its interruptions
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.config.max_epochs or self.best.stop
+
+    def run(self, hooks: Hooks) -> None:
+        """Train until `max_epochs` or early stopping.
+
+        Raises:
+            TrainingDiverged: the loss is not finite; names the frames of the batch.
+        """
+        while not self.finished:
+            self.train_epoch(hooks)
+            self.end_epoch(hooks)
+
+    def train_epoch(self, hooks: Hooks) -> None:
+        """The steps of this epoch that are not yet done."""
+        order = epoch_order(len(self.train), self.config.batch_size, self.config.seed, self.epoch)
+        start = time.monotonic()
+        for batch in self.train_loader(order[self.position :]):
+            loss = self.step(batch.to(self.device))
+            self.position += 1
+            self.step_count += 1
+            hooks.step(self, loss)
+            if self.step_count % self.save_every == 0:
+                self.seconds, start = self.seconds + time.monotonic() - start, time.monotonic()
+                self.save()
+        self.seconds += time.monotonic() - start
+
+    def step(self, batch: Batch) -> float:
+        """One step of the optimizer; returns the loss."""
+        rate = self.learning_rate.rate(self.step_count)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(batch)
+        largest = self.config.gradient_clipping or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, largest)
+        value = float(loss)
+        if not (math.isfinite(value) and math.isfinite(float(norm))):
+            raise TrainingDiverged(self._blame(batch, value))
+        self.optimizer.step()
+        update_average(self.average, self.potential, self.config.ema_decay, self.step_count)
+        return value
+
+    def backward(self, batch: Batch) -> Tensor:
+        """The loss of a batch, its gradients added to the parameters' and its errors to the epoch's."""
+        result = predict(self.potential, batch, self.properties, create_graph=True)
+        found = residuals(result, batch.sample.labels)
+        loss = total_loss(penalty_sums(found, batch.sample.system, self.config.loss), self.config.loss)
+        if loss.requires_grad:  # a batch without any label teaches nothing
+            loss.backward()
+        self.sums.add(found, batch.sample.system)
+        return loss.detach()
+
+    def end_epoch(self, hooks: Hooks) -> None:
+        """Validate, remember, save."""
+        row: dict[str, Any] = {
+            "epoch": self.epoch + 1,
+            "step": self.step_count,
+            "lr": self.learning_rate.rate(self.step_count - 1),
+            **self.sums.row("train"),
+        }
+        watched = row["train_loss"]
+        if self.validation is not None:
+            errors = self.validate()
+            row.update(errors.row("validation"))
+            watched = row["validation_loss"]
+        row["seconds"] = round(self.seconds, 3)
+        self.learning_rate.end_of_epoch(watched)
+        row["best"] = self.best.end_of_epoch(self.epoch, watched)
+        self.history.append(row)
+        self.epoch, self.position, self.seconds = self.epoch + 1, 0, 0.0
+        self.sums = ErrorSums(self.config.loss, self.device)
+        if row["best"]:
+            hooks.best(self)
+        self.save()
+        hooks.epoch(self, row)
+
+    def validate(self) -> ErrorSums:
+        """Errors of the averaged weights on the validation frames."""
+        assert self.validation is not None and self.validation_loader is not None
+        sums = ErrorSums(self.config.loss, self.device)
+        for batch in self.validation_loader(in_order(len(self.validation), 2 * self.config.batch_size)):
+            batch = batch.to(self.device)
+            result = predict(self.average, batch, self.properties)
+            sums.add(residuals(result, batch.sample.labels), batch.sample.system)
+        return sums
+
+    def _blame(self, batch: Batch, loss: float) -> str:
+        """Which frames of the batch have predictions or labels that are not finite; all of them when none has."""
+        result = predict(self.potential, batch, self.properties)
+        bad = ~torch.isfinite(result.energy)
+        if result.forces is not None:
+            rows = (~torch.isfinite(result.forces)).any(1)
+            bad = bad.index_put((batch.sample.system.batch[rows],), torch.ones_like(rows[rows]))
+        chosen = [index for index, wrong in zip(batch.frames, bad.tolist(), strict=True) if wrong] or batch.frames
+        return (
+            f"step {self.step_count}, epoch {self.epoch + 1}: the loss ({loss}) or its gradient is not finite; frames "
+            f"{', '.join(map(str, chosen))} of the training data. Look for wrong labels there, or lower training.lr"
+        )
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write everything that the rest of the training depends on."""
+        if self.state_path is None:
+            return
+        tensors = {f"model.{k}": v for k, v in self.potential.state_dict().items()}
+        tensors.update({f"average.{k}": v for k, v in self.average.state_dict().items()})
+        tensors.update({f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()})
+        tensors.update({f"sums.{k}": v for k, v in self.sums.sums.items()})
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "identity": self.identity,
+            "epoch": self.epoch,
+            "position": self.position,
+            "step": self.step_count,
+            "seconds": self.seconds,
+            "learning_rate": self.learning_rate.state(),
+            "best": self.best.state(),
+            "history": self.history,
+        }
+        save_state(self.state_path, tensors, state)
+
+    def restore(self, path: str | os.PathLike) -> None:
+        """Continue from a saved state, as if there had been no interruption.
+
+        Raises:
+            BadCheckpoint: the file is damaged or belongs to another model.
+        """
+        tensors, state = load_state(path)
+        load_exactly(self.potential, select(tensors, "model"), path)
+        load_exactly(self.average, select(tensors, "average"), path)
+        restore_optimizer(self.optimizer, select(tensors, "optimizer"))
+        self.sums.sums = {name: value.to(self.device) for name, value in select(tensors, "sums").items()}
+        self.epoch, self.position, self.step_count = state["epoch"], state["position"], state["step"]
+        self.seconds, self.history = state["seconds"], state["history"]
+        self.learning_rate.restore(state["learning_rate"])
+        self.best.restore(state["best"])
+        torch.set_rng_state(tensors["rng.cpu"])
+        if self.device.type == "cuda" and "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+
+
+def predict(potential: Potential, batch: Batch, properties: Properties, create_graph: bool = False) -> Result:
+    """Energy, and forces and stress where the labels need them."""
+    system = batch.sample.system
+    stress = properties.stress and "stress" in batch.sample.labels
+    if stress:
+        system = _with_volume(system)
+    return potential(
+        system, forces=properties.forces, stress=stress, neighbors=batch.neighbors, create_graph=create_graph
+    )
+
+
+def _with_volume(system: System) -> System:
+    """Molecules get a unit cell beside periodic structures in one batch; their stress has no label."""
+    flat = (system.volume == 0) & ~system.pbc.any(1)
+    eye = torch.eye(3, dtype=system.dtype, device=system.device).expand_as(system.cell)
+    return system.replace(cell=torch.where(flat[:, None, None], eye, system.cell))
