@@ -88,6 +88,6 @@ def reset(module: nn.Module) -> None:
 
 
 def safe_divide(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """numerator / denominator, 0 where the denominator is 0, with finite gradients."""
-    zero = denominator == 0
+    """numerator / denominator with finite gradients; 0 where the denominator is 0 or so small that its powers are."""
+    zero = denominator.abs() < torch.finfo(denominator.dtype).tiny ** (1 / 3)
     return torch.where(zero, torch.zeros_like(numerator), numerator / torch.where(zero, 1, denominator))
