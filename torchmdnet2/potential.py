@@ -289,7 +289,6 @@ class Potential(nn.Module):
             trained = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in self.elements)
             raise UnknownElement(f"atom {atom} is {name}, and this model knows only {trained}")
 
-
     def _check_spin(self, system: System) -> None:
         """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted."""
         high = system.spin > 2

@@ -1,7 +1,32 @@
 """Representations and heads; importing this package registers all of them."""
 
-from .base import Features, Float64Buffers, Graph, Head, Representation
-from .heads import ScalarHead
+from .base import Features, Float64Buffers, Graph, Head, PropertyHead, Representation
+from .equivariant_transformer import EquivariantTransformer
+from .graph_network import GraphNetwork
+from .heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
+from .properties import ChargesHead, DipoleHead, ScalarPropertyHead, SpatialExtentHead, VectorHead
 from .tensornet import TensorNet
+from .tensornet2 import TensorNet2
+from .transformer import Transformer
 
-__all__ = ["Features", "Float64Buffers", "Graph", "Head", "Representation", "ScalarHead", "TensorNet"]
+__all__ = [
+    "ChargesHead",
+    "DipoleHead",
+    "EquivariantScalarHead",
+    "EquivariantTransformer",
+    "Features",
+    "Float64Buffers",
+    "Graph",
+    "GraphNetwork",
+    "Head",
+    "PropertyHead",
+    "Representation",
+    "ScalarCoulombHead",
+    "ScalarHead",
+    "ScalarPropertyHead",
+    "SpatialExtentHead",
+    "TensorNet",
+    "TensorNet2",
+    "Transformer",
+    "VectorHead",
+]

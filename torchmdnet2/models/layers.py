@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..neighbors.result import safe_norm
 from ..registry import did_you_mean
 
-__all__ = ["ACTIVATIONS", "MLP", "activation"]
+__all__ = ["ACTIVATIONS", "MLP", "GatedEquivariantBlock", "activation"]
 
 
 class ShiftedSoftplus(nn.Module):
@@ -78,6 +79,33 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[…, in] → […, out]."""
         return self.layers(x)
+
+
+class GatedEquivariantBlock(nn.Module):
+    """Scalars and vectors (x, v) → (x', g ⊙ W₂v) with (x', g) = MLP([x, ‖W₁v‖]).
+
+    Source: K. Schütt et al., PaiNN, ICML 2021, arXiv 2102.03150, Fig. 3; as in P. Thölke, G. De Fabritiis, ICLR 2022.
+
+    Args:
+        in_channels, out_channels: F and O.
+        activation_name: a key of ACTIVATIONS.
+        activate: apply the activation to x' too.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, activation_name: str, activate: bool):
+        super().__init__()
+        self.vec1_proj = nn.Linear(in_channels, in_channels, bias=False)
+        self.vec2_proj = nn.Linear(in_channels, out_channels, bias=False)
+        self.update_net = MLP(2 * in_channels, in_channels, 2 * out_channels, activation_name)
+        self.act = activation(activation_name) if activate else None
+        nn.init.xavier_uniform_(self.vec1_proj.weight)
+        nn.init.xavier_uniform_(self.vec2_proj.weight)
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """x [N, F], v [N, 3, F] → [N, O], [N, 3, O]."""
+        length = safe_norm(self.vec1_proj(v).transpose(1, 2))
+        x, gate = self.update_net(torch.cat([x, length], 1)).chunk(2, 1)
+        return x if self.act is None else self.act(x), gate[:, None] * self.vec2_proj(v)
 
 
 def reset(module: nn.Module) -> None:

@@ -2,5 +2,7 @@
 
 from .atomref import Atomref
 from .base import Prior
+from .coulomb import Coulomb
+from .zbl import ZBL
 
-__all__ = ["Atomref", "Prior"]
+__all__ = ["ZBL", "Atomref", "Coulomb", "Prior"]

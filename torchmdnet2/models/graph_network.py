@@ -1,0 +1,127 @@
+"""Graph network: continuous-filter convolutions.
+
+Source: K. Schütt et al., SchNet, J. Chem. Phys. 148, 241722 (2018), Eqs. 3–5.
+
+Shapes: N atoms, E directed edges, F features, R radial functions.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..registry import REPRESENTATIONS
+from .attention import NeighborEmbedding
+from .base import Features, Graph, Representation
+from .layers import activation as make_activation
+from .radial import CosineCutoff, radial_basis
+
+__all__ = ["GraphNetwork"]
+
+
+class ContinuousFilter(nn.Module):
+    """h_i = lin2(aggr_j W_ij ⊙ lin1(x)_j)."""
+
+    def __init__(self, hidden_channels: int, num_filters: int, aggregation: str):
+        super().__init__()
+        self.aggregation = aggregation
+        self.lin1 = nn.Linear(hidden_channels, num_filters, bias=False)
+        self.lin2 = nn.Linear(num_filters, hidden_channels)
+        nn.init.xavier_uniform_(self.lin1.weight)
+        nn.init.xavier_uniform_(self.lin2.weight)
+        nn.init.zeros_(self.lin2.bias)
+
+    def forward(self, x: Tensor, graph: Graph, weight: Tensor) -> Tensor:
+        """x [N, F], filters W [E, F'] → [N, F]."""
+        messages = self.lin1(x)[graph.sender] * weight
+        zeros = messages.new_zeros(graph.num_atoms, messages.shape[1])
+        if self.aggregation == "max":
+            # include_self=False: the zeros count only for atoms without neighbors
+            index = graph.receiver[:, None].expand_as(messages)
+            total = zeros.scatter_reduce(0, index, messages, "amax", include_self=False)
+        else:
+            total = zeros.index_add(0, graph.receiver, messages)
+        if self.aggregation == "mean":
+            count = torch.bincount(graph.receiver, minlength=graph.num_atoms).clamp(min=1)
+            total = total / count[:, None]
+        return self.lin2(total)
+
+
+class InteractionBlock(nn.Module):
+    """x_i changes by lin(act(conv(x)_i)), filters W = C(d) · (Linear, act, Linear)(φ(d))."""
+
+    def __init__(self, hidden_channels: int, num_rbf: int, num_filters: int, act: str, cutoff: CosineCutoff, aggr: str):
+        super().__init__()
+        self.cutoff = cutoff
+        self.mlp = nn.Sequential(
+            nn.Linear(num_rbf, num_filters), make_activation(act), nn.Linear(num_filters, num_filters)
+        )
+        self.conv = ContinuousFilter(hidden_channels, num_filters, aggr)
+        self.act = make_activation(act)
+        self.lin = nn.Linear(hidden_channels, hidden_channels)
+        for linear in (self.mlp[0], self.mlp[2], self.lin):
+            nn.init.xavier_uniform_(linear.weight)  # type: ignore[arg-type]
+            nn.init.zeros_(linear.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor, graph: Graph, rbf: Tensor) -> Tensor:
+        """x [N, F] → its change [N, F]."""
+        weight = self.mlp(rbf) * self.cutoff(graph.distances)[:, None]
+        return self.lin(self.act(self.conv(x, graph, weight)))
+
+
+@REPRESENTATIONS.register("graph_network")
+class GraphNetwork(Representation):
+    """Graph network. Parameter names are those of TorchMD-Net 3.x, whose weights it loads.
+
+    Args:
+        hidden_channels: F.
+        num_layers: number of interaction blocks.
+        num_rbf: R, radial functions.
+        rbf_type: "expnorm" or "gauss".
+        trainable_rbf: learn centres and widths of the radial functions.
+        activation: name of the activation function.
+        neighbor_embedding: start from the elements of the neighbors too.
+        aggregation: "add", "mean" or "max" over the neighbors. Only "add" is smooth when a neighbor crosses the
+            cutoff: the others are for properties, not for dynamics.
+        cutoff: Å.
+        cutoff_lower: Å; edges contribute only beyond it.
+        max_z: atomic numbers 0 … max_z − 1.
+    """
+
+    def __init__(
+        self,
+        hidden_channels: int = 128,
+        num_layers: int = 6,
+        num_rbf: int = 50,
+        rbf_type: str = "expnorm",
+        trainable_rbf: bool = True,
+        activation: str = "silu",
+        neighbor_embedding: bool = True,
+        aggregation: Literal["add", "mean", "max"] = "add",
+        cutoff: float = 5.0,
+        cutoff_lower: float = 0.0,
+        max_z: int = 100,
+    ):
+        super().__init__()
+        if aggregation not in ("add", "mean", "max"):
+            raise ValueError(f"aggregation must be add, mean or max, got '{aggregation}'")
+        self.cutoff, self.hidden_channels, self.max_z = float(cutoff), hidden_channels, max_z
+        f = hidden_channels
+        self.envelope = CosineCutoff(cutoff_lower, cutoff)
+        self.embedding = nn.Embedding(max_z, f)
+        self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)
+        self.neighbor_embedding = NeighborEmbedding(f, num_rbf, self.envelope, max_z) if neighbor_embedding else None
+        self.interactions = nn.ModuleList(
+            InteractionBlock(f, num_rbf, f, activation, self.envelope, aggregation) for _ in range(num_layers)
+        )
+
+    def forward(self, graph: Graph) -> Features:
+        rbf = self.distance_expansion(graph.distances)
+        x = self.embedding(graph.z)
+        if self.neighbor_embedding is not None:
+            x = self.neighbor_embedding(x, graph, rbf)
+        for block in self.interactions:
+            x = x + block(x, graph, rbf)
+        return Features(x)

@@ -1,0 +1,99 @@
+"""Coulomb energy of fixed or predicted charges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..neighbors import NeighborList
+from ..registry import PRIORS
+from ..system import System
+from .base import Prior
+from .electrostatics import Damping, Electrostatics, Method
+
+__all__ = ["Coulomb"]
+
+
+@PRIORS.register("coulomb")
+class Coulomb(Prior):
+    """Coulomb energy of partial charges, see `Electrostatics` for the methods and the damping.
+
+    Args:
+        charges: "predicted": those of the network; or fixed ones in e, by element {atomic number: charge} (elements
+            that are not listed have 0; keys may be strings, as in JSON), or by atom [q_1, …, q_n] where every
+            structure has these n atoms in this order.
+        method: "all_pairs" (molecules), "reaction_field" or "ewald" (periodic structures).
+        cutoff: Å; not used by "all_pairs".
+        damping: "none", "exp" or "cosine".
+        damping_lower, damping_upper: Å.
+        dielectric: outside the reaction field's cutoff; None means infinite.
+        accuracy: of the Ewald summation, relative.
+
+    Raises:
+        ValueError: an option is unknown or out of range; charges are needed that the network does not predict; a
+            structure has another number of atoms than `charges`.
+    """
+
+    table: Tensor
+    per_atom: Tensor
+
+    def __init__(
+        self,
+        charges: Literal["predicted"] | Mapping[int | str, float] | Sequence[float] = "predicted",
+        method: Method = "all_pairs",
+        cutoff: float = 10.0,
+        damping: Damping = "none",
+        damping_lower: float = 0.0,
+        damping_upper: float = 4.6,
+        dielectric: float | None = None,
+        accuracy: float = 1e-9,
+    ):
+        super().__init__()
+        self.energy = Electrostatics(method, cutoff, damping, damping_lower, damping_upper, dielectric, accuracy)
+        self.cutoff = self.energy.cutoff
+        table, per_atom = torch.zeros(128, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        if isinstance(charges, str):
+            if charges != "predicted":
+                raise ValueError(f"charges must be 'predicted' or numbers, got '{charges}'")
+            self.source = "predicted"
+        elif isinstance(charges, Mapping):
+            self.source = "element"
+            for z, charge in charges.items():
+                if not 0 <= int(z) < 128:
+                    raise ValueError(f"coulomb: atomic number {z} is outside 0 … 127")
+                table[int(z)] = float(charge)
+        else:
+            self.source = "atom"
+            per_atom = torch.tensor([float(q) for q in charges], dtype=torch.float64)
+        self.uses_charges = self.source == "predicted"
+        self.register_buffer("table", table)
+        self.register_buffer("per_atom", per_atom)
+
+    def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
+        assert neighbors is not None
+        if self.source == "predicted":
+            if charges is None:
+                raise ValueError("the prior 'coulomb' needs charges, and this model predicts none: give fixed charges")
+            q = charges
+        elif self.source == "element":
+            q = self.table[system.z]
+        else:
+            q = self._repeat(system)
+        return self.energy(system, neighbors, q[:, None], torch.ones(1, device=q.device))
+
+    def _repeat(self, system: System) -> Tensor:
+        """The charges of the atoms of every structure, in the order of the batch."""
+        size = torch.bincount(system.batch, minlength=system.num_systems)
+        wrong = (size != self.per_atom.shape[0]).nonzero()
+        if wrong.numel():
+            first = int(wrong[0, 0])
+            raise ValueError(
+                f"system {first} has {int(size[first])} atoms, and the prior 'coulomb' has fixed charges of "
+                f"{self.per_atom.shape[0]} atoms"
+            )
+        q = torch.empty(system.num_atoms, dtype=torch.float64, device=system.device)
+        q[torch.argsort(system.batch, stable=True)] = self.per_atom.repeat(system.num_systems)
+        return q

@@ -1,0 +1,178 @@
+"""Coulomb energies of point charges: all pairs, reaction field, Ewald summation.
+
+Sources: P. P. Ewald, Ann. Phys. 369, 253 (1921), in the form of M. Allen, D. Tildesley, Computer Simulation of
+Liquids (2017), §6.2; reaction field: I. Tironi et al., J. Chem. Phys. 102, 5451 (1995); short-range damping "exp":
+D. Anstine, R. Zubatyuk, O. Isayev, AIMNet2, Chem. Sci. 16, 10228 (2025).
+
+Shapes: N atoms, E directed edges, C charge channels, K reciprocal vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..neighbors import NeighborList
+from ..system import System
+from ..units import COULOMB
+from .pairs import all_pairs, pair_distances, sum_pairs
+
+__all__ = ["Damping", "Electrostatics", "Method"]
+
+Method = Literal["all_pairs", "reaction_field", "ewald"]
+Damping = Literal["none", "exp", "cosine"]
+
+
+class Electrostatics(nn.Module):
+    """Energy ½ Σ_i Σ_{j≠i} k_e q_i q_j f(d) s(d) of point charges, f damping short distances, s set by the method.
+
+    * "all_pairs": s = 1/d, every pair of a molecule, O(n²) per molecule; not for periodic structures.
+    * "reaction_field": s = 1/d + k d² − c below the cutoff, 0 beyond: a medium of the given dielectric constant
+      outside. With an infinite constant the force is continuous at the cutoff; with a finite one it jumps there by
+      k_e q_i q_j · 3/((2ε+1) r_c²).
+    * "ewald": s = 1/d over all periodic images, to the given accuracy, in a conducting surrounding; a charged cell is
+      neutralised by a uniform background. Molecules in the same batch are summed over all pairs.
+
+    Damping f is 1 beyond `damping_upper`: "exp" is 1 − exp(1 − 1/(1 − (d/upper)²)) (AIMNet2's), "cosine" rises from 0
+    at `damping_lower` as ½ − ½ cos; so a short-range network can describe close pairs alone.
+
+    Args:
+        method: "all_pairs", "reaction_field" or "ewald".
+        cutoff: Å; of the pairs ("reaction_field") or of the real-space part ("ewald").
+        damping: "none", "exp" or "cosine".
+        damping_lower, damping_upper: Å.
+        dielectric: relative permittivity outside the reaction field's cutoff; None means infinite.
+        accuracy: relative size of the terms that Ewald summation leaves out.
+
+    Raises:
+        ValueError: an option is unknown or out of range.
+    """
+
+    def __init__(
+        self,
+        method: Method = "all_pairs",
+        cutoff: float = 10.0,
+        damping: Damping = "none",
+        damping_lower: float = 0.0,
+        damping_upper: float = 4.6,
+        dielectric: float | None = None,
+        accuracy: float = 1e-9,
+    ):
+        super().__init__()
+        if method not in ("all_pairs", "reaction_field", "ewald"):
+            raise ValueError(f"method must be all_pairs, reaction_field or ewald, got '{method}'")
+        if damping not in ("none", "exp", "cosine"):
+            raise ValueError(f"damping must be none, exp or cosine, got '{damping}'")
+        if damping != "none" and not 0 <= damping_lower < damping_upper:
+            raise ValueError(f"damping must have 0 ≤ lower < upper, got {damping_lower} … {damping_upper} Å")
+        if method != "all_pairs" and not (0 < cutoff < math.inf):
+            raise ValueError(f"the cutoff must be a positive number of Å, got {cutoff}")
+        if method == "ewald" and damping != "none" and damping_upper > cutoff:
+            raise ValueError(f"damping ends at {damping_upper} Å, beyond the cutoff of {cutoff} Å")
+        if dielectric is not None and dielectric < 1:
+            raise ValueError(f"the dielectric constant must be at least 1, got {dielectric}")
+        if not 0 < accuracy < 1e-2:
+            raise ValueError(f"the accuracy must be between 0 and 0.01, got {accuracy}")
+        self.method, self.damping = method, damping
+        self.cutoff = math.inf if method == "all_pairs" else float(cutoff)
+        self.damping_lower, self.damping_upper = float(damping_lower), float(damping_upper)
+        ratio = 0.5 if dielectric is None else (dielectric - 1) / (2 * dielectric + 1)
+        self.reaction, self.shift = ratio / self.cutoff**3, (1 + ratio) / self.cutoff
+        # real and reciprocal terms fall like exp(−(α r)²) and exp(−(k/2α)²): both reach the accuracy together
+        self.reach = math.sqrt(-math.log(accuracy))
+
+    def forward(self, system: System, neighbors: NeighborList, charges: Tensor, weights: Tensor) -> Tensor:
+        """
+        Args:
+            system: N atoms.
+            neighbors: pairs within `cutoff`.
+            charges: [N, C] in e.
+            weights: [C] weights of the channels, their sum being 1.
+
+        Returns:
+            [N] energies in eV, float64.
+
+        Raises:
+            ValueError: "all_pairs" of a periodic structure; "ewald" of one that is periodic in some directions only.
+        """
+        q = charges.double() * weights.double().sqrt()
+        if self.method == "ewald":
+            return COULOMB * self._ewald(system, neighbors, q)
+        d = pair_distances(system, neighbors)
+        kernel = 1 / d if self.method == "all_pairs" else 1 / d + self.reaction * d * d - self.shift
+        return COULOMB * sum_pairs(_products(q, neighbors) * self.factor(d) * kernel, neighbors, system.num_atoms)
+
+    def factor(self, d: Tensor) -> Tensor:
+        """Damping f(d) of distances in Å, [E]."""
+        if self.damping == "exp":
+            t = (d / self.damping_upper).clamp(max=1 - 1e-6)
+            return 1 - torch.exp(1 - 1 / (1 - t * t))
+        if self.damping == "cosine":
+            phase = ((d - self.damping_lower) / (self.damping_upper - self.damping_lower)).clamp(0, 1)
+            return 0.5 - 0.5 * torch.cos(math.pi * phase)
+        return torch.ones_like(d)
+
+    def _ewald(self, system: System, neighbors: NeighborList, q: Tensor) -> Tensor:
+        periodic = system.pbc.all(1)
+        mixed = system.pbc.any(1) & ~periodic
+        if bool(mixed.any()):
+            raise ValueError(
+                f"system {int(mixed.nonzero()[0, 0])} is periodic in one or two directions only; Ewald summation needs "
+                "all three (put enough vacuum between the layers) or none"
+            )
+        alpha = self.reach / self.cutoff
+        d = pair_distances(system, neighbors)
+        short = (torch.erfc(alpha * d) - 1 + self.factor(d)) / d
+        short = torch.where(periodic[system.batch[neighbors.edge_index[0]]], short, 0.0)
+        energies = sum_pairs(_products(q, neighbors) * short, neighbors, system.num_atoms)
+        for b in range(system.num_systems):
+            atoms = (system.batch == b).nonzero()[:, 0]
+            if atoms.numel() == 0:
+                continue
+            pos, charges = system.pos[atoms].double(), q[atoms]
+            if bool(periodic[b]):
+                part = _reciprocal(pos, system.cell[b].double(), charges, alpha, 2 * alpha * self.reach)
+            else:
+                molecule = System(z=system.z[atoms], pos=pos)
+                pairs = all_pairs(molecule)
+                d = pair_distances(molecule, pairs)
+                part = sum_pairs(_products(charges, pairs) * self.factor(d) / d, pairs, atoms.numel())
+            energies = energies.index_add(0, atoms, part)
+        return energies
+
+
+def _products(q: Tensor, neighbors: NeighborList) -> Tensor:
+    """Σ_c q_ic q_jc of each pair, [E]."""
+    receiver, sender = neighbors.edge_index
+    return (q[receiver] * q[sender]).sum(1)
+
+
+def _reciprocal(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, k_max: float) -> Tensor:
+    """Long-range, self and background energies of one periodic structure, [N] in e²/Å."""
+    volume = torch.linalg.det(cell).abs()
+    k = _reciprocal_vectors(cell, k_max)
+    k2 = (k * k).sum(1)
+    strength = torch.exp(-k2 / (4 * alpha * alpha)) / k2
+    phase = pos @ k.T
+    cos, sin = torch.cos(phase), torch.sin(phase)
+    potential = cos @ (strength[:, None] * (cos.T @ q)) + sin @ (strength[:, None] * (sin.T @ q))
+    # vectors of one half of space stand for both halves
+    potential = 4 * math.pi / volume * potential
+    background = math.pi / (2 * volume * alpha * alpha) * q.sum(0)
+    return (q * (potential - alpha / math.sqrt(math.pi) * q - background)).sum(1)
+
+
+def _reciprocal_vectors(cell: Tensor, k_max: float) -> Tensor:
+    """Reciprocal lattice vectors 0 < |k| ≤ k_max of one half of space, [K, 3] in 1/Å, differentiable in the cell."""
+    with torch.no_grad():
+        reach = (k_max * cell.norm(dim=1) / (2 * math.pi)).floor().long().tolist()
+        ranges = [torch.arange(-n, n + 1, device=cell.device) for n in reach]
+        index = torch.cartesian_prod(*ranges)
+        n0, n1, n2 = index.unbind(1)
+        half = (n0 > 0) | ((n0 == 0) & ((n1 > 0) | ((n1 == 0) & (n2 > 0))))
+        index = index[half].double()
+        near = (2 * math.pi * index @ torch.linalg.inv(cell).T).norm(dim=1) <= k_max
+    return 2 * math.pi * index[near] @ torch.linalg.inv(cell).T
