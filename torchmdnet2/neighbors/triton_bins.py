@@ -26,7 +26,7 @@ def bin_coordinate(f, n, periodic, rc, mask):
     return tl.minimum(tl.maximum(c, 0), n - 1), cells
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "B"])
 def bin_atoms(
     pos, batch, ptr, reals, whole, cutoff, wrapped, wraps, bins, slots, bin_count, counts, flag, N, B,
     BLOCK: tl.constexpr,
@@ -83,7 +83,7 @@ def bin_starts(bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr):
         tl.store(bin_start + offset + k, start, mask=k <= num)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "B"])
 def place_atoms(bins, slots, bin_start, wrapped, order, placed, ptr, N, B, BLOCK: tl.constexpr):
     """The sorted order and the wrapped positions in it, placed [3, N] float64."""
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

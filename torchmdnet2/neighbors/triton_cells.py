@@ -30,7 +30,7 @@ def neighbor_bin(c, n, periodic):
     return c - s * n, s * periodic
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "capacity"])
 def search_cells(
     placed, order, bin_start, ptr, reals, whole, cutoff, counts, block_sums, row_ptr, keys, N, capacity,
     FILL: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,

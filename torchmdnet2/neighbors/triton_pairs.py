@@ -14,7 +14,7 @@ import triton.language as tl
 from .triton_setup import _NOT_FINITE, _REALS, _ROW_BLOCK, _WHOLE, fractional
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "B"])
 def fractional_coordinates(pos, batch, ptr, reals, frac, flag, N, B, BLOCK: tl.constexpr):
     """frac [3, N] float64; raises the flag where a position is not finite."""
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -28,7 +28,7 @@ def fractional_coordinates(pos, batch, ptr, reals, frac, flag, N, B, BLOCK: tl.c
     tl.store(frac + 2 * N + atoms, f2, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "B", "capacity"])
 def search_pairs(
     frac, batch, ptr, reals, whole, cutoff, counts, block_sums, row_ptr,
     sender, receiver, shift, vectors, distances, N, B, capacity,

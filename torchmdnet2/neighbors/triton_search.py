@@ -44,6 +44,11 @@ _ATOM_BLOCK = 256
 _ZERO_BLOCK = 4096
 _BIN_BLOCK = 4096
 _SUMS = 256
+# tiles of receivers × candidates, and warps; the best of those tried on one NVIDIA H200
+_PAIR_TILE = (4, 128, 4)
+_CELL_TILE = (16, 64, 4)
+_CELL_PROGRAMS = 132 * 16
+_ROW_TILE = 32
 
 
 def interpreted() -> bool:
@@ -231,26 +236,24 @@ class TritonNeighborSearch:
             order_rows[(self.num_atoms,)](
                 self._keys, self.row_ptr, self.batch, self._wrapped, self._wraps, self._reals,
                 self.sender, self.receiver, self.shift, self.vectors, self.distances,
-                **self._wanted, K=32, num_warps=1, enable_fp_fusion=False,
+                **self._wanted, K=_ROW_TILE, num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
 
     def _search_pairs(self, fill: bool) -> None:
-        tile = (16, 4096) if interpreted() else (4, 128)  # the interpreter pays per operation, not per number
+        tile = (16, 4096, 1) if interpreted() else _PAIR_TILE  # the interpreter pays per operation, not per number
         search_pairs[(triton.cdiv(self.num_atoms, tile[0]),)](
             self._placed, self.batch, self.ptr, self._reals, self._whole, self._cutoff, self._counts, self._zeroed,
             self.row_ptr, self.sender, self.receiver, self.shift, self.vectors, self.distances,
             self.num_atoms, self.num_systems, self.capacity,
-            FILL=fill, **self._wanted, BI=tile[0], BJ=tile[1], num_warps=4, enable_fp_fusion=False,
+            FILL=fill, **self._wanted, BI=tile[0], BJ=tile[1], num_warps=tile[2], enable_fp_fusion=False,
         )  # fmt: skip
 
     def _search_cells(self, fill: bool) -> None:
-        grid = min(self.num_atoms, max(1, 132 * 16 // self.num_systems))
-        if interpreted():
-            grid = 1
+        grid = 1 if interpreted() else min(self.num_atoms, triton.cdiv(_CELL_PROGRAMS, self.num_systems))
         search_cells[(grid, self.num_systems)](
             self._placed, self._order, self._bin_start, self.ptr, self._reals, self._whole, self._cutoff,
             self._counts, self._zeroed, self.row_ptr, self._keys, self.num_atoms, self.capacity,
-            FILL=fill, BI=16, BJ=64, num_warps=4, enable_fp_fusion=False,
+            FILL=fill, BI=_CELL_TILE[0], BJ=_CELL_TILE[1], num_warps=_CELL_TILE[2], enable_fp_fusion=False,
         )  # fmt: skip
 
     def _on_device(self) -> contextlib.AbstractContextManager:

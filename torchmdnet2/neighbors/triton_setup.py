@@ -100,7 +100,7 @@ def bins_along(ratio, periodic):
     return tl.where(periodic == 1, tl.minimum(tl.maximum(fit, 1), _MAX_BINS), _MAX_BINS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_zeroed", "B"])
 def cell_geometry(
     cell, pbc, cutoff, ptr, reals, whole, flag, zeroed, num_zeroed, B, CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr
 ):
@@ -213,7 +213,7 @@ def fractional(pos, system, reals, atoms, mask):
     return f0, f1, f2, usable
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "capacity"])
 def row_pointers(counts, block_sums, row_ptr, needed, flag, N, capacity, BLOCK: tl.constexpr, SUMS: tl.constexpr):
     """Exclusive prefix sum of the row lengths, clamped to the capacity; one program per ROW_BLOCK rows."""
     pid = tl.program_id(0)

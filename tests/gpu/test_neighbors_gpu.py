@@ -1,0 +1,270 @@
+"""The Triton neighbor search on a real GPU: bars R6 and R8, graphs, streams, determinism."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2 import System
+from torchmdnet2.errors import NeighborOverflow
+from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.neighbors.reference import neighbor_list_reference
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+CUTOFF = 4.0
+
+
+def random_box(num_atoms, seed=0, density=0.1, dtype=torch.float32, skew=0.1, pbc=True):
+    """Atoms at random in a slightly triclinic cell, some of them outside it; on the GPU."""
+    rng = np.random.default_rng(seed)
+    edge = (num_atoms / density) ** (1 / 3)
+    cell = edge * (np.eye(3) + skew * rng.uniform(-1, 1, (3, 3)))
+    pos = (rng.uniform(0, 1, (num_atoms, 3)) + rng.integers(-2, 3, (num_atoms, 3))) @ cell
+    return System(
+        z=torch.ones(num_atoms, dtype=torch.long),
+        pos=torch.tensor(pos, dtype=dtype),
+        cell=torch.tensor(cell, dtype=dtype),
+        pbc=torch.full((3,), pbc),
+    ).to("cuda")
+
+
+def same(edges, reference):
+    return (
+        torch.equal(edges.edge_index.cpu().long(), reference.edge_index.cpu().long())
+        and torch.equal(edges.shift.cpu().long(), reference.shift.cpu().long())
+        and torch.equal(edges.row_ptr.cpu().long(), reference.row_ptr.cpu().long())
+    )
+
+
+def search_for(system, capacity, method="auto", **options):
+    from torchmdnet2.neighbors.triton_search import TritonNeighborSearch
+
+    options = {"receiver": True, "shift": True, "distances": True, "dtype": system.dtype, **options}
+    search = TritonNeighborSearch(
+        system.num_atoms, system.num_systems, CUTOFF, capacity, "cuda", batch=system.batch, method=method, **options
+    )
+    return search, (system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous())
+
+
+def assert_matches(search, system):
+    """Everything a search wrote, against the reference and its differentiable vectors in float64."""
+    system = system.to("cpu")
+    reference = neighbor_list_reference(system, CUTOFF)
+    num = reference.num_edges
+    assert int(search.needed) == num and int(search.flag) == 0
+    assert torch.equal(search.row_ptr.cpu().long(), reference.row_ptr)
+    assert torch.equal(search.receiver[:num].cpu().long(), reference.edge_index[0])
+    assert torch.equal(search.sender[:num].cpu().long(), reference.edge_index[1])
+    assert torch.equal(search.shift[:num].cpu().long(), reference.shift)
+    exact = reference.vectors(system.to(dtype=torch.float64))
+    tight = 3e-7 if search.dtype == torch.float32 else 1e-11  # half an ulp of 4 Å; of positions at some 100 Å
+    assert float((search.vectors[:num].cpu().double() - exact).abs().max()) < tight
+    assert float((search.distances[:num].cpu().double() - exact.norm(dim=1)).abs().max()) < tight
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("method", ["auto", "cells"])
+def test_agrees_with_the_reference_on_500_cells(method, dtype):
+    """Bar R6; "auto" takes "pairs" for structures as small as these."""
+    from cells import generated_atoms
+
+    from torchmdnet2.neighbors.triton_search import neighbor_list_triton
+
+    wrong, searched = [], 0
+    for seed in range(500):
+        system = System.from_ase(generated_atoms(seed, CUTOFF), dtype=dtype)
+        try:
+            ours = neighbor_list_triton(system.to("cuda"), CUTOFF, method=method)
+        except ValueError as error:
+            assert method == "cells" and "too thin" in str(error)
+            continue
+        searched += 1
+        if not same(ours, neighbor_list_reference(system, CUTOFF)):
+            wrong.append(seed)
+    assert not wrong
+    assert searched == 500 if method == "auto" else searched > 100
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_batch_of_unequal_structures(method):
+    frames = [random_box(n, seed=n, pbc=bool(n % 2)) for n in (1300, 1, 2, 777, 640, 3000)]
+    system = System.concatenate(frames)
+    search, given = search_for(system, 500_000, method)
+    search(*given)
+    assert_matches(search, system)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+@pytest.mark.parametrize("pbc", [True, False])
+def test_a_larger_box(method, dtype, pbc):
+    system = random_box(3000, seed=7, dtype=dtype, pbc=pbc)
+    search, given = search_for(system, 200_000, method)
+    search(*given)
+    assert_matches(search, system)
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_far_from_the_origin_and_in_dense_heaps(method):
+    """A molecule far away, with 600 atoms inside one cutoff: rows longer than any tile, bins fuller than any tile."""
+    rng = np.random.default_rng(3)
+    pos = np.concatenate([rng.normal(0, 0.8, (600, 3)), rng.uniform(-60, 60, (900, 3))]) + np.array([3e3, -2e3, 1e2])
+    system = System(z=torch.ones(1500, dtype=torch.long), pos=torch.tensor(pos)).to("cuda")
+    search, given = search_for(system, 500_000, method)
+    search(*given)
+    assert int(search.row_ptr.diff().max()) > 500
+    assert_matches(search, system)
+
+
+def test_unsorted_batch_and_half():
+    system = System.concatenate([random_box(n, seed=n) for n in (90, 200, 35)])
+    mixed = torch.randperm(system.num_atoms, device="cuda")
+    system = system.replace(z=system.z[mixed], pos=system.pos[mixed], batch=system.batch[mixed])
+    for half in (False, True):
+        ours = neighbor_list(system, CUTOFF, backend="triton", half=half)
+        assert ours.edge_index.dtype == torch.int32 and ours.edge_index.is_cuda
+        assert same(ours, neighbor_list_reference(system, CUTOFF, half=half))
+
+
+def test_perfect_crystal_with_a_shell_at_the_cutoff():
+    """Ties: the count and the fill pass must decide alike."""
+    grid = torch.cartesian_prod(*[torch.arange(16.0)] * 3)
+    for cell in (torch.eye(3) * 16, torch.zeros(3, 3)):
+        system = System(z=torch.ones(4096, dtype=torch.long), pos=grid, cell=cell).to("cuda")
+        for method in ("pairs", "cells"):
+            search, given = search_for(system, 1_100_000, method)  # simple cubic, a = 1 Å: shells at 4 = cutoff
+            search(*given)
+            assert_matches(search, system)
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_graph_replay_follows_moving_atoms_and_cell(method):
+    system = random_box(2000, seed=1)
+    search, (pos, cell, pbc) = search_for(system, 80_000, method)
+    search(pos, cell, pbc)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        search(pos, cell, pbc)
+    for _ in range(5):
+        pos += 0.3 * torch.randn_like(pos)
+        cell *= 1.01
+        graph.replay()
+        assert_matches(search, system.replace(pos=pos, cell=cell))
+    # too dense for the capacity: flagged, sticky, and no row reaches past the buffers
+    fine = pos.clone()
+    pos *= 0.6
+    cell *= 0.6
+    graph.replay()
+    assert int(search.flag) == 1 and int(search.needed) > search.capacity
+    assert int(search.row_ptr.max()) == search.capacity
+    pos.copy_(fine)
+    cell /= 0.6
+    graph.replay()
+    assert int(search.flag) == 1, "the flag is sticky"
+    search.flag.zero_()
+    graph.replay()
+    assert_matches(search, system.replace(pos=pos, cell=cell))
+    pos[7, 1] = float("nan")
+    graph.replay()
+    assert int(search.flag) == 2
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_no_silent_overflow_in_1000_trials(method):
+    """Bar R8, under graph replay: capacities around the need; the flag is up exactly when the need is larger."""
+    rng = np.random.default_rng(5)
+    silent = 0
+    for trial in range(20):
+        n = int(rng.integers(2, 400))
+        system = random_box(n, seed=trial, density=rng.uniform(0.02, 0.2), skew=0.0)
+        if method == "cells" and float(system.cell[0].diagonal().min()) < CUTOFF * 1.1:
+            system = system.replace(pbc=torch.zeros(1, 3, dtype=torch.bool))
+        need = neighbor_list_reference(system, CUTOFF).num_edges
+        capacity = max(1, need + int(rng.integers(-5, 6)))
+        search, (pos, cell, pbc) = search_for(system, capacity, method)
+        search(pos, cell, pbc)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            search(pos, cell, pbc)
+        start = pos.clone()
+        for _ in range(50):
+            pos.copy_(start + 0.2 * torch.randn_like(pos))
+            search.flag.zero_()
+            graph.replay()
+            needed = neighbor_list(system.replace(pos=pos), CUTOFF, backend="triton").num_edges
+            overflow = needed > capacity
+            silent += int(overflow != bool(int(search.flag) & 1)) + int(int(search.needed) != needed)
+            silent += int(int(search.row_ptr.max()) > capacity)
+    assert silent == 0
+
+
+def test_eager_overflow_is_an_error_in_1000_trials():
+    """Bar R8, eager: an exception exactly when the capacity is too small, and it states the need."""
+    rng = np.random.default_rng(6)
+    for trial in range(1000):
+        system = random_box(int(rng.integers(2, 60)), seed=trial, density=rng.uniform(0.02, 0.2))
+        edges = neighbor_list(system, CUTOFF, backend="triton")
+        capacity = max(0, edges.num_edges + int(rng.integers(-3, 4)))
+        if capacity >= edges.num_edges:
+            assert neighbor_list(system, CUTOFF, backend="triton", capacity=capacity).num_edges == edges.num_edges
+        else:
+            with pytest.raises(NeighborOverflow, match=f"needs {edges.num_edges} "):
+                neighbor_list(system, CUTOFF, backend="triton", capacity=capacity)
+
+
+def test_padding_atoms_have_no_neighbors():
+    system = random_box(200, seed=2)
+    for method in ("pairs", "cells"):
+        search, (pos, cell, pbc) = search_for(system, 20_000, method)
+        batch = torch.zeros(200, dtype=torch.long, device="cuda")
+        batch[150:] = 1  # beyond the only structure
+        search.set_batch(batch)
+        search(pos, cell, pbc)
+        real = neighbor_list_reference(system.replace(z=system.z[:150], pos=pos[:150], batch=None), CUTOFF)
+        assert int(search.needed) == real.num_edges
+        assert torch.equal(search.row_ptr[:151].long(), real.row_ptr)
+        assert bool((search.row_ptr[150:] == real.num_edges).all())
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_same_input_same_bits(method):
+    system = random_box(5000, seed=4)
+    search, given = search_for(system, 300_000, method)
+    search(*given)
+    first = [t.clone() for t in (search.row_ptr, search.sender, search.shift, search.vectors, search.distances)]
+    for _ in range(10):
+        for t in (search.sender, search.shift, search.vectors, search.distances):
+            t.fill_(-1)
+        search(*given)
+        num = int(search.needed)
+        for a, b in zip(first, (search.row_ptr, search.sender, search.shift, search.vectors, search.distances)):
+            assert torch.equal(a[:num], b[:num])
+
+
+def test_runs_on_the_current_stream():
+    """Work queued before on another stream must be seen: positions arrive late there."""
+    system = random_box(2000, seed=9)
+    search, (pos, cell, pbc) = search_for(system, 100_000)
+    search(pos, cell, pbc)
+    late = torch.zeros_like(pos)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late.copy_(pos)
+        search(late, cell, pbc)
+    stream.synchronize()
+    assert_matches(search, system)
+
+
+def test_auto_takes_the_gpu_and_gradients_flow():
+    system = random_box(100, seed=11, dtype=torch.float64)
+    edges = neighbor_list(system, CUTOFF)
+    assert edges.edge_index.is_cuda and edges.edge_index.dtype == torch.int32
+    pos = system.pos.clone().requires_grad_()
+    (grad,) = torch.autograd.grad((edges.distances(system.replace(pos=pos)) ** 2).sum(), pos)
+    assert torch.isfinite(grad).all() and float(grad.abs().max()) > 0
