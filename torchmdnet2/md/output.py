@@ -67,6 +67,7 @@ class TrajectoryFile:
 
             self._file = self._file or open(self.path, "a")
             write_xyz(self._file, [atoms])
+            self._file.flush()
         self.frames += 1
 
     def close(self) -> None:

@@ -1,0 +1,43 @@
+"""A tiny random potential, weak enough for atoms to stay apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from ase.build import molecule
+
+from torchmdnet2 import Potential
+from torchmdnet2.checkpoint import save
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tiny tensors: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def potential():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        config = {
+            "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0},
+            "elements": [1, 8],
+            "energy_scale": 0.2,
+        }
+        return Potential.from_config(config).double().eval()
+
+
+@pytest.fixture(scope="session")
+def model_file(potential, tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.tmn"
+    save(potential, path)
+    return path
+
+
+@pytest.fixture
+def water():
+    return molecule("H2O")

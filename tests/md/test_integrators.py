@@ -1,0 +1,133 @@
+"""The integrators on springs, where everything is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2.md.integrators import Langevin, VelocityVerlet
+from torchmdnet2.md.state import Atomistics, State, maxwell_boltzmann
+from torchmdnet2.units import AMU_A2_FS2, KB
+
+SPRING = 30.0  # eV/Å²
+
+
+def springs(pos):
+    return 0.5 * SPRING * pos.square().sum(), -SPRING * pos
+
+
+def atoms_of(masses, fixed=()):
+    mobile = torch.ones(len(masses), 1, dtype=torch.float64)
+    mobile[list(fixed)] = 0
+    return Atomistics(torch.tensor(masses, dtype=torch.float64)[:, None], mobile, dof=3 * (len(masses) - len(fixed)))
+
+
+def start(atoms, displacement=0.1):
+    pos = torch.full((len(atoms.masses), 3), displacement, dtype=torch.float64)
+    energy, forces = springs(pos)
+    return State(pos, torch.zeros_like(pos), forces, energy, torch.zeros_like(energy))
+
+
+def total(atoms, state):
+    return float(state.energy + atoms.kinetic_energy(state.vel) - state.heat)
+
+
+def test_period_of_an_oscillator():
+    """Units of mass, time and energy together: the period is 2π sqrt(m/k)."""
+    mass = 12.0
+    period = 2 * math.pi * math.sqrt(mass * AMU_A2_FS2 / SPRING)
+    atoms = atoms_of([mass])
+    state = start(atoms)
+    steps = 2000
+    dynamics = VelocityVerlet(springs, atoms, period / steps)
+    for _ in range(steps):
+        dynamics.step(state)
+    assert state.step == steps
+    torch.testing.assert_close(state.pos, torch.full_like(state.pos, 0.1), rtol=1e-5, atol=0)
+    assert state.vel.abs().max() < 1e-6
+
+
+def test_energy_error_is_second_order_and_does_not_grow():
+    """Bar R10: the fluctuation of the energy goes as the square of the time step."""
+    atoms = atoms_of([1.0, 16.0])
+    spread = []
+    for timestep in (0.4, 0.2):
+        state = start(atoms)
+        dynamics = VelocityVerlet(springs, atoms, timestep)
+        energies = []
+        for _ in range(int(400 / timestep)):
+            dynamics.step(state)
+            energies.append(total(atoms, state))
+        spread.append(np.std(energies))
+        halves = np.array(energies[: len(energies) // 2 * 2]).reshape(2, -1).mean(1)
+        assert abs(halves[1] - halves[0]) < 0.1 * spread[-1]
+    assert math.log2(spread[0] / spread[1]) == pytest.approx(2, abs=0.2)
+
+
+def test_reversible():
+    atoms = atoms_of([1.0, 16.0])
+    state = start(atoms)
+    begin = state.clone()
+    dynamics = VelocityVerlet(springs, atoms, 0.5)
+    for _ in range(100):
+        dynamics.step(state)
+    state.vel = -state.vel
+    for _ in range(100):
+        dynamics.step(state)
+    torch.testing.assert_close(state.pos, begin.pos, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("friction", [20.0, 200.0])
+def test_langevin_samples_the_canonical_ensemble(friction):
+    """⟨½kx²⟩ = ½k_B T for each coordinate, exactly so for BAOAB at any time step; kinetic energy nearly."""
+    temperature = 400.0
+    atoms = atoms_of([1.0] * 100 + [16.0] * 100)
+    state = start(atoms, 0.0)
+    dynamics = Langevin(springs, atoms, 1.0, temperature, friction, seed=1)
+    potential, kinetic = [], []
+    for k in range(6000):
+        dynamics.step(state)
+        if k >= 1000:
+            potential.append(float(state.energy))
+            kinetic.append(float(atoms.kinetic_energy(state.vel)))
+    expected = 0.5 * 600 * KB * temperature
+    assert np.mean(potential) == pytest.approx(expected, rel=0.02)
+    assert atoms.temperature(np.mean(kinetic)) == pytest.approx(temperature, rel=0.04)
+
+
+def test_heat_makes_the_energy_balance_close():
+    """Total energy less heat is conserved, as well as without a bath."""
+    atoms = atoms_of([1.0, 16.0, 12.0])
+    state = start(atoms)
+    first = total(atoms, state)
+    dynamics = Langevin(springs, atoms, 0.05, 300.0, 50.0, seed=3)
+    for _ in range(2000):
+        dynamics.step(state)
+    assert abs(float(state.heat)) > 0.05
+    assert total(atoms, state) == pytest.approx(first, abs=2e-3)
+
+
+def test_fixed_atoms_stay():
+    atoms = atoms_of([1.0, 16.0], fixed=[1])
+    for dynamics in (VelocityVerlet(springs, atoms, 0.5), Langevin(springs, atoms, 0.5, 300.0, 10.0, seed=0)):
+        state = start(atoms)
+        for _ in range(20):
+            dynamics.step(state)
+        assert torch.equal(state.pos[1], torch.full((3,), 0.1, dtype=torch.float64))
+        assert (state.pos[0] != 0.1).all()
+
+
+def test_maxwell_boltzmann():
+    atoms = atoms_of([1.0] * 2000 + [16.0] * 2000)
+    vel = maxwell_boltzmann(atoms, 300.0, seed=5)
+    assert torch.equal(vel, maxwell_boltzmann(atoms, 300.0, seed=5))
+    assert not torch.equal(vel, maxwell_boltzmann(atoms, 300.0, seed=6))
+    assert (atoms.masses * vel).sum(0).abs().max() < 1e-10
+    for part in (slice(0, 2000), slice(2000, 4000)):  # equipartition over light and heavy
+        energy = 0.5 * AMU_A2_FS2 * (atoms.masses[part] * vel[part].square()).sum()
+        assert float(energy) / (1.5 * 2000 * KB) == pytest.approx(300.0, rel=0.05)
+    assert not maxwell_boltzmann(atoms, 0.0, seed=5).any()
+    assert maxwell_boltzmann(atoms_of([1.0]), 300.0, seed=0).any()  # one atom keeps its momentum

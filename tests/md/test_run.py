@@ -1,0 +1,373 @@
+"""run_md as a whole: energies against ASE, files, exact restarts, refusals."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms, units
+from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.constraints import FixAtoms, FixBondLength
+from ase.io import read, write
+from ase.md.verlet import VelocityVerlet
+from rich.console import Console
+
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.checkpoint import save
+from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData, UnknownElement
+from torchmdnet2.md import MDOptions, Unphysical, run_md
+from torchmdnet2.md.guard import check_overlaps
+from torchmdnet2.md.output import Drift, Row
+from torchmdnet2.system import System
+
+
+def options(tmp_path, steps=20, name="run", **more):
+    return MDOptions(steps=steps, output=str(tmp_path / name), **more)
+
+
+# --- physics -----------------------------------------------------------------------------------------------------
+
+
+def test_same_trajectory_as_ase(potential, water, tmp_path):
+    """Positions, velocities, energies after 20 steps of ASE's velocity Verlet from the same start."""
+    result = run_md(potential, water, options(tmp_path, every=1, seed=3))
+    frames = read(tmp_path / "run.xyz", ":")
+    assert len(frames) == 21 and [f.info["step"] for f in frames] == list(range(21))
+    atoms = frames[0].copy()
+    atoms.set_masses(water.get_masses())
+    run_md(potential, water, options(tmp_path, steps=0, name="first.traj", seed=3))
+    atoms.set_momenta(read(tmp_path / "first.traj").get_momenta())  # all digits
+    atoms.calc = TorchMDNet2Calculator(potential)
+    VelocityVerlet(atoms, 0.5 * units.fs).run(20)
+    np.testing.assert_allclose(result.atoms.positions, atoms.positions, atol=1e-7)  # ASE has the constants of 2014
+    np.testing.assert_allclose(result.atoms.get_momenta(), atoms.get_momenta(), atol=1e-6)
+    assert result.rows[-1].potential_eV == pytest.approx(atoms.get_potential_energy(), abs=1e-8)
+    assert result.rows[-1].kinetic_eV == pytest.approx(atoms.get_kinetic_energy(), abs=1e-6)
+    assert np.abs(result.atoms.positions - water.positions).max() > 0.05
+
+
+def test_energy_is_conserved_and_second_order(potential, water, tmp_path):
+    spread = []
+    for k, timestep in enumerate((0.5, 0.25)):
+        o = options(tmp_path, steps=int(60 / timestep), name=str(k), timestep=timestep, every=1, temperature=200)
+        result = run_md(potential, water, o)
+        spread.append(np.std([row.conserved_eV for row in result.rows]))
+        assert np.ptp([row.potential_eV for row in result.rows]) > 50 * spread[-1]  # there is something to conserve
+    assert math.log2(spread[0] / spread[1]) == pytest.approx(2, abs=0.3)
+
+
+def test_no_momentum_and_the_temperature_asked_for(potential, tmp_path):
+    atoms = Atoms("H200", [[4 * x, 4 * y, 4 * z] for x, y, z in itertools.product(range(5), range(5), range(8))])
+    result = run_md(potential, atoms, options(tmp_path, steps=1, temperature=500))
+    assert result.rows[0].temperature_K == pytest.approx(500, rel=0.15)
+    assert np.abs(result.atoms.get_momenta().sum(0)).max() < 1e-9
+
+
+def test_langevin_reaches_the_bath(potential, water, tmp_path):
+    o = options(tmp_path, steps=1500, timestep=1.0, ensemble="nvt", friction=50.0, temperature=150, every=5)
+    result = run_md(potential, water, o)
+    assert np.mean([row.temperature_K for row in result.rows[20:]]) == pytest.approx(150, rel=0.25)
+    assert np.ptp([r.conserved_eV for r in result.rows]) < 0.1 * np.ptp([r.kinetic_eV for r in result.rows])
+
+
+def test_periodic_triclinic(potential, tmp_path):
+    atoms = molecule("H2O", cell=[[4, 0, 0], [1, 4, 0], [0, 1, 4]], pbc=True)
+    result = run_md(potential, atoms, options(tmp_path))
+    final = result.atoms
+    energy, forces = final.get_potential_energy(), final.get_forces()
+    final.calc = TorchMDNet2Calculator(potential)
+    assert final.pbc.all() and final.get_potential_energy() == pytest.approx(energy, abs=1e-10)
+    np.testing.assert_allclose(final.get_forces(), forces, atol=1e-10)
+
+
+def test_charge_enters_and_is_kept(potential, water, tmp_path):
+    plain = run_md(potential, water, options(tmp_path, steps=2))
+    charged = run_md(potential, water, options(tmp_path, steps=2), charge=1)
+    water.info["charge"] = 1
+    same = run_md(potential, water, options(tmp_path, steps=2), charge=0)  # info comes first
+    assert charged.rows == same.rows != plain.rows
+    assert read(tmp_path / "run.xyz").info["charge"] == 1
+
+
+def test_fixed_atoms(potential, water, tmp_path):
+    water.set_constraint(FixAtoms([0]))
+    result = run_md(potential, water, options(tmp_path))
+    assert np.array_equal(result.atoms.positions[0], water.positions[0])
+    assert not np.array_equal(result.atoms.positions[1], water.positions[1])
+    water.set_constraint(FixBondLength(0, 1))
+    with pytest.raises(BadData, match="FixBondLength"):
+        run_md(potential, water, options(tmp_path))
+
+
+def test_velocities_of_the_start_structure(potential, water, tmp_path):
+    momenta = np.array([[0.1, 0, 0], [-0.1, 0.2, 0], [0, -0.2, 0]])
+    water.set_momenta(momenta)
+    run_md(potential, water, options(tmp_path, steps=0))
+    np.testing.assert_allclose(read(tmp_path / "run.xyz").get_momenta(), momenta, atol=1e-8)
+    run_md(potential, water, options(tmp_path, steps=0, temperature=300))
+    assert not np.allclose(read(tmp_path / "run.xyz").get_momenta(), momenta, atol=1e-3)
+
+
+def test_minimize(potential, water, tmp_path):
+    before = water.copy()
+    result = run_md(potential, water, options(tmp_path, steps=0, minimize=True, temperature=0))
+    assert np.linalg.norm(result.atoms.get_forces(), axis=1).max() < 0.05
+    assert water == before
+
+
+def test_seed_decides(potential, water, tmp_path):
+    rows = [
+        run_md(potential, water, options(tmp_path, ensemble="nvt", seed=seed)).rows[-1].conserved_eV
+        for seed in (1, 1, 2)
+    ]
+    assert rows[0] == rows[1] != rows[2]
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_files(potential, water, tmp_path):
+    # labels of the start must not be copied into later frames
+    water.calc = SinglePointCalculator(water, energy=-999.0)
+    water.info["energy_label"] = -999.0
+    water.arrays["their_forces"] = np.ones((3, 3))
+    both = (str(tmp_path / "a" / "t.traj"), str(tmp_path / "a" / "t.extxyz"))
+    result = run_md(potential, water, options(tmp_path, steps=25, every=10, trajectories=both))
+    names = {"t.traj", "t.extxyz", "run.csv", "run.png", "run.restart"}
+    assert {f.name for f in result.files} == names and all(f.stat().st_size > 100 for f in result.files)
+    traj, xyz = (read(path, ":") for path in both)
+    assert [f.info["step"] for f in traj] == [f.info["step"] for f in xyz] == [0, 10, 20, 25]
+    for a, b in zip(traj, xyz, strict=True):
+        np.testing.assert_allclose(a.positions, b.positions, atol=1e-7)
+        assert a.get_potential_energy() == pytest.approx(b.get_potential_energy(), abs=1e-7)
+        assert "their_forces" not in b.arrays and "energy_label" not in b.info
+    table = np.genfromtxt(tmp_path / "run.csv", delimiter=",", names=True)
+    assert table["conserved_eV"].tolist() == [row.conserved_eV for row in result.rows]
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("output, found", [("x/", "x/md.xyz"), ("x/y", "x/y.xyz"), ("x/y.traj", "x/y.traj")])
+def test_output_as_folder_prefix_or_file(potential, water, tmp_path, output, found):
+    run_md(potential, water, MDOptions(steps=1, output=f"{tmp_path}/{output}"))
+    assert (tmp_path / found).exists()
+
+
+def test_an_old_trajectory_is_kept_aside(potential, water, tmp_path):
+    run_md(potential, water, options(tmp_path, steps=1))
+    first = (tmp_path / "run.xyz").read_bytes()
+    run_md(potential, water, options(tmp_path, steps=1, seed=9))
+    assert (tmp_path / "run.xyz.old").read_bytes() == first != (tmp_path / "run.xyz").read_bytes()
+
+
+def test_progress_lines(potential, water, tmp_path):
+    text = io.StringIO()
+    run_md(potential, water, options(tmp_path, steps=100, every=5), console=Console(file=text, width=200))
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 10 and all("ns/day" in s and "drift" in s and " K " in s and "left" in s for s in lines)
+    assert "step       100/100" in lines[-1]
+    text = io.StringIO()
+    terminal = Console(file=text, force_terminal=True, width=200)
+    run_md(potential, water, options(tmp_path, steps=100, every=5), console=terminal)
+    assert "ns/day" in text.getvalue() and "100/100" in text.getvalue()
+
+
+def test_drift_is_the_linear_fit():
+    rng = np.random.default_rng(0)
+    time, energy = np.arange(500) * 0.01, rng.normal(size=500) - 1e6
+    fit = Drift(4)
+    for k in range(500):
+        fit.add(Row(k, time[k], 0, 0, 0, energy[k]))
+    assert fit.slope == pytest.approx(np.polyfit(time, energy, 1)[0] / 4, rel=1e-6)
+
+
+# --- restarts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ensemble", ["nve", "nvt"])
+def test_restart_is_bitwise(model_file, water, tmp_path, ensemble):
+    for name, parts in (("once", [60]), ("twice", [30, 60])):
+        for k, steps in enumerate(parts):
+            paths = tuple(str(tmp_path / f"{name}.{kind}") for kind in ("traj", "xyz"))
+            o = options(tmp_path, steps, name, ensemble=ensemble, every=5, restart=k > 0, trajectories=paths)
+            run_md(model_file, water, o)
+    for kind in ("csv", "xyz"):
+        assert (tmp_path / f"once.{kind}").read_bytes() == (tmp_path / f"twice.{kind}").read_bytes()
+    once, twice = (read(tmp_path / f"{name}.traj", ":") for name in ("once", "twice"))
+    assert len(once) == len(twice) == 13
+    for a, b in zip(once, twice, strict=True):
+        assert np.array_equal(a.positions, b.positions) and np.array_equal(a.get_momenta(), b.get_momenta())
+    one, two = ((tmp_path / f"{n}.restart").read_bytes().replace(b"twice", b"once") for n in ("once", "twice"))
+    assert one[-200:] == two[-200:]
+
+
+def test_restart_after_the_process_died(model_file, water, tmp_path, monkeypatch):
+    """Frames and rows written after the restart file are cut off, and made again."""
+    run_md(model_file, water, options(tmp_path, 60, "whole", every=5, ensemble="nvt"))
+
+    class Killed(BaseException):
+        pass
+
+    from torchmdnet2.md.run import Simulation
+
+    record, save_now = Simulation._record, Simulation._save
+    monkeypatch.setattr(Simulation, "_save", lambda self: save_now(self) if self.state.step <= 30 else None)
+
+    def die(self, row):
+        record(self, row)
+        if row.step == 45:
+            self.table.flush()
+            raise Killed
+
+    monkeypatch.setattr(Simulation, "_record", die)
+    with pytest.raises(Killed):
+        run_md(model_file, water, options(tmp_path, 60, "dead", every=5, ensemble="nvt", restart_every=15))
+    monkeypatch.undo()
+    assert read(tmp_path / "dead.xyz").info["step"] == 45
+    run_md(model_file, water, options(tmp_path, 60, "dead", every=5, ensemble="nvt", restart=True))
+    for kind in ("csv", "xyz"):
+        assert (tmp_path / f"whole.{kind}").read_bytes() == (tmp_path / f"dead.{kind}").read_bytes()
+
+
+def test_interruption_leaves_a_restart_file(model_file, water, tmp_path, monkeypatch):
+    run_md(model_file, water, options(tmp_path, 60, "whole", every=5))
+    from torchmdnet2.md.run import Simulation
+
+    evaluate, count = Simulation._evaluate, itertools.count()
+
+    def interrupted(self, pos):
+        if next(count) == 33:
+            raise KeyboardInterrupt
+        return evaluate(self, pos)
+
+    monkeypatch.setattr(Simulation, "_evaluate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_md(model_file, water, options(tmp_path, 60, "part", every=5))
+    run_md(model_file, water, options(tmp_path, 60, "part", every=5, restart=True))
+    assert (tmp_path / "whole.xyz").read_bytes() == (tmp_path / "part.xyz").read_bytes()
+
+
+@pytest.mark.parametrize("change", [{"timestep": 0.4}, {"temperature": 310.0}, {"ensemble": "nvt"}, {"seed": 5}])
+def test_restart_refuses_another_simulation(model_file, water, tmp_path, change):
+    run_md(model_file, water, options(tmp_path))
+    with pytest.raises(BadConfig, match=next(iter(change))):
+        run_md(model_file, water, options(tmp_path, 40, restart=True, **change))
+
+
+def test_restart_refuses_another_model_or_molecule(model_file, potential, water, tmp_path):
+    run_md(model_file, water, options(tmp_path))
+    save(potential, tmp_path / "other.tmn", metadata={"a": 1})
+    with pytest.raises(BadConfig, match="model"):
+        run_md(tmp_path / "other.tmn", water, options(tmp_path, 40, restart=True))
+    with pytest.raises(BadConfig, match="elements"):
+        run_md(model_file, molecule("H2"), options(tmp_path, 40, restart=True))
+
+
+def test_damaged_or_missing_restart_file(model_file, water, tmp_path):
+    with pytest.raises(FileNotFoundError, match="without --restart"):
+        run_md(model_file, water, options(tmp_path, restart=True))
+    run_md(model_file, water, options(tmp_path))
+    path = tmp_path / "run.restart"
+    blob = path.read_bytes()
+    damaged = [blob[:-1], b"", blob[:20], *(_flip(blob, k) for k in range(8, len(blob), len(blob) // 40))]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises((BadCheckpoint, BadConfig)):
+            run_md(model_file, water, options(tmp_path, 40, restart=True))
+
+
+def _flip(blob, k):
+    return blob[:k] + bytes([blob[k] ^ 1]) + blob[k + 1 :]
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+def test_overlapping_atoms_at_the_start(potential, tmp_path):
+    atoms = Atoms("H2OH", [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0.2, 2]])
+    with pytest.raises(Unphysical, match=r"atom [23] \([OH]\) and atom [23] \([OH]\) are 0.200 Å apart"):
+        run_md(potential, atoms, options(tmp_path))
+    assert not os.listdir(tmp_path)
+    check_overlaps(System.from_ase(molecule("H2")))  # the shortest bond there is
+    with pytest.raises(Unphysical, match="periodic image"):
+        check_overlaps(System.from_ase(Atoms("H", cell=[0.3, 5, 5], pbc=True)))
+
+
+def test_unknown_element(potential, tmp_path):
+    with pytest.raises(UnknownElement, match="C.*H, O"):
+        run_md(potential, molecule("CH4"), options(tmp_path))
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("atoms", [Atoms(), Atoms("H", pbc=True), Atoms("H", [[np.nan, 0, 0]])])
+def test_unusable_start(potential, tmp_path, atoms):
+    with pytest.raises(ValueError, match=r"no atoms|lattice vector|not finite"):
+        run_md(potential, atoms, options(tmp_path))
+
+
+@pytest.mark.parametrize("explosion", ["hot", "strong", "nan", "collapse"])
+def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, monkeypatch, explosion):
+    """From step 34 on the model goes wrong; the message names step and atoms, the trajectory ends before."""
+    from torchmdnet2.md.run import Simulation
+
+    evaluate = Simulation._evaluate
+
+    def wrong(self, pos):
+        energy, forces = evaluate(self, pos)
+        if getattr(self, "state", None) is None or self.state.step + 1 < 34:
+            return energy, forces
+        forces = forces.clone()
+        if explosion == "nan":
+            forces[1] = math.nan
+        elif explosion == "strong":
+            forces[1] += 300.0
+        elif explosion == "hot":
+            self.state.vel = self.state.vel * 8
+        else:
+            self.state.pos[1] = self.state.pos[0] + 0.1
+        return energy, forces
+
+    monkeypatch.setattr(Simulation, "_evaluate", wrong)
+    words = {
+        "hot": "temperature|conserved energy",
+        "strong": r"force of .*atom 1 \(H\)",
+        "nan": r"not finite.*atom 1 \(H\)",
+        "collapse": r"atom [01] \([OH]\) and atom [01] \([OH]\) are 0.173 Å apart",
+    }
+    with pytest.raises(Unphysical, match=f"step 34: .*({words[explosion]}).*last good frame .step 33"):
+        run_md(potential, water, options(tmp_path, 100, every=10))
+    frames = read(tmp_path / "run.xyz", ":")
+    assert [f.info["step"] for f in frames] == [0, 10, 20, 30, 33]
+    assert all(np.isfinite(f.positions).all() and np.isfinite(f.get_forces()).all() for f in frames)
+    monkeypatch.undo()
+    healthy = run_md(potential, water, options(tmp_path, 33, "healthy"))
+    np.testing.assert_allclose(frames[-1].positions, healthy.atoms.positions, atol=1e-7)
+
+
+def test_a_long_timestep_is_noticed(potential, tmp_path):
+    """A real blow-up: strong forces and a time step that is far too long."""
+    strong = {**potential.config, "energy_scale": 200.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        made = type(potential).from_config(strong).double()
+    with pytest.raises(Unphysical, match="last good frame"):
+        run_md(made, molecule("H2O"), options(tmp_path, 2000, timestep=5.0))
+    assert np.isfinite(read(tmp_path / "run.xyz").get_forces()).all()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ensemble": "npt"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"temperature": -1.0},
+        {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.dcd",)},
+    ],
+)  # fmt: skip
+def test_options_are_checked(bad):
+    with pytest.raises(BadConfig, match="npt|" + next(iter(bad)).removesuffix("ies")):
+        MDOptions(**{"steps": 10, **bad})
