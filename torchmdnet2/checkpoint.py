@@ -54,11 +54,11 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
     header = {
         "format": "torchmdnet2",
         "format_version": str(FORMAT_VERSION),
-        "config": json.dumps(potential.config, sort_keys=True),
-        "metadata": json.dumps(dict(potential.metadata if metadata is None else metadata), sort_keys=True),
+        "config": _sorted_json(potential.config),
+        "metadata": _sorted_json(dict(potential.metadata if metadata is None else metadata)),
         "sha256": _ZEROS.decode(),
     }
-    blob = to_safetensors(tensors, metadata=header)
+    blob = _in_fixed_order(to_safetensors(tensors, metadata=header))
     found = list(_HASH.finditer(blob, 0, 8 + int.from_bytes(blob[:8], "little")))
     if len(found) != 1:
         raise ValueError("config and metadata must not contain a key named sha256")
@@ -98,7 +98,7 @@ def from_bytes(
         state = from_safetensors(blob)
         potential = potential.to(_stored_dtype(state))  # whatever torch's default type is
         potential.load_state_dict(state, strict=True)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # the content is not trusted: whatever it brings about, the file is to blame
         raise BadCheckpoint(f"{name}: the model cannot be built from its configuration: {error}") from error
     potential.metadata = header["metadata"]
     return potential.to(device=device, dtype=dtype).eval()
@@ -111,6 +111,21 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
         FileNotFoundError, BadCheckpoint: as `load`.
     """
     return _verified_header(_read(path), path)
+
+
+def _sorted_json(value: Any) -> str:
+    """JSON with sorted keys; numbers as keys become strings first, as they are after reading."""
+    return json.dumps(json.loads(json.dumps(value)), sort_keys=True)
+
+
+def _in_fixed_order(blob: bytes) -> bytes:
+    """The same file with sorted metadata, whose order safetensors leaves to chance: equal models, equal bytes."""
+    start = 8 + int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + blob[start:]
 
 
 def _stored_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
@@ -157,7 +172,7 @@ def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
             "format_version": version,
             "sha256": header["sha256"],
         }
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, BadCheckpoint):
-            raise
+    except BadCheckpoint:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path}: the header cannot be read: {error}") from error
