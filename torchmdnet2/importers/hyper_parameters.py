@@ -60,10 +60,10 @@ _NO_EFFECT = {
     # training
     "load_model", "conf", "num_epochs", "batch_size", "inference_batch_size", "lr", "lr_patience", "lr_metric",
     "lr_min", "lr_factor", "lr_warmup_steps", "early_stopping_patience", "early_stopping_monitor", "reset_trainer",
-    "weight_decay", "ema_alpha_y", "ema_alpha_neg_dy", "ema_alpha_dy", "ngpus", "num_nodes", "log_dir", "splits", "train_size",
-    "val_size", "test_size", "test_interval", "save_interval", "seed", "num_workers", "redirect", "gradient_clipping",
-    "checkpoint_monitor", "load_weights", "dataset", "dataset_root", "dataset_arg", "coord_files", "embed_files",
-    "energy_files", "force_files", "dataset_preload_limit", "y_weight", "neg_dy_weight", "energy_weight",
+    "weight_decay", "ema_alpha_y", "ema_alpha_neg_dy", "ema_alpha_dy", "ngpus", "num_nodes", "log_dir", "splits",
+    "train_size", "val_size", "test_size", "test_interval", "save_interval", "seed", "num_workers", "redirect",
+    "gradient_clipping", "checkpoint_monitor", "load_weights", "dataset", "dataset_root", "dataset_arg", "coord_files",
+    "embed_files", "energy_files", "force_files", "dataset_preload_limit", "y_weight", "neg_dy_weight", "energy_weight",
     "force_weight", "train_loss", "train_loss_arg", "wandb_use", "wandb_name", "wandb_project", "wandb_resume_from_id",
     "tensorboard_use", "accelerator", "distributed_backend", "amp_backend", "atomref_trainable", "early_stopping",
 }  # fmt: skip

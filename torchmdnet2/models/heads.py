@@ -163,9 +163,12 @@ class ScalarCoulombHead(Head):
         energies = self.output_network(features.x).squeeze(1)
         if graph.system is None:
             return energies
-        if features.charges is None or features.charges[0].numel() != self.qweights.numel():
-            has = "none" if features.charges is None else features.charges[0].numel()
-            raise ValueError(f"the head has weights for {self.qweights.numel()} charge channels, the model has {has}")
+        channels = 0 if features.charges is None else features.charges.shape[1] * features.charges.shape[2]
+        if features.charges is None or channels != self.qweights.numel():
+            raise ValueError(
+                f"the head has weights for {self.qweights.numel()} charge channels (stages × q_dim), the model has "
+                f"{channels}"
+            )
         pairs = pair_list(graph.system, self.coulomb.cutoff)
         weights = self.qweights.double()
         return energies.double() + self.coulomb(

@@ -28,22 +28,20 @@ _SOFTENING = 1e-6
 def equilibrate(charges: Tensor, weights: Tensor, graph: Graph, exact: bool = True) -> Tensor:
     """Shift charges so that they sum to the total charge Q of their structure, in each channel.
 
-    q_i = c_i + w_i (Q − Σ_j c_j),  w_i = (u_i + ε/n) / (Σ_j u_j + ε),  u = f², ε = 1e-6.
+    q_i = c_i + w_i (Q − Σ_j c_j),  w_i = u_i / Σ_j u_j,  u = f² + ε, ε = 1e-6.
 
     Args:
         charges: c, [N, C] in e.
         weights: f, [N, C].
         graph: atoms, structures and total charges.
-        exact: False leaves out ε/n as TorchMD-Net does; the sum is then wrong by ε/(Σu + ε) of the correction.
+        exact: False takes w_i = f_i² / (Σ_j f_j² + ε) as TorchMD-Net does; the sum is then wrong by about
+            ε / Σ_j f_j² of the correction, and depends a little on the size of the cell.
 
     Returns:
         [N, C] in e.
     """
     batch, num = graph.batch, graph.num_systems
-    u = weights * weights
-    if exact:
-        size = torch.bincount(batch, minlength=num).to(u.dtype)
-        u = u + (_SOFTENING / size)[batch][:, None]
+    u = weights * weights + (_SOFTENING if exact else 0.0)
     total_u = sum_over_systems(u, batch, num) + (0.0 if exact else _SOFTENING)
     missing = graph.charge.double()[:, None] - sum_over_systems(charges, batch, num)
     return charges + u * (missing / total_u.clamp(min=1e-300))[batch].to(u.dtype)

@@ -1,0 +1,107 @@
+"""Bars R1, R2, R4, R5, R9, R12, R13, R14 and both precisions for every model but TensorNet, which has its own file."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from variants import ELEMENTS, VARIANTS, variant
+
+from torchmdnet2 import Potential, System, load
+from torchmdnet2.checkpoint import save
+from torchmdnet2.testing import POTENTIAL_CHECKS, SYSTEM_CHECKS, example_systems
+
+POTENTIALS = {kind: variant(kind) for kind in VARIANTS}
+SYSTEMS = example_systems(ELEMENTS, 4.5)
+SHORT = [name for name in SYSTEMS if name not in ("left-handed cell", "cubic cell")]
+
+
+def can_evaluate(kind: str, system: System) -> bool:
+    """All pairs are for molecules; Ewald for molecules and full periodicity."""
+    if kind.endswith("all_pairs"):
+        return not bool(system.pbc.any())
+    return not kind.endswith("ewald") or bool((system.pbc.all(1) | ~system.pbc.any(1)).all())
+
+
+@pytest.mark.parametrize("system", SHORT)
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_structure(kind, system):
+    if not can_evaluate(kind, SYSTEMS[system]):
+        with pytest.raises(ValueError, match="periodic"):
+            POTENTIALS[kind](SYSTEMS[system])
+        return
+    for check in SYSTEM_CHECKS.values():
+        check(POTENTIALS[kind], SYSTEMS[system])
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_potential(kind):
+    for check in POTENTIAL_CHECKS.values():
+        check(POTENTIALS[kind])
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_forces_are_large_enough_to_be_tested(kind):
+    assert float(POTENTIALS[kind](SYSTEMS["molecule"]).forces.abs().max()) > 0.05
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_float32_agrees_with_float64(kind):
+    """R18's force bar, weights as initialised: float32 within 1e-4 eV/Å of float64."""
+    exact = variant(kind, noise=0.0)
+    single = variant(kind, noise=0.0).float()
+    reference, result = exact(SYSTEMS["molecule"]), single(SYSTEMS["molecule"].to(dtype=torch.float32))
+    assert result.forces.dtype == torch.float32
+    assert float((result.forces.double() - reference.forces).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["tensornet2", "equivariant_transformer", "transformer", "graph_network"])
+def test_primitive_cell_is_supercell(kind):
+    """R7: energy per atom of a narrow cell and of its 2×1×2 supercell agree to 1e-8 eV."""
+    system = SYSTEMS["tiny cell"]
+    shifts = torch.cartesian_prod(torch.arange(2.0), torch.zeros(1), torch.arange(2.0)).double()
+    pos = (system.pos[None] + (shifts @ system.cell[0])[:, None]).flatten(0, 1)
+    cell = system.cell * torch.tensor([2.0, 1.0, 2.0], dtype=torch.float64)[:, None]
+    large = System(z=system.z.repeat(4), pos=pos, cell=cell)
+    one, four = POTENTIALS[kind](system, stress=True), POTENTIALS[kind](large, stress=True)
+    assert float((one.energy - four.energy / 4).abs()) / 2 <= 1e-8
+    assert torch.allclose(one.stress, four.stress, atol=1e-8, rtol=0)
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_saved_and_loaded(kind, tmp_path):
+    potential = POTENTIALS[kind]
+    save(potential, tmp_path / "model.tmn")
+    again = load(tmp_path / "model.tmn")
+    assert again.dtype == torch.float64
+    assert torch.equal(again(SYSTEMS["molecule"]).forces, potential(SYSTEMS["molecule"]).forces)
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_every_parameter_learns(kind):
+    """Each weight changes the energy of some structure, but for the charges that nothing reads."""
+    potential = variant(kind, subtract_isolated=False)
+    system = SYSTEMS["molecule"]
+    result = potential(system, create_graph=True)
+    loss = (result.energy**2).sum() + (0 if result.charges is None else (result.charges**2).sum())
+    loss.backward()
+    dead = [n for n, p in potential.named_parameters() if p.grad is None or not bool((p.grad != 0).any())]
+    # kept so that checkpoints of TorchMD-Net fit: vectors are zero before the first layer and not read after the last
+    idle = {"representation.attention_layers.0.vec_proj.weight", "head.output_network.1.vec2_proj.weight"}
+    if kind == "equivariant_transformer_plain":
+        # without vectors in the head, and without distances anywhere
+        idle |= {"representation.distance_expansion.offset", "representation.distance_expansion.coeff"}
+    dead = [n for n in dead if n not in idle]
+    assert not dead
+
+
+def test_unknown_options_are_refused():
+    for model in (
+        {"name": "tensornet2", "group": "O3"},
+        {"name": "tensornet2", "q_dim": -1},
+        {"name": "tensornet2", "skew_sign": 0},
+        {"name": "equivariant_transformer", "num_heads": 7},
+        {"name": "transformer", "distance_influence": "all"},
+        {"name": "graph_network", "aggregation": "mul"},
+    ):
+        with pytest.raises(ValueError, match=r"must be"):
+            Potential.from_config({"model": model})
