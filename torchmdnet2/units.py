@@ -14,6 +14,7 @@ __all__ = ["AMU_A2_FS2", "BOHR", "COULOMB", "HARTREE", "KB", "KCAL_MOL", "KJ_MOL
 _ELEMENTARY_CHARGE = 1.602176634e-19  # C, exact
 _AVOGADRO = 6.02214076e23  # 1/mol, exact
 _BOLTZMANN = 1.380649e-23  # J/K, exact
+_SPEED_OF_LIGHT = 299792458.0  # m/s, exact
 _AMU = 1.66053906660e-27  # kg
 _EPSILON_0 = 8.8541878128e-12  # F/m
 
@@ -25,7 +26,7 @@ KCAL_MOL = 4.184 * KJ_MOL  # eV per kcal/mol (thermochemical)
 COULOMB = _ELEMENTARY_CHARGE / (4 * math.pi * _EPSILON_0) * 1e10  # eV·Å/e²
 AMU_A2_FS2 = _AMU * 1e-20 / 1e-30 / _ELEMENTARY_CHARGE  # eV per amu·Å²/fs²
 
-_DEBYE = 0.2081943331  # e·Å
+_DEBYE = 1e-21 / _SPEED_OF_LIGHT / _ELEMENTARY_CHARGE * 1e10  # e·Å
 
 UNITS: dict[str, dict[str, float]] = {
     "energy": {
