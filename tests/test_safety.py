@@ -1,0 +1,202 @@
+"""Nothing executes, nothing global changes: bars R22 and R28."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = sorted((ROOT / "torchmdnet2").rglob("*.py"))
+MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+CALLS = {"eval", "exec", "compile", "__import__"}
+YAML = {"load", "load_all", "full_load", "unsafe_load", "Loader", "FullLoader", "UnsafeLoader"}
+
+
+def faults(source: str) -> list[str]:
+    """Every way to execute data that the source uses, as 'line: what'."""
+    found = []
+
+    def note(node: ast.AST, what: str) -> None:
+        found.append(f"{node.lineno}: {what}")
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for name in names:
+                if name.split(".")[0] in MODULES:
+                    note(node, f"import {name}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS:
+            note(node, f"{node.func.id}()")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id == "yaml" and node.attr in YAML:
+                note(node, f"yaml.{node.attr}")
+            elif node.value.id in MODULES or (node.value.id == "builtins" and node.attr in CALLS):
+                note(node, f"{node.value.id}.{node.attr}")
+        if isinstance(node, ast.Call):
+            words = {k.arg: k.value for k in node.keywords if k.arg}
+            for word, good in (("weights_only", True), ("allow_pickle", False), ("trust_remote_code", False)):
+                if word in words and not (isinstance(words[word], ast.Constant) and words[word].value is good):
+                    note(node, f"{word} is not {good}")
+            if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
+                if (node.func.value.id, node.func.attr) == ("torch", "load") and "weights_only" not in words:
+                    note(node, "torch.load without weights_only=True")
+            if "shell" in words and not (isinstance(words["shell"], ast.Constant) and words["shell"].value is False):
+                note(node, "shell=True")
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import load",
+        "import dill as d",
+        "eval(x)",
+        "exec(x)",
+        "yaml.load(f)",
+        "yaml.load(f, Loader=yaml.FullLoader)",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "torch.load(f, weights_only=flag)",
+        "np.load(f, allow_pickle=True)",
+        "import shelve",
+        "builtins.eval(x)",
+        "import marshal",
+        "run(x, shell=True)",
+    ],
+)
+def test_the_test_finds_them(source):
+    assert faults(source)
+
+
+def test_r22_no_source_executes_data():
+    assert len(SOURCES) > 20
+    allowed = [
+        "yaml.safe_load(f)",
+        "torch.load(f, weights_only=True)",
+        "re.compile(x)",
+        "model.eval()",
+        "torch.compile(f)",
+    ]
+    assert not faults("\n".join(allowed))
+    found = {str(p.relative_to(ROOT)): faults(p.read_text()) for p in SOURCES}
+    assert not {path: what for path, what in found.items() if what}
+
+
+def run(code: str) -> dict:
+    """Run code in a fresh Python; it prints one line of JSON."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+STATE = """
+    import json, os, random, sys, threading, warnings
+    import numpy as np
+    import torch
+
+    def state():
+        return {
+            "dtype": str(torch.get_default_dtype()),
+            "tf32": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32],
+            "matmul": torch.get_float32_matmul_precision(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "cudnn": [torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic],
+            "grad": torch.is_grad_enabled(),
+            "anomaly": torch.is_anomaly_enabled(),
+            "threads": torch.get_num_threads(),
+            "rng": [torch.get_rng_state().sum().item(), str(np.random.get_state()[1][:9]), hash(random.getstate())],
+            "env": dict(os.environ),
+            "printing": repr(np.get_printoptions()),
+            "python threads": threading.active_count(),
+            "recursion": sys.getrecursionlimit(),
+            "default device": str(torch.get_default_device()),
+        }
+"""
+
+
+def test_r28_no_global_effects_of_import_and_use(tmp_path):
+    """Random weights are drawn where a model is made; loading and using one draws none."""
+    code = (
+        STATE
+        + f"""
+    filters = list(warnings.filters)
+    states = [state()]
+    import torchmdnet2
+    from torchmdnet2 import Evaluator, Potential, System, load, checkpoint, testing
+    states.append(state())
+    shown = [f for f in warnings.filters if f not in filters]
+    with torch.random.fork_rng():
+        p = Potential.from_config({{"model": {{"name": "tensornet", "hidden_channels": 4, "num_rbf": 4}}}})
+    checkpoint.save(p, {str(tmp_path / "a.tmn")!r})
+    p = load({str(tmp_path / "a.tmn")!r})
+    system = System(z=torch.tensor([8, 1]), pos=torch.eye(3)[:2], cell=3 * torch.eye(3))
+    p(system, stress=True), Evaluator(p)(system)
+    p.double()(system.to(dtype=torch.float64))
+    try:
+        p(system.replace(z=torch.tensor([0, 1])))
+    except ValueError:
+        pass
+    states.append(state())
+    print(json.dumps({{"states": states, "warnings": len(shown)}}))
+    """
+    )
+    seen = run(code)
+    before, imported, used = seen["states"]
+    assert imported == before
+    assert used == before
+    assert seen["warnings"] == 0, "importing adds warning filters"
+
+
+def test_r28_import_is_quick_and_lean():
+    """At most 0.5 s beyond torch, all public names included (best of three); nothing optional is imported."""
+    code = """
+    import json, sys, time
+    import torch, numpy
+    start = time.perf_counter()
+    import torchmdnet2
+    first = time.perf_counter() - start
+    from torchmdnet2 import Evaluator, Potential, System, load
+    print(json.dumps({"first": first, "all": time.perf_counter() - start, "modules": sorted(sys.modules)}))
+    """
+    runs = [run(code) for _ in range(3)]
+    assert min(r["first"] for r in runs) < 0.1
+    assert min(r["all"] for r in runs) <= 0.5
+    heavy = {"ase", "openmm", "openmmml", "h5py", "matplotlib", "pydantic", "rich", "scipy", "pickle5", "tblite"}
+    assert not heavy & {name.split(".")[0] for name in runs[0]["modules"]}
+
+
+def test_public_names():
+    import torchmdnet2
+
+    assert set(dir(torchmdnet2)) == set(torchmdnet2.__all__)
+    for name in torchmdnet2.__all__:
+        assert getattr(torchmdnet2, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'lode'"):
+        torchmdnet2.lode
+
+
+def test_layers_do_not_import_upward():
+    """neighbors and kernels know no model; models and priors know no adapter and no trainer."""
+    below = {
+        "neighbors": {"models", "priors", "potential", "adapters", "training", "data", "cli", "evaluator"},
+        "kernels": {"potential", "adapters", "training", "data", "cli", "evaluator"},
+        "models": {"adapters", "training", "data", "cli", "evaluator", "potential"},
+        "priors": {"adapters", "training", "data", "cli", "evaluator", "potential"},
+    }
+    for folder, above in below.items():
+        for path in (ROOT / "torchmdnet2" / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.level == 2:
+                    name = (node.module or "").split(".")[0]
+                    assert name not in above, f"{path.relative_to(ROOT)}:{node.lineno} imports {name}"
