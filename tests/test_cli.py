@@ -1,0 +1,257 @@
+"""The command line: every verb, exit codes, messages."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read, write
+
+from torchmdnet2 import Potential, System, __version__
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.checkpoint import save
+from torchmdnet2.cli import main
+
+CONFIG = {
+    "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0},
+    "elements": [1, 8],
+    "energy_scale": 0.2,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """model.tmn, water.xyz, and data.xyz: 6 frames labelled with known errors."""
+    path = tmp_path_factory.mktemp("cli")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        potential = Potential.from_config(CONFIG).eval()
+    save(potential, path / "model.tmn", metadata={"licence": "CC0"})
+    write(path / "water.xyz", molecule("H2O"))
+    frames = []
+    for k in range(6):
+        atoms = molecule("H2O")
+        atoms.rattle(0.05, seed=k)
+        result = potential.double()(System.from_ase(atoms))
+        energy = float(result.energy.detach()) + 0.03  # 10 meV/atom
+        forces = result.forces.detach().numpy() + np.array([[0.4], [0.1], [0.1]])  # O, H, H
+        atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=forces)
+        frames.append(atoms)
+    write(path / "data.xyz", frames)
+    return path
+
+
+def run(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def fails(capsys, code, *arguments):
+    """The message of a command that must fail: one line, no traceback."""
+    found, _, err = run(capsys, *arguments)
+    assert found == code and "Traceback" not in err
+    assert err.count("\n") == 1 or err.startswith("usage:")
+    return err
+
+
+# --- the program -------------------------------------------------------------------------------------------------
+
+
+def test_help_is_instant_and_imports_nothing_heavy():
+    code = (
+        "import sys; from torchmdnet2.cli import main; main(['--help']); "
+        "print(sorted({'torch','ase','numpy','pydantic'} & set(sys.modules)))"
+    )
+    started = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert time.perf_counter() - started < 3
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert all(verb in done.stdout for verb in ("train", "evaluate", "md", "import", "card", "info", "config"))
+
+
+def test_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "torchmdnet2", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, f"torchmdnet2 {__version__}")
+
+
+@pytest.mark.parametrize("arguments", [[], ["trian"], ["md"], ["md", "a", "b", "--steps", "x"], ["info", "--frob"]])
+def test_usage_errors(capsys, arguments):
+    assert "usage:" in fails(capsys, 2, *arguments)
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "md", "import", "card", "info", "config"])
+def test_every_verb_explains_itself(capsys, verb):
+    code, out, _ = run(capsys, verb, "--help")
+    assert code == 0 and len(out) > 200
+
+
+def test_bugs_keep_their_traceback(monkeypatch, folder):
+    monkeypatch.setattr("torchmdnet2.checkpoint.read_header", lambda path: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["card", str(folder / "model.tmn")])
+
+
+def test_traceback_on_demand(folder):
+    with pytest.raises(FileNotFoundError):
+        main(["card", str(folder / "none.tmn"), "--traceback"])
+
+
+# --- card, info, config ------------------------------------------------------------------------------------------
+
+
+def test_card(capsys, folder):
+    code, out, _ = run(capsys, "card", folder / "model.tmn")
+    assert code == 0 and "H, O" in out and "CC0" in out
+    assert "no such model file" in fails(capsys, 1, "card", folder / "none.tmn")
+    assert "not a torchmdnet2 model" in fails(capsys, 1, "card", folder / "water.xyz")
+
+
+def test_info(capsys, folder):
+    code, out, _ = run(capsys, "info")
+    facts = yaml.safe_load(out)
+    assert code == 0 and facts["versions"]["torch"] == torch.__version__
+    assert "cpu" in facts["devices"] and "tensornet" in facts["models"] and "vesin" in facts["neighbors"]
+    code, out, _ = run(capsys, "info", folder / "model.tmn", "--json")
+    facts = json.loads(out)
+    assert facts["config"] == CONFIG and facts["metadata"] == {"licence": "CC0"} and len(facts["sha256"]) == 64
+
+
+def test_config_prints_what_train_reads(capsys, tmp_path):
+    code, out, _ = run(capsys, "config")
+    assert code == 0 and "#" in out
+    (tmp_path / "c.yaml").write_text(out)
+    code, filled, _ = run(capsys, "config", tmp_path / "c.yaml", "--set", "training.lr=0.5e-3")
+    assert code == 0 and yaml.safe_load(filled)["training"]["lr"] == 0.5e-3
+    assert "tensornet" in fails(capsys, 2, "config", "--model", "tensornett")
+    assert "lr" in fails(capsys, 2, "config", tmp_path / "c.yaml", "--set", "training.lrr=1")
+
+
+# --- md ----------------------------------------------------------------------------------------------------------
+
+
+def test_md(capsys, folder, tmp_path):
+    code, out, err = run(
+        capsys, "md", folder / "model.tmn", folder / "water.xyz", "--time", 0.01, "--output", tmp_path / "w.traj",
+        "--dtype", "float64", "--device", "cpu", "--seed", 4, "--charge", 0, "--every", 5,
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "drift" in out and "ns/day" in out and "step        20/20" in out
+    assert {p.name for p in tmp_path.iterdir()} == {"w.traj", "w.csv", "w.png", "w.restart"}
+    frames = read(tmp_path / "w.traj", ":")
+    assert len(frames) == 5 and frames[-1].info["time_fs"] == 10.0
+    # bars R26, R30: the numbers in the trajectory are those of the ASE calculator
+    calc = TorchMDNet2Calculator(folder / "model.tmn", dtype="float64")
+    for frame in frames:
+        assert calc.get_property("energy", frame) == pytest.approx(frame.get_potential_energy(), rel=1e-9)
+        np.testing.assert_allclose(calc.get_property("forces", frame), frame.get_forces(), atol=1e-9)
+
+
+def test_md_restart(capsys, folder, tmp_path):
+    common = ["md", folder / "model.tmn", folder / "water.xyz", "--output", f"{tmp_path}/", "--ensemble", "nvt"]
+    assert run(capsys, *common, "--steps", 10)[0] == 0
+    code, out, _ = run(capsys, *common, "--steps", 20, "--restart")
+    assert code == 0 and "continuing from step 10 of 20" in out
+    assert len(read(tmp_path / "md.xyz", ":")) == 3
+    assert "friction" in fails(capsys, 2, *common, "--steps", 30, "--restart", "--friction", 3)
+
+
+def test_md_refusals(capsys, folder, tmp_path):
+    model, water = folder / "model.tmn", folder / "water.xyz"
+    out = ["--output", tmp_path / "x", "--steps", 5]
+    write(tmp_path / "methane.xyz", molecule("CH4"))
+    assert "C (Z = 6)" in fails(capsys, 1, "md", model, tmp_path / "methane.xyz", *out)
+    clash = molecule("H2O")
+    clash.positions[1] = clash.positions[0] + 0.1
+    write(tmp_path / "clash.xyz", clash)
+    assert "overlap" in fails(capsys, 1, "md", model, tmp_path / "clash.xyz", *out)
+    assert "no such file" in fails(capsys, 1, "md", model, tmp_path / "none.xyz", *out)
+    assert "no such model file" in fails(capsys, 1, "md", tmp_path / "none.tmn", water, *out)
+    (tmp_path / "junk.xyz").write_text("hello")
+    assert "cannot be read" in fails(capsys, 1, "md", model, tmp_path / "junk.xyz", *out)
+    assert "ensemble" in fails(capsys, 2, "md", model, water, *out, "--ensemble", "npt")
+    assert "timestep" in fails(capsys, 2, "md", model, water, *out, "--timestep", 0)
+    assert "time" in fails(capsys, 2, "md", model, water, "--time", "nan")
+    assert "trajectory" in fails(capsys, 2, "md", model, water, *out, "--trajectory", "a.dcd")
+    assert "cuda:97" in fails(capsys, 1, "md", model, water, *out, "--device", "cuda:97")
+    assert not (tmp_path / "x.xyz").exists()
+
+
+# --- evaluate ----------------------------------------------------------------------------------------------------
+
+
+def test_evaluate(capsys, folder):
+    code, out, _ = run(capsys, "evaluate", folder / "model.tmn", folder / "data.xyz", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["frames"] == 6
+    assert found["energy"]["mae"] == pytest.approx(0.03, rel=1e-6)
+    assert found["energy_per_atom"]["rmse"] == pytest.approx(0.01, rel=1e-6)
+    assert found["forces"]["mae"] == pytest.approx(0.2, rel=1e-5)
+    assert found["forces"]["rmse"] == pytest.approx(math.sqrt((0.16 + 0.01 + 0.01) / 3), rel=1e-5)
+    assert found["forces_by_element"]["O"]["mae"] == pytest.approx(0.4, rel=1e-5)
+    assert found["forces_by_element"]["H"]["mae"] == pytest.approx(0.1, rel=1e-5)
+    code, out, _ = run(capsys, "evaluate", folder / "model.tmn", folder / "data.xyz")
+    assert code == 0 and "forces on O" in out and "400.000" in out and "meV/Å" in out
+
+
+def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
+    frames = read(folder / "data.xyz", ":")
+    for atoms in frames:
+        atoms.info["E"] = atoms.get_potential_energy() / 27.211386245988
+        atoms.arrays["F"] = atoms.get_forces() / 27.211386245988
+        atoms.calc = None
+    write(tmp_path / "hartree.xyz", frames)
+    named = ["--energy-key", "E", "--forces-key", "F", "--energy-unit", "hartree", "--json"]
+    _, out, _ = run(capsys, "evaluate", folder / "model.tmn", tmp_path / "hartree.xyz", *named)
+    assert json.loads(out)["forces"]["mae"] == pytest.approx(0.2, rel=1e-4)
+    (tmp_path / "splits.json").write_text(json.dumps({"test": {"files": ["x"], "indices": [1, 4]}}))
+    split = ["--split", tmp_path / "splits.json"]
+    _, out, _ = run(capsys, "evaluate", folder / "model.tmn", folder / "data.xyz", "--json", *split)
+    assert json.loads(out)["frames"] == 2
+    arguments = ["evaluate", folder / "model.tmn", folder / "data.xyz"]
+    assert "train" in fails(capsys, 2, *arguments, *split, "--subset", "train")
+    assert "--split" in fails(capsys, 2, *arguments, "--subset", "train")
+    assert fails(capsys, 1, *arguments, "--energy-key", "wrong")
+
+
+# --- train, import -----------------------------------------------------------------------------------------------
+
+
+def test_train_then_evaluate_gives_the_stored_errors(capsys, folder, tmp_path):
+    """Bar R30."""
+    config = {
+        "data": {"train": str(folder / "data.xyz"), "split": {"validation": 2, "test": 2}},
+        "model": CONFIG["model"],
+        "training": {"max_epochs": 2, "batch_size": 1, "device": "cpu"},
+        "output": {"folder": str(tmp_path / "run")},
+    }
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    assert "max_epochs" in fails(capsys, 2, "train", tmp_path / "c.yaml", "--set", "training.max_epoch=3")
+    assert not (tmp_path / "run").exists()
+    assert run(capsys, "train", tmp_path / "c.yaml", "--check")[0] == 0
+    assert run(capsys, "train", tmp_path / "c.yaml")[0] == 0
+    assert run(capsys, "train", tmp_path / "c.yaml", "--resume", "auto")[0] == 0
+    model = tmp_path / "run" / "best.tmn"
+    stored = json.loads(run(capsys, "info", model, "--json")[1])["metadata"]["errors"]["test"]
+    split = ["--split", tmp_path / "run" / "splits.json", "--json", "--device", "cpu"]
+    code, out, _ = run(capsys, "evaluate", model, folder / "data.xyz", *split)
+    found = json.loads(out)
+    assert code == 0 and stored.keys() == found.keys() - {"frames"}
+    for name in ("energy", "energy_per_atom", "forces"):
+        assert found[name]["mae"] == pytest.approx(stored[name]["mae"], rel=1e-6)
+        assert found[name]["rmse"] == pytest.approx(stored[name]["rmse"], rel=1e-6)
+
+
+def test_import_refuses_what_is_not_a_checkpoint(capsys, folder, tmp_path):
+    err = fails(capsys, 1, "import", folder / "water.xyz", tmp_path / "m.tmn")
+    assert "checkpoint" in err and not (tmp_path / "m.tmn").exists()
+    assert "Xx" in fails(capsys, 2, "import", folder / "water.xyz", tmp_path / "m.tmn", "--elements", "H,Xx")

@@ -1,0 +1,51 @@
+"""What a bug report needs: versions, devices and backends."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+__all__ = ["surroundings"]
+
+_PACKAGES = ("torch", "numpy", "ase", "h5py", "safetensors", "pydantic", "vesin", "triton", "openmm", "openmmml")
+_MODULES = {"nvalchemi": "nvalchemiops"}  # neighbor backend -> module, where the names differ
+
+
+def surroundings() -> dict[str, Any]:
+    """Plain data: "versions", "devices", "neighbors" and "kernels" that can run here, "models", "heads", "priors"."""
+    import torch
+
+    from . import __version__
+    from .neighbors import BACKENDS
+    from .registry import HEADS, PRIORS, REPRESENTATIONS, load_plugins
+
+    load_plugins()
+    devices = {"cpu": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads in torch"}
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        devices[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
+    gpu = torch.cuda.is_available()
+    return {
+        "versions": {
+            "torchmdnet2": __version__,
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            **{name: _installed(name) for name in _PACKAGES},
+        },
+        "devices": devices,
+        "neighbors": [name for name in BACKENDS if name == "reference" or find_spec(_MODULES.get(name, name))],
+        "kernels": ["reference", *(["triton"] if gpu and find_spec("triton") else [])],
+        "models": list(REPRESENTATIONS),
+        "heads": list(HEADS),
+        "priors": list(PRIORS),
+    }
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
