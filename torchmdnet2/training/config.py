@@ -52,18 +52,18 @@ Share = Annotated[int | float, AfterValidator(_check_share)]
 class KeysConfig(Section):
     """Names of the labels in the data file; null where the file has none."""
 
-    energy: str | None = Field("energy", description="total energy of a frame")
-    forces: str | None = Field("forces", description="forces on the atoms (−dE/dr)")
-    stress: str | None = Field(None, description="stress of a periodic frame, tensile positive")
+    energy: str | None = Field(default="energy", description="total energy of a frame")
+    forces: str | None = Field(default="forces", description="forces on the atoms (−dE/dr)")
+    stress: str | None = Field(default=None, description="stress of a periodic frame, tensile positive")
 
 
 class UnitsConfig(Section):
     """Units that the data file is written in; values are converted to eV and Å on reading."""
 
-    energy: str = Field("eV", description="eV, meV, hartree, kJ/mol, kcal/mol, rydberg")
-    length: str = Field("angstrom", description="angstrom, bohr, nm, pm")
-    forces: str | None = Field(None, description="null: energy/length, as in eV/angstrom")
-    stress: str | None = Field(None, description="null: energy/length^3; also GPa, kbar")
+    energy: str = Field(default="eV", description="eV, meV, hartree, kJ/mol, kcal/mol, rydberg")
+    length: str = Field(default="angstrom", description="angstrom, bohr, nm, pm")
+    forces: str | None = Field(default=None, description="null: energy/length, as in eV/angstrom")
+    stress: str | None = Field(default=None, description="null: energy/length^3; also GPa, kbar")
 
     @model_validator(mode="after")
     def check_units(self) -> UnitsConfig:
@@ -77,37 +77,41 @@ class UnitsConfig(Section):
 class SplitConfig(Section):
     """How frames of `data.train` are divided: whole numbers are frames, fractions are parts of the file."""
 
-    train: Share | None = Field(None, description="null: all that remain")
-    validation: Share = Field(0.1, description="frames held out to choose the best epoch")
-    test: Share = Field(0.1, description="frames held out for the final errors")
-    seed: Count = Field(0, description="of the random division")
-    file: str | None = Field(None, description="a splits.json of an earlier run, instead of a random division")
+    train: Share | None = Field(default=None, description="null: all that remain")
+    validation: Share = Field(default=0.1, description="frames held out to choose the best epoch")
+    test: Share = Field(default=0.1, description="frames held out for the final errors")
+    seed: Count = Field(default=0, description="of the random division")
+    file: str | None = Field(default=None, description="a splits.json of an earlier run, instead of a random division")
 
 
 class DataConfig(Section):
     """Where the frames come from."""
 
     train: str | list[str] = Field(description="data file, or a list of files")
-    validation: str | list[str] | None = Field(None, description="own file(s); null: split from data.train")
-    test: str | list[str] | None = Field(None, description="own file(s); null: split from data.train")
-    format: str = Field("auto", description="auto: by the file's name")
-    keys: KeysConfig = Field(default_factory=KeysConfig)  # type: ignore[arg-type]
-    units: UnitsConfig = Field(default_factory=UnitsConfig)  # type: ignore[arg-type]
-    split: SplitConfig = Field(default_factory=SplitConfig)  # type: ignore[arg-type]
-    num_workers: Annotated[int, Field(ge=0, le=64)] = Field(0, description="reading processes; 0: none beside training")
-    level_of_theory: str = Field("not stated", description="for the model card, as in 'GFN2-xTB'")
-    licence: str = Field("not stated", description="of the data, for the model card")
+    validation: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
+    test: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
+    format: str = Field(default="auto", description="auto: by the file's name")
+    keys: KeysConfig = Field(default_factory=KeysConfig)
+    units: UnitsConfig = Field(default_factory=UnitsConfig)
+    split: SplitConfig = Field(default_factory=SplitConfig)
+    num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0, description="reading processes; 0: none beside training"
+    )
+    level_of_theory: str = Field(default="not stated", description="for the model card, as in 'GFN2-xTB'")
+    licence: str = Field(default="not stated", description="of the data, for the model card")
 
 
 class LossConfig(Section):
     """loss = energy·ℓ(ΔE/N) + forces·ℓ(ΔF) + stress·ℓ(Δσ), each a mean over the labels that are present."""
 
-    kind: Literal["mse", "l1", "huber"] = Field("mse", description="ℓ: mse, l1 or huber")
-    huber_delta: Positive = Field(0.01, description="where huber turns from squared to linear, in the label's unit")
-    energy: NotNegative = Field(10.0, description="weight; errors in eV per atom")
-    forces: NotNegative = Field(1.0, description="weight; errors in eV/Å, by component")
-    stress: NotNegative = Field(1.0, description="weight; errors in eV/Å³, by component")
-    per_atom: bool = Field(True, description="divide energy errors by the number of atoms")
+    kind: Literal["mse", "l1", "huber"] = Field(default="mse", description="ℓ: mse, l1 or huber")
+    huber_delta: Positive = Field(
+        default=0.01, description="where huber turns from squared to linear, in the label's unit"
+    )
+    energy: NotNegative = Field(default=10.0, description="weight; errors in eV per atom")
+    forces: NotNegative = Field(default=1.0, description="weight; errors in eV/Å, by component")
+    stress: NotNegative = Field(default=1.0, description="weight; errors in eV/Å³, by component")
+    per_atom: bool = Field(default=True, description="divide energy errors by the number of atoms")
 
     @model_validator(mode="after")
     def check_weights(self) -> LossConfig:
@@ -119,31 +123,38 @@ class LossConfig(Section):
 class TrainingConfig(Section):
     """How the weights are found."""
 
-    seed: Count = Field(0, description="of the initial weights and the order of batches")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    precision: Literal["float32", "float64"] = Field(
-        "float32", description="of the network; energies are summed in float64"
+    seed: Count = Field(default=0, description="of the initial weights and the order of batches")
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    num_threads: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="CPU threads; null: as torch has it. 1 is best for small molecules"
     )
-    batch_size: Annotated[int, Field(ge=1)] = Field(16, description="frames per step")
-    max_epochs: Annotated[int, Field(ge=1)] = Field(300, description="passes over the training frames")
-    lr: Positive = Field(1e-3, description="peak learning rate of AdamW")
-    lr_schedule: Literal["cosine", "plateau", "constant"] = Field("cosine", description="cosine, plateau or constant")
-    lr_min: NotNegative = Field(1e-6, description="where cosine ends and plateau stops")
-    lr_patience: Count = Field(10, description="plateau: epochs without improvement before a reduction")
-    lr_factor: Fraction = Field(0.8, description="plateau: factor of a reduction")
-    warmup_steps: Count = Field(100, description="steps of linear warm-up")
-    weight_decay: NotNegative = Field(0.0, description="on weight matrices only")
-    gradient_clipping: Positive | None = Field(10.0, description="largest norm of the gradient; null: no clipping")
+    precision: Literal["float32", "float64"] = Field(
+        default="float32", description="of the network; energies are summed in float64"
+    )
+    batch_size: Annotated[int, Field(ge=1)] = Field(default=16, description="frames per step")
+    max_epochs: Annotated[int, Field(ge=1)] = Field(default=300, description="passes over the training frames")
+    lr: Positive = Field(default=1e-3, description="peak learning rate of AdamW")
+    lr_schedule: Literal["cosine", "plateau", "constant"] = Field(
+        default="cosine", description="cosine, plateau or constant"
+    )
+    lr_min: NotNegative = Field(default=1e-6, description="where cosine ends and plateau stops")
+    lr_patience: Count = Field(default=10, description="plateau: epochs without improvement before a reduction")
+    lr_factor: Fraction = Field(default=0.8, description="plateau: factor of a reduction")
+    warmup_steps: Count = Field(default=100, description="steps of linear warm-up")
+    weight_decay: NotNegative = Field(default=0.0, description="on weight matrices only")
+    gradient_clipping: Positive | None = Field(
+        default=10.0, description="largest norm of the gradient; null: no clipping"
+    )
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.99, description="weight average that is evaluated and saved; 0: none"
+        default=0.99, description="weight average that is evaluated and saved; 0: none"
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="epochs without improvement; null: never"
+        default=None, description="epochs without improvement; null: never"
     )
     energy_scale: Literal["auto"] | Positive = Field(
-        "auto", description="eV per unit of the network; auto: rms of the forces"
+        default="auto", description="eV per unit of the network; auto: rms of the forces"
     )
-    loss: LossConfig = Field(default_factory=LossConfig)  # type: ignore[arg-type]
+    loss: LossConfig = Field(default_factory=LossConfig)
 
     @model_validator(mode="after")
     def check_rates(self) -> TrainingConfig:
@@ -155,13 +166,13 @@ class TrainingConfig(Section):
 class OutputConfig(Section):
     """What is written, and where."""
 
-    folder: str = Field("runs/model", description="made when it does not exist")
-    overwrite: bool = Field(False, description="replace a finished run in this folder")
+    folder: str = Field(default="runs/model", description="made when it does not exist")
+    overwrite: bool = Field(default=False, description="replace a finished run in this folder")
     save_every_steps: Annotated[int, Field(ge=1)] = Field(
-        500, description="steps between saved states, besides every epoch"
+        default=500, description="steps between saved states, besides every epoch"
     )
-    report: bool = Field(True, description="plots and model card at the end")
-    licence: str = Field("not stated", description="of the model, for the model card")
+    report: bool = Field(default=True, description="plots and model card at the end")
+    licence: str = Field(default="not stated", description="of the model, for the model card")
 
 
 def _check_prior(value: Any) -> dict[str, Any]:
@@ -202,8 +213,8 @@ class Config(Section):
     priors: list[PriorConfig] = Field(
         default_factory=lambda: [{"name": "atomref", "energies": "fit"}], validate_default=True
     )
-    training: TrainingConfig = Field(default_factory=TrainingConfig)  # type: ignore[arg-type]
-    output: OutputConfig = Field(default_factory=OutputConfig)  # type: ignore[arg-type]
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    output: OutputConfig = Field(default_factory=OutputConfig)
 
     @field_validator("model", mode="before")
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,22 +35,18 @@ def draw_report(folder: Path, history: list[dict[str, Any]], evaluation: Evaluat
         The files written: learning_curve.png, energy_parity.png, force_parity.png, errors_by_element.png, as far as
         there are labels for them.
     """
-    written = [_figure(folder / "learning_curve.png", lambda axes: _learning_curve(axes, history))]
+    written = [_figure(folder / "learning_curve.png", partial(_learning_curve, history))]
     parities = (
         ("energy_per_atom", "energy_parity.png", "energy", "meV/atom"),
         ("forces", "force_parity.png", "force component", "meV/Å"),
     )
     for name, file, title, unit in parities:
         if name in evaluation.pairs:
-            pairs, errors = evaluation.pairs[name], evaluation.errors[name]
-            written.append(
-                _figure(
-                    folder / file, lambda axes, p=pairs, e=errors, t=title, u=unit: _parity(axes, p, e, t, u, subset)
-                )  # type: ignore[misc]
-            )
+            draw = partial(_parity, evaluation.pairs[name], evaluation.errors[name], title, unit, subset)
+            written.append(_figure(folder / file, draw))
     by_element = evaluation.errors.get("forces_by_element")
     if by_element:
-        written.append(_figure(folder / "errors_by_element.png", lambda axes: _elements(axes, by_element, subset)))
+        written.append(_figure(folder / "errors_by_element.png", partial(_elements, by_element, subset)))
     return written
 
 
@@ -67,7 +64,7 @@ def _figure(path: Path, draw: Callable[[Axes], None]) -> Path:
     return path
 
 
-def _learning_curve(axes: Axes, history: list[dict[str, Any]]) -> None:
+def _learning_curve(history: list[dict[str, Any]], axes: Axes) -> None:
     epochs = [row["epoch"] for row in history]
     curves = (
         ("energy_per_atom_mae", "energy", "meV/atom", "tab:blue"),
@@ -87,7 +84,7 @@ def _learning_curve(axes: Axes, history: list[dict[str, Any]]) -> None:
 
 
 def _parity(
-    axes: Axes, pairs: tuple[np.ndarray, np.ndarray], errors: dict[str, Any], title: str, unit: str, subset: str
+    pairs: tuple[np.ndarray, np.ndarray], errors: dict[str, Any], title: str, unit: str, subset: str, axes: Axes
 ) -> None:
     label, predicted = pairs
     if title == "energy":  # absolute energies hide all differences
@@ -102,7 +99,7 @@ def _parity(
     axes.legend(loc="upper left")
 
 
-def _elements(axes: Axes, errors: dict[str, Any], subset: str) -> None:
+def _elements(errors: dict[str, Any], subset: str, axes: Axes) -> None:
     names = list(errors)
     for shift, kind in ((-0.2, "mae"), (0.2, "rmse")):
         values = [1e3 * errors[name][kind] for name in names]

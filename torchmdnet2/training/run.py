@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import platform
-import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,8 +66,7 @@ def run_training(
     if resuming and (folder / _DONE).is_file():
         (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
         return folder / _BEST
-    with log or TrainingLog(folder / "log.txt") as log, torch.random.fork_rng():
-        torch.manual_seed(config.training.seed)
+    with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
         setup = make_setup(config)
         require_labels(setup.facts, list(weights(config.training.loss)))
         trainer = make_trainer(setup, folder / _STATE)
@@ -79,6 +79,19 @@ def run_training(
         introduce(setup, trainer, log)
         _train(setup, trainer, folder, log)
         return _finish(setup, trainer, folder, log)
+
+
+@contextmanager
+def own_torch_state(config: Config) -> Iterator[None]:
+    """Random numbers and the number of threads of this run; torch's own are as before afterwards."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng():
+        torch.manual_seed(config.training.seed)
+        torch.set_num_threads(config.training.num_threads or threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
@@ -144,7 +157,7 @@ def _prepare_folder(folder: Path, config: Config, resume: str | None) -> bool:
 def _check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
     """Resuming another configuration or other data would be neither the old run nor a new one."""
     different = sorted(_differences(now, then))
-    harmless = ("config.output.", "config.data.num_workers")
+    harmless: tuple[str, ...] = ("config.output.", "config.data.num_workers")
     if now["config"]["training"]["lr_schedule"] != "cosine":  # whose rates depend on the number of epochs
         harmless += ("config.training.max_epochs", "config.training.early_stopping_patience")
     different = [path for path in different if not path.startswith(harmless)]
@@ -184,7 +197,7 @@ def _finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> P
     """Evaluate the saved model, complete its metadata, write the report."""
     config = setup.config
     write_metrics(folder, trainer.history)
-    subsets = [name for name in ("validation", "test") if name in setup.frames] or ["train"]
+    subsets = [name for name in SUBSETS[1:] if name in setup.frames] or ["train"]
     evaluations = {name: evaluate_saved(folder / _BEST, setup, setup.frames[name]) for name in subsets}
     errors = {name: evaluation.errors for name, evaluation in evaluations.items()}
 
@@ -201,8 +214,6 @@ def _finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> P
             if prop != "forces_by_element"
         ]
         log.say(f"{name}: " + ", ".join(texts))
-    if (folder / _DONE).is_file():
-        shutil.move(folder / _DONE, folder / f"{_DONE}.old")
     atomic_write(folder / _DONE, json.dumps(errors, indent=1))
     log.say(f"model: {folder / _BEST}")
     return folder / _BEST

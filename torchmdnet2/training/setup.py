@@ -166,7 +166,7 @@ def file_digests(config: DataConfig) -> dict[str, str]:
     return digests
 
 
-# --- statistics and the potential ------------------------------------------------------------------------------------
+# --- statistics and the potential -----------------------------------------------------------------------------------
 
 
 def survey(frames: Frames) -> dict[str, Any]:
