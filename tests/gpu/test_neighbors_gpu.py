@@ -91,7 +91,7 @@ def test_agrees_with_the_reference_on_500_cells(method, dtype):
 
 @pytest.mark.parametrize("method", ["pairs", "cells"])
 def test_batch_of_unequal_structures(method):
-    frames = [random_box(n, seed=n, pbc=bool(n % 2)) for n in (1300, 1, 2, 777, 640, 3000)]
+    frames = [random_box(n, seed=n, pbc=bool(n % 2)) for n in (1300, 2, 777, 640, 3001)]
     system = System.concatenate(frames)
     search, given = search_for(system, 500_000, method)
     search(*given)

@@ -1,4 +1,4 @@
-"""GPU kernels that sort atoms into bins no narrower than the cutoff: wrap and count, prefix sum, place.
+"""GPU kernels that wrap atoms and sort them into bins no narrower than the cutoff: count, prefix sum, place.
 
 Bins of structure b lie at ptr[b] + (FREE_BINS + 1)·b … in `bin_count` and `bin_start`, in C order of their three
 coordinates, so that neighbors along the last lattice vector are neighbors in memory. Along periodic vectors the bins
@@ -13,55 +13,82 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_setup import _FREE_BINS, _NOT_FINITE, _REALS, _WHOLE, fractional
+from .triton_setup import _FREE_BINS, _NOT_FINITE, _REALS, _WHOLE
 
 
 @triton.jit
-def bin_coordinate(f, n, periodic, rc, mask):
-    """(bin along one lattice vector, whole cells to subtract) of fractional coordinates f."""
-    cells = tl.where(periodic, tl.floor(f), 0.0)
+def bin_coordinate(f, n, periodic, rc):
+    """Bin along one lattice vector of wrapped fractional coordinates f (in Å along a free direction)."""
     folded = tl.floor(f / rc)
     folded = folded - n * tl.floor(folded / n)
-    c = tl.where(periodic, (f - cells) * n, folded).to(tl.int32)
-    return tl.minimum(tl.maximum(c, 0), n - 1), cells
+    c = tl.where(periodic, f * n, folded).to(tl.int32)
+    return tl.minimum(tl.maximum(c, 0), n - 1)
+
+
+@triton.jit
+def wrapped_fraction(x, y, z, row, k: tl.constexpr, periodic, mask):
+    """(wrapped fractional coordinate, what was subtracted, whether it is finite and not absurd), in float64."""
+    f = x * tl.load(row + 9 + 3 * k, mask=mask, other=0.0)
+    f += y * tl.load(row + 10 + 3 * k, mask=mask, other=0.0)
+    f += z * tl.load(row + 11 + 3 * k, mask=mask, other=0.0)
+    away = tl.where(periodic, tl.floor(f), tl.load(row + 18 + k, mask=mask, other=0.0))
+    return f - away, away, tl.abs(f) < 1073741824.0  # NaN fails every comparison
 
 
 @triton.jit(do_not_specialize=["N", "B"])
-def bin_atoms(
-    pos, batch, ptr, reals, whole, cutoff, wrapped, wraps, bins, slots, bin_count, counts, flag, N, B,
-    BLOCK: tl.constexpr,
+def wrap_atoms(
+    pos, batch, ptr, reals, whole, cutoff, wrapped, wraps, flag, fractions, bins, slots, bin_count, counts, N, B,
+    CELLS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Wrap the atoms (wrapped [N, 4] float64, wraps [N, 4] int32), give each a bin and a slot in it, clear counts."""
+    """Wrap the atoms: wrapped [N, 4] float64 in Å, wraps [N, 4] int32 whole cells.
+
+    For "pairs" (CELLS = False) also fractions [3, N] float32; for "cells" a bin and a slot in it, and counts = 0.
+    """
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(counts + atoms, tl.zeros([BLOCK], tl.int32), mask=atoms < N)
     mask = atoms < tl.load(ptr + B)
     system = tl.load(batch + atoms, mask=mask, other=0)
-    f0, f1, f2, usable = fractional(pos, system, reals, atoms, mask)
-    if tl.max((mask & (~usable)).to(tl.int32), axis=0) > 0:
-        tl.atomic_or(flag, _NOT_FINITE)
-
-    w = whole + system * _WHOLE
-    rc = tl.load(cutoff)
-    n1 = tl.load(w + 7, mask=mask, other=1)
-    n2 = tl.load(w + 8, mask=mask, other=1)
-    c0, s0 = bin_coordinate(f0, tl.load(w + 6, mask=mask, other=1), tl.load(w + 0, mask=mask, other=0) == 1, rc, mask)
-    c1, s1 = bin_coordinate(f1, n1, tl.load(w + 1, mask=mask, other=0) == 1, rc, mask)
-    c2, s2 = bin_coordinate(f2, n2, tl.load(w + 2, mask=mask, other=0) == 1, rc, mask)
-    known = mask & usable & (tl.load(w + 9, mask=mask, other=0) > 0)
-    first_bin = tl.load(ptr + system, mask=mask, other=0) + (_FREE_BINS + 1) * system
-    target = first_bin + (c0 * n1 + c1) * n2 + c2
-    slot = tl.atomic_add(bin_count + target, tl.full([BLOCK], 1, tl.int32), mask=known)
-    tl.store(bins + atoms, tl.where(known, target, -1), mask=mask)
-    tl.store(slots + atoms, slot, mask=mask)
-
+    x = tl.load(pos + atoms * 3 + 0, mask=mask, other=0.0).to(tl.float64)
+    y = tl.load(pos + atoms * 3 + 1, mask=mask, other=0.0).to(tl.float64)
+    z = tl.load(pos + atoms * 3 + 2, mask=mask, other=0.0).to(tl.float64)
     h = reals + system * _REALS
+    w = whole + system * _WHOLE
+    p0 = tl.load(w + 0, mask=mask, other=0) == 1
+    p1 = tl.load(w + 1, mask=mask, other=0) == 1
+    p2 = tl.load(w + 2, mask=mask, other=0) == 1
+    f0, away0, fine0 = wrapped_fraction(x, y, z, h, 0, p0, mask)
+    f1, away1, fine1 = wrapped_fraction(x, y, z, h, 1, p1, mask)
+    f2, away2, fine2 = wrapped_fraction(x, y, z, h, 2, p2, mask)
+    fine = fine0 & fine1 & fine2
+    if tl.max((mask & (~fine)).to(tl.int32), axis=0) > 0:
+        tl.atomic_or(flag, _NOT_FINITE)
+    to = wrapped + atoms * 4
     for k in tl.static_range(3):
-        x = tl.load(pos + atoms * 3 + k, mask=mask, other=0.0).to(tl.float64)
-        x -= s0 * tl.load(h + k, mask) + s1 * tl.load(h + 3 + k, mask) + s2 * tl.load(h + 6 + k, mask)
-        tl.store(wrapped + atoms * 4 + k, x, mask=mask)
-    tl.store(wraps + atoms * 4 + 0, s0.to(tl.int32), mask=known)
-    tl.store(wraps + atoms * 4 + 1, s1.to(tl.int32), mask=known)
-    tl.store(wraps + atoms * 4 + 2, s2.to(tl.int32), mask=known)
+        shift = away0 * tl.load(h + k, mask=mask, other=0.0)
+        shift += away1 * tl.load(h + 3 + k, mask=mask, other=0.0)
+        shift += away2 * tl.load(h + 6 + k, mask=mask, other=0.0)
+        tl.store(to + k, (x if k == 0 else (y if k == 1 else z)) - shift, mask=mask)
+    to_wraps = wraps + atoms * 4
+    tl.store(to_wraps + 0, tl.where(p0, away0, 0.0).to(tl.int32), mask=mask & fine)
+    tl.store(to_wraps + 1, tl.where(p1, away1, 0.0).to(tl.int32), mask=mask & fine)
+    tl.store(to_wraps + 2, tl.where(p2, away2, 0.0).to(tl.int32), mask=mask & fine)
+    if CELLS:
+        tl.store(counts + atoms, tl.zeros([BLOCK], tl.int32), mask=atoms < N)
+        n1 = tl.load(w + 7, mask=mask, other=1)
+        n2 = tl.load(w + 8, mask=mask, other=1)
+        rc = tl.load(cutoff)
+        c0 = bin_coordinate(f0, tl.load(w + 6, mask=mask, other=1), p0, rc)
+        c1 = bin_coordinate(f1, n1, p1, rc)
+        c2 = bin_coordinate(f2, n2, p2, rc)
+        known = mask & fine & (tl.load(w + 9, mask=mask, other=0) > 0)
+        first_bin = tl.load(ptr + system, mask=mask, other=0) + (_FREE_BINS + 1) * system
+        target = first_bin + (c0 * n1 + c1) * n2 + c2
+        slot = tl.atomic_add(bin_count + target, tl.full([BLOCK], 1, tl.int32), mask=known)
+        tl.store(bins + atoms, tl.where(known, target, -1), mask=mask)
+        tl.store(slots + atoms, slot, mask=mask)
+    else:
+        tl.store(fractions + atoms, f0, mask=mask)
+        tl.store(fractions + N + atoms, f1, mask=mask)
+        tl.store(fractions + 2 * N + atoms, f2, mask=mask)
 
 
 @triton.jit
@@ -85,7 +112,7 @@ def bin_starts(bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N", "B"])
 def place_atoms(bins, slots, bin_start, wrapped, order, placed, ptr, N, B, BLOCK: tl.constexpr):
-    """The sorted order and the wrapped positions in it, placed [3, N] float64."""
+    """The sorted order, and the wrapped positions in it: placed [3, N] float32."""
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atoms < tl.load(ptr + B)
     bin_of = tl.load(bins + atoms, mask=mask, other=-1)

@@ -20,9 +20,10 @@ try:
 except ModuleNotFoundError as error:
     raise MissingBackend("the neighbor backend 'triton' needs the package triton: pip install triton") from error
 
-from .triton_bins import bin_atoms, bin_starts, place_atoms
-from .triton_cells import order_rows, search_cells
-from .triton_pairs import fractional_coordinates, search_pairs
+from .triton_bins import bin_starts, place_atoms, wrap_atoms
+from .triton_cells import search_cells
+from .triton_pairs import search_pairs
+from .triton_rows import finish_rows
 from .triton_setup import (
     FREE_BINS,
     NOT_FINITE,
@@ -45,10 +46,10 @@ _ZERO_BLOCK = 4096
 _BIN_BLOCK = 4096
 _SUMS = 256
 # tiles of receivers × candidates, and warps; the best of those tried on one NVIDIA H200
-_PAIR_TILE = (4, 128, 4)
-_CELL_TILE = (16, 64, 4)
-_CELL_PROGRAMS = 132 * 16
-_ROW_TILE = 32
+_PAIR_TILE = (2, 512, 4)
+_CELL_TILE = (16, 8, 1)
+_CELL_PROGRAMS = 132 * 64
+_ROW_TILE = 64
 
 
 def interpreted() -> bool:
@@ -134,13 +135,14 @@ class TritonNeighborSearch:
         num_sums = triton.cdiv(num_atoms, ROW_BLOCK)
         num_bins = num_atoms + (FREE_BINS + 1) * num_systems if method == "cells" else 0
         self._zeroed = torch.zeros(num_sums + (num_bins + 1) // 2, dtype=torch.int64, device=device)
-        if method == "cells":
-            self._bin_count = self._zeroed[num_sums:].view(torch.int32)
-            self._bin_start = ints(num_bins)
-            self._bins, self._slots, self._order = ints(num_atoms), ints(num_atoms), ints(num_atoms)
-            self._wrapped = torch.zeros(num_atoms, 4, dtype=torch.float64, device=device)
-            self._wraps = ints(num_atoms, 4)
-        self._placed = torch.zeros(3, num_atoms, dtype=torch.float64, device=device)
+        self._placed = torch.zeros(3, num_atoms, dtype=torch.float32, device=device)
+        self._wrapped = torch.zeros(num_atoms, 4, dtype=torch.float64, device=device)
+        self._wraps = ints(num_atoms, 4)
+        self._bin_count = self._zeroed[num_sums:].view(torch.int32)
+        self._bin_start = ints(num_bins)
+        per_atom = num_atoms if method == "cells" else 0
+        self._bins, self._slots, self._order, self._doubts = (ints(per_atom) for _ in range(4))
+        self._parts = ints(_CELL_TILE[1], per_atom)
         self._wanted = {"RECEIVER": receiver, "SHIFT": shift, "VECTORS": vectors, "DISTANCES": distances}
         self.set_capacity(capacity)
         self.set_batch(batch)
@@ -157,8 +159,7 @@ class TritonNeighborSearch:
         self.shift = buffer("SHIFT", capacity, 3)
         self.vectors = buffer("VECTORS", capacity, 3, dtype=self.dtype)
         self.distances = buffer("DISTANCES", capacity, dtype=self.dtype)
-        if self.method == "cells":
-            self._keys = torch.zeros(capacity, dtype=torch.int32, device=self.device)
+        self._keys = torch.zeros(capacity, dtype=torch.int32, device=self.device)
 
     def set_batch(self, batch: Tensor | None) -> None:
         """Which structure each atom belongs to: [N] integers, ascending; those ≥ B at the end are padding.
@@ -197,16 +198,16 @@ class TritonNeighborSearch:
         num_zeroed = self._zeroed.numel()
         with self._on_device():
             cell_geometry[(max(B, triton.cdiv(num_zeroed, _ZERO_BLOCK)),)](
-                cell, pbc, self._cutoff, self.ptr, self._reals, self._whole, self.flag, self._zeroed, num_zeroed, B,
-                CELLS=cells, ZERO_BLOCK=_ZERO_BLOCK, num_warps=4, enable_fp_fusion=False,
+                pos, cell, pbc, self._cutoff, self.ptr, self._reals, self._whole, self.flag, self._zeroed, num_zeroed,
+                B, CELLS=cells, ZERO_BLOCK=_ZERO_BLOCK, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
             atom_grid = (triton.cdiv(N, _ATOM_BLOCK),)
+            wrap_atoms[atom_grid](
+                pos, self.batch, self.ptr, self._reals, self._whole, self._cutoff, self._wrapped, self._wraps,
+                self.flag, self._placed, self._bins, self._slots, self._bin_count, self._counts, N, B,
+                CELLS=cells, BLOCK=_ATOM_BLOCK, enable_fp_fusion=False,
+            )  # fmt: skip
             if cells:
-                bin_atoms[atom_grid](
-                    pos, self.batch, self.ptr, self._reals, self._whole, self._cutoff, self._wrapped, self._wraps,
-                    self._bins, self._slots, self._bin_count, self._counts, self.flag, N, B,
-                    BLOCK=_ATOM_BLOCK, enable_fp_fusion=False,
-                )  # fmt: skip
                 bin_starts[(triton.cdiv(N + FREE_BINS + 1, _BIN_BLOCK), B)](
                     self._bin_count, self._bin_start, self.ptr, self._whole, BLOCK=_BIN_BLOCK, num_warps=8
                 )
@@ -214,13 +215,7 @@ class TritonNeighborSearch:
                     self._bins, self._slots, self._bin_start, self._wrapped, self._order, self._placed, self.ptr, N, B,
                     BLOCK=_ATOM_BLOCK,
                 )  # fmt: skip
-                self._search_cells(fill=False)
-            else:
-                fractional_coordinates[atom_grid](
-                    pos, self.batch, self.ptr, self._reals, self._placed, self.flag, N, B,
-                    BLOCK=_ATOM_BLOCK, enable_fp_fusion=False,
-                )  # fmt: skip
-                self._search_pairs(fill=False)
+            self._search(fill=False)
             row_pointers[(triton.cdiv(N, ROW_BLOCK),)](
                 self._counts, self._zeroed, self.row_ptr, self.needed, self.flag, N, self.capacity,
                 BLOCK=ROW_BLOCK, SUMS=_SUMS,
@@ -228,33 +223,34 @@ class TritonNeighborSearch:
 
     def fill(self) -> None:
         """Second half of a search: the edges."""
+        ordered = self.method == "pairs"
         with self._on_device():
-            if self.method == "pairs":
-                self._search_pairs(fill=True)
-                return
-            self._search_cells(fill=True)
-            order_rows[(self.num_atoms,)](
-                self._keys, self.row_ptr, self.batch, self._wrapped, self._wraps, self._reals,
-                self.sender, self.receiver, self.shift, self.vectors, self.distances,
-                **self._wanted, K=_ROW_TILE, num_warps=1, enable_fp_fusion=False,
+            self._search(fill=True)
+            if not ordered or any(self._wanted.values()):
+                finish_rows[(self.num_atoms,)](
+                    self._keys, self.row_ptr, self.batch, self._wrapped, self._wraps, self._reals,
+                    self.sender, self.receiver, self.shift, self.vectors, self.distances,
+                    ORDER=not ordered, **self._wanted, K=_ROW_TILE, num_warps=1, enable_fp_fusion=False,
+                )  # fmt: skip
+
+    def _search(self, fill: bool) -> None:
+        N, B = self.num_atoms, self.num_systems
+        # the interpreter pays per operation, not per number
+        if self.method == "pairs":
+            rows, candidates, warps = (16, 4096, 1) if interpreted() else _PAIR_TILE
+            search_pairs[(triton.cdiv(N, rows),)](
+                self._placed, self._wrapped, self.batch, self.ptr, self._reals, self._whole, self._cutoff,
+                self._counts, self._zeroed, self.row_ptr, self.sender, self._keys, N, B, self.capacity,
+                FILL=fill, BATCHED=B > 1, BI=rows, BJ=candidates, num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip
-
-    def _search_pairs(self, fill: bool) -> None:
-        tile = (16, 4096, 1) if interpreted() else _PAIR_TILE  # the interpreter pays per operation, not per number
-        search_pairs[(triton.cdiv(self.num_atoms, tile[0]),)](
-            self._placed, self.batch, self.ptr, self._reals, self._whole, self._cutoff, self._counts, self._zeroed,
-            self.row_ptr, self.sender, self.receiver, self.shift, self.vectors, self.distances,
-            self.num_atoms, self.num_systems, self.capacity,
-            FILL=fill, **self._wanted, BI=tile[0], BJ=tile[1], num_warps=tile[2], enable_fp_fusion=False,
-        )  # fmt: skip
-
-    def _search_cells(self, fill: bool) -> None:
-        grid = 1 if interpreted() else min(self.num_atoms, triton.cdiv(_CELL_PROGRAMS, self.num_systems))
-        search_cells[(grid, self.num_systems)](
-            self._placed, self._order, self._bin_start, self.ptr, self._reals, self._whole, self._cutoff,
-            self._counts, self._zeroed, self.row_ptr, self._keys, self.num_atoms, self.capacity,
-            FILL=fill, BI=_CELL_TILE[0], BJ=_CELL_TILE[1], num_warps=_CELL_TILE[2], enable_fp_fusion=False,
-        )  # fmt: skip
+        else:
+            rows, candidates, warps = _CELL_TILE
+            programs = 1 if interpreted() else min(N, triton.cdiv(_CELL_PROGRAMS, B))
+            search_cells[(programs, B)](
+                self._placed, self._wrapped, self._order, self._bin_start, self.ptr, self._reals, self._whole,
+                self._cutoff, self._counts, self._parts, self._doubts, self._zeroed, self.row_ptr, self._keys,
+                N, self.capacity, FILL=fill, BI=rows, BJ=candidates, num_warps=warps, enable_fp_fusion=False,
+            )  # fmt: skip
 
     def _on_device(self) -> contextlib.AbstractContextManager:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext()

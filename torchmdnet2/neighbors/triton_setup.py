@@ -4,7 +4,8 @@ Shapes: N atoms, B structures, C edge capacity. All kernels run with floating-po
 pass must round alike, or a pair exactly at the cutoff would be counted and not listed.
 
 The tables that `cell_geometry` writes, one row per structure:
-    reals [B, 18] float64: the complete cell, rows first (9), then the columns of its inverse (9);
+    reals [B, 22] float64: the complete cell, rows first (9), the columns of its inverse (9), along each free direction
+        the coordinate of the first atom (3; it becomes the origin), the widest extent of the periodic cell in Å (1);
     whole [B, 10] int32: periodic (3), images to either side (3), bins along each lattice vector (3), bins in all.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-REALS = 18
+REALS = 22
 WHOLE = 10
 FREE_BINS = 27  # a structure of n atoms has at most n + FREE_BINS bins
 ROW_BLOCK = 1024  # rows summed by one program of row_pointers
@@ -89,8 +90,8 @@ def complete(ax, ay, az, bx, by, bz, cx, cy, cz, p0, p1, p2):
 
 @triton.jit
 def images_needed(ratio, periodic):
-    """Images to either side of the nearest one: |t| − 1/2 < cutoff / height."""
-    return tl.where(periodic == 1, tl.ceil(tl.minimum(ratio, 1e6) - 0.5 - 1e-12), 0.0).to(tl.int32)
+    """Images to either side of the nearest one: |t| − 1/2 < cutoff / height; float32 finds the nearest to 1e-6."""
+    return tl.where(periodic == 1, tl.ceil(tl.minimum(ratio, 1e6) - 0.5 + 1e-6), 0.0).to(tl.int32)
 
 
 @triton.jit
@@ -102,8 +103,9 @@ def bins_along(ratio, periodic):
 
 @triton.jit(do_not_specialize=["num_zeroed", "B"])
 def cell_geometry(
-    cell, pbc, cutoff, ptr, reals, whole, flag, zeroed, num_zeroed, B, CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr
-):
+    pos, cell, pbc, cutoff, ptr, reals, whole, flag, zeroed, num_zeroed, B,
+    CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr,
+):  # fmt: skip
     """One program per structure writes its tables; together they clear the counters `zeroed` of this search."""
     b = tl.program_id(0)
     cleared = b * ZERO_BLOCK + tl.arange(0, ZERO_BLOCK)
@@ -122,7 +124,8 @@ def cell_geometry(
         p1 = tl.load(pbc + b * 3 + 1).to(tl.int32)
         p2 = tl.load(pbc + b * 3 + 2).to(tl.int32)
         rc = tl.load(cutoff)
-        size = tl.load(ptr + b + 1) - tl.load(ptr + b)
+        first = tl.load(ptr + b)
+        size = tl.load(ptr + b + 1) - first
 
         ax, ay, az, bx, by, bz, cx, cy, cz = complete(ax, ay, az, bx, by, bz, cx, cy, cz, p0, p1, p2)
         ux, uy, uz = cross(bx, by, bz, cx, cy, cz)
@@ -175,15 +178,28 @@ def cell_geometry(
         tl.store(row + 6, cx)
         tl.store(row + 7, cy)
         tl.store(row + 8, cz)
-        tl.store(row + 9, ux / det)
-        tl.store(row + 10, uy / det)
-        tl.store(row + 11, uz / det)
-        tl.store(row + 12, vx / det)
-        tl.store(row + 13, vy / det)
-        tl.store(row + 14, vz / det)
-        tl.store(row + 15, wx / det)
-        tl.store(row + 16, wy / det)
-        tl.store(row + 17, wz / det)
+        ux, uy, uz = ux / det, uy / det, uz / det
+        vx, vy, vz = vx / det, vy / det, vz / det
+        wx, wy, wz = wx / det, wy / det, wz / det
+        tl.store(row + 9, ux)
+        tl.store(row + 10, uy)
+        tl.store(row + 11, uz)
+        tl.store(row + 12, vx)
+        tl.store(row + 13, vy)
+        tl.store(row + 14, vz)
+        tl.store(row + 15, wx)
+        tl.store(row + 16, wy)
+        tl.store(row + 17, wz)
+        x = tl.load(pos + first * 3 + 0, mask=size > 0, other=0.0).to(tl.float64)
+        y = tl.load(pos + first * 3 + 1, mask=size > 0, other=0.0).to(tl.float64)
+        z = tl.load(pos + first * 3 + 2, mask=size > 0, other=0.0).to(tl.float64)
+        tl.store(row + 18, (x * ux + y * uy + z * uz) * (1 - p0))
+        tl.store(row + 19, (x * vx + y * vy + z * vz) * (1 - p1))
+        tl.store(row + 20, (x * wx + y * wy + z * wz) * (1 - p2))
+        extent_x = tl.abs(ax) * p0 + tl.abs(bx) * p1 + tl.abs(cx) * p2
+        extent_y = tl.abs(ay) * p0 + tl.abs(by) * p1 + tl.abs(cy) * p2
+        extent_z = tl.abs(az) * p0 + tl.abs(bz) * p1 + tl.abs(cz) * p2
+        tl.store(row + 21, tl.maximum(extent_x, tl.maximum(extent_y, extent_z)))
         row = whole + b * _WHOLE
         tl.store(row + 0, p0)
         tl.store(row + 1, p1)
@@ -195,22 +211,6 @@ def cell_geometry(
         tl.store(row + 7, n1)
         tl.store(row + 8, n2)
         tl.store(row + 9, n0 * n1 * n2 * good)
-
-
-@triton.jit
-def fractional(pos, system, reals, atoms, mask):
-    """Fractional coordinates in float64; along non-periodic directions the Cartesian coordinate in Å."""
-    x = tl.load(pos + atoms * 3 + 0, mask=mask, other=0.0).to(tl.float64)
-    y = tl.load(pos + atoms * 3 + 1, mask=mask, other=0.0).to(tl.float64)
-    z = tl.load(pos + atoms * 3 + 2, mask=mask, other=0.0).to(tl.float64)
-    row = reals + system * _REALS
-    f0 = x * tl.load(row + 9, mask) + y * tl.load(row + 10, mask) + z * tl.load(row + 11, mask)
-    f1 = x * tl.load(row + 12, mask) + y * tl.load(row + 13, mask) + z * tl.load(row + 14, mask)
-    f2 = x * tl.load(row + 15, mask) + y * tl.load(row + 16, mask) + z * tl.load(row + 17, mask)
-    far = tl.maximum(tl.abs(f0), tl.maximum(tl.abs(f1), tl.abs(f2)))
-    # NaN fails every comparison, so test for what is allowed
-    usable = (tl.abs(f0) < 1073741824.0) & (tl.abs(f1) < 1073741824.0) & (tl.abs(f2) < 1073741824.0) & (far == far)
-    return f0, f1, f2, usable
 
 
 @triton.jit(do_not_specialize=["N", "capacity"])
