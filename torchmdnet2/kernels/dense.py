@@ -1,0 +1,90 @@
+"""Building blocks of the scalar networks, inlined into Triton kernels: products with weights, layer norm, silu.
+
+A program computes BM rows × BN columns. BM = 1 uses the ordinary units with K spread over the threads, larger BM
+the matrix units in the precision PREC.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["dense", "dense_normed", "silu", "silu_slope", "statistics"]
+
+
+@triton.jit
+def silu(x):
+    return x * tl.sigmoid(x)
+
+
+@triton.jit
+def silu_slope(x):
+    s = tl.sigmoid(x)
+    return s * (1.0 + x * (1.0 - s))
+
+
+@triton.jit
+def dense(
+    a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, SILU: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """act(A) @ W for A [., K] and W [K, N]: [BM, BN]."""
+    if BM == 1:
+        y = tl.zeros([BK, BN], tl.float32)
+        for k0 in tl.static_range(0, K, BK):
+            k = k0 + tl.arange(0, BK)
+            x = tl.load(a + tl.program_id(0).to(tl.int64) * K + k[:, None])
+            if SILU:
+                x = silu(x)
+            y += x * tl.load(w + k[:, None] * N + cols[None, :])
+        y = tl.sum(y, 0)[None, :]
+    else:
+        y = tl.zeros([BM, BN], tl.float32)
+        for k0 in range(0, K, BK):
+            k = k0 + tl.arange(0, BK)
+            x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
+            if SILU:
+                x = silu(x)
+            y = tl.dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, input_precision=PREC)
+    return y
+
+
+@triton.jit
+def dense_normed(
+    a, mean, rstd, gamma, beta, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """LN(A) @ W with the mean and 1/σ of each row given as [BM, 1]."""
+    if BM == 1:
+        y = tl.zeros([BK, BN], tl.float32)
+        for k0 in tl.static_range(0, K, BK):
+            k = k0 + tl.arange(0, BK)[:, None]
+            x = tl.load(a + tl.program_id(0).to(tl.int64) * K + k)
+            x = (x - mean) * rstd * tl.load(gamma + k) + tl.load(beta + k)
+            y += x * tl.load(w + k * N + cols[None, :])
+        y = tl.sum(y, 0)[None, :]
+    else:
+        y = tl.zeros([BM, BN], tl.float32)
+        for k0 in range(0, K, BK):
+            k = k0 + tl.arange(0, BK)
+            x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
+            x = (x - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
+            y = tl.dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, input_precision=PREC)
+    return y
+
+
+@triton.jit
+def statistics(a, rows, ok, eps, PARTS: tl.constexpr, F: tl.constexpr):
+    """Mean and 1/σ of the rows of A [., PARTS·F]: two [BM, 1]."""
+    c = tl.arange(0, F)
+    at = a + rows[:, None].to(tl.int64) * (PARTS * F) + c[None, :]
+    total = tl.sum(tl.load(at, ok[:, None], other=0.0), 1)
+    for p in tl.static_range(1, PARTS):
+        total += tl.sum(tl.load(at + p * F, ok[:, None], other=0.0), 1)
+    mean = (total / (PARTS * F))[:, None]
+    d = tl.load(at, ok[:, None], other=0.0) - mean
+    total = tl.sum(d * d, 1)
+    for p in tl.static_range(1, PARTS):
+        d = tl.load(at + p * F, ok[:, None], other=0.0) - mean
+        total += tl.sum(d * d, 1)
+    return mean, tl.rsqrt(total / (PARTS * F) + eps)[:, None]

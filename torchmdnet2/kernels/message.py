@@ -1,0 +1,433 @@
+"""Message passing over CSR rows with tabulated radial filters: Triton kernels.
+
+One program per receiver and slice of channels; it walks the edges of its row a few at a time, adds into registers
+and writes once: no atomics, no tensors of the size of the edges times channels, the same result every time.
+
+The radial filters are functions of the distance alone. They are read from a table [knots, 4, 3, F] of cubics
+between knots that are dense where the filters vary; `edge_place_kernel` finds the knot below each edge's length and
+the distance from it. Coefficients rather than values at the knots: the slope is then free of cancellation, and forces are as
+accurate as energies. Rows are not padded: work is proportional to the edges.
+
+Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (models/tensornet.py).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from .algebra import load9, product, squared_norm, store9
+
+__all__ = [
+    "edge_place_kernel",
+    "embedding_backward_kernel",
+    "embedding_kernel",
+    "force_kernel",
+    "interaction_kernel",
+    "message_backward_kernel",
+]
+
+
+@triton.jit
+def cubic(p, part: tl.constexpr, t, F: tl.constexpr):
+    """Value of one radial filter: the cubic at p = table + knot·12F + channel."""
+    c0 = tl.load(p + part * F)
+    c1 = tl.load(p + (3 + part) * F)
+    c2 = tl.load(p + (6 + part) * F)
+    c3 = tl.load(p + (9 + part) * F)
+    return c0 + t * (c1 + t * (c2 + t * c3))
+
+
+@triton.jit
+def cubic_and_slope(p, part: tl.constexpr, t, F: tl.constexpr):
+    """Value and derivative by the distance of one radial filter."""
+    c0 = tl.load(p + part * F)
+    c1 = tl.load(p + (3 + part) * F)
+    c2 = tl.load(p + (6 + part) * F)
+    c3 = tl.load(p + (9 + part) * F)
+    return c0 + t * (c1 + t * (c2 + t * c3)), c1 + t * (2.0 * c2 + 3.0 * t * c3)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def edge_place_kernel(row_ptr, vec, knots, knot_out, offset_out, num_atoms, decay, scale, last, BLOCK: tl.constexpr):
+    """Place of each edge in the tables: the knot below its length and the distance from it in Å.
+
+    The difference of the two is exact in float32, so that the tables cost no accuracy.
+    """
+    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = e < tl.load(row_ptr + num_atoms)
+    x = tl.load(vec + e * 3, mask, other=1.0)
+    y = tl.load(vec + e * 3 + 1, mask, other=0.0)
+    z = tl.load(vec + e * 3 + 2, mask, other=0.0)
+    d = tl.sqrt(x * x + y * y + z * z)
+    knot = (scale * (1.0 - tl.exp(-decay * d))).to(tl.int32)
+    knot = tl.minimum(tl.maximum(knot, 0), last - 1)
+    tl.store(knot_out + e, knot, mask)
+    tl.store(offset_out + e, d - tl.load(knots + knot, mask, other=0.0), mask)
+
+
+@triton.jit
+def first_edge(row_ptr, num_atoms, BR: tl.constexpr, BE: tl.constexpr):
+    """Lanes of a program: BR rows × BE edges at a time. Gives per lane [BR·BE, 1]: row, first edge, end of the row;
+    and how many times the longest row makes the program step."""
+    lane = tl.arange(0, BR * BE)
+    row = tl.minimum(tl.program_id(0) * BR + lane // BE, num_atoms - 1)
+    start = tl.load(row_ptr + row)
+    end = tl.load(row_ptr + row + 1)
+    steps = (tl.max(end - start, 0) + (BE - 1)) // BE
+    return row[:, None], (start + lane % BE)[:, None], end[:, None], steps
+
+
+@triton.jit
+def sum_lanes(x, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
+    """[BR·BE, BF] → [BR, BF]."""
+    if BE == 1:
+        return x
+    else:
+        return tl.sum(tl.reshape(x, (BR, BE, BF)), 1)
+
+
+@triton.jit
+def unit_vector(vec, e, mask):
+    """Components of vec/|vec| of edges e; 0 where the length is 0."""
+    x = tl.load(vec + e * 3, mask, other=1.0)
+    y = tl.load(vec + e * 3 + 1, mask, other=0.0)
+    z = tl.load(vec + e * 3 + 2, mask, other=0.0)
+    square = x * x + y * y + z * z
+    inverse = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
+    return x * inverse, y * inverse, z * inverse
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def embedding_kernel(
+    row_ptr, sender, vec, knot, offset, z, table, z_receiver, z_sender, self_filter, x_out, norm_out, num_atoms,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """X_i = Σ_j z_ij [f1, f2 skew(u), f3 (uuᵀ − 1/3)] + f1(0) z_ii, and ‖X‖²; the sign of skew is in the table."""
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
+    x0 = tl.zeros([BR * BE, BF], tl.float32)
+    x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
+    for _ in range(0, steps):
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0)
+        ux, uy, uz = unit_vector(vec, e, mask)
+        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
+        # masked edges read the last knot, where the tables are zero
+        p = table + tl.load(knot + e, mask, other=KNOTS - 1) * (12 * F) + c
+        t = tl.load(offset + e, mask, other=0.0)
+        zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
+        f1, f2, f3 = zz * cubic(p, 0, t, F), zz * cubic(p, 1, t, F), zz * cubic(p, 2, t, F)
+        x0 += f1
+        x1 += uz * f2
+        x2 -= uy * f2
+        x3 += ux * f2
+        x4 += (ux * ux - third) * f3
+        x5 += ux * uy * f3
+        x6 += ux * uz * f3
+        x7 += (uy * uy - third) * f3
+        x8 += uy * uz * f3
+        e += BE
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    ok = row < num_atoms
+    zi = tl.load(z + row, ok, other=0)
+    own = tl.load(self_filter + c) * (tl.load(z_receiver + zi * F + c) + tl.load(z_sender + zi * F + c))
+    x0, x1 = sum_lanes(x0, BR, BE, BF) + own, sum_lanes(x1, BR, BE, BF)
+    x2, x3 = sum_lanes(x2, BR, BE, BF), sum_lanes(x3, BR, BE, BF)
+    x4, x5 = sum_lanes(x4, BR, BE, BF), sum_lanes(x5, BR, BE, BF)
+    x6, x7, x8 = sum_lanes(x6, BR, BE, BF), sum_lanes(x7, BR, BE, BF), sum_lanes(x8, BR, BE, BF)
+    store9(x_out + row.to(tl.int64) * (9 * F) + c, ok, F, x0, x1, x2, x3, x4, x5, x6, x7, x8)
+    tl.store(norm_out + row.to(tl.int64) * F + c, squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8), ok)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def interaction_kernel(
+    row_ptr, sender, knot, offset, table, self_filter, y, charge_factor, m_out, p_out, num_atoms,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr,
+):  # fmt: skip
+    """M_i = g(0) Y_i + Σ_j g(d_ij) Y_j and P/(‖P‖²+1), P = q (YM + MY) or 2 YM."""
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    m0 = tl.zeros([BR * BE, BF], tl.float32)
+    m1, m2, m3, m4, m5, m6, m7, m8 = m0, m0, m0, m0, m0, m0, m0, m0
+    for _ in range(0, steps):
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0).to(tl.int64)
+        # masked edges read the last knot, where the tables are zero
+        p = table + tl.load(knot + e, mask, other=KNOTS - 1) * (12 * F) + c
+        t = tl.load(offset + e, mask, other=0.0)
+        s = y + j * (9 * F) + c
+        g = cubic(p, 0, t, F)
+        m0 += g * tl.load(s)
+        g = cubic(p, 1, t, F)
+        m1 += g * tl.load(s + F)
+        m2 += g * tl.load(s + 2 * F)
+        m3 += g * tl.load(s + 3 * F)
+        g = cubic(p, 2, t, F)
+        m4 += g * tl.load(s + 4 * F)
+        m5 += g * tl.load(s + 5 * F)
+        m6 += g * tl.load(s + 6 * F)
+        m7 += g * tl.load(s + 7 * F)
+        m8 += g * tl.load(s + 8 * F)
+        e += BE
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    ok = row < num_atoms
+    at = row.to(tl.int64) * (9 * F) + c
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, ok, F)
+    gi, ga, gs = tl.load(self_filter + c), tl.load(self_filter + F + c), tl.load(self_filter + 2 * F + c)
+    m0 = sum_lanes(m0, BR, BE, BF) + gi * y0
+    m1 = sum_lanes(m1, BR, BE, BF) + ga * y1
+    m2 = sum_lanes(m2, BR, BE, BF) + ga * y2
+    m3 = sum_lanes(m3, BR, BE, BF) + ga * y3
+    m4 = sum_lanes(m4, BR, BE, BF) + gs * y4
+    m5 = sum_lanes(m5, BR, BE, BF) + gs * y5
+    m6 = sum_lanes(m6, BR, BE, BF) + gs * y6
+    m7 = sum_lanes(m7, BR, BE, BF) + gs * y7
+    m8 = sum_lanes(m8, BR, BE, BF) + gs * y8
+    store9(m_out + at, ok, F, m0, m1, m2, m3, m4, m5, m6, m7, m8)
+    q = tl.load(charge_factor + row, ok, other=1.0)
+    p0, p1, p2, p3, p4, p5, p6, p7, p8 = product(
+        q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, O3
+    )
+    f = 1.0 / (squared_norm(p0, p1, p2, p3, p4, p5, p6, p7, p8) + 1.0)
+    store9(p_out + at, ok, F, f * p0, f * p1, f * p2, f * p3, f * p4, f * p5, f * p6, f * p7, f * p8)
+
+
+@triton.jit(do_not_specialize=["num_atoms", "capacity"])
+def message_backward_kernel(
+    row_ptr, sender, knot, offset, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """dY_i += g(0) dM_i + Σ_j g(d_ij) dM_j, and for each edge Σ_c g'(d_ij) ⟨dM_j, Y_i⟩ into slope [slices, E].
+
+    The list holds both directions of each pair, so the gather over senders is also the transposed scatter; the
+    slope written at an edge belongs to its reverse, which the force kernel pairs up. This halves the gathered
+    bytes: only dM_j is read for an edge, never Y_j.
+    """
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    own = y + row.to(tl.int64) * (9 * F) + c
+    y0, y1, y2, y3, y4 = (
+        tl.load(own),
+        tl.load(own + F),
+        tl.load(own + 2 * F),
+        tl.load(own + 3 * F),
+        tl.load(own + 4 * F),
+    )
+    y5, y6, y7, y8 = tl.load(own + 5 * F), tl.load(own + 6 * F), tl.load(own + 7 * F), tl.load(own + 8 * F)
+    a0 = tl.zeros([BR * BE, BF], tl.float32)
+    a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
+    slope_out = slope + tl.program_id(1).to(tl.int64) * capacity
+    for _ in range(0, steps):
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0).to(tl.int64)
+        # masked edges read the last knot, where the tables are zero
+        p = table + tl.load(knot + e, mask, other=KNOTS - 1) * (12 * F) + c
+        t = tl.load(offset + e, mask, other=0.0)
+        s = dm + j * (9 * F) + c
+        g, slope_g = cubic_and_slope(p, 0, t, F)
+        x = tl.load(s)
+        a0 += g * x
+        total = slope_g * (x * y0)
+        g, slope_g = cubic_and_slope(p, 1, t, F)
+        x = tl.load(s + F)
+        a1 += g * x
+        dot = x * y1
+        x = tl.load(s + 2 * F)
+        a2 += g * x
+        dot += x * y2
+        x = tl.load(s + 3 * F)
+        a3 += g * x
+        dot += x * y3
+        total += slope_g * dot
+        g, slope_g = cubic_and_slope(p, 2, t, F)
+        x = tl.load(s + 4 * F)
+        a4 += g * x
+        dot = x * y4
+        x = tl.load(s + 5 * F)
+        a5 += g * x
+        dot += x * y5
+        x = tl.load(s + 6 * F)
+        a6 += g * x
+        dot += x * y6
+        x = tl.load(s + 7 * F)
+        a7 += g * x
+        dot += x * y7
+        x = tl.load(s + 8 * F)
+        a8 += g * x
+        dot += x * y8
+        total += slope_g * dot
+        tl.store(slope_out + e, tl.sum(total, 1)[:, None], mask)
+        e += BE
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    ok = row < num_atoms
+    at = row.to(tl.int64) * (9 * F) + c
+    gi, ga, gs = tl.load(self_filter + c), tl.load(self_filter + F + c), tl.load(self_filter + 2 * F + c)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dm + at, ok, F)
+    a0 = sum_lanes(a0, BR, BE, BF) + gi * y0
+    a1 = sum_lanes(a1, BR, BE, BF) + ga * y1
+    a2 = sum_lanes(a2, BR, BE, BF) + ga * y2
+    a3 = sum_lanes(a3, BR, BE, BF) + ga * y3
+    a4 = sum_lanes(a4, BR, BE, BF) + gs * y4
+    a5 = sum_lanes(a5, BR, BE, BF) + gs * y5
+    a6 = sum_lanes(a6, BR, BE, BF) + gs * y6
+    a7 = sum_lanes(a7, BR, BE, BF) + gs * y7
+    a8 = sum_lanes(a8, BR, BE, BF) + gs * y8
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dy + at, ok, F)
+    store9(dy + at, ok, F, a0 + y0, a1 + y1, a2 + y2, a3 + y3, a4 + y4, a5 + y5, a6 + y6, a7 + y7, a8 + y8)
+
+
+@triton.jit(do_not_specialize=["num_atoms", "capacity"])
+def embedding_backward_kernel(
+    row_ptr, sender, vec, knot, offset, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """For each edge, from dX_i: dE/d|vec| [slices, E] and dE/du [slices, E, 3]."""
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
+    own = dx + row.to(tl.int64) * (9 * F) + c
+    g0, g1, g2, g3, g4 = (
+        tl.load(own),
+        tl.load(own + F),
+        tl.load(own + 2 * F),
+        tl.load(own + 3 * F),
+        tl.load(own + 4 * F),
+    )
+    g5, g6, g7, g8 = tl.load(own + 5 * F), tl.load(own + 6 * F), tl.load(own + 7 * F), tl.load(own + 8 * F)
+    slope_out = edge_slope + tl.program_id(1).to(tl.int64) * capacity
+    turn_out = edge_turn + tl.program_id(1).to(tl.int64) * capacity * 3
+    for _ in range(0, steps):
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0)
+        ux, uy, uz = unit_vector(vec, e, mask)
+        # masked edges read the last knot, where the tables are zero
+        p = table + tl.load(knot + e, mask, other=KNOTS - 1) * (12 * F) + c
+        t = tl.load(offset + e, mask, other=0.0)
+        zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
+        _f1, slope_g = cubic_and_slope(p, 0, t, F)
+        radial = slope_g * g0
+        f2, slope_g = cubic_and_slope(p, 1, t, F)
+        radial += slope_g * (uz * g1 - uy * g2 + ux * g3)
+        f2 = zz * f2
+        f3, slope_g = cubic_and_slope(p, 2, t, F)
+        wx = ux * g4 + uy * g5 + uz * g6
+        wy = ux * g5 + uy * g7 + uz * g8
+        wz = ux * g6 + uy * g8
+        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
+        radial += slope_g * (
+            ux * ux * g4 + ux * uy * g5 + ux * uz * g6 + uy * uy * g7 + uy * uz * g8 - third * (g4 + g7)
+        )
+        f3 = zz * f3
+        # d/du of f3·(uuᵀ − |u|²/3): the part along u is projected out by the force kernel
+        turn_x = f2 * g3 + f3 * (wx + ux * g4)
+        turn_y = f3 * (wy + uy * g7) - f2 * g2
+        turn_z = f2 * g1 + f3 * wz
+        tl.store(slope_out + e, tl.sum(radial * zz, 1)[:, None], mask)
+        tl.store(turn_out + e * 3, tl.sum(turn_x, 1)[:, None], mask)
+        tl.store(turn_out + e * 3 + 1, tl.sum(turn_y, 1)[:, None], mask)
+        tl.store(turn_out + e * 3 + 2, tl.sum(turn_z, 1)[:, None], mask)
+        e += BE
+
+
+@triton.jit
+def edge_gradient(
+    e, mask, vec, slope, edge_slope, edge_turn, capacity,
+    SLICES: tl.constexpr, MESSAGES: tl.constexpr,
+):  # fmt: skip
+    """dE/dvec of directed edges e (a vector of indices): the embedding's part and the messages'."""
+    x = tl.load(vec + e * 3, mask, other=1.0)
+    y = tl.load(vec + e * 3 + 1, mask, other=0.0)
+    z = tl.load(vec + e * 3 + 2, mask, other=0.0)
+    square = x * x + y * y + z * z
+    inverse = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
+    ux, uy, uz = x * inverse, y * inverse, z * inverse
+    along = tl.zeros_like(x)
+    tx = tl.zeros_like(x)
+    ty = tl.zeros_like(x)
+    tz = tl.zeros_like(x)
+    for k in tl.static_range(SLICES):
+        at = e + k * capacity
+        along += tl.load(edge_slope + at, mask, other=0.0)
+        tx += tl.load(edge_turn + at * 3, mask, other=0.0)
+        ty += tl.load(edge_turn + at * 3 + 1, mask, other=0.0)
+        tz += tl.load(edge_turn + at * 3 + 2, mask, other=0.0)
+    for k in tl.static_range(MESSAGES):
+        along += tl.load(slope + e + k * capacity, mask, other=0.0)
+    dot = tx * ux + ty * uy + tz * uz
+    gx = along * ux + (tx - dot * ux) * inverse
+    gy = along * uy + (ty - dot * uy) * inverse
+    gz = along * uz + (tz - dot * uz) * inverse
+    return gx, gy, gz, x, y, z
+
+
+@triton.jit
+def lower_bound(sender, low, high, value, STEPS: tl.constexpr):
+    """First index in [low, high) of the sorted senders that is ≥ value (vectors of rows)."""
+    for _ in tl.static_range(STEPS):
+        middle = (low + high) // 2
+        go = low < high
+        right = go & (tl.load(sender + middle, go, other=0) < value)
+        low = tl.where(right, middle + 1, low)
+        high = tl.where(go & (right == 0), middle, high)
+    return low
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def force_kernel(
+    row_ptr, sender, vec, slope, edge_slope, edge_turn, capacity, forces, virial,
+    SLICES: tl.constexpr, MESSAGES: tl.constexpr, STEPS: tl.constexpr, BE: tl.constexpr, VIRIAL: tl.constexpr,
+):  # fmt: skip
+    """F_i = Σ_e (G_e − G_reverse(e)), G = dE/dvec; virial of the row Σ_e vec ⊗ G (nine numbers).
+
+    Rows are sorted by sender and shift. The edges between i and j are listed in row i by rising shift, in row j by
+    the same shifts negated: the reverse of the r-th of m is the (m − 1 − r)-th.
+    """
+    i = tl.program_id(0)
+    start = tl.load(row_ptr + i)
+    end = tl.load(row_ptr + i + 1)
+    fx = tl.zeros([BE], tl.float32)
+    fy, fz = fx, fx
+    v0, v1, v2, v3, v4, v5, v6, v7, v8 = fx, fx, fx, fx, fx, fx, fx, fx, fx
+    for first in range(start, end, BE):
+        e = first + tl.arange(0, BE)
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0)
+        row_start = tl.load(row_ptr + j, mask, other=0)
+        row_end = tl.load(row_ptr + j + 1, mask, other=0)
+        here = lower_bound(sender, tl.where(mask, start, 0), tl.where(mask, end, 0), j, STEPS)
+        beyond = lower_bound(sender, here, tl.where(mask, end, 0), j + 1, STEPS)
+        there = lower_bound(sender, row_start, row_end, tl.zeros_like(j) + i, STEPS)
+        reverse = there + (beyond - 1 - e)
+        gx, gy, gz, x, y, z = edge_gradient(e, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES)
+        rx, ry, rz, _x, _y, _z = edge_gradient(
+            reverse, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES
+        )
+        fx += tl.where(mask, gx - rx, 0.0)
+        fy += tl.where(mask, gy - ry, 0.0)
+        fz += tl.where(mask, gz - rz, 0.0)
+        if VIRIAL:
+            gx, gy, gz = tl.where(mask, gx, 0.0), tl.where(mask, gy, 0.0), tl.where(mask, gz, 0.0)
+            v0 += x * gx
+            v1 += x * gy
+            v2 += x * gz
+            v3 += y * gx
+            v4 += y * gy
+            v5 += y * gz
+            v6 += z * gx
+            v7 += z * gy
+            v8 += z * gz
+    tl.store(forces + i * 3, tl.sum(fx, 0))
+    tl.store(forces + i * 3 + 1, tl.sum(fy, 0))
+    tl.store(forces + i * 3 + 2, tl.sum(fz, 0))
+    if VIRIAL:
+        tl.store(virial + i * 9, tl.sum(v0, 0))
+        tl.store(virial + i * 9 + 1, tl.sum(v1, 0))
+        tl.store(virial + i * 9 + 2, tl.sum(v2, 0))
+        tl.store(virial + i * 9 + 3, tl.sum(v3, 0))
+        tl.store(virial + i * 9 + 4, tl.sum(v4, 0))
+        tl.store(virial + i * 9 + 5, tl.sum(v5, 0))
+        tl.store(virial + i * 9 + 6, tl.sum(v6, 0))
+        tl.store(virial + i * 9 + 7, tl.sum(v7, 0))
+        tl.store(virial + i * 9 + 8, tl.sum(v8, 0))
