@@ -1,7 +1,7 @@
 """Energies, forces and properties of TorchMD-Net 3.1.0 in float64, from ../shared/golden.
 
-Bars, relative to the largest value: 1e-12 where nothing limits agreement; 2e-7 where TorchMD-Net's own float32 constants
-do (its kernels for TensorNet and TensorNet2 hold 1/3 in single precision).
+Bars, relative to the largest value: 1e-12 where nothing limits agreement; 2e-7 where TorchMD-Net's own float32
+constants do (its kernels for TensorNet and TensorNet2 hold 1/3 in single precision).
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from .atomref import Atomref
 from .base import Prior
 from .coulomb import Coulomb
+from .dispersion import D2
+from .dispersion_d3 import D3
 from .zbl import ZBL
 
-__all__ = ["ZBL", "Atomref", "Coulomb", "Prior"]
+__all__ = ["D2", "D3", "ZBL", "Atomref", "Coulomb", "Prior"]

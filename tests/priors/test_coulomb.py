@@ -1,0 +1,215 @@
+"""Coulomb energies against Madelung constants, plain sums and finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from ase.build import bulk
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.priors import Coulomb
+from torchmdnet2.priors.electrostatics import Electrostatics
+from torchmdnet2.priors.pairs import pair_list
+from torchmdnet2.testing import check_prior, example_systems
+from torchmdnet2.units import COULOMB
+
+SYSTEMS = example_systems((1, 6, 8), 5.0)
+CHARGES = {1: 0.4, 6: -0.1, 8: -0.7}
+PERIODIC = ("cubic cell", "triclinic cell", "left-handed cell", "tiny cell")
+
+
+def energy(prior: Coulomb, system: System) -> float:
+    return float(prior(system, pair_list(system, prior.cutoff)).sum())
+
+
+MADELUNG = {
+    "NaCl": (("rocksalt", 5.6), 1.747564594633182, 0.5),
+    "CsCl": (("cesiumchloride", 4.1), 1.762674773070992, math.sqrt(3) / 2),
+    "ZnS": (("zincblende", 5.4), 1.638055053388789, math.sqrt(3) / 4),
+}
+
+
+@pytest.mark.parametrize("cutoff", [5.0, 9.0])
+@pytest.mark.parametrize("crystal", MADELUNG)
+def test_madelung_constants(crystal, cutoff):
+    """Energy per ion pair −M k_e/d of unit charges, to 1e-6 and better; the constants are those of the literature."""
+    (structure, a), constant, nearest = MADELUNG[crystal]
+    atoms = bulk(crystal, structure, a=a)
+    cation, anion = atoms.numbers
+    prior = Coulomb({int(cation): 1.0, int(anion): -1.0}, "ewald", cutoff)
+    found = -energy(prior, System.from_ase(atoms)) * nearest * a / COULOMB
+    assert found == pytest.approx(constant, rel=1e-8)
+
+
+def test_ewald_does_not_depend_on_its_cutoff():
+    """The split between real and reciprocal space is free: also for charged and narrow cells, energy and forces."""
+    for name in PERIODIC:
+        system = SYSTEMS[name]
+        results = []
+        for cutoff in (4.0, 7.0):
+            pos = system.pos.clone().requires_grad_()
+            moving = system.replace(pos=pos)
+            prior = Coulomb(CHARGES, "ewald", cutoff, accuracy=1e-12)
+            total = prior(moving, pair_list(moving, cutoff)).sum()
+            results.append((total.item(), torch.autograd.grad(total, pos)[0]))
+        (e1, f1), (e2, f2) = results
+        assert e1 == pytest.approx(e2, abs=1e-8), name
+        assert torch.allclose(f1, f2, rtol=0, atol=1e-7), name
+
+
+def test_accuracy_means_what_it_says():
+    system = SYSTEMS["triclinic cell"]
+    exact = energy(Coulomb(CHARGES, "ewald", 6.0, accuracy=1e-14), system)
+    for accuracy in (1e-4, 1e-6, 1e-8):
+        assert abs(energy(Coulomb(CHARGES, "ewald", 6.0, accuracy=accuracy), system) / exact - 1) < 10 * accuracy
+
+
+def test_ewald_of_a_neutral_molecule_in_a_growing_cell():
+    """The periodic energy tends to that of the molecule alone as the dipoles of the images fade, like 1/L³."""
+    molecule = SYSTEMS["molecule"]
+    alone = energy(Coulomb(CHARGES, "all_pairs"), molecule)
+    errors = []
+    for length in (25.0, 50.0):
+        cell = System(z=molecule.z, pos=molecule.pos, cell=length * torch.eye(3, dtype=torch.float64))
+        charges = torch.tensor([CHARGES[int(z)] for z in molecule.z])
+        neutral = (charges - charges.mean()).tolist()
+        alone = energy(Coulomb(neutral, "all_pairs"), molecule)
+        errors.append(abs(energy(Coulomb(neutral, "ewald", 12.0), cell) - alone))
+    assert errors[1] < errors[0] / 7 and errors[1] < 1e-3
+
+
+@pytest.mark.parametrize("damping", ["none", "exp", "cosine"])
+def test_all_pairs_against_a_plain_sum(damping):
+    molecule = SYSTEMS["ion"].replace(pos=1.5 * SYSTEMS["ion"].pos)
+    prior = Coulomb(CHARGES, "all_pairs", damping=damping, damping_lower=1.0, damping_upper=4.0)
+    expected = 0.0
+    for i in range(6):
+        for j in range(i):
+            d = math.dist(molecule.pos[i].tolist(), molecule.pos[j].tolist())
+            factor = {
+                "none": 1.0,
+                "exp": 1 - math.exp(1 - 1 / (1 - min(d / 4, 1 - 1e-6) ** 2)),
+                "cosine": 0.5 - 0.5 * math.cos(math.pi * min(max((d - 1) / 3, 0), 1)),
+            }[damping]
+            expected += COULOMB * CHARGES[int(molecule.z[i])] * CHARGES[int(molecule.z[j])] * factor / d
+    assert energy(prior, molecule) == pytest.approx(expected, rel=1e-12)
+
+
+def test_damped_ewald_is_ewald_less_the_damped_part():
+    system = SYSTEMS["cubic cell"]
+    plain, damped = (Coulomb(CHARGES, "ewald", 8.0, damping=d, damping_upper=4.0) for d in ("none", "exp"))
+    missing = 0.0
+    for d, (i, j) in zip(
+        pair_list(system, 8.0).distances(system).tolist(), pair_list(system, 8.0).edge_index.T.tolist(), strict=True
+    ):
+        t = min(d / 4, 1 - 1e-6)
+        qq = CHARGES[int(system.z[i])] * CHARGES[int(system.z[j])]
+        missing += 0.5 * COULOMB * qq * math.exp(1 - 1 / (1 - t * t)) / d
+    assert energy(plain, system) - energy(damped, system) == pytest.approx(missing, rel=1e-10)
+
+
+@pytest.mark.parametrize("dielectric", [None, 78.3, 2.0])
+def test_reaction_field_against_a_plain_sum(dielectric):
+    ratio = 0.5 if dielectric is None else (dielectric - 1) / (2 * dielectric + 1)
+    molecule = SYSTEMS["molecule"]
+    prior = Coulomb(CHARGES, "reaction_field", 2.5, dielectric=dielectric)
+    expected = 0.0
+    for i in range(6):
+        for j in range(i):
+            d = math.dist(molecule.pos[i].tolist(), molecule.pos[j].tolist())
+            if d < 2.5:
+                kernel = 1 / d + ratio * d * d / 2.5**3 - (1 + ratio) / 2.5
+                expected += COULOMB * CHARGES[int(molecule.z[i])] * CHARGES[int(molecule.z[j])] * kernel
+    assert energy(prior, molecule) == pytest.approx(expected, rel=1e-12)
+
+
+def test_reaction_field_force_at_the_cutoff():
+    """The energy ends at zero for any medium; the force jumps by 3 k_e q q/((2ε+1) r_c²), which vanishes for ε = ∞."""
+    for dielectric, jump in ((None, 0.0), (78.3, 3 / (2 * 78.3 + 1) / 36)):
+        pos = torch.tensor([[0.0, 0, 0], [6 - 1e-9, 0, 0]], dtype=torch.float64, requires_grad=True)
+        system = System(z=torch.tensor([1, 1]), pos=pos)
+        total = Coulomb({1: 1.0}, "reaction_field", 6.0, dielectric=dielectric)(system, pair_list(system, 6.0)).sum()
+        force = torch.autograd.grad(total, pos)[0][1, 0]
+        assert total.item() == pytest.approx(0, abs=1e-7)
+        assert abs(float(force)) == pytest.approx(COULOMB * jump, abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("all_pairs", ("molecule", "ion")),
+        ("reaction_field", ("molecule", "triclinic cell", "tiny cell", "slab")),
+        ("ewald", ("molecule", "triclinic cell", "left-handed cell", "tiny cell")),
+    ],
+)
+def test_conformance(method, names):
+    """Forces, stress, symmetry, batches: the shipped checks."""
+    prior = Coulomb(CHARGES, method, 6.0, damping="exp", damping_upper=4.0, accuracy=1e-10)
+    check_prior(prior, [SYSTEMS[name] for name in names])
+
+
+@pytest.mark.parametrize("name", ["molecule", "triclinic cell"])
+def test_predicted_charges_of_a_head(name):
+    """Charges of a head feed the prior; forces include their change."""
+    from torchmdnet2.testing import SYSTEM_CHECKS
+
+    torch.manual_seed(0)
+    config = {
+        "model": {"name": "tensornet", "hidden_channels": 8, "num_rbf": 6, "cutoff": 4.0, "max_z": 9},
+        "properties": [{"name": "charges"}],
+        "priors": [{"name": "coulomb", "method": "ewald", "cutoff": 6.0}],
+        "elements": [1, 6, 8],
+    }
+    potential = Potential.from_config(config).double().eval()
+    for check in SYSTEM_CHECKS.values():
+        check(potential, SYSTEMS[name])
+    result = potential(SYSTEMS[name])
+    assert float(result.charges.sum() - SYSTEMS[name].charge) == pytest.approx(0, abs=1e-10)
+    config["priors"] = []
+    assert abs(float(result.energy - Potential.from_config(config).double()(SYSTEMS[name]).energy)) > 1e-4
+
+
+def test_w8_unit_charges_at_one_angstrom():
+    """W8: the energy of two unit charges 1 Å apart is −14.4 eV, not ten times that; a cell is honoured."""
+    pair = System(z=torch.tensor([11, 17]), pos=torch.tensor([[0.0, 0, 0], [1, 0, 0]]))
+    assert energy(Coulomb({11: 1, 17: -1}), pair) == pytest.approx(-14.3996, abs=1e-4)
+    # across the boundary of a cell the pair is as close
+    cell = pair.replace(pos=torch.tensor([[0.0, 0, 0], [19, 0, 0]]), cell=20 * torch.eye(3)[None], pbc=~pair.pbc)
+    inside = cell.replace(pos=torch.tensor([[0.0, 0, 0], [-1, 0, 0]]))
+    prior = Coulomb({11: 1, 17: -1}, "ewald", 8.0)
+    assert energy(prior, cell) == pytest.approx(energy(prior, inside), rel=1e-6)
+    assert energy(prior, cell) == pytest.approx(-14.3996, rel=1e-2)
+
+
+def test_mixed_batch_of_cells_and_molecules():
+    prior = Coulomb(CHARGES, "ewald", 6.0)
+    parts = [SYSTEMS["molecule"], SYSTEMS["triclinic cell"], SYSTEMS["ion"]]
+    batch = System.concatenate(parts)
+    atoms = prior(batch, pair_list(batch, 6.0))
+    together = torch.zeros(3, dtype=torch.float64).index_add(0, batch.batch, atoms)
+    for total, part in zip(together.tolist(), parts, strict=True):
+        assert total == pytest.approx(energy(prior, part), rel=1e-12)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="one or two directions"):
+        energy(Coulomb(CHARGES, "ewald", 6.0), SYSTEMS["slab"])
+    with pytest.raises(ValueError, match="no end"):
+        energy(Coulomb(CHARGES), SYSTEMS["tiny cell"])
+    with pytest.raises(ValueError, match="predicts none"):
+        energy(Coulomb(), SYSTEMS["molecule"])
+    with pytest.raises(ValueError, match="6 atoms"):
+        energy(Coulomb([0.1, -0.1]), SYSTEMS["molecule"])
+    for options in (
+        {"method": "pme"},
+        {"damping": "gauss"},
+        {"dielectric": 0.5},
+        {"accuracy": 1.0},
+        {"charges": "own"},
+    ):
+        with pytest.raises(ValueError, match="must be"):
+            Coulomb(**options)
+    with pytest.raises(ValueError, match="beyond the cutoff"):
+        Electrostatics("ewald", 3.0, "exp", damping_upper=4.6)
