@@ -1,0 +1,196 @@
+"""OpenMM force: a potential of this package as an openmm.PythonForce, for a whole system or a part of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openmm
+import torch
+
+from ..errors import BadData, UnknownElement
+from ..evaluator import Evaluator
+from ..potential import SYMBOLS, Potential
+from ..system import System
+from ..system import _whole_number as whole_number
+from ..units import KJ_MOL, factor
+from .model import ModelSource, dtype_name, open_model
+
+if TYPE_CHECKING:
+    from openmm.app import Topology
+
+__all__ = ["TorchMDNet2Energy", "create_force"]
+
+_NM = factor("length", "nm")  # Å
+_KJ_MOL_NM = KJ_MOL / _NM  # eV/Å
+
+
+def create_force(
+    model: str | os.PathLike | Potential,
+    topology: Topology,
+    atoms: Iterable[int] | None = None,
+    periodic: bool | None = None,
+    charge: int = 0,
+    spin: int = 0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+) -> openmm.PythonForce:
+    """A force to add to an openmm.System: the energy of the model for some or all of its atoms.
+
+    A System with this force can be written as XML. The XML holds the path and checksum of the model file and the
+    options, not the weights; reading it needs the file at the same path. Reading *any* XML that has a PythonForce in
+    it runs what it says: treat such a file like a program.
+
+    Args:
+        model: path of a .tmn file, or a Potential (copied; such a force cannot be written as XML).
+        topology: gives the elements, and the default of `periodic`.
+        atoms: indices of the atoms that the model sees, which are alone in the world for it; None means all.
+        periodic: use the system's box, in all three directions; None means: when the topology has box vectors.
+        charge: total charge of these atoms in e.
+        spin: their multiplicity 2S+1; 0 means not given.
+        device: where the model runs, independent of OpenMM's platform.
+        dtype: floating-point type of the network; None keeps the stored one.
+
+    Returns:
+        openmm.PythonForce; energies in kJ/mol, forces in kJ/mol/nm.
+
+    Raises:
+        FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
+        UnknownElement: the model does not know an atom's element.
+        BadData: an atom has no element, or an index is not of this topology.
+        ValueError: charge or spin is not a whole number; device or dtype cannot be used.
+    """
+    everyone = list(topology.atoms())
+    chosen = list(range(len(everyone))) if atoms is None else _indices(atoms, len(everyone))
+    if not chosen:
+        raise BadData("there are no atoms for the model to act on")
+    numbers = []
+    for i in chosen:
+        if everyone[i].element is None:
+            raise BadData(f"atom {i} ({everyone[i].name}) has no element; leave it out by giving `atoms`")
+        numbers.append(everyone[i].element.atomic_number)
+    if periodic is None:
+        periodic = topology.getPeriodicBoxVectors() is not None
+    potential, source = open_model(model, device, dtype)
+    unknown = [i for i, z in zip(chosen, numbers, strict=True) if z not in potential.elements]
+    if unknown:
+        known = ", ".join(SYMBOLS[z] for z in potential.elements)
+        names = ", ".join(f"atom {i} is {everyone[i].element.symbol}" for i in unknown[:3])
+        raise UnknownElement(f"{names}{', …' if len(unknown) > 3 else ''}, and this model knows only {known}")
+    options = {
+        "numbers": tuple(numbers),
+        "particles": None if atoms is None else tuple(chosen),
+        "periodic": bool(periodic),
+        "charge": whole_number(charge, "charge"),
+        "spin": whole_number(spin, "spin"),
+        "device": str(potential.device),
+        "dtype": dtype_name(potential.dtype),
+    }
+    force = openmm.PythonForce(TorchMDNet2Energy(source, options, potential))
+    force.setName("TorchMDNet2")
+    force.setUsesPeriodicBoundaryConditions(bool(periodic))
+    if atoms is not None:
+        force.setParticles(chosen)
+    return force
+
+
+class TorchMDNet2Energy:
+    """What OpenMM calls: a state's positions and box → energy and forces.
+
+    Pickles to plain data only, and opens the model file when it is first called after that.
+
+    Args:
+        source: where the model is; None for one in memory, which cannot be pickled.
+        options: "numbers" (atomic numbers), "particles" (their indices, None for all), "periodic", "charge", "spin",
+            "device", "dtype".
+        potential: the opened model, None to open it from `source` when needed.
+    """
+
+    def __init__(self, source: ModelSource | None, options: dict[str, Any], potential: Potential | None = None):
+        self.source, self.options = source, options
+        self._lock = threading.Lock()
+        self._evaluator: Evaluator | None = None
+        if potential is not None:
+            self._prepare(potential)
+
+    def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
+        """Energy in kJ/mol and forces [N, 3] in kJ/mol/nm.
+
+        Raises:
+            RuntimeError: with the whole story in its message, as that is all OpenMM hands on.
+        """
+        try:
+            with self._lock:
+                return self._evaluate(state)
+        except Exception as error:
+            model = self.source.path if self.source else "a model in memory"
+            raise RuntimeError(f"torchmdnet2 ({model}): {type(error).__name__}: {error}") from error
+
+    def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
+        if self._evaluator is None:
+            assert self.source is not None
+            self._prepare(self.source.open(self.options["device"], self.options["dtype"]))
+        assert self._evaluator is not None
+        nanometer = openmm.unit.nanometer
+        pos = state.getPositions(asNumpy=True).value_in_unit(nanometer) * _NM
+        self._check(pos, "position")
+        cell = None
+        if self.options["periodic"]:
+            box = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(nanometer) * _NM
+            cell = torch.as_tensor(box, dtype=torch.float64, device=self._z.device)
+        system = System(
+            z=self._z,
+            pos=torch.as_tensor(pos, dtype=torch.float64, device=self._z.device),
+            cell=cell,  # type: ignore[arg-type]  # None: no cell
+            pbc=self._pbc,
+            charge=self._charge,
+            spin=self._spin,
+        )
+        result = self._evaluator(system, forces=True, stress=False)
+        assert result.forces is not None
+        energy = float(result.energy[0]) / KJ_MOL
+        forces = result.forces.detach().to("cpu", torch.float64).numpy() / _KJ_MOL_NM
+        self._check(forces, "force")
+        if not np.isfinite(energy):
+            raise ValueError("the model's energy is not finite: the structure is far from anything physical")
+        return energy, forces
+
+    def _prepare(self, potential: Potential) -> None:
+        device = potential.device
+        self._z = torch.tensor(self.options["numbers"], dtype=torch.long, device=device)
+        self._pbc = torch.full((3,), self.options["periodic"], device=device)
+        self._charge = torch.tensor([float(self.options["charge"])], dtype=torch.float64, device=device)
+        self._spin = torch.tensor([self.options["spin"]], dtype=torch.long, device=device)
+        self._evaluator = Evaluator(potential)
+
+    def _check(self, values: np.ndarray, name: str) -> None:
+        finite = np.isfinite(values).all(1)
+        if not finite.all():
+            k = int(np.argmin(finite))
+            particle = k if self.options["particles"] is None else self.options["particles"][k]
+            raise ValueError(
+                f"the {name} of particle {particle} ({SYMBOLS[self.options['numbers'][k]]}) is not finite: the "
+                "simulation has blown up, or the start was far from anything physical"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.source is None:
+            raise ValueError("a force with a model in memory cannot be written: save the model to a .tmn file first")
+        return _from_plain_data, (self.source.path, self.source.sha256, self.options)
+
+
+def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMDNet2Energy:
+    return TorchMDNet2Energy(ModelSource(path=path, sha256=sha256), dict(options))
+
+
+def _indices(atoms: Iterable[int], total: int) -> Sequence[int]:
+    chosen = [whole_number(i, "an index in atoms") for i in atoms]
+    for i in chosen:
+        if not 0 <= i < total:
+            raise BadData(f"atoms: index {i} is not of this topology, which has {total} atoms")
+    if len(set(chosen)) != len(chosen):
+        raise BadData("atoms: an index is given twice")
+    return chosen

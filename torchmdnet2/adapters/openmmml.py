@@ -1,0 +1,103 @@
+"""Plug-in for openmm-ml: MLPotential("torchmdnet2", modelPath="model.tmn").
+
+openmm-ml imports this module when it is imported itself, so nothing but openmm-ml may be needed here: torch and the
+rest of this package are imported when a system is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
+
+if TYPE_CHECKING:
+    import openmm
+    from openmm.app import Topology
+
+__all__ = ["TorchMDNet2Factory", "TorchMDNet2Impl"]
+
+_OPTIONS = ("charge", "multiplicity", "device", "precision")
+
+
+class TorchMDNet2Factory(MLPotentialImplFactory):
+    """Makes the implementation; registered under the entry point `openmmml.potentials`."""
+
+    def createImpl(  # the interface's name and arguments
+        self, name: str, modelPath: str | os.PathLike | None = None, **args: Any
+    ) -> TorchMDNet2Impl:
+        """
+        Args:
+            name: "torchmdnet2".
+            modelPath: path of a .tmn file.
+
+        Raises:
+            ValueError: no path, or another argument.
+        """
+        if modelPath is None:
+            raise ValueError('give the path of a model file: MLPotential("torchmdnet2", modelPath="model.tmn")')
+        if args:
+            raise ValueError(f"MLPotential('torchmdnet2') takes only modelPath, got also {', '.join(args)}")
+        return TorchMDNet2Impl(modelPath)
+
+
+class TorchMDNet2Impl(MLPotentialImpl):
+    """The potential of a model file for openmm-ml, alone or mixed with a force field.
+
+    Args:
+        path: of the .tmn file.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = path
+
+    def addForces(
+        self,
+        topology: Topology,
+        system: openmm.System,
+        atoms: Iterable[int] | None,
+        forceGroup: int,
+        charge: int = 0,
+        multiplicity: int = 0,
+        device: Any = None,
+        precision: str | None = None,
+        **args: Any,
+    ) -> None:
+        """Add the model's force; arguments after `forceGroup` are those of createSystem and createMixedSystem.
+
+        Args:
+            topology, system, atoms, forceGroup: from openmm-ml.
+            charge: total charge in e of the atoms that the model sees.
+            multiplicity: 2S+1 of these; 0 means not given.
+            device: "cpu", "cuda", …; None takes a GPU when there is one.
+            precision: "single" or "double"; None keeps the model's.
+            args: of the embedding; a misspelt argument of ours is refused.
+
+        Raises:
+            TypeError: a misspelt argument.
+            others: as `torchmdnet2.adapters.openmm.create_force`.
+        """
+        import torch
+
+        from ..registry import did_you_mean
+        from .openmm import create_force
+
+        for name in args:
+            hint = did_you_mean(name, _OPTIONS)
+            if hint:
+                raise TypeError(f"unknown argument '{name}'{hint}")
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        periodic = topology.getPeriodicBoxVectors() is not None or system.usesPeriodicBoundaryConditions()
+        force = create_force(self.path, topology, atoms, periodic, charge, multiplicity, device, precision)
+        force.setForceGroup(forceGroup)
+        system.addForce(force)
+
+    def getMLLongRange(self) -> bool:
+        """Whether the model sums electrostatics over all periodic images; by its file."""
+        from ..checkpoint import read_header
+
+        config = read_header(self.path)["config"]
+        parts = [config["model"], config.get("head", {}), *config.get("priors", [])]
+        return any(part.get("method") == "ewald" for part in parts)
