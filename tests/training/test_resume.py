@@ -1,0 +1,155 @@
+"""A training that is killed and resumed ends with the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import signal
+
+import pytest
+
+from torchmdnet2.errors import BadCheckpoint, BadConfig
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.run import run_training
+from torchmdnet2.training.state import load_state, save_state
+
+
+def weights_hash(path):
+    """sha256 of all tensors of a safetensors file, names included."""
+    from safetensors.torch import load_file
+
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(path).items()):
+        digest.update(name.encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def in_folder(raw, folder, **training):
+    raw = copy.deepcopy(raw)
+    raw["output"]["folder"] = str(folder)
+    raw["training"].update(training)
+    return raw
+
+
+def train_quietly(raw):
+    """Entry point of the processes that are killed."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        run_training(parse_config(raw), resume="auto")
+
+
+def finish_with_kills(raw, kills, rng):
+    """Run to the end in processes that are killed at random moments; returns how many were killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torchmdnet2.training.run", "ase.io"])
+    killed = 0
+    while True:
+        process = context.Process(target=train_quietly, args=(raw,))
+        process.start()
+        process.join(rng.uniform(0.2, 0.9) if killed < kills else None)
+        if process.exitcode is not None:
+            assert process.exitcode == 0
+            return killed
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        killed += 1
+
+
+def check_kills(raw_config, tmp_path, epochs, kills, seed):
+    raw_config["output"]["save_every_steps"] = 2
+    whole = in_folder(raw_config, tmp_path / "whole", max_epochs=epochs)
+    parts = in_folder(raw_config, tmp_path / "parts", max_epochs=epochs)
+    run_training(parse_config(whole))
+    killed = finish_with_kills(parts, kills, random.Random(seed))
+    for name in ("best.tmn", "state.safetensors"):
+        assert weights_hash(tmp_path / "whole" / name) == weights_hash(tmp_path / "parts" / name), name
+    histories = [load_state(tmp_path / run / "state.safetensors")[1]["history"] for run in ("whole", "parts")]
+    for row in histories[0] + histories[1]:
+        row.pop("seconds")
+    assert histories[0] == histories[1]
+    lines = [(tmp_path / run / "metrics.csv").read_text().count("\n") for run in ("whole", "parts")]
+    assert lines[0] == lines[1] == epochs + 1
+    leftovers = [p.name for p in (tmp_path / "parts").iterdir() if p.name.startswith(".")]
+    assert len(leftovers) <= killed  # files that were being written aside when the process was killed
+    return killed
+
+
+def test_killed_at_a_few_random_moments(raw_config, tmp_path):
+    assert check_kills(raw_config, tmp_path, epochs=12, kills=4, seed=0) >= 2
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_random_moments(raw_config, tmp_path):
+    assert check_kills(raw_config, tmp_path, epochs=80, kills=20, seed=1) >= 20
+
+
+def test_same_seed_same_weights_and_another_seed_others(raw_config, tmp_path):
+    hashes = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run_training(parse_config(in_folder(raw_config, tmp_path / name, seed=seed)))
+        hashes.append(weights_hash(tmp_path / name / "best.tmn"))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_workers_do_not_change_the_weights(raw_config, tmp_path):
+    hashes = []
+    for workers in (0, 2):
+        raw = in_folder(raw_config, tmp_path / str(workers), max_epochs=2)
+        raw["data"]["num_workers"] = workers
+        run_training(parse_config(raw))
+        hashes.append(weights_hash(tmp_path / str(workers) / "best.tmn"))
+    assert hashes[0] == hashes[1]
+
+
+def test_what_is_in_the_folder_is_respected(raw_config, tmp_path):
+    path = run_training(parse_config(raw_config))
+    content = path.read_bytes()
+    with pytest.raises(BadConfig, match="holds a finished run"):
+        run_training(parse_config(raw_config))
+    assert run_training(parse_config(raw_config), resume="auto") == path  # nothing to do
+    other = copy.deepcopy(raw_config)
+    other["training"]["lr"] = 1e-3
+    with pytest.raises(BadConfig, match=r"differs in config\.training\.lr"):
+        run_training(parse_config(other), resume="auto")
+    assert path.read_bytes() == content
+    other["output"]["overwrite"] = True
+    run_training(parse_config(other))
+    assert path.read_bytes() != content
+    with pytest.raises(BadConfig, match="no run to resume"):
+        run_training(parse_config(in_folder(raw_config, tmp_path / "none")), resume="must")
+
+
+def test_unfinished_run_is_not_overwritten_and_data_must_be_the_same(raw_config, tmp_path):
+    config = parse_config(raw_config)
+    run_training(config)
+    folder = tmp_path / "run"
+    (folder / "metrics.json").unlink()  # as if killed before the report
+    with pytest.raises(BadConfig, match="holds an unfinished run"):
+        run_training(config)
+    tensors, state = load_state(folder / "state.safetensors")
+    state["identity"]["data"] = dict.fromkeys(state["identity"]["data"], "0" * 64)
+    save_state(folder / "state.safetensors", tensors, state)
+    with pytest.raises(BadConfig, match="differs in data"):
+        run_training(config, resume="auto")
+
+
+def test_damaged_state_is_refused(tmp_path):
+    import torch
+
+    path = tmp_path / "state.safetensors"
+    save_state(path, {"a": torch.arange(10.0)}, {"x": 0.1})
+    tensors, state = load_state(path)
+    assert state == {"x": 0.1}
+    assert torch.equal(tensors["a"], torch.arange(10.0))
+    blob = path.read_bytes()
+    for wrong in (blob[:-8], blob[:20], b"", b"\x80\x04K\x01.", blob.replace(b"training-state", b"training-stale")):
+        path.write_bytes(wrong)
+        with pytest.raises(BadCheckpoint):
+            load_state(path)
+    header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+    assert set(header["__metadata__"]) == {"format", "format_version", "state"}
