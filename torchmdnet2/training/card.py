@@ -54,9 +54,9 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
 def _errors(errors: Mapping[str, Any]) -> list[str]:
     """A table of errors by subset and property, and of force errors by element."""
     rows = []
-    for subset, properties in errors.items():
-        for name, value in properties.items():
-            entries = value.items() if name == "forces_by_element" else [("", value)]
+    for subset, properties in sorted(errors.items(), reverse=True):
+        for name, value in sorted(properties.items()):
+            entries = sorted(value.items()) if name == "forces_by_element" else [("", value)]
             for element, error in entries:
                 label = f"forces on {element}" if element else name.replace("_", " ")
                 mae, rmse = 1e3 * error["mae"], 1e3 * error["rmse"]

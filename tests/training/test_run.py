@@ -1,0 +1,200 @@
+"""A run from YAML to the finished folder."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2 import checkpoint
+from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.system import System
+from torchmdnet2.training.card import model_card
+from torchmdnet2.training.config import load_config, parse_config
+from torchmdnet2.training.run import run_training
+from torchmdnet2.training.trainer import TrainingDiverged
+
+from .conftest import REFERENCES, make_frames
+
+
+@pytest.fixture(scope="module")
+def finished(data_file, tmp_path_factory):
+    """A run with a report."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    raw = {
+        "data": {"train": str(data_file), "split": {"validation": 6, "test": 6}, "level_of_theory": "Morse pairs"},
+        "model": {"hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 3.5, "max_z": 10},
+        "training": {
+            "batch_size": 4,
+            "max_epochs": 30,
+            "lr": 1e-2,
+            "warmup_steps": 10,
+            "device": "cpu",
+            "num_threads": 1,
+        },
+        "output": {"folder": str(folder), "licence": "CC0-1.0"},
+    }
+    threads, dtype, state = torch.get_num_threads(), torch.get_default_dtype(), torch.get_rng_state()
+    path = run_training(parse_config(raw))
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (threads, dtype)
+    assert torch.equal(torch.get_rng_state(), state)
+    return path
+
+
+def test_it_learns(finished):
+    rows = list(csv.DictReader((finished.parent / "metrics.csv").open()))
+    first, last = rows[0], rows[-1]
+    assert len(rows) == 30
+    assert float(last["validation_forces_mae"]) < 0.5 * float(first["validation_forces_mae"])
+    lines = [json.loads(line) for line in (finished.parent / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, 31))
+    assert lines[-1]["validation_loss"] == float(last["validation_loss"])
+
+
+def test_folder_is_complete(finished):
+    names = {p.name for p in finished.parent.iterdir()}
+    plots = {"learning_curve.png", "energy_parity.png", "force_parity.png", "errors_by_element.png"}
+    files = {"config.yaml", "splits.json", "log.txt", "metrics.csv", "metrics.jsonl", "metrics.json", "card.md"}
+    assert names == plots | files | {"best.tmn", "state.safetensors"}
+    for plot in plots:
+        assert (finished.parent / plot).read_bytes().startswith(b"\x89PNG")
+    assert load_config(finished.parent / "config.yaml").training.max_epochs == 30
+    splits = json.loads((finished.parent / "splits.json").read_text())
+    indices = [i for part in splits.values() for i in part["indices"]]
+    assert sorted(indices) == list(range(32))
+    assert "epoch 30/30" in (finished.parent / "log.txt").read_text()
+
+
+def test_errors_in_the_model_file_equal_those_recomputed(finished, data_file):
+    from ase.io import read
+
+    potential = checkpoint.load(finished, dtype=torch.float64)
+    splits = json.loads((finished.parent / "splits.json").read_text())
+    frames = read(data_file, ":")
+    energy, forces, hydrogen = [], [], []
+    for i in splits["test"]["indices"]:
+        result = potential(System.from_ase(frames[i]))
+        energy.append((float(result.energy) - frames[i].get_potential_energy()) / len(frames[i]))
+        error = result.forces.numpy() - frames[i].get_forces()
+        forces.append(error.ravel())
+        hydrogen.append(error[frames[i].numbers == 1].ravel())
+    saved = potential.metadata["errors"]["test"]
+    assert saved == json.loads((finished.parent / "metrics.json").read_text())["test"]
+    for name, found in (("energy_per_atom", np.array(energy)), ("forces", np.concatenate(forces))):
+        assert saved[name]["count"] == found.size
+        assert saved[name]["mae"] == pytest.approx(np.abs(found).mean(), rel=1e-9)
+        assert saved[name]["rmse"] == pytest.approx(np.sqrt((found**2).mean()), rel=1e-9)
+    assert saved["forces_by_element"]["H"]["mae"] == pytest.approx(np.abs(np.concatenate(hydrogen)).mean(), rel=1e-9)
+
+
+def test_card_states_what_matters(finished):
+    header = checkpoint.read_header(finished)
+    card = model_card(header["config"], header["metadata"], title="run")
+    assert card == (finished.parent / "card.md").read_text()
+    digest = next(iter(header["metadata"]["data"]["files"].values()))
+    for text in ("H, C, O", "Morse pairs", "3.5 Å", "CC0-1.0", digest, "meV/Å", "forces on C", "Reference energies"):
+        assert text in card, text
+    assert model_card({}, {}).startswith("# Model")  # a file of unknown origin has a card too
+
+
+def test_reference_energies_are_fitted_in_float64(finished):
+    config = checkpoint.read_header(finished)["config"]
+    fitted = config["priors"][0]["energies"]
+    for z, energy in REFERENCES.items():
+        assert abs(fitted[str(z)] - energy) < 5  # up to the bonds, which the fit shares out among the elements
+    assert config["elements"] == [1, 6, 8]
+    assert 0.1 < config["energy_scale"] < 10
+
+
+def test_given_and_absent_references_and_own_files(raw_config, tmp_path):
+    from ase.io import write
+
+    write(tmp_path / "test.xyz", make_frames(5, seed=9), format="extxyz")
+    raw_config["data"]["test"] = str(tmp_path / "test.xyz")
+    raw_config["priors"] = [{"name": "atomref", "energies": {"H": -13.5, "C": -1030.0, "O": -2040.0}}]
+    path = run_training(parse_config(raw_config))
+    header = checkpoint.read_header(path)
+    assert header["config"]["priors"][0]["energies"] == {"1": -13.5, "6": -1030.0, "8": -2040.0}
+    assert header["metadata"]["data"]["frames"] == {"train": 26, "validation": 6, "test": 5}
+    raw_config["priors"][0]["energies"].pop("O")
+    raw_config["output"]["folder"] = str(tmp_path / "other")
+    with pytest.raises(BadConfig, match="no entry for O"):
+        run_training(parse_config(raw_config))
+    raw_config["priors"] = []
+    path = run_training(parse_config(raw_config))
+    assert checkpoint.read_header(path)["config"]["priors"] == []
+
+
+def test_split_file_is_used_again(finished, raw_config):
+    split = finished.parent / "splits.json"
+    raw_config["data"]["split"] = {"file": str(split)}
+    path = run_training(parse_config(raw_config))
+    assert json.loads((path.parent / "splits.json").read_text()) == json.loads(split.read_text())
+
+
+def test_impossible_splits(raw_config):
+    raw_config["data"]["split"] = {"train": 30, "validation": 6, "test": 6}
+    with pytest.raises(BadConfig, match="32 frames cannot give 30 to train, 6 to validation and 6 to test"):
+        run_training(parse_config(raw_config))
+
+
+def test_check_writes_nothing(raw_config, tmp_path, capsys):
+    assert run_training(parse_config(raw_config), check=True) is None
+    text = capsys.readouterr().out
+    for part in (
+        "20 train, 6 validation, 6 test",
+        "neighbors within the cutoff",
+        "4 steps per epoch",
+        "memory of a step",
+    ):
+        assert part in text, text
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_label_stops_the_run_before_training(raw_config, tmp_path):
+    raw_config["data"]["keys"] = {"energy": "energy", "forces": "REF_forces"}
+    with pytest.raises(BadData, match="REF_forces"):
+        run_training(parse_config(raw_config))
+    assert not (tmp_path / "run" / "best.tmn").exists()
+
+
+def test_loss_that_is_not_finite_names_the_frames(raw_config, monkeypatch):
+    from torchmdnet2.training import trainer
+
+    original = trainer.predict
+
+    def poisoned(potential, batch, properties, create_graph=False):
+        result = original(potential, batch, properties, create_graph)
+        for position, frame in enumerate(batch.frames):
+            if frame == bad:
+                factor = torch.ones_like(result.energy)
+                factor[position] = float("nan")
+                result.energy = result.energy * factor
+        return result
+
+    from torchmdnet2.training.setup import make_setup
+
+    config = parse_config(raw_config)
+    bad = make_setup(config).splits["train"]["indices"][7]
+    monkeypatch.setattr(trainer, "predict", poisoned)
+    with pytest.raises(TrainingDiverged, match=rf"not finite; frames {bad} of the training data"):
+        run_training(config)
+
+
+def test_energies_without_forces(raw_config, tmp_path):
+    raw = copy.deepcopy(raw_config)
+    raw["data"]["keys"] = {"energy": "energy", "forces": None}
+    path = run_training(parse_config(raw))
+    assert set(checkpoint.read_header(path)["metadata"]["errors"]["test"]) == {"energy", "energy_per_atom"}
+
+
+@pytest.mark.parametrize("schedule", ["plateau", "constant"])
+def test_other_choices_run(raw_config, schedule):
+    raw_config["training"].update(lr_schedule=schedule, weight_decay=0.01, ema_decay=0.0, gradient_clipping=None)
+    raw_config["training"].update(precision="float64", early_stopping_patience=1, loss={"kind": "huber"})
+    path = run_training(parse_config(raw_config))
+    assert checkpoint.load(path).dtype == torch.float64
