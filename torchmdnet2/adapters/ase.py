@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from typing import Any
@@ -72,6 +73,7 @@ class TorchMDNet2Calculator(Calculator):
         self._lock = threading.RLock()
         self._entered: tuple[int, int] | None = None
         self._stress_wanted = False
+        self._template: tuple[tuple[bytes, bytes, bytes, int, int], System] | None = None
 
     @property
     def potential(self) -> Potential:
@@ -86,12 +88,20 @@ class TorchMDNet2Calculator(Calculator):
             return super().get_property(name, atoms, allow_calculation)
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
-        """What differs from the last calculation: ASE's list, and "charge" or "spin" as they would be used now."""
-        changes = super().check_state(atoms, tol)
-        if self._entered is not None:
-            now = self._charge_and_spin(atoms)
-            changes += [key for key, a, b in zip(("charge", "spin"), now, self._entered, strict=True) if a != b]
-        return changes
+        """What of the model's input differs, in any bit, from the last calculation; "charge" and "spin" as used."""
+        last = self.atoms
+        if last is None or self._entered is None:
+            return list(all_changes)
+        now = self._charge_and_spin(atoms)
+        same = {
+            "positions": np.array_equal(last.positions, atoms.positions),
+            "numbers": np.array_equal(last.numbers, atoms.numbers),
+            "cell": np.array_equal(last.cell.array, atoms.cell.array),
+            "pbc": np.array_equal(last.pbc, atoms.pbc),
+            "charge": now[0] == self._entered[0],
+            "spin": now[1] == self._entered[1],
+        }
+        return [name for name, unchanged in same.items() if not unchanged]
 
     def calculate(
         self,
@@ -112,20 +122,21 @@ class TorchMDNet2Calculator(Calculator):
             UnknownElement: the model does not know an element.
             NoStress: stress is asked for and there is no cell with a volume.
         """
-        with self._lock:
+        with self._lock, torch.inference_mode(False):
             super().calculate(atoms, properties, system_changes)
             assert self.atoms is not None
             self.results, self._entered = {}, None
             asked = "stress" in (properties or [])
-            has_cell = self.atoms.cell.rank == 3 and self.atoms.cell.volume > 0
-            if asked and not has_cell:
-                raise NoStress(
-                    "the stress needs a cell with a volume, and this structure has none: set all three lattice "
-                    "vectors (atoms.cell), or do not ask for the stress"
-                )
-            entered = self._charge_and_spin(self.atoms)
             # a barostat or cell optimiser asks for forces, then for stress, at every step: do it in one go
-            stress = asked or (self._stress_wanted and has_cell)
+            stress = asked or self._stress_wanted
+            if stress and not abs(np.linalg.det(self.atoms.cell.array)) > 0:
+                stress = False
+                if asked:
+                    raise NoStress(
+                        "the stress needs a cell with a volume, and this structure has none: set all three lattice "
+                        "vectors (atoms.cell), or do not ask for the stress"
+                    )
+            entered = self._charge_and_spin(self.atoms)
             result = self._evaluator(self._system(self.atoms, *entered), forces=True, stress=stress)
             self.results = _results(result)
             self._entered = entered
@@ -144,15 +155,24 @@ class TorchMDNet2Calculator(Calculator):
         return _whole(charge, "charge"), _whole(spin, "spin")
 
     def _system(self, atoms: Atoms, charge: int, spin: int) -> System:
+        """The structure as tensors; only positions are moved to the device when nothing else has changed."""
         device = self.potential.device
-        return System(
-            z=torch.as_tensor(atoms.numbers, dtype=torch.long, device=device),
-            pos=torch.as_tensor(atoms.positions.copy(), dtype=torch.float64, device=device),
-            cell=torch.as_tensor(atoms.cell.array.copy(), dtype=torch.float64, device=device),
-            pbc=torch.as_tensor(atoms.pbc.copy(), device=device),
-            charge=torch.tensor([charge], dtype=torch.float64, device=device),
-            spin=torch.tensor([spin], device=device),
-        )
+        cell, pbc = atoms.cell.array, atoms.pbc
+        key = (atoms.numbers.tobytes(), cell.tobytes(), pbc.tobytes(), charge, spin)
+        pos = torch.tensor(atoms.positions, dtype=torch.float64, device=device)
+        if self._template is None or self._template[0] != key:
+            system = System(
+                z=torch.tensor(atoms.numbers, dtype=torch.long, device=device),
+                pos=pos,
+                cell=torch.tensor(cell, dtype=torch.float64, device=device),
+                pbc=torch.tensor(pbc, device=device),
+                charge=torch.tensor([charge], dtype=torch.float64, device=device),
+                spin=torch.tensor([spin], device=device),
+            )
+            self._template = key, system
+        system = copy.copy(self._template[1])
+        system.pos = pos
+        return system
 
     # --- copies and pickles ---------------------------------------------------------------------------------------
 

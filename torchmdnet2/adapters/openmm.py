@@ -123,7 +123,7 @@ class TorchMDNet2Energy:
             RuntimeError: with the whole story in its message, as that is all OpenMM hands on.
         """
         try:
-            with self._lock:
+            with self._lock, torch.inference_mode(False):
                 return self._evaluate(state)
         except Exception as error:
             model = self.source.path if self.source else "a model in memory"

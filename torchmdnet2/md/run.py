@@ -86,7 +86,8 @@ def run_md(
         BadConfig: the restart file belongs to another simulation.
         ValueError: the structure is not valid (atom without finite position, periodic without cell).
     """
-    return Simulation(model, atoms, options, device, dtype, charge, spin, console).run()
+    with torch.inference_mode(False):  # also where the caller is in that mode
+        return Simulation(model, atoms, options, device, dtype, charge, spin, console).run()
 
 
 class Simulation:
