@@ -19,8 +19,9 @@ def block(page: str, name: str) -> str:
 
 @pytest.mark.parametrize("name", ["prior", "model"])
 def test_extending(name, monkeypatch):
-    from torchmdnet2.registry import PRIORS, REPRESENTATIONS
+    from torchmdnet2.registry import PRIORS, REPRESENTATIONS, load_builtin
 
+    load_builtin()
     for registry in (PRIORS, REPRESENTATIONS):
         monkeypatch.setattr(registry, "_classes", dict(registry._classes))
     code = block("docs/extending.md", name)

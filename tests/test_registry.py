@@ -52,6 +52,7 @@ def test_plugins_are_imported_when_a_name_is_not_known(monkeypatch):
 
     monkeypatch.setattr(registry, "entry_points", entry_points)
     monkeypatch.setattr(registry, "_plugins_loaded", False)
+    registry.load_builtin()
     monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
     assert PRIORS["atomref"].__name__ == "Atomref" and not asked
     assert PRIORS["from-a-plugin"].__name__ == "FromPlugin"
