@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UnknownElement
-from .models.base import Features, Graph, Head, PropertyHead, Representation, sum_over_systems
+from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
 from .priors.base import Prior
 from .priors.pairs import pair_list
@@ -243,8 +243,11 @@ class Potential(nn.Module):
                 size = torch.bincount(graph.batch, minlength=graph.num_systems)
                 alone = (torch.diff(neighbors.row_ptr) == 0) & (size == 1)[graph.batch]
             alone = alone & (graph.charge == 0)[graph.batch]
+            isolated = self.isolated_energies()[graph.z]
+            if getattr(self.head, "reduce", "sum") == "mean":
+                isolated = isolated / atom_counts(graph).clamp(min=1)[graph.batch]
             # equal up to rounding for an atom alone: make it exact
-            energies = torch.where(alone, 0.0, energies - self.isolated_energies()[graph.z])
+            energies = torch.where(alone, 0.0, energies - isolated)
         return energies
 
     def prior_energies(

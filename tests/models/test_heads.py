@@ -96,6 +96,12 @@ def test_w2_mean_is_the_mean(name):
         check(mean, MOLECULE)
 
 
+def test_mean_of_energies_relative_to_the_isolated_atoms():
+    """With isolated atoms subtracted, the energy is the mean over the atoms of what it would be the sum of."""
+    total, mean = (variant("graph_network", head={"name": "scalar", "reduce": reduce}) for reduce in ("sum", "mean"))
+    assert torch.allclose(mean(ION).energy, total(ION).energy / 6, rtol=1e-12)
+
+
 def test_w2_mean_of_a_property(potential):
     """The same for properties: the gap of atoms without neighbors is their mean."""
     far = System(z=torch.tensor([1, 6]), pos=torch.tensor([[0.0, 0, 0], [50, 0, 0]], dtype=torch.float64))

@@ -1,5 +1,14 @@
 """Models of other programs, read safely."""
 
+from .export import export_checkpoint, export_state
 from .torchmd_net import convert, import_checkpoint, read_checkpoint
+from .training_yaml import config_from_torchmd_net
 
-__all__ = ["convert", "import_checkpoint", "read_checkpoint"]
+__all__ = [
+    "config_from_torchmd_net",
+    "convert",
+    "export_checkpoint",
+    "export_state",
+    "import_checkpoint",
+    "read_checkpoint",
+]

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import BadCheckpoint
 from ..units import factor
 
-__all__ = ["MODELS", "model_config"]
+__all__ = ["ABSENT", "ARGUMENTS", "COMMON", "MODELS", "model_config"]
 
 MODELS = {
     "tensornet": "tensornet",
@@ -21,7 +21,7 @@ MODELS = {
 }
 """Their names of models → ours."""
 
-_COMMON = {
+COMMON = {
     "embedding_dimension": "hidden_channels",
     "num_layers": "num_layers",
     "num_rbf": "num_rbf",
@@ -38,7 +38,7 @@ _ATTENTION = {
     "num_heads": "num_heads",
     "distance_influence": "distance_influence",
 }
-_ARGUMENTS = {
+ARGUMENTS = {
     "tensornet": {"equivariance_invariance_group": "group"},
     "tensornet2": {"equivariance_invariance_group": "group", "q_dim": "q_dim"},
     "equivariant_transformer": {**_ATTENTION, "vector_cutoff": "vector_cutoff"},
@@ -46,7 +46,7 @@ _ARGUMENTS = {
     "graph_network": {"neighbor_embedding": "neighbor_embedding", "aggr": "aggregation"},
 }
 # what their constructors took where an old checkpoint does not say
-_ABSENT = {"q_dim": 0, "vector_cutoff": False, "equivariance_invariance_group": "O(3)"}
+ABSENT = {"q_dim": 0, "vector_cutoff": False, "equivariance_invariance_group": "O(3)"}
 
 _READ_HERE = {
     "model", "output_model", "output_mlp_num_layers", "reduce_op", "atom_filter", "prior_model", "prior_args", "charge",
@@ -95,7 +95,7 @@ def model_config(
     if theirs not in MODELS:
         raise BadCheckpoint(f"the model '{theirs}' is not known; known: {', '.join(MODELS)}")
     name = MODELS[theirs]
-    known = {*_COMMON, *_READ_HERE, *_NO_EFFECT, *ignore, *(k for table in _ARGUMENTS.values() for k in table)}
+    known = {*COMMON, *_READ_HERE, *_NO_EFFECT, *ignore, *(k for table in ARGUMENTS.values() for k in table)}
     unknown = sorted(set(args) - known)
     if unknown:
         raise BadCheckpoint(
@@ -105,10 +105,10 @@ def model_config(
     if theirs != name.replace("_", "-"):
         decisions.append(f"the model '{theirs}' is '{name}' here")
     model: dict[str, Any] = {"name": name}
-    for key, ours in {**_COMMON, **_ARGUMENTS[name]}.items():
-        if key not in args and key not in _ABSENT:
+    for key, ours in {**COMMON, **ARGUMENTS[name]}.items():
+        if key not in args and key not in ABSENT:
             raise BadCheckpoint(f"the hyper-parameter '{key}' is missing")
-        model[ours] = args.get(key, _ABSENT.get(key))
+        model[ours] = args.get(key, ABSENT.get(key))
     _refuse_wrong_reductions(args, name)
     if name in ("tensornet", "tensornet2"):
         model["skew_sign"] = skew_sign

@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..errors import BadCheckpoint
+from ..priors import ZBL
 from ..units import factor
 
 __all__ = ["prior_configs"]
@@ -32,7 +34,11 @@ def prior_configs(
         BadCheckpoint: a prior has no right equivalent.
     """
     priors: list[dict[str, Any]] = []
-    if args.get("repulsion"):
+    stored = [key for key in state if key.startswith("representation_model.repulsion.")]
+    if bool(stored) != bool(args.get("repulsion")):
+        raise BadCheckpoint("the hyper-parameter 'repulsion' and the tensors of the repulsion do not fit together")
+    if stored:
+        _check_repulsion(state)
         priors.append({"name": "zbl", "envelope": "covalent", "screening": "refitted", "scale": std})
         decisions.append("the repulsion inside TensorNet2 is the prior 'zbl' here")
     names = _names(args)
@@ -62,6 +68,19 @@ def prior_configs(
     if found - set(range(len(names))):
         raise BadCheckpoint("the state_dict holds priors that the hyper-parameters do not name")
     return priors
+
+
+def _check_repulsion(state: Mapping[str, Tensor]) -> None:
+    """The constants that the checkpoint holds must be those of the prior 'zbl'."""
+    radii = ZBL(envelope="covalent").radii
+    table = state["representation_model.repulsion.cutoff_ab"].double()
+    z = torch.arange(1, table.shape[0], dtype=torch.float64)
+    powers = state["representation_model.repulsion.z_pow"].double()[1:]
+    radii = radii[1 : table.shape[0]]
+    if not torch.allclose(table[1:, 1:], radii[:, None] + radii, rtol=1e-5) or not torch.allclose(
+        powers, z**0.3, rtol=1e-5
+    ):
+        raise BadCheckpoint("the repulsion was made with other radii or exponents than those known")
 
 
 def _names(args: Mapping[str, Any]) -> list[str]:

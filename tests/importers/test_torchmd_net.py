@@ -1,0 +1,321 @@
+"""TorchMD-Net's checkpoints: proved, converted, reproduced, refused, and written back."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+import torch
+
+from torchmdnet2 import System, load
+from torchmdnet2.checkpoint import save
+from torchmdnet2.errors import BadCheckpoint
+from torchmdnet2.importers import convert, export_checkpoint, export_state, import_checkpoint, read_checkpoint
+
+CHECKPOINTS = {
+    "lightning_3x_tensornet": "lightning_3x_tensornet",
+    "lightning_2x_tensornet": "lightning_3x_tensornet",
+    "lightning_3x_equivariant_transformer": "lightning_3x_equivariant_transformer",
+}
+GOLDEN = [
+    "tensornet_o3", "tensornet_so3", "tensornet_charge", "tensornet_gauss_1l", "tensornet2", "tensornet2_coulomb",
+    "tensornet2_coulomb_cut", "et", "et_vector_cutoff", "transformer", "graph_network", "tensornet_ese",
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(shared):
+    if not (shared / "golden" / "lightning_3x_tensornet.ckpt").is_file():
+        pytest.skip("the golden files are not here")
+    return shared / "golden"
+
+
+def inputs(folder, name):
+    from safetensors.torch import load_file
+
+    data = load_file(folder / f"{name}.safetensors")
+    return System(z=data["in/z"], pos=data["in/pos"], batch=data["in/batch"]), data
+
+
+def golden(folder, name):
+    args = json.loads((folder / f"{name}.json").read_text())
+    for key in ("mean", "std", "passes_total_charge"):
+        args.pop(key)
+    system, data = inputs(folder, name)
+    return args, {k.removeprefix("model/"): v for k, v in data.items() if k.startswith("model/")}, system
+
+
+def decisions(potential) -> str:
+    return "\n".join(potential.metadata["import"]["decisions"])
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints_give_their_outputs(folder, name, tmp_path):
+    """All three Lightning checkpoints, to 2e-7 of their float64 outputs; again after saving as .tmn."""
+    potential = import_checkpoint(folder / f"{name}.ckpt")
+    assert potential.dtype == torch.float32
+    save(potential, tmp_path / "model.tmn")
+    system, data = inputs(folder, CHECKPOINTS[name])
+    for model in (potential, load(tmp_path / "model.tmn")):
+        result = model.double()(system)
+        y, forces = data["out/y"].flatten(), data["out/forces"]
+        assert float((result.energy - y).abs().max() / y.abs().max()) <= 2e-7
+        assert float((result.forces - forces).abs().max() / forces.abs().max()) <= 2e-7
+    assert load(tmp_path / "model.tmn").metadata["import"]["source"] == f"{name}.ckpt"
+
+
+def test_w1_so3_models_keep_their_hand(folder):
+    """W1: the antisymmetric part has the sign of the version that trained the model: 3.x −1, 2.x +1."""
+    args, state, system = golden(folder, "tensornet_so3")
+    three, two = convert(args, state), convert(args, state, layout="2.x")
+    assert "sign -1" in decisions(three) and "sign +1" in decisions(two)
+    mirrored = system.replace(pos=system.pos * torch.tensor([1.0, 1.0, -1.0]))
+    assert float((three(system).energy - three(mirrored).energy).abs().max()) > 1e-3
+    # with the same weights in the same order, 2.x sees the mirror image of what 3.x sees
+    from torchmdnet2.importers.layout import reorder_rows
+
+    two = convert(args, reorder_rows(state, "tensornet", "2.x"), layout="2.x")
+    assert torch.allclose(two(system).energy, three(mirrored).energy, rtol=1e-10)
+
+
+def test_w9_check_errors_does_not_scramble(folder):
+    """W9: a 3.x checkpoint that carries check_errors along is read as 3.x: the tensors prove it."""
+    args, state = read_checkpoint(folder / "lightning_3x_tensornet.ckpt")
+    system, _ = inputs(folder, "lightning_3x_tensornet")
+    plain, carried = convert(args, state), convert({**args, "check_errors": True}, state)
+    assert torch.equal(plain(system).energy, carried(system).energy)
+    assert "check_errors was carried along" in decisions(carried)
+
+
+def test_the_2x_layout_is_proved_not_guessed(folder):
+    args, state = read_checkpoint(folder / "lightning_2x_tensornet.ckpt")
+    old_names = any(".output_network.0.weight" in k for k in state)
+    assert old_names and "check_errors" in args
+    system, _ = inputs(folder, "lightning_3x_tensornet")
+    expected = import_checkpoint(folder / "lightning_3x_tensornet.ckpt")(system).energy
+    # the names alone prove it; so does check_errors with new names and no box
+    from torchmdnet2.importers.names import modern_names
+
+    no_key = {k: v for k, v in args.items() if k != "check_errors"}
+    for a, s in ((no_key, state), (args, modern_names(state))):
+        assert torch.equal(convert(a, s)(system).energy, expected)
+    # neither: refused, unless told
+    with pytest.raises(BadCheckpoint, match='layout="2.x"'):
+        convert(no_key, modern_names(state))
+    assert torch.equal(convert(no_key, modern_names(state), layout="2.x")(system).energy, expected)
+    # both: refused
+    with pytest.raises(BadCheckpoint, match="by hand"):
+        convert(args, {**state, "representation_model.distance.box": torch.zeros(3, 3)})
+
+
+def test_aceff_names(folder):
+    """The names under which AceFF-2 stores TensorNet2; its layers were never reordered, its embedding was."""
+    args, state, system = golden(folder, "tensornet2")
+    expected = convert(args, state)(system).energy
+    from torchmdnet2.importers.layout import reorder_rows
+
+    old = reorder_rows(state, "tensornet2", "2.x")
+    del old["representation_model.distance.box"]
+    assert sum(not torch.equal(old[k], state[k]) for k in old) == 2
+    for alias in ("tensornetv2_alt", "tensornet-nqe"):
+        found = convert({**args, "model": alias, "check_errors": False}, old)
+        assert torch.equal(found(system).energy, expected)
+        assert alias in decisions(found)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_export_is_the_inverse(folder, name, tmp_path):
+    """Imported and exported: the same tensors, bit for bit, and hyper-parameters that import to the same model."""
+    args, state, system = golden(folder, name)
+    potential = convert(args, state)
+    args_back, back = export_state(potential)
+    assert set(back) == set(state)
+    for key, value in state.items():
+        if ".repulsion." in key or key.endswith("atomic_mass"):
+            assert torch.allclose(back[key], value, rtol=1e-12), key
+        else:
+            assert torch.equal(back[key], value), key
+    again = convert(args_back, back)
+    first, second = again(system), potential(system)
+    assert torch.equal(first.energy, second.energy) and torch.equal(first.forces, second.forces)
+    for key, value in args_back.items():
+        if key in args and key not in ("max_num_neighbors", "charge", "q_weights", "derivative"):
+            assert args[key] == value or (args[key] is None and not value), key
+    export_checkpoint(potential, tmp_path / "back.ckpt")
+    assert torch.equal(import_checkpoint(tmp_path / "back.ckpt")(system).energy, second.energy)
+
+
+def test_export_of_lightning_checkpoints(folder):
+    """The 2.x checkpoint comes back as the 3.x one that holds the same weights."""
+    _, three = read_checkpoint(folder / "lightning_3x_tensornet.ckpt")
+    for name in ("lightning_3x_tensornet", "lightning_2x_tensornet"):
+        _, back = export_state(import_checkpoint(folder / f"{name}.ckpt"))
+        assert set(back) == set(three)
+        assert all(torch.equal(back[k], three[k]) and back[k].dtype == three[k].dtype for k in three)
+
+
+def test_export_of_a_model_made_here():
+    """Isolated atoms that are subtracted become reference energies; the sign of SO(3) models goes into a weight."""
+    from tiny import chiral, tiny_potential
+
+    for kind in ("o3", "so3"):
+        potential = tiny_potential(kind)
+        args, state = export_state(potential)
+        again = convert(args, state)
+        system = System.from_ase(chiral())
+        assert torch.allclose(again(system).energy, potential(system).energy, rtol=1e-12)
+        assert torch.allclose(again(system).forces, potential(system).forces, atol=1e-10)
+
+
+def test_what_has_no_equivalent_is_not_exported():
+    from tiny import tiny_potential
+
+    with pytest.raises(ValueError, match="'d2'"):
+        export_state(tiny_potential(priors=[{"name": "d2"}]))
+    with pytest.raises(ValueError, match="exact_charge"):
+        export_state(tiny_potential(model={"name": "tensornet2", "hidden_channels": 8, "num_rbf": 4, "q_dim": 2}))
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reduce_op": "mean"}, "n \\+ 1"),
+        ({"model": "painn"}, "painn"),
+        ({"output_model": "Custom"}, "Custom"),
+        ({"frobnicate": 3}, "frobnicate"),
+        ({"cutoff_upper": 6.0}, "radial functions"),
+        ({"num_layers": 3}, "do not fit"),
+        ({"num_rbf": 9}, "radial functions"),
+        ({"prior_model": "Coulomb", "prior_args": [{}]}, "nm"),
+        ({"prior_model": "Atomref", "prior_args": [{}]}, "reference energies"),
+        ({"repulsion": True}, "repulsion"),
+    ],
+)
+def test_refused_with_the_reason(folder, change, words):
+    args, state, _ = golden(folder, "tensornet_o3")
+    with pytest.raises(BadCheckpoint, match=words):
+        convert({**args, **change}, state)
+
+
+def test_w2_aggregations_that_were_wrong_are_refused(folder):
+    args, state, _ = golden(folder, "graph_network")
+    for aggregation in ("mean", "max"):
+        with pytest.raises(BadCheckpoint, match="message of zero"):
+            convert({**args, "aggr": aggregation}, state)
+
+
+def test_tensors_that_do_not_fit_are_refused(folder):
+    args, state, _ = golden(folder, "graph_network")
+    key = "representation_model.interactions.0.conv.net.0.weight"
+    with pytest.raises(BadCheckpoint, match="differs from its copy"):
+        convert(args, {**state, key: state[key] + 1})
+    with pytest.raises(BadCheckpoint, match="missing or too many"):
+        convert(args, {k: v for k, v in state.items() if "out" not in k})
+    with pytest.raises(BadCheckpoint, match="'std'"):
+        convert(args, {k: v for k, v in state.items() if k != "std"})
+    with pytest.raises(BadCheckpoint, match="not known"):
+        convert(args, {**state, "optimizer.step": torch.zeros(1)})
+
+
+def test_unknown_hyper_parameters_can_be_left_out(folder):
+    args, state, system = golden(folder, "tensornet_o3")
+    potential = convert({**args, "my_note": "x"}, state, ignore=["my_note"])
+    assert torch.equal(potential(system).energy, convert(args, state)(system).energy)
+
+
+def test_units_and_elements(folder):
+    args, state, system = golden(folder, "tensornet_o3")
+    plain, hartree = convert(args, state), convert(args, state, energy_unit="hartree", elements=[1, 6, 7, 8])
+    assert torch.allclose(hartree(system).energy, plain(system).energy * 27.211386245988, rtol=1e-12)
+    assert hartree.elements == [1, 6, 7, 8]
+    args, state, _ = golden(folder, "tensornet2_coulomb")
+    with pytest.raises(BadCheckpoint, match="eV"):
+        convert(args, state, energy_unit="kcal/mol")
+
+
+def test_priors_are_carried(folder):
+    """Atomref (delta learning included) and ZBL, in the model's unit."""
+    args, state, system = golden(folder, "tensornet_o3")
+    table = torch.linspace(0, -38, 20, dtype=torch.float64)[:, None]
+    atomref = {"prior_model.0.initial_atomref": table, "prior_model.0.atomref.weight": table}
+    expected = torch.zeros(2, dtype=torch.float64).index_add(0, system.batch, table[system.z, 0])
+    plain = convert(args, state)(system).energy
+    for extra in (
+        {"prior_model": "Atomref", "prior_args": [{"max_z": 20}]},
+        {"prior_model": [{"Atomref": {}}], "prior_args": [{"max_z": 20, "enable": False}]},
+        {"remove_ref_energy": True, "prior_args": [{"max_z": 20, "enable": False}]},
+    ):
+        potential = convert({**args, **extra}, {**state, **atomref})
+        assert torch.allclose(potential(system).energy, plain + expected, rtol=1e-12)
+    # a single prior of an early 2.x
+    single = {k.replace(".0.", "."): v for k, v in atomref.items()}
+    potential = convert({**args, "prior_model": "Atomref"}, {**state, **single})
+    assert torch.allclose(potential(system).energy, plain + expected, rtol=1e-12)
+    # without being named, it is not dropped in silence
+    with pytest.raises(BadCheckpoint, match="do not name"):
+        convert(args, {**state, **atomref})
+
+    given = {"cutoff_distance": 4.0, "max_num_neighbors": 50, "atomic_number": list(range(20)), "distance_scale": 1e-10}
+    good = {**given, "energy_scale": 1.602176634e-19}
+    potential = convert({**args, "prior_model": "ZBL", "prior_args": [good]}, state)
+    assert float((potential(system).energy - plain).min()) > 0
+    for wrong in (
+        {**given, "energy_scale": 4.36e-18},
+        {**good, "atomic_number": [0, 6, 1]},
+        {**good, "distance_scale": 1e-9},
+    ):
+        with pytest.raises(BadCheckpoint, match="ZBL"):
+            convert({**args, "prior_model": "ZBL", "prior_args": [wrong]}, state)
+
+
+# --- hostile files ---------------------------------------------------------------------------------------------------
+
+
+class Bomb:
+    """Leaves a trace when it is unpickled."""
+
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return (open, (str(self.trace), "w"))
+
+
+@pytest.mark.parametrize("place", ["hyper_parameters", "state_dict", "callbacks"])
+def test_a_hostile_checkpoint_executes_nothing(tmp_path, place):
+    """R22: code in a pickle is not run, wherever it hides; there is no other way to read the file."""
+    trace = tmp_path / "executed"
+    content = {"hyper_parameters": {"model": "tensornet"}, "state_dict": {}, "callbacks": {}}
+    content[place] = {"x": Bomb(trace)}
+    torch.save(content, tmp_path / "bad.ckpt")
+    with open(tmp_path / "plain.ckpt", "wb") as file:
+        pickle.dump(content, file)
+    for name in ("bad.ckpt", "plain.ckpt"):
+        with pytest.raises(BadCheckpoint, match="without running code"):
+            import_checkpoint(tmp_path / name)
+    assert not trace.exists()
+    # the trap works: the ordinary way of loading springs it
+    with open(tmp_path / "plain.ckpt", "rb") as file:
+        pickle.load(file)
+    assert trace.exists()
+
+
+def test_files_that_are_no_checkpoints(tmp_path):
+    for name, content in (("empty", b""), ("text", b"not a checkpoint"), ("zip", b"PK\x03\x04" + b"\0" * 100)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BadCheckpoint):
+            import_checkpoint(tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        import_checkpoint(tmp_path / "absent")
+    for content in ({"weights": torch.zeros(1)}, [1, 2], {"hyper_parameters": 3, "state_dict": {}}):
+        torch.save(content, tmp_path / "other.ckpt")
+        with pytest.raises(BadCheckpoint):
+            import_checkpoint(tmp_path / "other.ckpt")
+    state = {"model.mean": torch.tensor(float("nan"))}
+    torch.save({"hyper_parameters": {"model": "tensornet"}, "state_dict": state}, tmp_path / "nan.ckpt")
+    with pytest.raises(BadCheckpoint, match="not finite"):
+        import_checkpoint(tmp_path / "nan.ckpt")

@@ -1,0 +1,187 @@
+"""TorchMD-Net's training YAML, turned into the one of `torchmdnet2 train`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import BadConfig
+from .hyper_parameters import ARGUMENTS, COMMON, MODELS
+
+__all__ = ["config_from_torchmd_net"]
+
+_RENAMED = {
+    "num_epochs": "max_epochs",
+    "batch_size": "batch_size",
+    "lr": "lr",
+    "lr_patience": "lr_patience",
+    "lr_factor": "lr_factor",
+    "lr_min": "lr_min",
+    "lr_warmup_steps": "warmup_steps",
+    "early_stopping_patience": "early_stopping_patience",
+    "weight_decay": "weight_decay",
+    "seed": "seed",
+}
+_LOSSES = {"mse_loss": "mse", "l1_loss": "l1", "huber_loss": "huber"}
+# no counterpart is needed: neighbor lists have no limits, logs are always written, best weights are always kept
+_NOT_NEEDED = {
+    "max_num_neighbors", "static_shapes", "num_nodes", "log_dir", "test_interval", "save_interval", "redirect",
+    "load_model", "conf", "reset_trainer", "inference_batch_size", "lr_metric", "early_stopping_monitor",
+    "checkpoint_monitor", "dataset_preload_limit", "dataset_root", "derivative", "wandb_use", "wandb_name",
+    "wandb_project", "wandb_resume_from_id", "tensorboard_use", "ngpus", "charge", "prior_args", "check_errors",
+    "num_workers", "dataset", "dataset_arg", "coord_files", "embed_files", "energy_files", "force_files",
+}  # fmt: skip
+_FILES = ("dataset_root", "coord_files", "energy_files")
+
+
+def config_from_torchmd_net(theirs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The configuration of the same training here.
+
+    Args:
+        theirs: their YAML as plain data; keys may be written with hyphens.
+
+    Returns:
+        Our configuration as plain data, to be completed where the notes say so; and notes, one sentence for each key
+        whose meaning changes, that is fixed here, or that has no counterpart.
+
+    Raises:
+        BadConfig: a key is not theirs, the model is not known, or a reduction is asked for that they compute wrongly.
+    """
+    theirs = {str(key).replace("-", "_"): value for key, value in theirs.items()}
+    notes: list[str] = []
+    name = theirs.pop("model", "graph-network")
+    if name not in MODELS:
+        raise BadConfig(f"model: '{name}' is not a model of TorchMD-Net; known: {', '.join(MODELS)}")
+    ours: dict[str, Any] = {"data": _data(theirs, notes), "model": {"name": MODELS[name]}}
+    for key, argument in {**COMMON, **ARGUMENTS[MODELS[name]]}.items():
+        if key in theirs:
+            ours["model"][argument] = theirs.pop(key)
+    for arguments in (COMMON, *ARGUMENTS.values()):
+        for key in arguments:
+            theirs.pop(key, None)  # of other models
+    if MODELS[name] == "equivariant_transformer" and not ours["model"].pop("vector_cutoff", False):
+        notes.append("vector_cutoff is on, as it is by default here: without it the energy jumps at the cutoff")
+    if MODELS[name] == "graph_network":
+        aggregation = ours["model"].get("aggregation", "add")
+        if aggregation != "add":
+            notes.append(f"aggr: '{aggregation}' is right here; TorchMD-Net counts a message of zero too many")
+    ours["head"] = _head(theirs, MODELS[name])
+    ours["priors"] = _priors(theirs, notes)
+    ours["training"] = _training(theirs, notes)
+    if "log_dir" in theirs:
+        ours["output"] = {"folder": str(theirs.pop("log_dir"))}
+    if theirs.pop("load_weights", None):
+        notes.append("load_weights: import the checkpoint with `torchmdnet2 import` first")
+    if theirs.pop("box_vecs", None) is not None:
+        notes.append("box_vecs: each frame has its own cell, in the data file")
+    if theirs.pop("spin", False):
+        notes.append("spin: TorchMD-Net ignores it, and no model here reads it")
+    unknown = sorted(set(theirs) - _NOT_NEEDED)
+    if unknown:
+        raise BadConfig(f"{', '.join(unknown)}: not a key of TorchMD-Net 3 that is known here")
+    return ours, notes
+
+
+def _data(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    found = [f"{key}: {theirs[key]}" for key in _FILES if theirs.get(key)]
+    notes.append(
+        "data.train: give the data as extended XYZ, HDF5 or an ASE database, with its keys and units; theirs was "
+        f"{theirs.get('dataset')} ({', '.join(found) or 'no files named'})"
+    )
+    data: dict[str, Any] = {"train": "data.xyz"}
+    split: dict[str, Any] = {}
+    for key, ours in (("train_size", "train"), ("val_size", "validation"), ("test_size", "test")):
+        if key in theirs:
+            split[ours] = theirs.pop(key)
+    for key in ("validation", "test"):
+        if key in split and split[key] is None:
+            split.pop(key)
+            notes.append(f"data.split.{key}: TorchMD-Net took the rest; give the number of frames")
+    if split:
+        data["split"] = split
+    if theirs.pop("splits", None):
+        notes.append("splits: their splits.npz is not read; data.split.file takes a splits.json of a run here")
+    return data
+
+
+def _head(theirs: dict[str, Any], model: str) -> dict[str, Any]:
+    output = str(theirs.pop("output_model", "Scalar")).removeprefix("Equivariant")
+    layers = theirs.pop("output_mlp_num_layers", 0)
+    reduce = {"add": "sum", "sum": "sum", "mean": "mean"}.get(str(theirs.pop("reduce_op", "add")))
+    if reduce is None:
+        raise BadConfig("reduce_op: only 'add' and 'mean' have a meaning for atoms")
+    if theirs.pop("atom_filter", -1) not in (-1, None):
+        raise BadConfig("atom_filter: set it on a Potential; it cannot be trained from YAML")
+    if output == "ScalarPlusWeightedCoulomb":
+        stages = theirs.pop("q_weights", None) or []
+        head: dict[str, Any] = {"name": "scalar_coulomb", "num_hidden_layers": layers, "q_weights": list(stages)}
+        cutoff = theirs.pop("coulomb_cutoff", None)
+        if cutoff is not None:
+            head |= {"method": "reaction_field", "coulomb_cutoff": cutoff}
+        return head
+    if output != "Scalar":
+        raise BadConfig(
+            f"output_model: '{output}' is a property; `torchmdnet2 train` learns energies, forces and stress"
+        )
+    if model == "equivariant_transformer":
+        return {"name": "equivariant_scalar", "reduce": reduce}
+    return {"name": "scalar", "reduce": reduce, "num_hidden_layers": layers}
+
+
+def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
+    given = theirs.pop("prior_model", None) or []
+    given = [given] if isinstance(given, str | Mapping) else given
+    priors: list[dict[str, Any]] = []
+    for prior in given:
+        name = next(iter(prior)) if isinstance(prior, Mapping) else prior
+        details = (prior[name] or {}) if isinstance(prior, Mapping) else {}
+        if name in ("Atomref", "LearnableAtomref"):
+            trainable = name == "LearnableAtomref" or bool(details.get("trainable", False))
+            priors.append({"name": "atomref", "energies": "fit", "trainable": trainable})
+        elif name in ("ZBL", "D2"):
+            priors.append({"name": name.lower(), "cutoff": float(details.get("cutoff_distance", 5.0))})
+            notes.append(f"priors: the cutoff of '{name.lower()}' is in Å, and scales are not needed")
+        elif name == "Coulomb":
+            upper = float(details.get("upper_switch_distance", 0.5)) * 10
+            lower = float(details.get("lower_switch_distance", 0.0)) * 10
+            damping = {"damping": "cosine", "damping_lower": lower, "damping_upper": upper}
+            priors.append({"name": "coulomb", "charges": {}, **damping})
+            notes.append("priors: give the charges of 'coulomb' by element or by atom; distances were taken as nm")
+        else:
+            raise BadConfig(f"prior_model: '{name}' is not known")
+    if theirs.pop("remove_ref_energy", False) and not any(p["name"] == "atomref" for p in priors):
+        priors.append({"name": "atomref", "energies": "fit"})
+    if theirs.pop("standardize", False):
+        notes.append("standardize: reference energies of the elements are fitted instead (prior 'atomref')")
+        if not any(p["name"] == "atomref" for p in priors):
+            priors.append({"name": "atomref", "energies": "fit"})
+    return priors
+
+
+def _training(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    training: dict[str, Any] = {"lr_schedule": "plateau"}
+    for key, ours in _RENAMED.items():
+        if key in theirs:
+            training[ours] = theirs.pop(key)
+    for key in ("lr", "lr_min", "lr_factor", "weight_decay"):
+        if key in training:
+            training[key] = float(training[key])  # YAML 1.1 reads 1e-4 as text
+    if theirs.get("gradient_clipping"):
+        training["gradient_clipping"] = float(theirs["gradient_clipping"])
+    theirs.pop("gradient_clipping", None)
+    training["precision"] = {64: "float64", "64": "float64"}.get(theirs.pop("precision", 32), "float32")
+    loss: dict[str, Any] = {"kind": _LOSSES[str(theirs.pop("train_loss", "mse_loss"))], "per_atom": False}
+    arguments = theirs.pop("train_loss_arg", None) or {}
+    if "delta" in arguments:
+        loss["huber_delta"] = float(arguments["delta"])
+    loss["energy"] = float(theirs.pop("y_weight", 1.0))
+    loss["forces"] = float(theirs.pop("neg_dy_weight", 1.0)) if theirs.get("derivative", False) else 0.0
+    loss["stress"] = 0.0
+    training["loss"] = loss
+    notes.append("training.loss: energies are compared per structure as theirs were (per_atom: false)")
+    averages = [theirs.pop(key, 1.0) for key in ("ema_alpha_y", "ema_alpha_neg_dy")]
+    if averages != [1.0, 1.0]:
+        notes.append(
+            "ema_alpha: theirs averages the reported loss; ema_decay here averages the weights, which are used"
+        )
+    return training
