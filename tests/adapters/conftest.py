@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -31,6 +34,19 @@ def model_file(potential, tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "tiny.tmn"
     save(potential, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def plugin_folder(tmp_path_factory):
+    """A folder that, on the import path, announces the plug-in as the installed package would."""
+    folder = tmp_path_factory.mktemp("plugin")
+    info = folder / "plugin_test-0.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-test\nVersion: 0.0\n")
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    entry = re.search(r'\[project\.entry-points\."(openmmml\.potentials)"\]\n(\w+) = "([\w.:]+)"', text)
+    (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]} = {entry[3]}\n")
+    return folder
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,9 +19,14 @@ ROOT = Path(__file__).parents[2]
 NEEDS_OPENMM = pytest.mark.skipif(find_spec("openmm") is None, reason="openmm is not installed")
 
 
-def run(name, folder, *arguments):
+def run(name, folder, *arguments, path=ROOT):
     """Standard output of an example; it must succeed."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENMM_CPU_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{path}",
+        "OMP_NUM_THREADS": "1",
+        "OPENMM_CPU_THREADS": "1",
+    }
     command = [sys.executable, ROOT / "examples" / name, *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
@@ -46,18 +51,10 @@ def test_openmm_md(model_file, water, tmp_path):
 
 
 @NEEDS_OPENMM
-def test_openmm_mixed(model_file, tmp_path):
+def test_openmm_mixed(model_file, tmp_path, plugin_folder):
     pytest.importorskip("openmmml")
-    if not any(entry.name == "torchmdnet2" for entry in _plugins()):
-        pytest.skip("torchmdnet2 is not installed, so openmm-ml does not see its plug-in")
-    out = run("openmm_mixed.py", tmp_path, model_file, "--steps", 2)
+    out = run("openmm_mixed.py", tmp_path, model_file, "--steps", 2, path=plugin_folder)
     assert "3 of them by the model" in out
-
-
-def _plugins():
-    from importlib.metadata import entry_points
-
-    return entry_points(group="openmmml.potentials")
 
 
 def test_batch_evaluation(model_file, tmp_path):

@@ -388,16 +388,9 @@ def test_plugin_arguments(ml_potential, model_file):
     assert ml_potential._impl.getMLLongRange() is False
 
 
-def test_entry_point_and_import_without_torch(tmp_path):
+def test_entry_point_and_import_without_torch(plugin_folder):
     """`import openmmml` finds the plug-in, does not import torch, and works when torch cannot be imported."""
     pytest.importorskip("openmmml")
-    tomllib = pytest.importorskip("tomllib")
-    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["openmmml.potentials"]
-    info = tmp_path / "plugin_test-0.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin-test\nVersion: 0.0\n")
-    lines = [f"{name} = {target}" for name, target in entries.items()]
-    (info / "entry_points.txt").write_text("\n".join(["[openmmml.potentials]", *lines, ""]))
     code = (
         "import sys\n"
         "class Blocker:\n"
@@ -409,6 +402,6 @@ def test_entry_point_and_import_without_torch(tmp_path):
         "assert 'torch' not in sys.modules\n"
         "print(type(potential._impl).__name__)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin_folder), str(ROOT)])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "TorchMDNet2Impl", done.stderr
