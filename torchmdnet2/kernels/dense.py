@@ -74,17 +74,11 @@ def dense_normed(
 
 
 @triton.jit
-def statistics(a, rows, ok, eps, PARTS: tl.constexpr, F: tl.constexpr):
-    """Mean and 1/σ of the rows of A [., PARTS·F]: two [BM, 1]."""
-    c = tl.arange(0, F)
-    at = a + rows[:, None].to(tl.int64) * (PARTS * F) + c[None, :]
-    total = tl.sum(tl.load(at, ok[:, None], other=0.0), 1)
-    for p in tl.static_range(1, PARTS):
-        total += tl.sum(tl.load(at + p * F, ok[:, None], other=0.0), 1)
-    mean = (total / (PARTS * F))[:, None]
-    d = tl.load(at, ok[:, None], other=0.0) - mean
-    total = tl.sum(d * d, 1)
-    for p in tl.static_range(1, PARTS):
-        d = tl.load(at + p * F, ok[:, None], other=0.0) - mean
-        total += tl.sum(d * d, 1)
-    return mean, tl.rsqrt(total / (PARTS * F) + eps)[:, None]
+def statistics(a, rows, ok, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Mean and 1/σ of the rows of A [., WIDTH]: two [BM, 1]. PADDED is the power of two from WIDTH on."""
+    c = tl.arange(0, PADDED)[None, :]
+    inside = ok[:, None] & (c < WIDTH)
+    x = tl.load(a + rows[:, None].to(tl.int64) * WIDTH + c, inside, other=0.0)
+    mean = (tl.sum(x, 1) / WIDTH)[:, None]
+    x = tl.where(inside, x - mean, 0.0)
+    return mean, tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]

@@ -5,8 +5,8 @@ and writes once: no atomics, no tensors of the size of the edges times channels,
 
 The radial filters are functions of the distance alone. They are read from a table [knots, 4, 3, F] of cubics
 between knots that are dense where the filters vary; `edge_place_kernel` finds the knot below each edge's length and
-the distance from it. Coefficients rather than values at the knots: the slope is then free of cancellation, and forces are as
-accurate as energies. Rows are not padded: work is proportional to the edges.
+the distance from it. Coefficients rather than values at the knots: the slope is then free of cancellation, and
+forces are as accurate as energies. Rows are not padded: work is proportional to the edges.
 
 Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (models/tensornet.py).
 """

@@ -247,7 +247,7 @@ def gradient_embedding_kernel(
     m = ok[:, None]
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, F, BM, BN, BK, PREC)
     t = dense(dhidden, w1t, rows, cols, ok, 2 * F, F, False, BM, BN, BK, PREC) * tl.load(gamma + cols)[None, :]
-    mean, rstd = statistics(norm, rows, ok, eps, 1, F)
+    mean, rstd = statistics(norm, rows, ok, eps, F, F)
     k = tl.arange(0, 2 * F)
     a = tl.load(dhidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
     h = tl.load(hidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)

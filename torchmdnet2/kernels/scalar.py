@@ -36,7 +36,7 @@ def hidden_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    mean, rstd = statistics(norm, rows, ok, eps, 1, F)
+    mean, rstd = statistics(norm, rows, ok, eps, F, F)
     h = dense_normed(norm, mean, rstd, gamma, beta, w1, rows, cols, ok, F, 2 * F, BM, BN, BK, PREC)
     h += tl.load(b1 + cols)[None, :]
     tl.store(hidden + rows[:, None].to(tl.int64) * (2 * F) + cols[None, :], h, ok[:, None])
@@ -78,7 +78,7 @@ def readout_hidden_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    mean, rstd = statistics(norms, rows, ok, eps, 3, F)
+    mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
     h = dense_normed(norms, mean, rstd, gamma, beta, w1, rows, cols, ok, 3 * F, F, BM, BN, BK, PREC)
     h += tl.load(b1 + cols)[None, :]
     tl.store(hidden + rows[:, None].to(tl.int64) * F + cols[None, :], h, ok[:, None])
@@ -124,7 +124,7 @@ def readout_gradient_kernel(
     ga = dense(dhidden, w1t + F, rows, cols, ok, F, 3 * F, False, BM, BN, BK, PREC) * tl.load(gamma + F + cols)[None, :]
     gs = dense(dhidden, w1t + 2 * F, rows, cols, ok, F, 3 * F, False, BM, BN, BK, PREC)
     gs *= tl.load(gamma + 2 * F + cols)[None, :]
-    mean, rstd = statistics(norms, rows, ok, eps, 3, F)
+    mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
     k = tl.arange(0, F)
     a = tl.load(dhidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0)
     h = tl.load(hidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0) - tl.load(w1_offset + k)[None, :]

@@ -11,6 +11,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def tabulate(filters: Callable[[Tensor], Tensor], table: FilterTable) -> Tensor:
         the distance from the knot in Å. The last knot, at the cutoff, is zero.
     """
     d = table.distances()
-    f, s = torch.func.jvp(filters, (d,), (torch.ones_like(d),))
+    f, s = torch.func.jvp(filters, (d,), (torch.ones_like(d),))  # type: ignore[misc]
     # exactly at the cutoff rounding decides on which side a knot falls: filters are smooth and zero there
     f[-1], s[-1] = 0.0, 0.0
     h = torch.diff(d)[:, None, None]
@@ -95,7 +96,7 @@ class FrozenTensorNet:
     """
 
     def __init__(self, model: TensorNet, head: nn.Module, energy_scale: float, device: torch.device | str):
-        exact = copy.deepcopy(model).cpu().double()
+        exact: Any = copy.deepcopy(model).cpu().double()
         self.channels, self.num_layers = model.hidden_channels, len(model.layers)
         self.is_o3 = model.group == "O(3)"
         self.table = FilterTable(model.cutoff)
@@ -120,7 +121,7 @@ class FrozenTensorNet:
             self.layer_tables, self.layer_self = [], []
             for layer in exact.layers:
 
-                def layer_filters(d: Tensor, layer: nn.Module = layer) -> Tensor:
+                def layer_filters(d: Tensor, layer: Any = layer) -> Tensor:
                     return layer.radial_filter(exact.distance_expansion(d), exact.envelope(d))
 
                 self.layer_tables.append(give(tabulate(layer_filters, self.table)))
@@ -130,7 +131,7 @@ class FrozenTensorNet:
             self.z_receiver = give(emb.emb.weight @ of_receiver.T + emb.emb2.bias)
             self.z_sender = give(emb.emb.weight @ of_sender.T)
 
-            def mixing(linears: nn.ModuleList, first: int) -> tuple[Tensor, Tensor]:
+            def mixing(linears: Any, first: int) -> tuple[Tensor, Tensor]:
                 w = torch.stack([linear.weight for linear in linears[first : first + 3]])
                 return give(w.transpose(1, 2)), give(w)
 
@@ -145,7 +146,8 @@ class FrozenTensorNet:
             self.mix_in = [mixing(layer.linears_tensor, 0) for layer in exact.layers]
             self.mix_out = [mixing(layer.linears_tensor, 3) for layer in exact.layers]
             self.out_norm = (give(exact.out_norm.weight), give(exact.out_norm.bias), exact.out_norm.eps)
-            network = copy.deepcopy(head).cpu().double().output_network.layers
+            scalar_head: Any = copy.deepcopy(head).cpu().double()
+            network = scalar_head.output_network.layers
             hidden, last = network[0], network[2]
             self.readout = (
                 give(exact.linear.weight.T), give(exact.linear.bias), give(hidden.weight.T), give(hidden.bias),

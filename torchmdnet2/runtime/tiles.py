@@ -1,0 +1,89 @@
+"""Block shapes of the fused kernels by system size, as measured on one NVIDIA H200 (docs/performance.md).
+
+Few atoms need parallelism within an atom (slices of channels, edges side by side, one atom per program in the
+products); many atoms need reuse of what is loaded (atoms side by side, matrix units).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+__all__ = ["Block", "Tiles", "Walk"]
+
+
+class Walk(NamedTuple):
+    """Of a message kernel: atoms × edges of an atom × channels at a time, and warps."""
+
+    atoms: int
+    edges: int
+    channels: int
+    warps: int
+
+
+class Block(NamedTuple):
+    """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages.
+
+    rows = 1 does without the matrix units, which need 16.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    warps: int
+    stages: int = 1
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One shape for each kernel; see the classes in `torchmdnet2.kernels`."""
+
+    embedding: Walk = Walk(4, 1, 128, 4)
+    interaction: Walk = Walk(8, 1, 32, 8)
+    message_backward: Walk = Walk(8, 1, 32, 4)
+    embedding_backward: Walk = Walk(1, 1, 128, 1)
+    hidden: Block = Block(32, 64, 32, 4, 3)
+    gate: Block = Block(32, 64, 32, 4, 3)
+    gate_backward: Block = Block(32, 64, 32, 4, 3)
+    readout_hidden: Block = Block(32, 64, 32, 4, 3)
+    readout: Block = Block(16, 64, 32, 4, 3)
+    readout_gradient: Block = Block(16, 64, 32, 4, 3)
+    embedding_mix: Block = Block(16, 64, 32, 4, 3)
+    mix: Block = Block(16, 64, 32, 4, 3)
+    update: Block = Block(16, 64, 32, 4, 3)
+    gradient_product: Block = Block(16, 32, 32, 4, 3)
+    gradient_mix: Block = Block(16, 64, 32, 4, 3)
+    gradient_embedding: Block = Block(16, 64, 32, 4, 3)
+
+    @classmethod
+    def for_atoms(cls, num_atoms: int, channels: int) -> Tiles:
+        """Shapes for N atoms and F channels."""
+        tiles = _SMALL if num_atoms < 512 else cls()
+        limited: dict[str, Any] = {}
+        for name, shape in vars(tiles).items():
+            if isinstance(shape, Walk):
+                limited[name] = shape._replace(channels=min(shape.channels, channels))
+            else:
+                # F/2 columns are the fewest that a kernel writes, F the shortest sum
+                limited[name] = shape._replace(cols=min(shape.cols, channels), depth=min(shape.depth, channels))
+        return replace(tiles, **limited)
+
+
+_SMALL = Tiles(
+    embedding=Walk(1, 8, 32, 4),
+    interaction=Walk(1, 8, 32, 4),
+    message_backward=Walk(1, 8, 32, 4),
+    embedding_backward=Walk(1, 16, 32, 4),
+    hidden=Block(1, 64, 32, 4),
+    gate=Block(1, 32, 32, 4),
+    gate_backward=Block(1, 32, 32, 4),
+    readout_hidden=Block(1, 64, 32, 4),
+    readout=Block(1, 64, 32, 4),
+    readout_gradient=Block(1, 32, 32, 4),
+    embedding_mix=Block(1, 32, 64, 4),
+    mix=Block(1, 32, 64, 4),
+    update=Block(1, 32, 32, 4),
+    gradient_product=Block(1, 32, 32, 4),
+    gradient_mix=Block(1, 32, 32, 4),
+    gradient_embedding=Block(1, 32, 64, 4),
+)
