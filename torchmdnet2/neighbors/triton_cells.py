@@ -4,8 +4,8 @@ After the binning (triton_bins.py) one kernel runs twice: it counts the neighbor
 order as packed keys (FILL = True). A program takes the atoms of one bin, BI at a time, and tests them against the 27
 bins around it; bins that are adjacent in memory are read as one run. `finish_rows` (triton_rows.py) orders the rows.
 
-A tile is BJ candidates times BI receivers, and each of its BJ × BI places counts for itself. Nothing is reduced across
-threads while the candidates pass; the count pass stores the places' counts, and their prefix sum tells the fill pass
+A tile is BI receivers times BJ candidates, and each of its places counts for itself. Nothing is reduced across threads
+while the candidates pass; the count pass stores the places' counts (`parts`), and their prefix sum tells the fill pass
 where each place writes.
 
 Tests are float32; if any distance of a tile is so close to the cutoff that rounding could decide, the whole tile is
@@ -35,13 +35,13 @@ def neighbor_bin(c, n, periodic):
 
 @triton.jit
 def sweep(
-    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, capacity, N,
+    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, N,
     FILL: tl.constexpr, EXACT: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """Pass the candidates of 27 bins by the receivers k (in sorted order; i = their atom numbers).
 
     Returns:
-        edge + hits of each place, [BJ, BI] int32, and whether any test of a place was in doubt.
+        edge + hits of each place, [BI, BJ] int32, and the least |d² − cutoff²| of each place in Å².
     """
     p0 = tl.load(w + 0)
     p1 = tl.load(w + 1)
@@ -53,36 +53,48 @@ def sweep(
     c1 = bin_at // n2 % n1
     c0 = bin_at // (n2 * n1)
     if EXACT:
-        xi = tl.load(wrapped + i * 4 + 0, mask=real, other=-_FAR)[None, :]
-        yi = tl.load(wrapped + i * 4 + 1, mask=real, other=0.0)[None, :]
-        zi = tl.load(wrapped + i * 4 + 2, mask=real, other=0.0)[None, :]
+        xi = tl.load(wrapped + i * 4 + 0, mask=real, other=-_FAR)[:, None]
+        yi = tl.load(wrapped + i * 4 + 1, mask=real, other=0.0)[:, None]
+        zi = tl.load(wrapped + i * 4 + 2, mask=real, other=0.0)[:, None]
         limit = rc * rc
-        margin = rc * 0
     else:
-        xi = tl.load(placed + k, mask=real, other=-_FAR)[None, :]
-        yi = tl.load(placed + N + k, mask=real, other=0.0)[None, :]
-        zi = tl.load(placed + 2 * N + k, mask=real, other=0.0)[None, :]
+        xi = tl.load(placed + k, mask=real, other=-_FAR)[:, None]
+        yi = tl.load(placed + N + k, mask=real, other=0.0)[:, None]
+        zi = tl.load(placed + 2 * N + k, mask=real, other=0.0)[:, None]
         limit = (rc * rc).to(tl.float32)
-        # coordinates and shifts up to M = extent + |x_i| + cutoff round by 2^-25 M each: 2^-22 M bounds the distance
-        far = tl.where(real, tl.maximum(tl.abs(xi), tl.maximum(tl.abs(yi), tl.abs(zi))), 0.0)
-        margin = (2.2 * rc * (tl.load(h + 21) + rc + far) / 4194304.0).to(tl.float32)
-    doubtful = tl.zeros([BJ, BI], tl.int1)
-    for run in range(27):
-        a0, s0 = neighbor_bin(c0 + run // 9 - 1, n0, p0)
-        a1, s1 = neighbor_bin(c1 + run // 3 % 3 - 1, n1, p1)
-        side = run % 3  # 0: what lies inside the cell, 1: wrapped from the front, 2: from the back
-        low = tl.where(side == 0, tl.maximum(c2 - 1, 0), tl.where(side == 1, n2 - 1, 0))
-        high = tl.where(side == 0, tl.minimum(c2 + 1, n2 - 1), low)
-        is_empty = ((side == 1) & (c2 > 0)) | ((side == 2) & (c2 < n2 - 1))
-        if not is_empty:
-            s2 = tl.where(side == 1, -p2, tl.where(side == 2, p2, 0))
-            line = starts + (a0 * n1 + a1) * n2
-            first = tl.load(line + low)
-            last = tl.load(line + high + 1)
-            dx = s0 * tl.load(h + 0) + s1 * tl.load(h + 3) + s2 * tl.load(h + 6)
-            dy = s0 * tl.load(h + 1) + s1 * tl.load(h + 4) + s2 * tl.load(h + 7)
-            dz = s0 * tl.load(h + 2) + s1 * tl.load(h + 5) + s2 * tl.load(h + 8)
+    closest = tl.full([BI, BJ], 1e30, tl.float32)
+    # bins along the last lattice vector: those inside the cell are one run; at its faces, one more from the other side
+    sides = tl.where((c2 > 0) & (c2 < n2 - 1), 1, 3)
+    for line in range(9):
+        a0, s0 = neighbor_bin(c0 + line // 3 - 1, n0, p0)
+        a1, s1 = neighbor_bin(c1 + line % 3 - 1, n1, p1)
+        bins = starts + (a0 * n1 + a1) * n2
+        for side in range(sides):
+            low = tl.maximum(c2 - 1, 0)
+            high = tl.minimum(c2 + 1, n2 - 1)
+            s2 = 0
+            if side == 1:  # from the front
+                low = n2 - 1
+                high = tl.where(c2 == 0, low, low - 1)
+                s2 = -p2
+            if side == 2:  # from the back
+                low = 0
+                high = tl.where(c2 == n2 - 1, 0, -1)
+                s2 = p2
+            first = tl.load(bins + low)
+            last = tl.load(bins + high + 1)
             image = 9 * s0 + 3 * s1 + s2 + _NO_SHIFT
+            dx = rc * 0
+            dy = rc * 0
+            dz = rc * 0
+            if image != _NO_SHIFT:
+                dx = s0 * tl.load(h + 0) + s1 * tl.load(h + 3) + s2 * tl.load(h + 6)
+                dy = s0 * tl.load(h + 1) + s1 * tl.load(h + 4) + s2 * tl.load(h + 7)
+                dz = s0 * tl.load(h + 2) + s1 * tl.load(h + 5) + s2 * tl.load(h + 8)
+            if not EXACT:
+                dx = dx.to(tl.float32)
+                dy = dy.to(tl.float32)
+                dz = dz.to(tl.float32)
             for at in range(first, last, BJ):
                 q = at + tl.arange(0, BJ)
                 inside = q < last
@@ -92,71 +104,81 @@ def sweep(
                     yj = tl.load(wrapped + j * 4 + 1, mask=inside, other=0.0) + dy
                     zj = tl.load(wrapped + j * 4 + 2, mask=inside, other=0.0) + dz
                 else:
-                    xj = tl.load(placed + q, mask=inside, other=_FAR) + dx.to(tl.float32)
-                    yj = tl.load(placed + N + q, mask=inside, other=0.0) + dy.to(tl.float32)
-                    zj = tl.load(placed + 2 * N + q, mask=inside, other=0.0) + dz.to(tl.float32)
-                x = xj[:, None] - xi
-                y = yj[:, None] - yi
-                z = zj[:, None] - zi
-                square = tl.fma(x, x, tl.fma(y, y, z * z))
-                itself = tl.where(image == _NO_SHIFT, q, -1)
-                near = (square < limit) & (itself[:, None] != k[None, :])
-                if not EXACT:
-                    doubtful |= tl.abs(square - limit) < margin
+                    xj = tl.load(placed + q, mask=inside, other=_FAR) + dx
+                    yj = tl.load(placed + N + q, mask=inside, other=0.0) + dy
+                    zj = tl.load(placed + 2 * N + q, mask=inside, other=0.0) + dz
+                x = xj[None, :] - xi
+                y = yj[None, :] - yi
+                z = zj[None, :] - zi
+                beyond = tl.fma(x, x, tl.fma(y, y, tl.fma(z, z, -limit)))
+                near = beyond < 0
+                if (image == _NO_SHIFT) & (line == 4):  # the run that holds the receivers themselves
+                    near &= q[None, :] != k[:, None]
+                if not (EXACT or FILL):
+                    closest = tl.minimum(closest, tl.abs(beyond))
                 if FILL:
                     key = tl.load(order + q, mask=inside, other=0) * 32 + image
-                    tl.store(keys + edge, tl.broadcast_to(key[:, None], [BJ, BI]), mask=near & (edge < capacity))
+                    tl.store(keys + edge, tl.broadcast_to(key[None, :], [BI, BJ]), mask=near)
                 edge += near.to(tl.int32)
-    return edge, doubtful
+    return edge, closest
 
 
 @triton.jit(do_not_specialize=["N", "capacity"])
 def search_cells(
-    placed, wrapped, order, bin_start, ptr, reals, whole, cutoff, counts, parts, doubts, block_sums, row_ptr, keys, N,
-    capacity, FILL: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    placed, wrapped, order, bin_start, ptr, reals, whole, cutoff, counts, parts, doubts, block_sums, row_ptr, needed,
+    keys, N, capacity, FILL: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Count or list the neighbors of the atoms of every num_programs(0)-th bin of structure program_id(1)."""
+    """Count or list the neighbors of structure program_id(1), bin by bin; SPLIT programs share the atoms of a bin."""
     b = tl.program_id(1)
+    share = tl.program_id(0) % SPLIT
     h = reals + b * _REALS
     w = whole + b * _WHOLE
     starts = bin_start + tl.load(ptr + b) + (_FREE_BINS + 1) * b
     rc = tl.load(cutoff)
-    places = tl.arange(0, BJ)[:, None]
-    for bin_at in range(tl.program_id(0), tl.load(w + 9), tl.num_programs(0)):
+    num_bins = tl.load(w + 9)
+    if FILL:
+        if tl.load(needed) > capacity:
+            num_bins = 0  # every row is empty then, and nothing may be written
+    for bin_at in range(tl.program_id(0) // SPLIT, num_bins, tl.num_programs(0) // SPLIT):
         end = tl.load(starts + bin_at + 1)
-        for row_at in range(tl.load(starts + bin_at), end, BI):
+        for row_at in range(tl.load(starts + bin_at) + share * BI, end, SPLIT * BI):
             k = row_at + tl.arange(0, BI)
             real = k < end
             i = tl.load(order + k, mask=real, other=0)
-            parts_at = parts + places * N + k[None, :]
+            parts_at = parts + k.to(tl.int64)[:, None] * BJ + tl.arange(0, BJ)[None, :]
             if FILL:
-                part = tl.load(parts_at, mask=real[None, :], other=0)
-                edge = tl.load(row_ptr + i, mask=real, other=0)[None, :] + tl.cumsum(part, axis=0) - part
-                in_doubt = tl.load(doubts + row_at) != 0
-                if in_doubt:
+                part = tl.load(parts_at, mask=real[:, None], other=0)
+                edge = tl.load(row_ptr + i, mask=real, other=0)[:, None] + tl.cumsum(part, axis=1) - part
+                if tl.load(doubts + row_at) != 0:
                     sweep(
-                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, capacity, N,
+                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, N,
                         True, True, BI, BJ,
                     )  # fmt: skip
                 else:
                     sweep(
-                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, capacity, N,
+                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, N,
                         True, False, BI, BJ,
                     )  # fmt: skip
             else:
-                none = tl.zeros([BJ, BI], tl.int32)
-                part, doubtful = sweep(
-                    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, capacity, N,
+                none = tl.zeros([BI, BJ], tl.int32)
+                part, closest = sweep(
+                    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, N,
                     False, False, BI, BJ,
                 )  # fmt: skip
-                in_doubt = tl.max(tl.max((doubtful & real[None, :]).to(tl.int32), axis=1), axis=0)
-                if in_doubt > 0:
+                # coordinates and shifts up to M = extent + |x_i| + cutoff round by 2^-25 M each: 2^-22 M bounds the
+                # distance's error, 2 cutoff times that the square's
+                far = tl.abs(tl.load(placed + k, mask=real, other=0.0))
+                far = tl.maximum(far, tl.abs(tl.load(placed + N + k, mask=real, other=0.0)))
+                far = tl.max(tl.maximum(far, tl.abs(tl.load(placed + 2 * N + k, mask=real, other=0.0))), axis=0)
+                margin = 2.2 * rc * (tl.load(h + 21) + rc + far) / 4194304.0
+                in_doubt = (tl.min(tl.min(closest, axis=1), axis=0) < margin).to(tl.int32)
+                if in_doubt != 0:
                     part, _ = sweep(
-                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, capacity, N,
+                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, N,
                         False, True, BI, BJ,
                     )  # fmt: skip
                 tl.store(doubts + row_at, in_doubt)
-                tl.store(parts_at, part, mask=real[None, :])
-                found = tl.sum(part, axis=0)
+                tl.store(parts_at, part, mask=real[:, None])
+                found = tl.sum(part, axis=1)
                 tl.store(counts + i, found, mask=real)
                 tl.atomic_add(block_sums + i // _ROW_BLOCK, found.to(tl.int64), mask=real)

@@ -47,7 +47,8 @@ _BIN_BLOCK = 4096
 _SUMS = 256
 # tiles of receivers × candidates, and warps; the best of those tried on one NVIDIA H200
 _PAIR_TILE = (2, 512, 4)
-_CELL_TILE = (16, 8, 1)
+_CELL_TILE = (16, 32, 1)
+_CELL_SPLIT = 1
 _CELL_PROGRAMS = 132 * 64
 _ROW_TILE = 64
 
@@ -63,7 +64,7 @@ class TritonNeighborSearch:
     A call only launches kernels on the current stream: it allocates nothing and never waits for the device, so
     torch.cuda.graph captures it. Same input, same output, bit for bit. After each call, still on the device:
 
-        row_ptr [N + 1] int32: the edges of receiver i are row_ptr[i] … row_ptr[i+1] − 1; never beyond the capacity.
+        row_ptr [N + 1] int32: the edges of receiver i are row_ptr[i] … row_ptr[i+1] − 1; all zero after an overflow.
             What lies past row_ptr[N] in the other buffers is left over and must not be read.
         sender [C] int32: ascending within a row; several images of one sender in order of their shifts.
         receiver [C] int32, shift [C, 3] int32 (r = pos[sender] + shift·cell − pos[receiver]),
@@ -141,8 +142,9 @@ class TritonNeighborSearch:
         self._bin_count = self._zeroed[num_sums:].view(torch.int32)
         self._bin_start = ints(num_bins)
         per_atom = num_atoms if method == "cells" else 0
-        self._bins, self._slots, self._order, self._doubts = (ints(per_atom) for _ in range(4))
-        self._parts = ints(_CELL_TILE[1], per_atom)
+        self._bins, self._slots, self._order = (ints(per_atom) for _ in range(3))
+        self._parts = ints(per_atom, _CELL_TILE[1])
+        self._doubts = ints(num_atoms)
         self._wanted = {"RECEIVER": receiver, "SHIFT": shift, "VECTORS": vectors, "DISTANCES": distances}
         self.set_capacity(capacity)
         self.set_batch(batch)
@@ -240,16 +242,19 @@ class TritonNeighborSearch:
             rows, candidates, warps = (16, 4096, 1) if interpreted() else _PAIR_TILE
             search_pairs[(triton.cdiv(N, rows),)](
                 self._placed, self._wrapped, self.batch, self.ptr, self._reals, self._whole, self._cutoff,
-                self._counts, self._zeroed, self.row_ptr, self.sender, self._keys, N, B, self.capacity,
-                FILL=fill, BATCHED=B > 1, BI=rows, BJ=candidates, num_warps=warps, enable_fp_fusion=False,
+                self._counts, self._doubts, self._zeroed, self.row_ptr, self.needed, self.sender, self._keys,
+                N, B, self.capacity, FILL=fill, BATCHED=B > 1, BI=rows, BJ=candidates,
+                num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip
         else:
             rows, candidates, warps = _CELL_TILE
+            split = 1 if interpreted() else _CELL_SPLIT
             programs = 1 if interpreted() else min(N, triton.cdiv(_CELL_PROGRAMS, B))
-            search_cells[(programs, B)](
+            search_cells[(programs * split, B)](
                 self._placed, self._wrapped, self._order, self._bin_start, self.ptr, self._reals, self._whole,
-                self._cutoff, self._counts, self._parts, self._doubts, self._zeroed, self.row_ptr, self._keys,
-                N, self.capacity, FILL=fill, BI=rows, BJ=candidates, num_warps=warps, enable_fp_fusion=False,
+                self._cutoff, self._counts, self._parts, self._doubts, self._zeroed, self.row_ptr, self.needed,
+                self._keys, N, self.capacity, FILL=fill, BI=rows, BJ=candidates, SPLIT=split,
+                num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip
 
     def _on_device(self) -> contextlib.AbstractContextManager:

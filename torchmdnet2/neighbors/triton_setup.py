@@ -215,21 +215,23 @@ def cell_geometry(
 
 @triton.jit(do_not_specialize=["N", "capacity"])
 def row_pointers(counts, block_sums, row_ptr, needed, flag, N, capacity, BLOCK: tl.constexpr, SUMS: tl.constexpr):
-    """Exclusive prefix sum of the row lengths, clamped to the capacity; one program per ROW_BLOCK rows."""
+    """Exclusive prefix sum of the row lengths, one program per ROW_BLOCK rows; all zero if they pass the capacity."""
     pid = tl.program_id(0)
+    sums = tl.zeros([SUMS], tl.int64)
     before = tl.zeros([SUMS], tl.int64)
-    for first in range(0, pid, SUMS):
+    for first in range(0, tl.num_programs(0), SUMS):
         k = first + tl.arange(0, SUMS)
-        before += tl.load(block_sums + k, mask=k < pid, other=0)
-    base = tl.sum(before, axis=0)
+        block = tl.load(block_sums + k, mask=k < tl.num_programs(0), other=0)
+        sums += block
+        before += tl.where(k < pid, block, 0)
+    total = tl.sum(sums, axis=0)
     rows = pid * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(counts + rows, mask=rows < N, other=0).to(tl.int64)
-    ends = base + tl.cumsum(length, axis=0)
-    tl.store(row_ptr + rows + 1, tl.minimum(ends, capacity).to(tl.int32), mask=rows < N)
+    ends = tl.sum(before, axis=0) + tl.cumsum(length, axis=0)
+    fits = total <= capacity
+    tl.store(row_ptr + rows + 1, tl.where(fits, ends, 0).to(tl.int32), mask=rows < N)
     if pid == 0:
         tl.store(row_ptr, 0)
-    if pid == tl.num_programs(0) - 1:
-        total = base + tl.sum(length, axis=0)
         tl.store(needed, total)
-        if total > capacity:
+        if not fits:
             tl.atomic_or(flag, _OVERFLOW)
