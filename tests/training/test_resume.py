@@ -138,6 +138,21 @@ def test_unfinished_run_is_not_overwritten_and_data_must_be_the_same(raw_config,
         run_training(config, resume="auto")
 
 
+def test_more_epochs_continue_a_finished_run(raw_config, tmp_path):
+    whole = in_folder(raw_config, tmp_path / "whole", max_epochs=4, lr_schedule="plateau")
+    run_training(parse_config(whole))
+    for epochs in (2, 4):
+        run_training(
+            parse_config(in_folder(raw_config, tmp_path / "parts", max_epochs=epochs, lr_schedule="plateau")), "auto"
+        )
+    assert weights_hash(tmp_path / "whole" / "best.tmn") == weights_hash(tmp_path / "parts" / "best.tmn")
+    cosine = in_folder(raw_config, tmp_path / "cosine", max_epochs=2)
+    run_training(parse_config(cosine))
+    cosine["training"]["max_epochs"] = 4  # the rates of its first epochs would have been others
+    with pytest.raises(BadConfig, match=r"differs in config\.training\.max_epochs"):
+        run_training(parse_config(cosine), "auto")
+
+
 def test_damaged_state_is_refused(tmp_path):
     import torch
 

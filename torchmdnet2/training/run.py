@@ -27,7 +27,7 @@ from .evaluation import Evaluation, evaluate
 from .log import TrainingLog, write_metrics
 from .loss import weights
 from .report import draw_report
-from .setup import SUBSETS, Setup, make_setup, require_labels
+from .setup import SUBSETS, Setup, device_of, make_setup, require_labels
 from .state import load_state
 from .trainer import Hooks, Trainer
 
@@ -63,9 +63,10 @@ def run_training(
         run_check(config, log or TrainingLog(None))
         return None
     resuming = _prepare_folder(folder, config, resume)
-    if resuming and (folder / _DONE).is_file():
+    if resuming and (folder / _DONE).is_file() and not _extended(folder, config):
         (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
         return folder / _BEST
+    (folder / _DONE).unlink(missing_ok=True)
     with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
         setup = make_setup(config)
         require_labels(setup.facts, list(weights(config.training.loss)))
@@ -85,7 +86,8 @@ def run_training(
 def own_torch_state(config: Config) -> Iterator[None]:
     """Random numbers and the number of threads of this run; torch's own are as before afterwards."""
     threads = torch.get_num_threads()
-    with torch.random.fork_rng():
+    device = device_of(config.training.device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.training.seed)
         torch.set_num_threads(config.training.num_threads or threads)
         try:
@@ -152,6 +154,11 @@ def _prepare_folder(folder: Path, config: Config, resume: str | None) -> bool:
     for name in (_DONE, _STATE, _BEST, "log.txt", "metrics.csv", "metrics.jsonl"):
         (folder / name).unlink(missing_ok=True)
     return False
+
+
+def _extended(folder: Path, config: Config) -> bool:
+    """Whether the configuration asks for more epochs than the finished run in the folder had."""
+    return config.training.max_epochs > load_state(folder / _STATE)[1]["identity"]["config"]["training"]["max_epochs"]
 
 
 def _check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:

@@ -1,0 +1,69 @@
+"""Predictions in a batch: stress beside molecules, and evaluation that does not depend on the batches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.potential import Potential
+from torchmdnet2.system import System
+from torchmdnet2.training.batches import Batch
+from torchmdnet2.training.config import LossConfig
+from torchmdnet2.training.loss import penalty_sums, residuals, total_loss
+from torchmdnet2.training.trainer import Properties, predict
+
+
+@pytest.fixture
+def potential():
+    torch.manual_seed(0)
+    model = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 4.0, "max_z": 20}
+    return Potential.from_config({"model": model}).double()
+
+
+def systems():
+    from ase.build import bulk, molecule
+
+    salt = bulk("NaCl", "rocksalt", a=5.6)
+    salt.rattle(0.1, seed=0)
+    return [System.from_ase(atoms) for atoms in (molecule("H2O"), salt, molecule("CH4"))]
+
+
+def as_batch(parts, stress):
+    system = System.concatenate(parts)
+    labels = {"energy": torch.zeros(len(parts), dtype=torch.float64), "stress": stress}
+    return Batch(SimpleNamespace(system=system, labels=labels), neighbor_list(system, 4.0), list(range(len(parts))))
+
+
+def test_stress_of_crystals_beside_molecules(potential):
+    parts = systems()
+    label = torch.full((3, 3, 3), float("nan"), dtype=torch.float64)
+    label[1] = 0.01
+    batch = as_batch(parts, label)
+    potential.train()
+    result = predict(potential, batch, Properties(forces=True, stress=True), create_graph=True)
+    alone = potential(parts[1], stress=True)
+    torch.testing.assert_close(result.stress[1:2], alone.stress, rtol=1e-9, atol=1e-12)
+    config = LossConfig(energy=0, forces=0, stress=1)
+    loss = total_loss(penalty_sums(residuals(result, batch.sample.labels), batch.sample.system, config), config)
+    expected = (alone.stress - 0.01).square().mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=1e-15)
+    loss.backward()
+    gradients = [p.grad for p in potential.parameters() if p.grad is not None]
+    assert gradients
+    assert all(bool(torch.isfinite(g).all()) for g in gradients)
+
+
+def test_kept_lists_give_the_same_as_fresh_ones(potential):
+    parts = systems()
+    batch = as_batch(parts, torch.full((3, 3, 3), float("nan")))
+    potential.eval()
+    together = predict(potential, batch, Properties(forces=True))
+    first = 0
+    for index, part in enumerate(parts):
+        alone = potential(part)
+        torch.testing.assert_close(together.energy[index : index + 1], alone.energy, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(together.forces[first : first + part.num_atoms], alone.forces, rtol=1e-9, atol=1e-12)
+        first += part.num_atoms
