@@ -101,7 +101,7 @@ def test_the_2x_layout_is_proved_not_guessed(folder):
     for a, s in ((no_key, state), (args, modern_names(state))):
         assert torch.equal(convert(a, s)(system).energy, expected)
     # neither: refused, unless told
-    with pytest.raises(BadCheckpoint, match='layout="2.x"'):
+    with pytest.raises(BadCheckpoint, match=r"layout=.2\.x"):
         convert(no_key, modern_names(state))
     assert torch.equal(convert(no_key, modern_names(state), layout="2.x")(system).energy, expected)
     # both: refused
@@ -133,15 +133,18 @@ def test_export_is_the_inverse(folder, name, tmp_path):
     assert set(back) == set(state)
     for key, value in state.items():
         if ".repulsion." in key or key.endswith("atomic_mass"):
-            assert torch.allclose(back[key], value, rtol=1e-12), key
+            # constants; theirs were rounded to float32 on the way
+            assert torch.allclose(back[key], value, rtol=1e-7), key
         else:
             assert torch.equal(back[key], value), key
     again = convert(args_back, back)
     first, second = again(system), potential(system)
     assert torch.equal(first.energy, second.energy) and torch.equal(first.forces, second.forces)
-    for key, value in args_back.items():
-        if key in args and key not in ("max_num_neighbors", "charge", "q_weights", "derivative"):
-            assert args[key] == value or (args[key] is None and not value), key
+    from torchmdnet2.importers.hyper_parameters import ARGUMENTS, COMMON
+
+    used = {"model", "output_model", "reduce_op", *COMMON, *ARGUMENTS[potential.config["model"]["name"]]}
+    used &= args.keys()
+    assert {key: args_back[key] for key in used} == {key: args[key] for key in used}
     export_checkpoint(potential, tmp_path / "back.ckpt")
     assert torch.equal(import_checkpoint(tmp_path / "back.ckpt")(system).energy, second.energy)
 
@@ -229,9 +232,9 @@ def test_unknown_hyper_parameters_can_be_left_out(folder):
 
 def test_units_and_elements(folder):
     args, state, system = golden(folder, "tensornet_o3")
-    plain, hartree = convert(args, state), convert(args, state, energy_unit="hartree", elements=[1, 6, 7, 8])
+    plain, hartree = convert(args, state), convert(args, state, energy_unit="hartree", elements=range(1, 10))
     assert torch.allclose(hartree(system).energy, plain(system).energy * 27.211386245988, rtol=1e-12)
-    assert hartree.elements == [1, 6, 7, 8]
+    assert hartree.elements == list(range(1, 10))
     args, state, _ = golden(folder, "tensornet2_coulomb")
     with pytest.raises(BadCheckpoint, match="eV"):
         convert(args, state, energy_unit="kcal/mol")
@@ -263,13 +266,9 @@ def test_priors_are_carried(folder):
     good = {**given, "energy_scale": 1.602176634e-19}
     potential = convert({**args, "prior_model": "ZBL", "prior_args": [good]}, state)
     assert float((potential(system).energy - plain).min()) > 0
-    for wrong in (
-        {**given, "energy_scale": 4.36e-18},
-        {**good, "atomic_number": [0, 6, 1]},
-        {**good, "distance_scale": 1e-9},
-    ):
+    for change in ({"energy_scale": 4.36e-18}, {"atomic_number": [0, 6, 1]}, {"distance_scale": 1e-9}):
         with pytest.raises(BadCheckpoint, match="ZBL"):
-            convert({**args, "prior_model": "ZBL", "prior_args": [wrong]}, state)
+            convert({**args, "prior_model": "ZBL", "prior_args": [{**good, **change}]}, state)
 
 
 # --- hostile files ---------------------------------------------------------------------------------------------------
@@ -293,7 +292,7 @@ def test_a_hostile_checkpoint_executes_nothing(tmp_path, place):
     content[place] = {"x": Bomb(trace)}
     torch.save(content, tmp_path / "bad.ckpt")
     with open(tmp_path / "plain.ckpt", "wb") as file:
-        pickle.dump(content, file)
+        pickle.dump(content, file, protocol=2)
     for name in ("bad.ckpt", "plain.ckpt"):
         with pytest.raises(BadCheckpoint, match="without running code"):
             import_checkpoint(tmp_path / name)

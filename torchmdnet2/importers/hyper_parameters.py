@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..errors import BadCheckpoint
 from ..units import factor
 
-__all__ = ["ABSENT", "ARGUMENTS", "COMMON", "MODELS", "model_config"]
+__all__ = ["ABSENT", "ARGUMENTS", "COMMON", "MODELS", "channel_weights", "model_config"]
 
 MODELS = {
     "tensornet": "tensornet",
@@ -154,9 +154,7 @@ def _head(args: Mapping[str, Any], name: str, mean: float, std: float, decisions
             return {"head": {"name": "equivariant_scalar", "activation": activation}}
         return {"head": {"name": "scalar", "activation": activation}}
     if output == "ScalarPlusWeightedCoulomb":
-        weights = []
-        for weight in args["q_weights"]:
-            weights += list(weight) if isinstance(weight, list | tuple) else [weight] * int(args["q_dim"])
+        weights = channel_weights(args["q_weights"], int(args["q_dim"]))
         cutoff = args.get("coulomb_cutoff")
         head: dict[str, Any] = {"name": "scalar_coulomb", "activation": activation, "q_weights": weights}
         head["num_hidden_layers"] = int(args.get("output_mlp_num_layers") or 0)
@@ -183,6 +181,14 @@ def _head(args: Mapping[str, Any], name: str, mean: float, std: float, decisions
         extent = {"name": "spatial_extent", "activation": activation, "scale": std, "shift": mean}
         return {"head": None, "properties": [extent]}
     raise BadCheckpoint(f"the output model '{output}' is not known")
+
+
+def channel_weights(stages: Sequence[Any], q_dim: int) -> list[float]:
+    """Their weights, a number or a list of q_dim numbers for each stage, as one list of all channels."""
+    weights: list[float] = []
+    for stage in stages:
+        weights += map(float, stage if isinstance(stage, list | tuple) else [stage] * q_dim)
+    return weights
 
 
 def _refuse_wrong_reductions(args: Mapping[str, Any], name: str) -> None:

@@ -77,9 +77,8 @@ def _check_repulsion(state: Mapping[str, Tensor]) -> None:
     z = torch.arange(1, table.shape[0], dtype=torch.float64)
     powers = state["representation_model.repulsion.z_pow"].double()[1:]
     radii = radii[1 : table.shape[0]]
-    if not torch.allclose(table[1:, 1:], radii[:, None] + radii, rtol=1e-5) or not torch.allclose(
-        powers, z**0.3, rtol=1e-5
-    ):
+    sums = radii[:, None] + radii
+    if not (torch.allclose(table[1:, 1:], sums, rtol=1e-5) and torch.allclose(powers, z**0.3, rtol=1e-5)):
         raise BadCheckpoint("the repulsion was made with other radii or exponents than those known")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import BadConfig
-from .hyper_parameters import ARGUMENTS, COMMON, MODELS
+from .hyper_parameters import ARGUMENTS, COMMON, MODELS, channel_weights
 
 __all__ = ["config_from_torchmd_net"]
 
@@ -65,7 +65,7 @@ def config_from_torchmd_net(theirs: Mapping[str, Any]) -> tuple[dict[str, Any], 
         aggregation = ours["model"].get("aggregation", "add")
         if aggregation != "add":
             notes.append(f"aggr: '{aggregation}' is right here; TorchMD-Net counts a message of zero too many")
-    ours["head"] = _head(theirs, MODELS[name])
+    ours["head"] = _head(theirs, ours["model"])
     ours["priors"] = _priors(theirs, notes)
     ours["training"] = _training(theirs, notes)
     if "log_dir" in theirs:
@@ -104,7 +104,7 @@ def _data(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     return data
 
 
-def _head(theirs: dict[str, Any], model: str) -> dict[str, Any]:
+def _head(theirs: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     output = str(theirs.pop("output_model", "Scalar")).removeprefix("Equivariant")
     layers = theirs.pop("output_mlp_num_layers", 0)
     reduce = {"add": "sum", "sum": "sum", "mean": "mean"}.get(str(theirs.pop("reduce_op", "add")))
@@ -113,8 +113,8 @@ def _head(theirs: dict[str, Any], model: str) -> dict[str, Any]:
     if theirs.pop("atom_filter", -1) not in (-1, None):
         raise BadConfig("atom_filter: set it on a Potential; it cannot be trained from YAML")
     if output == "ScalarPlusWeightedCoulomb":
-        stages = theirs.pop("q_weights", None) or []
-        head: dict[str, Any] = {"name": "scalar_coulomb", "num_hidden_layers": layers, "q_weights": list(stages)}
+        weights = channel_weights(theirs.pop("q_weights", None) or [], int(model.get("q_dim", 0)))
+        head: dict[str, Any] = {"name": "scalar_coulomb", "num_hidden_layers": layers, "q_weights": weights}
         cutoff = theirs.pop("coulomb_cutoff", None)
         if cutoff is not None:
             head |= {"method": "reaction_field", "coulomb_cutoff": cutoff}
@@ -123,7 +123,7 @@ def _head(theirs: dict[str, Any], model: str) -> dict[str, Any]:
         raise BadConfig(
             f"output_model: '{output}' is a property; `torchmdnet2 train` learns energies, forces and stress"
         )
-    if model == "equivariant_transformer":
+    if model["name"] == "equivariant_transformer":
         return {"name": "equivariant_scalar", "reduce": reduce}
     return {"name": "scalar", "reduce": reduce, "num_hidden_layers": layers}
 
@@ -169,8 +169,14 @@ def _training(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     if theirs.get("gradient_clipping"):
         training["gradient_clipping"] = float(theirs["gradient_clipping"])
     theirs.pop("gradient_clipping", None)
-    training["precision"] = {64: "float64", "64": "float64"}.get(theirs.pop("precision", 32), "float32")
-    loss: dict[str, Any] = {"kind": _LOSSES[str(theirs.pop("train_loss", "mse_loss"))], "per_atom": False}
+    precision = str(theirs.pop("precision", 32))
+    if precision not in ("32", "64"):
+        raise BadConfig(f"precision: '{precision}' does not run in TorchMD-Net either; take 32 or 64")
+    training["precision"] = f"float{precision}"
+    kind = str(theirs.pop("train_loss", "mse_loss"))
+    if kind not in _LOSSES:
+        raise BadConfig(f"train_loss: '{kind}' is not known; known: {', '.join(_LOSSES)}")
+    loss: dict[str, Any] = {"kind": _LOSSES[kind], "per_atom": False}
     arguments = theirs.pop("train_loss_arg", None) or {}
     if "delta" in arguments:
         loss["huber_delta"] = float(arguments["delta"])

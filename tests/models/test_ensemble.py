@@ -1,0 +1,81 @@
+"""Ensembles: mean, spread, order."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from variants import ELEMENTS, variant
+
+from torchmdnet2 import System
+from torchmdnet2.checkpoint import save
+from torchmdnet2.ensemble import Ensemble
+from torchmdnet2.testing import example_systems
+
+SYSTEMS = example_systems(ELEMENTS, 4.5)
+BATCH = System.concatenate([SYSTEMS["cubic cell"], SYSTEMS["triclinic cell"]])
+
+
+def test_mean_and_spread():
+    """Against numbers put together by hand, for three different models."""
+    members = [variant("graph_network", seed=k) for k in (0, 1)] + [variant("tensornet2")]
+    result = Ensemble(members)(BATCH, stress=True)
+    singles = [p(BATCH, stress=True) for p in members]
+    for name in ("energy", "forces", "stress"):
+        values = torch.stack([getattr(s, name) for s in singles])
+        mean = values.sum(0) / 3
+        spread = (((values - mean) ** 2).sum(0) / 2).sqrt()
+        assert torch.allclose(getattr(result, name), mean, rtol=1e-12)
+        assert torch.allclose(getattr(result, f"{name}_std"), spread, rtol=1e-10)
+        assert float(spread.max()) > 0
+    assert result.charges is None  # not all members have charges
+
+
+def test_charges_and_properties_are_means():
+    properties = [{"name": "scalar_property", "property": "gap"}]
+    members = [variant("tensornet2", seed=k, properties=properties) for k in (0, 1)]
+    result = Ensemble(members)(SYSTEMS["ion"], forces=False)
+    assert result.forces is None and result.forces_std is None
+    singles = [p(SYSTEMS["ion"]) for p in members]
+    assert torch.allclose(result.charges, (singles[0].charges + singles[1].charges) / 2)
+    assert torch.allclose(result.properties["gap"], (singles[0].properties["gap"] + singles[1].properties["gap"]) / 2)
+
+
+def test_w20_order_and_a_single_member(tmp_path):
+    """W20: members are in the order given; one member is refused, since its spread would be NaN."""
+    members = [variant("graph_network", seed=k) for k in range(3)]
+    paths = [tmp_path / name for name in ("z.tmn", "a.tmn", "m.tmn")]
+    for potential, path in zip(members, paths, strict=True):
+        save(potential, path)
+    loaded = Ensemble.load(paths)
+    for ours, theirs in zip(loaded.members, members, strict=True):
+        assert torch.equal(ours(BATCH).energy, theirs(BATCH).energy)
+    assert torch.equal(loaded(BATCH).energy, Ensemble(members)(BATCH).energy)
+    with pytest.raises(ValueError, match="at least two"):
+        Ensemble(members[:1])
+    with pytest.raises(ValueError, match="at least two"):
+        Ensemble.load([])
+    assert bool(torch.isfinite(Ensemble([members[0], members[0]])(BATCH).energy_std).all())
+
+
+def test_elements_are_those_that_all_know():
+    few, many = variant("graph_network", elements=[1, 6]), variant("graph_network", elements=[6, 8])
+    assert Ensemble([few, many]).elements == [6]
+    with pytest.raises(ValueError, match="no element"):
+        Ensemble([few, variant("graph_network", elements=[8])])
+
+
+def test_delta_learning_by_priors():
+    """The energy is the network's plus that of the priors, which can be had alone to reduce labels beforehand."""
+    priors = [
+        {"name": "zbl", "cutoff": 3.0},
+        {"name": "d2", "cutoff": 6.0},
+        {"name": "atomref", "energies": {1: -13.6}},
+    ]
+    whole, bare = variant("graph_network", priors=priors), variant("graph_network")
+    baseline = whole.prior_energies(BATCH)
+    total, network = whole(BATCH), bare(BATCH)
+    assert torch.allclose(total.atom_energies - baseline, network.atom_energies, rtol=1e-10, atol=1e-12)
+    pos = BATCH.pos.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(whole.prior_energies(BATCH.replace(pos=pos)).sum(), pos)
+    assert torch.allclose(total.forces - network.forces, -gradient, atol=1e-10)
+    assert float(gradient.abs().max()) > 0.1
