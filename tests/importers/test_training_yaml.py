@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.importers import config_from_torchmd_net
+from torchmdnet2.importers import config_from_torchmd_net, convert_yaml
 from torchmdnet2.training.config import parse_config
 
 TENSORNET = """
@@ -59,8 +59,8 @@ y_weight: 1.0
 
 
 def test_a_training_of_tensornet():
-    ours, notes = config_from_torchmd_net(yaml.safe_load(TENSORNET))
-    config = parse_config(ours)
+    notes: list[str] = []
+    config = parse_config(config_from_torchmd_net(yaml.safe_load(TENSORNET), notes))
     assert config.model["name"] == "tensornet" and config.model["hidden_channels"] == 64
     assert config.model["cutoff"] == 4.5 and config.model["num_layers"] == 1
     assert config.priors == [{"name": "atomref", "energies": "fit", "max_z": 128, "trainable": False}]
@@ -85,7 +85,7 @@ def test_a_training_of_tensornet():
     ],
 )  # fmt: skip
 def test_every_model(theirs, model, head):
-    config = parse_config(config_from_torchmd_net(theirs)[0])
+    config = parse_config(config_from_torchmd_net(theirs))
     assert {key: config.model[key] for key in model} == model
     assert config.head["name"] == head
     if head == "scalar_coulomb":
@@ -94,7 +94,7 @@ def test_every_model(theirs, model, head):
 
 def test_priors():
     priors = ["Atomref", {"ZBL": {"cutoff_distance": 4.0}}, "D2", {"Coulomb": {"upper_switch_distance": 0.4}}]
-    config = parse_config(config_from_torchmd_net({"prior_model": priors})[0])
+    config = parse_config(config_from_torchmd_net({"prior_model": priors}))
     assert [p["name"] for p in config.priors] == ["atomref", "zbl", "d2", "coulomb"]
     assert config.priors[1]["cutoff"] == 4.0 and config.priors[3]["damping_upper"] == 4.0
 
@@ -117,4 +117,14 @@ def test_what_has_no_counterpart_is_refused(theirs, words):
 
 
 def test_w2_mean_is_converted_to_a_right_mean():
-    assert config_from_torchmd_net({"reduce_op": "mean"})[0]["head"]["reduce"] == "mean"
+    assert config_from_torchmd_net({"reduce_op": "mean"})["head"]["reduce"] == "mean"
+
+
+def test_text_to_text():
+    """The YAML is written with the notes as comments, and reads back as a valid configuration."""
+    text = convert_yaml(TENSORNET)
+    assert text.startswith("# Converted") and "# data.train: give the data" in text
+    assert parse_config(yaml.safe_load(text)).model["hidden_channels"] == 64
+    for wrong in ("- a list", "a: [unclosed"):
+        with pytest.raises(BadConfig):
+            convert_yaml(wrong)

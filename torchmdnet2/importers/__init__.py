@@ -2,11 +2,12 @@
 
 from .export import export_checkpoint, export_state
 from .torchmd_net import convert, import_checkpoint, read_checkpoint
-from .training_yaml import config_from_torchmd_net
+from .training_yaml import config_from_torchmd_net, convert_yaml
 
 __all__ = [
     "config_from_torchmd_net",
     "convert",
+    "convert_yaml",
     "export_checkpoint",
     "export_state",
     "import_checkpoint",

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import BadConfig
 from .hyper_parameters import ARGUMENTS, COMMON, MODELS, channel_weights
 
-__all__ = ["config_from_torchmd_net"]
+__all__ = ["config_from_torchmd_net", "convert_yaml"]
 
 _RENAMED = {
     "num_epochs": "max_epochs",
@@ -34,21 +34,44 @@ _NOT_NEEDED = {
 _FILES = ("dataset_root", "coord_files", "energy_files")
 
 
-def config_from_torchmd_net(theirs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def convert_yaml(text: str, source: str = "configuration") -> str:
+    """Their training YAML as ours, with what there is to know and to complete in comments on top.
+
+    Args:
+        text: their YAML.
+        source: named in errors.
+
+    Raises:
+        BadConfig: not YAML, or as `config_from_torchmd_net`.
+    """
+    import yaml
+
+    from ..training.yaml_reader import parse_yaml
+
+    theirs = parse_yaml(text, source)
+    if not isinstance(theirs, Mapping):
+        raise BadConfig(f"{source}: should be a table of TorchMD-Net's options")
+    notes: list[str] = []
+    ours = config_from_torchmd_net(theirs, notes)
+    head = "".join(f"# {note}\n" for note in ["Converted from TorchMD-Net's options.", *notes])
+    return head + "\n" + yaml.safe_dump(ours, sort_keys=False, allow_unicode=True)
+
+
+def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None = None) -> dict[str, Any]:
     """The configuration of the same training here.
 
     Args:
         theirs: their YAML as plain data; keys may be written with hyphens.
+        notes: a sentence is added for each key whose meaning changes, that is fixed here, or has no counterpart.
 
     Returns:
-        Our configuration as plain data, to be completed where the notes say so; and notes, one sentence for each key
-        whose meaning changes, that is fixed here, or that has no counterpart.
+        Our configuration as plain data, to be completed where the notes say so.
 
     Raises:
         BadConfig: a key is not theirs, the model is not known, or a reduction is asked for that they compute wrongly.
     """
     theirs = {str(key).replace("-", "_"): value for key, value in theirs.items()}
-    notes: list[str] = []
+    notes = [] if notes is None else notes
     name = theirs.pop("model", "graph-network")
     if name not in MODELS:
         raise BadConfig(f"model: '{name}' is not a model of TorchMD-Net; known: {', '.join(MODELS)}")
@@ -79,7 +102,7 @@ def config_from_torchmd_net(theirs: Mapping[str, Any]) -> tuple[dict[str, Any], 
     unknown = sorted(set(theirs) - _NOT_NEEDED)
     if unknown:
         raise BadConfig(f"{', '.join(unknown)}: not a key of TorchMD-Net 3 that is known here")
-    return ours, notes
+    return ours
 
 
 def _data(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
