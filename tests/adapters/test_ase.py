@@ -496,3 +496,19 @@ def test_sum_calculator_and_files(potential, tmp_path):
     atoms.calc = SumCalculator([TorchMDNet2Calculator(potential), TorchMDNet2Calculator(potential)])
     np.testing.assert_allclose(atoms.get_stress(), 2 * stress)
     np.testing.assert_allclose(atoms.get_forces(), 2 * forces)
+
+
+def test_charges_and_dipole_where_the_model_has_them(potential):
+    config = {**potential.config, "properties": [{"name": "charges"}, {"name": "dipole"}]}
+    with torch.random.fork_rng(devices=[]):
+        calc = TorchMDNet2Calculator(Potential.from_config(config), charge=1)
+    atoms = ethanol()
+    atoms.calc = calc
+    assert {"charges", "dipole"} <= set(calc.implemented_properties)
+    assert atoms.get_charges().shape == (9,) and atoms.get_charges().sum() == pytest.approx(1, abs=1e-5)
+    assert atoms.get_dipole_moment().shape == (3,)
+    (batched,) = calc.evaluate([atoms])
+    np.testing.assert_allclose(batched["dipole"], atoms.get_dipole_moment(), atol=1e-6)
+    with pytest.raises(PropertyNotImplementedError):
+        TorchMDNet2Calculator(potential).get_property("charges", ethanol())
+    assert "charges" not in TorchMDNet2Calculator.implemented_properties

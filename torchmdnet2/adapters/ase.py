@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import threading
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ class TorchMDNet2Calculator(Calculator):
     """Energy (eV), forces (eV/Å), stress (eV/Å³, Voigt order xx yy zz yz xz xy, tensile positive) for ASE.
 
     Also `free_energy` (= energy), `energies` [N] (eV, their sum is the energy) and, where the model has them,
-    `charges` [N] (e). Total charge and spin multiplicity are taken from `atoms.info["charge"]` and `["spin"]`, then
+    `charges` [N] (e) and `dipole` (e·Å). Total charge and spin multiplicity are taken from `atoms.info["charge"]` and `["spin"]`, then
     from the constructor, then 0; a result is kept until one of the two or the structure changes. The stress is
     computed only when it is asked for. Any cell and any combination of periodic directions will do. The user's
     Atoms and torch's global settings are never changed; one calculator may be used from several threads.
@@ -148,6 +150,32 @@ class TorchMDNet2Calculator(Calculator):
             super().reset()
             self._entered = None
 
+    # --- many structures at once ----------------------------------------------------------------------------------
+
+    def evaluate(self, frames: Iterable[Atoms], batch_size: int = 64, stress: bool = False) -> Iterator[dict[str, Any]]:
+        """Results of many structures, computed in batches; the calculator's own last result is not touched.
+
+        Args:
+            frames: structures of any size and composition; they are not changed.
+            batch_size: structures at a time.
+            stress: compute the stress too; every structure then needs a cell with a volume.
+
+        Yields:
+            For each structure in turn what `results` would hold for it.
+
+        Raises:
+            ValueError, UnknownElement: as `calculate`; atoms and structures are counted within their batch.
+        """
+        left = iter(frames)
+        while batch := list(islice(left, batch_size)):
+            entered = [self._charge_and_spin(atoms) for atoms in batch]
+            whole = System.concatenate(
+                [self._new_system(atoms, *given) for atoms, given in zip(batch, entered, strict=True)]
+            )
+            with self._lock, torch.inference_mode(False):
+                result = self._evaluator(whole, forces=True, stress=stress)
+            yield from _split(result, [len(atoms) for atoms in batch])
+
     # --- structure ------------------------------------------------------------------------------------------------
 
     def _charge_and_spin(self, atoms: Atoms) -> tuple[int, int]:
@@ -156,23 +184,23 @@ class TorchMDNet2Calculator(Calculator):
 
     def _system(self, atoms: Atoms, charge: int, spin: int) -> System:
         """The structure as tensors; only positions are moved to the device when nothing else has changed."""
-        device = self.potential.device
-        cell, pbc = atoms.cell.array, atoms.pbc
-        key = (atoms.numbers.tobytes(), cell.tobytes(), pbc.tobytes(), charge, spin)
-        pos = torch.tensor(atoms.positions, dtype=torch.float64, device=device)
+        key = (atoms.numbers.tobytes(), atoms.cell.array.tobytes(), atoms.pbc.tobytes(), charge, spin)
         if self._template is None or self._template[0] != key:
-            system = System(
-                z=torch.tensor(atoms.numbers, dtype=torch.long, device=device),
-                pos=pos,
-                cell=torch.tensor(cell, dtype=torch.float64, device=device),
-                pbc=torch.tensor(pbc, device=device),
-                charge=torch.tensor([charge], dtype=torch.float64, device=device),
-                spin=torch.tensor([spin], device=device),
-            )
-            self._template = key, system
+            self._template = key, self._new_system(atoms, charge, spin)
         system = copy.copy(self._template[1])
-        system.pos = pos
+        system.pos = torch.tensor(atoms.positions, dtype=torch.float64, device=self.potential.device)
         return system
+
+    def _new_system(self, atoms: Atoms, charge: int, spin: int) -> System:
+        device = self.potential.device
+        return System(
+            z=torch.tensor(atoms.numbers, dtype=torch.long, device=device),
+            pos=torch.tensor(atoms.positions, dtype=torch.float64, device=device),
+            cell=torch.tensor(atoms.cell.array, dtype=torch.float64, device=device),
+            pbc=torch.tensor(atoms.pbc, device=device),
+            charge=torch.tensor([charge], dtype=torch.float64, device=device),
+            spin=torch.tensor([spin], device=device),
+        )
 
     # --- copies and pickles ---------------------------------------------------------------------------------------
 
@@ -211,12 +239,14 @@ class TorchMDNet2Calculator(Calculator):
 
 
 def _extra_properties(potential: Potential) -> list[str]:
-    """["charges"] when the model gives charges: asked of one atom, as nothing declares it."""
+    """ "charges" and "dipole" where the model gives them: asked of one atom, as nothing declares it."""
     if not potential.elements:
         return []
     z = torch.tensor(potential.elements[:1], device=potential.device)
     alone = System(z=z, pos=torch.zeros(1, 3, dtype=torch.float64, device=potential.device))
-    return [] if potential(alone, forces=False).charges is None else ["charges"]
+    result = potential(alone, forces=False)
+    given = {"charges": result.charges is not None, "dipole": "dipole" in result.properties}
+    return [name for name, is_given in given.items() if is_given]
 
 
 def _results(result: Result) -> dict[str, Any]:
@@ -230,15 +260,35 @@ def _results(result: Result) -> dict[str, Any]:
     if result.stress is not None:
         stress = result.stress[0].detach().to("cpu", torch.float64).numpy()
         results["stress"] = full_3x3_to_voigt_6_stress(stress)
+    if "dipole" in result.properties:
+        results["dipole"] = result.properties["dipole"][0].detach().to("cpu", torch.float64, copy=True).numpy()
     for name, value in results.items():
         if not np.isfinite(value).all():
             bad = np.argwhere(~np.isfinite(value))[0][0]
-            where = f" at atom {bad}" if name != "stress" else ""
+            where = f" at atom {bad}" if name not in ("stress", "dipole") else ""
             raise ValueError(f"the model's {name} are not finite{where}: the structure is far from anything physical")
     if not np.isfinite(energy):
         raise ValueError("the model's energy is not finite: the structure is far from anything physical")
     results["energy"] = results["free_energy"] = energy
     return results
+
+
+def _split(result: Result, sizes: list[int]) -> Iterator[dict[str, Any]]:
+    """The results of each structure of a batch."""
+    assert result.forces is not None and result.atom_energies is not None
+    end = 0
+    for b, size in enumerate(sizes):
+        atoms, end = slice(end, end + size), end + size
+        yield _results(
+            Result(
+                result.energy[b : b + 1],
+                forces=result.forces[atoms],
+                stress=None if result.stress is None else result.stress[b : b + 1],
+                atom_energies=result.atom_energies[atoms],
+                charges=None if result.charges is None else result.charges[atoms],
+                properties={k: v[b : b + 1] for k, v in result.properties.items() if k == "dipole"},
+            )
+        )
 
 
 def _whole(value: Any, name: str) -> int:
