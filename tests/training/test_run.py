@@ -110,6 +110,26 @@ def test_reference_energies_are_fitted_in_float64(finished):
     assert 0.1 < config["energy_scale"] < 10
 
 
+def test_references_are_fitted_to_what_the_other_priors_leave(raw_config):
+    from torchmdnet2.training.setup import make_setup
+
+    raw_config["priors"] = [{"name": "zbl", "cutoff": 4.0}, {"name": "atomref", "energies": "fit"}]
+    setup = make_setup(parse_config(raw_config))
+    only_zbl = {**setup.potential.config, "priors": setup.potential.config["priors"][:1]}
+    zbl = type(setup.potential).from_config(only_zbl)
+    counts, rest = [], []
+    for i in range(len(setup.frames["train"])):
+        batch = setup.frames["train"][i]
+        system = batch.sample.system
+        repulsion = float(zbl.prior_energies(system, batch.neighbors).sum())
+        assert repulsion > 1.0
+        counts.append([int((system.z == z).sum()) for z in (1, 6, 8)])
+        rest.append(float(batch.sample.labels["energy"]) - repulsion)
+    expected = np.linalg.lstsq(np.array(counts, dtype=float), np.array(rest), rcond=None)[0]
+    fitted = setup.potential.config["priors"][1]["energies"]
+    assert [fitted[z] for z in ("1", "6", "8")] == pytest.approx(expected, rel=1e-9)
+
+
 def test_given_and_absent_references_and_own_files(raw_config, tmp_path):
     from ase.io import write
 

@@ -170,7 +170,7 @@ def file_digests(config: DataConfig) -> dict[str, str]:
 
 
 def survey(frames: Frames) -> dict[str, Any]:
-    """One pass over the training frames: elements, labels, least-squares data, edges."""
+    """One pass over the training frames: elements, charges, labels, compositions, sizes."""
     elements: set[int] = set()
     charges: set[int] = set()
     spins: set[int] = set()
@@ -178,6 +178,7 @@ def survey(frames: Frames) -> dict[str, Any]:
     force_square, force_count = 0.0, 0
     compositions: list[dict[int, int]] = []
     energies: list[float] = []
+    positions: list[int] = []
     atoms: list[int] = []
     edges: list[int] = []
     for i in range(len(frames)):
@@ -200,6 +201,7 @@ def survey(frames: Frames) -> dict[str, Any]:
         if "energy" in labels and bool(torch.isfinite(labels["energy"]).all()):
             compositions.append(composition)
             energies.append(float(labels["energy"]))
+            positions.append(i)
     return {
         "elements": sorted(elements),
         "charges": sorted(charges),
@@ -210,11 +212,13 @@ def survey(frames: Frames) -> dict[str, Any]:
         "edges": edges,
         "compositions": compositions,
         "energies": energies,
+        "energy_positions": positions,  # of the frames that `compositions` and `energies` belong to
     }
 
 
 def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> dict[str, Any]:
     """The potential's configuration with what is fitted: reference energies and the energy scale."""
+    subtract_priors(config, frames, facts)
     priors = []
     references: dict[int, float] = {}
     for prior in config.priors:
@@ -235,6 +239,24 @@ def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> d
         "energy_scale": energy_scale(config, facts, references),
         "elements": facts["elements"],
     }
+
+
+def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> None:
+    """Take the energies of the physical priors off `facts["energies"]`: references are fitted to what remains.
+
+    Reference energies and priors that need the network's charges are left out.
+    """
+    others = [prior for prior in config.priors if prior["name"] != "atomref"]
+    with torch.random.fork_rng(devices=[]):
+        potential = Potential.from_config({"model": config.model, "head": config.head, "priors": others})
+    known = [prior for prior in potential.priors if not prior.uses_charges]
+    if not known:
+        return
+    potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
+    with torch.no_grad():
+        for k, position in enumerate(facts["energy_positions"]):
+            batch = frames[position]
+            facts["energies"][k] -= float(potential.prior_energies(batch.sample.system, batch.neighbors).sum())
 
 
 def fit_references(facts: dict[str, Any]) -> dict[int, float]:
