@@ -92,7 +92,7 @@ def _parity(
     stride = -(-len(label) // _MOST_POINTS)
     scale = 1e3
     text = f"MAE {scale * errors['mae']:.3g} {unit}\nRMSE {scale * errors['rmse']:.3g} {unit}"
-    axes.plot(scale * label[::stride], scale * predicted[::stride], ".", ms=3, alpha=0.5, mew=0, label=text)
+    axes.plot(scale * label[::stride], scale * predicted[::stride], ".", ms=4, alpha=0.5, mew=0, label=text)
     ends = [scale * min(label.min(), predicted.min()), scale * max(label.max(), predicted.max())]
     axes.plot(ends, ends, color="0.4", lw=0.8)
     axes.set(xlabel=f"reference ({unit})", ylabel=f"predicted ({unit})", title=f"{title.capitalize()}, {subset} frames")
