@@ -31,10 +31,10 @@ class TorchMDNet2Calculator(Calculator):
     """Energy (eV), forces (eV/Å), stress (eV/Å³, Voigt order xx yy zz yz xz xy, tensile positive) for ASE.
 
     Also `free_energy` (= energy), `energies` [N] (eV, their sum is the energy) and, where the model has them,
-    `charges` [N] (e) and `dipole` (e·Å). Total charge and spin multiplicity are taken from `atoms.info["charge"]` and `["spin"]`, then
-    from the constructor, then 0; a result is kept until one of the two or the structure changes. The stress is
-    computed only when it is asked for. Any cell and any combination of periodic directions will do. The user's
-    Atoms and torch's global settings are never changed; one calculator may be used from several threads.
+    `charges` [N] (e) and `dipole` (e·Å). Total charge and spin multiplicity are taken from `atoms.info["charge"]`
+    and `["spin"]`, then from the constructor, then 0; a result is kept until one of the two or the structure changes.
+    The stress is computed only when it is asked for. Any cell and any combination of periodic directions will do. The
+    user's Atoms and torch's global settings are never changed; one calculator may be used from several threads.
 
     A pickle holds the path and checksum of the model file, not the weights; of a model in memory, the content that
     its file would have.

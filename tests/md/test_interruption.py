@@ -1,0 +1,69 @@
+"""Runs that are ended from outside: killed at any moment, or asked to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from ase.build import molecule
+from ase.io import read, write
+
+STEPS = 150
+
+
+def start(model_file, folder, name, *more):
+    """The command, in a process of its own; restart files often."""
+    write(folder / "water.xyz", molecule("H2O"))
+    command = [
+        sys.executable, "-m", "torchmdnet2", "md", model_file, folder / "water.xyz", "--steps", STEPS, "--every", 5,
+        "--restart-every", 20, "--ensemble", "nvt", "--output", folder / name, "--device", "cpu", *more,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+
+def wait_for(path, size, process):
+    """Until a file has grown to a size."""
+    for _ in range(3000):
+        if path.exists() and path.stat().st_size > size:
+            return
+        assert process.poll() is None, process.stderr.read().decode()
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not grow")
+
+
+@pytest.fixture(scope="module")
+def whole(model_file, tmp_path_factory):
+    """The trajectory and table of an uninterrupted run."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert start(model_file, folder, "run").wait() == 0
+    assert len(read(folder / "run.xyz", ":")) == STEPS // 5 + 1
+    return {kind: (folder / f"run.{kind}").read_bytes() for kind in ("xyz", "csv")}
+
+
+def test_killed_and_continued(model_file, tmp_path, whole):
+    """kill -9 leaves whole files or whole restart points; what comes of it is the uninterrupted run, bit by bit."""
+    process = start(model_file, tmp_path, "run")
+    wait_for(tmp_path / "run.restart", 0, process)
+    wait_for(tmp_path / "run.xyz", 0.5 * len(whole["xyz"]), process)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert start(model_file, tmp_path, "run", "--restart").wait() == 0
+    for kind, content in whole.items():
+        assert (tmp_path / f"run.{kind}").read_bytes() == content
+
+
+def test_asked_to_stop(model_file, tmp_path, whole):
+    """As a queueing system does at the end of the time."""
+    process = start(model_file, tmp_path, "run", "--restart-every", 100000)
+    wait_for(tmp_path / "run.xyz", 0.2 * len(whole["xyz"]), process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 130
+    assert process.stderr.read().decode() == "interrupted\n"
+    assert (tmp_path / "run.png").exists()
+    assert start(model_file, tmp_path, "run", "--restart").wait() == 0
+    assert (tmp_path / "run.xyz").read_bytes() == whole["xyz"]
