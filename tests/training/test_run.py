@@ -201,7 +201,7 @@ def test_loss_that_is_not_finite_names_the_frames(raw_config, monkeypatch):
     config = parse_config(raw_config)
     bad = make_setup(config).splits["train"]["indices"][7]
     monkeypatch.setattr(trainer, "predict", poisoned)
-    with pytest.raises(TrainingDiverged, match=rf"not finite; frames {bad} of the training data"):
+    with pytest.raises(TrainingDiverged, match=rf"not finite in \S*morse\.xyz, frame {bad}\."):
         run_training(config)
 
 
@@ -210,6 +210,27 @@ def test_energies_without_forces(raw_config, tmp_path):
     raw["data"]["keys"] = {"energy": "energy", "forces": None}
     path = run_training(parse_config(raw))
     assert set(checkpoint.read_header(path)["metadata"]["errors"]["test"]) == {"energy", "energy_per_atom"}
+
+
+def test_frames_without_some_or_all_labels_are_used_as_far_as_they_go(raw_config, tmp_path):
+    from ase.calculators.singlepoint import SinglePointCalculator
+    from ase.io import write
+
+    frames = make_frames(12, seed=3)
+    for atoms in frames[2:6]:  # energies only
+        atoms.calc = SinglePointCalculator(atoms, energy=atoms.get_potential_energy())
+    for atoms in frames[6:8]:  # neither
+        atoms.calc = None
+    write(tmp_path / "partial.xyz", frames, format="extxyz")
+    raw_config["data"] = {"train": str(tmp_path / "partial.xyz"), "split": {"validation": 0, "test": 0}}
+    raw_config["training"]["batch_size"] = 1
+    path = run_training(parse_config(raw_config))
+    errors = checkpoint.read_header(path)["metadata"]["errors"]["train"]
+    assert errors["energy"]["count"] == 10
+    assert errors["forces"]["count"] == 3 * sum(len(atoms) for atoms in frames[:2] + frames[8:])
+    log = (path.parent / "log.txt").read_text()
+    assert "note: 2 of 12 training frames have no energy" in log
+    assert "note: 6 of 12 training frames have no forces" in log
 
 
 @pytest.mark.parametrize("schedule", ["plateau", "constant"])

@@ -120,8 +120,9 @@ def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
     total = len(setup.frames["train"])
     log.say(f"torchmdnet2 {__version__}, {trainer.device}, {setup.config.training.precision}")
     log.say(f"frames: {counts}")
+    asked = {"energy": True, "forces": setup.properties.forces, "stress": setup.properties.stress}
     for name, labelled in facts["labelled"].items():
-        if getattr(setup.config.data.keys, name) is not None and labelled < total:
+        if asked[name] and labelled < total:
             log.say(
                 f"note: {total - labelled} of {total} training frames have no {name}; they are left out of that loss"
             )

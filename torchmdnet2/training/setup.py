@@ -57,7 +57,8 @@ def make_setup(config: Config) -> Setup:
     data = open_subsets(config.data)
     cutoff = float(config.model["cutoff"])
     frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
-    properties = Properties(forces=config.data.keys.forces is not None, stress=config.data.keys.stress is not None)
+    keys = config.data.keys
+    properties = Properties(forces=keys.forces is not None, stress=(keys.stress or keys.virial) is not None)
     facts = survey(frames["train"])
     complete = potential_config(config, frames["train"], facts)
     with torch.random.fork_rng(devices=[]):

@@ -155,9 +155,11 @@ class Trainer:
         """The loss of a batch, its gradients added to the parameters' and its errors to the epoch's."""
         result = predict(self.potential, batch, self.properties, create_graph=True)
         found = residuals(result, batch.sample.labels)
-        loss = total_loss(penalty_sums(found, batch.sample.system, self.config.loss), self.config.loss)
-        if loss.requires_grad:  # a batch without any label teaches nothing
-            loss.backward()
+        sums = penalty_sums(found, batch.sample.system, self.config.loss)
+        if not sums:  # a batch without any label teaches nothing
+            return torch.zeros(())
+        loss = total_loss(sums, self.config.loss)
+        loss.backward()
         self.sums.add(found, batch.sample.system)
         return loss.detach()
 
@@ -203,9 +205,10 @@ class Trainer:
             rows = (~torch.isfinite(result.forces)).any(1)
             bad = bad.index_put((batch.sample.system.batch[rows],), torch.ones_like(rows[rows]))
         chosen = [index for index, wrong in zip(batch.frames, bad.tolist(), strict=True) if wrong] or batch.frames
+        names = "; ".join(self.train.data.name(index) for index in chosen)
         return (
-            f"step {self.step_count}, epoch {self.epoch + 1}: the loss ({loss}) or its gradient is not finite; frames "
-            f"{', '.join(map(str, chosen))} of the training data. Look for wrong labels there, or lower training.lr"
+            f"step {self.step_count}, epoch {self.epoch + 1}: the loss ({loss}) or its gradient is not finite in {names}. "
+            "Look for wrong labels there, or lower training.lr"
         )
 
     # --- state ---------------------------------------------------------------------------------------------------
