@@ -207,8 +207,8 @@ class Trainer:
         chosen = [index for index, wrong in zip(batch.frames, bad.tolist(), strict=True) if wrong] or batch.frames
         names = "; ".join(self.train.data.name(index) for index in chosen)
         return (
-            f"step {self.step_count}, epoch {self.epoch + 1}: the loss ({loss}) or its gradient is not finite in {names}. "
-            "Look for wrong labels there, or lower training.lr"
+            f"step {self.step_count}, epoch {self.epoch + 1}: the loss ({loss}) or its gradient is not finite in "
+            f"{names}. Look for wrong labels there, or lower training.lr"
         )
 
     # --- state ---------------------------------------------------------------------------------------------------
