@@ -1,7 +1,7 @@
 """Building blocks of the scalar networks, inlined into Triton kernels: products with weights, layer norm, silu.
 
-A program computes BM rows × BN columns. BM = 1 uses the ordinary units with K spread over the threads, larger BM
-the matrix units in the precision PREC.
+A program computes BM rows × BN columns: below 16 rows by the ordinary units, a lane being one atom and one column
+and the sum over K spread over the threads; from 16 rows by the matrix units in the precision PREC.
 """
 
 from __future__ import annotations
@@ -25,19 +25,22 @@ def silu_slope(x):
 
 @triton.jit
 def dense(
-    a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, SILU: tl.constexpr,
+    a, w, rows, cols, ok, num_atoms, K: tl.constexpr, N: tl.constexpr, SILU: tl.constexpr, COLUMNS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """act(A) @ W for A [., K] and W [K, N]: [BM, BN]."""
-    if BM == 1:
-        y = tl.zeros([BK, BN], tl.float32)
+    if BM < 16:
+        lane = tl.arange(0, BM * BN)
+        col = tl.program_id(1) * BN + lane % BN if COLUMNS else lane % BN
+        atom = tl.minimum(tl.program_id(0) * BM + lane // BN, num_atoms - 1)
+        y = tl.zeros([BK, BM * BN], tl.float32)
         for k0 in tl.static_range(0, K, BK):
-            k = k0 + tl.arange(0, BK)
-            x = tl.load(a + tl.program_id(0).to(tl.int64) * K + k[:, None])
+            k = k0 + tl.arange(0, BK)[:, None]
+            x = tl.load(a + atom[None, :].to(tl.int64) * K + k)
             if SILU:
                 x = silu(x)
-            y += x * tl.load(w + k[:, None] * N + cols[None, :])
-        y = tl.sum(y, 0)[None, :]
+            y += x * tl.load(w + k * N + col[None, :])
+        y = tl.reshape(tl.sum(y, 0), (BM, BN))
     else:
         y = tl.zeros([BM, BN], tl.float32)
         for k0 in range(0, K, BK):
@@ -51,18 +54,23 @@ def dense(
 
 @triton.jit
 def dense_normed(
-    a, mean, rstd, gamma, beta, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr,
+    a, mean, rstd, gamma, beta, w, rows, cols, ok, num_atoms, K: tl.constexpr, N: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """LN(A) @ W with the mean and 1/σ of each row given as [BM, 1]."""
-    if BM == 1:
-        y = tl.zeros([BK, BN], tl.float32)
+    if BM < 16:
+        lane = tl.arange(0, BM * BN)
+        col = tl.program_id(1) * BN + lane % BN
+        atom = tl.minimum(tl.program_id(0) * BM + lane // BN, num_atoms - 1)
+        mean = tl.reshape(tl.broadcast_to(mean, (BM, BN)), (BM * BN,))[None, :]
+        rstd = tl.reshape(tl.broadcast_to(rstd, (BM, BN)), (BM * BN,))[None, :]
+        y = tl.zeros([BK, BM * BN], tl.float32)
         for k0 in tl.static_range(0, K, BK):
             k = k0 + tl.arange(0, BK)[:, None]
-            x = tl.load(a + tl.program_id(0).to(tl.int64) * K + k)
+            x = tl.load(a + atom[None, :].to(tl.int64) * K + k)
             x = (x - mean) * rstd * tl.load(gamma + k) + tl.load(beta + k)
-            y += x * tl.load(w + k * N + cols[None, :])
-        y = tl.sum(y, 0)[None, :]
+            y += x * tl.load(w + k * N + col[None, :])
+        y = tl.reshape(tl.sum(y, 0), (BM, BN))
     else:
         y = tl.zeros([BM, BN], tl.float32)
         for k0 in range(0, K, BK):

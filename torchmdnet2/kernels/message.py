@@ -79,6 +79,14 @@ def first_edge(row_ptr, num_atoms, BR: tl.constexpr, BE: tl.constexpr):
 
 
 @triton.jit
+def edge(sender, knot, offset, e, mask, KNOTS: tl.constexpr):
+    """Sender, knot and distance from it of edges e."""
+    j = tl.load(sender + e, mask, other=0)
+    k = tl.load(knot + e, mask, other=KNOTS - 1)
+    return j, k, tl.load(offset + e, mask, other=0.0)
+
+
+@triton.jit
 def sum_lanes(x, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
     """[BR·BE, BF] → [BR, BF]."""
     if BE == 1:
@@ -151,13 +159,12 @@ def interaction_kernel(
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     m0 = tl.zeros([BR * BE, BF], tl.float32)
     m1, m2, m3, m4, m5, m6, m7, m8 = m0, m0, m0, m0, m0, m0, m0, m0
+    # the next edges are read while these are worked on; masked ones read the last knot, where the tables are zero
+    j, k, t = edge(sender, knot, offset, e, e < end, KNOTS)
     for _ in range(0, steps):
-        mask = e < end
-        j = tl.load(sender + e, mask, other=0).to(tl.int64)
-        # masked edges read the last knot, where the tables are zero
-        p = table + tl.load(knot + e, mask, other=KNOTS - 1) * (12 * F) + c
-        t = tl.load(offset + e, mask, other=0.0)
-        s = y + j * (9 * F) + c
+        p = table + k * (12 * F) + c
+        s = y + j.to(tl.int64) * (9 * F) + c
+        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end, KNOTS)
         g = cubic(p, 0, t, F)
         m0 += g * tl.load(s)
         g = cubic(p, 1, t, F)
@@ -171,6 +178,7 @@ def interaction_kernel(
         m7 += g * tl.load(s + 7 * F)
         m8 += g * tl.load(s + 8 * F)
         e += BE
+        t = t_next
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     ok = row < num_atoms
     at = row.to(tl.int64) * (9 * F) + c
@@ -219,13 +227,13 @@ def message_backward_kernel(
     a0 = tl.zeros([BR * BE, BF], tl.float32)
     a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
     slope_out = slope + tl.program_id(1).to(tl.int64) * capacity
+    # the next edges are read while these are worked on; masked ones read the last knot, where the tables are zero
+    j, k, t = edge(sender, knot, offset, e, e < end, KNOTS)
     for _ in range(0, steps):
         mask = e < end
-        j = tl.load(sender + e, mask, other=0).to(tl.int64)
-        # masked edges read the last knot, where the tables are zero
-        p = table + tl.load(knot + e, mask, other=KNOTS - 1) * (12 * F) + c
-        t = tl.load(offset + e, mask, other=0.0)
-        s = dm + j * (9 * F) + c
+        p = table + k * (12 * F) + c
+        s = dm + j.to(tl.int64) * (9 * F) + c
+        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end, KNOTS)
         g, slope_g = cubic_and_slope(p, 0, t, F)
         x = tl.load(s)
         a0 += g * x
@@ -260,6 +268,7 @@ def message_backward_kernel(
         total += slope_g * dot
         tl.store(slope_out + e, tl.sum(total, 1)[:, None], mask)
         e += BE
+        t = t_next
     row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
     ok = row < num_atoms
     at = row.to(tl.int64) * (9 * F) + c

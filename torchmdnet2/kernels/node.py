@@ -40,18 +40,21 @@ __all__ = [
 
 @triton.jit
 def mix9(
-    x, w, rows, cols, mask_rows, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x, w, rows, cols, mask_rows, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PREC: tl.constexpr,
 ):  # fmt: skip
     """X @ W by parts for the rows and columns of this program: nine [BM, BN] tiles."""
-    if BM == 1:
-        # one atom: the ordinary units, K spread over the threads and summed at the end
-        y0 = tl.zeros([BK, BN], tl.float32)
+    if BM < 16:
+        # few atoms: the ordinary units; a lane is one atom and one column, K runs over the threads
+        lane = tl.arange(0, BM * BN)
+        col = tl.program_id(1) * BN + lane % BN
+        atom = tl.minimum(tl.program_id(0) * BM + lane // BN, num_atoms - 1)
+        y0 = tl.zeros([BK, BM * BN], tl.float32)
         y1, y2, y3, y4, y5, y6, y7, y8 = y0, y0, y0, y0, y0, y0, y0, y0
         for k0 in tl.static_range(0, F, BK):
             k = k0 + tl.arange(0, BK)
-            a = x + tl.program_id(0).to(tl.int64) * (9 * F) + k[:, None]
-            b = w + k[:, None] * F + cols[None, :]
+            a = x + atom[None, :].to(tl.int64) * (9 * F) + k[:, None]
+            b = w + k[:, None] * F + col[None, :]
             wi, wa, ws = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
             y0 += tl.load(a) * wi
             y1 += tl.load(a + F) * wa
@@ -62,9 +65,11 @@ def mix9(
             y6 += tl.load(a + 6 * F) * ws
             y7 += tl.load(a + 7 * F) * ws
             y8 += tl.load(a + 8 * F) * ws
-        y0, y1, y2 = tl.sum(y0, 0)[None, :], tl.sum(y1, 0)[None, :], tl.sum(y2, 0)[None, :]
-        y3, y4, y5 = tl.sum(y3, 0)[None, :], tl.sum(y4, 0)[None, :], tl.sum(y5, 0)[None, :]
-        y6, y7, y8 = tl.sum(y6, 0)[None, :], tl.sum(y7, 0)[None, :], tl.sum(y8, 0)[None, :]
+        y0, y1 = tl.reshape(tl.sum(y0, 0), (BM, BN)), tl.reshape(tl.sum(y1, 0), (BM, BN))
+        y2, y3 = tl.reshape(tl.sum(y2, 0), (BM, BN)), tl.reshape(tl.sum(y3, 0), (BM, BN))
+        y4, y5 = tl.reshape(tl.sum(y4, 0), (BM, BN)), tl.reshape(tl.sum(y5, 0), (BM, BN))
+        y6, y7 = tl.reshape(tl.sum(y6, 0), (BM, BN)), tl.reshape(tl.sum(y7, 0), (BM, BN))
+        y8 = tl.reshape(tl.sum(y8, 0), (BM, BN))
     else:
         y0 = tl.zeros([BM, BN], tl.float32)
         y1, y2, y3, y4, y5, y6, y7, y8 = y0, y0, y0, y0, y0, y0, y0, y0
@@ -94,7 +99,7 @@ def mix_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x, w, rows, cols, ok, F, BM, BN, BK, PREC)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     out = y + rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     store9(out, ok[:, None], F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
 
@@ -109,7 +114,7 @@ def embedding_mix_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     m = ok[:, None]
-    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, F, BM, BN, BK, PREC)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
     h = gate + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
@@ -134,7 +139,7 @@ def update_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     m = ok[:, None]
-    d0, d1, d2, d3, d4, d5, d6, d7, d8 = mix9(p, w, rows, cols, ok, F, BM, BN, BK, PREC)
+    d0, d1, d2, d3, d4, d5, d6, d7, d8 = mix9(p, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     store9(d_out + at, m, F, d0, d1, d2, d3, d4, d5, d6, d7, d8)
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
@@ -165,7 +170,7 @@ def gradient_product_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     m = ok[:, None]
-    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dd, w, rows, cols, ok, F, BM, BN, BK, PREC)
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dd, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, m, F)
     m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9(message + at, m, F)
@@ -200,7 +205,7 @@ def gradient_mix_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     m = ok[:, None]
-    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dy, w, rows, cols, ok, F, BM, BN, BK, PREC)
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dy, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(g + at, m, F)
     g0, g1, g2, g3, g4 = g0 + x0, g1 + x1, g2 + x2, g3 + x3, g4 + x4
@@ -245,8 +250,11 @@ def gradient_embedding_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     m = ok[:, None]
-    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, F, BM, BN, BK, PREC)
-    t = dense(dhidden, w1t, rows, cols, ok, 2 * F, F, False, BM, BN, BK, PREC) * tl.load(gamma + cols)[None, :]
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
+    t = (
+        dense(dhidden, w1t, rows, cols, ok, num_atoms, 2 * F, F, False, True, BM, BN, BK, PREC)
+        * tl.load(gamma + cols)[None, :]
+    )
     mean, rstd = statistics(norm, rows, ok, eps, F, F)
     k = tl.arange(0, 2 * F)
     a = tl.load(dhidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)

@@ -37,7 +37,7 @@ def hidden_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     mean, rstd = statistics(norm, rows, ok, eps, F, F)
-    h = dense_normed(norm, mean, rstd, gamma, beta, w1, rows, cols, ok, F, 2 * F, BM, BN, BK, PREC)
+    h = dense_normed(norm, mean, rstd, gamma, beta, w1, rows, cols, ok, num_atoms, F, 2 * F, BM, BN, BK, PREC)
     h += tl.load(b1 + cols)[None, :]
     tl.store(hidden + rows[:, None].to(tl.int64) * (2 * F) + cols[None, :], h, ok[:, None])
 
@@ -51,7 +51,10 @@ def gate_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    g = dense(hidden, w2, rows, cols, ok, 2 * F, 3 * F, True, BM, BN, BK, PREC) + tl.load(b2 + cols)[None, :]
+    g = (
+        dense(hidden, w2, rows, cols, ok, num_atoms, 2 * F, 3 * F, True, True, BM, BN, BK, PREC)
+        + tl.load(b2 + cols)[None, :]
+    )
     tl.store(gate + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :], g, ok[:, None])
 
 
@@ -64,7 +67,7 @@ def gate_backward_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    a = dense(dgate, w2t, rows, cols, ok, 3 * F, 2 * F, False, BM, BN, BK, PREC)
+    a = dense(dgate, w2t, rows, cols, ok, num_atoms, 3 * F, 2 * F, False, True, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (2 * F) + cols[None, :]
     tl.store(dhidden + at, a * silu_slope(tl.load(hidden + at, ok[:, None], other=0.0)), ok[:, None])
 
@@ -79,7 +82,7 @@ def readout_hidden_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
-    h = dense_normed(norms, mean, rstd, gamma, beta, w1, rows, cols, ok, 3 * F, F, BM, BN, BK, PREC)
+    h = dense_normed(norms, mean, rstd, gamma, beta, w1, rows, cols, ok, num_atoms, 3 * F, F, BM, BN, BK, PREC)
     h += tl.load(b1 + cols)[None, :]
     tl.store(hidden + rows[:, None].to(tl.int64) * F + cols[None, :], h, ok[:, None])
 
@@ -93,7 +96,7 @@ def readout_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = rows < num_atoms
     k = tl.arange(0, H)
-    a = dense(hidden, w2, rows, k, ok, F, H, True, BM, H, BK, PREC) + tl.load(b2 + k)[None, :]
+    a = dense(hidden, w2, rows, k, ok, num_atoms, F, H, True, False, BM, H, BK, PREC) + tl.load(b2 + k)[None, :]
     w = tl.load(w3 + k)[None, :]
     tl.store(energy + rows, tl.sum(silu(a) * w, 1) + tl.load(b3), ok)
     a = silu_slope(a) * w
@@ -120,9 +123,15 @@ def readout_gradient_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     m = ok[:, None]
-    gi = dense(dhidden, w1t, rows, cols, ok, F, 3 * F, False, BM, BN, BK, PREC) * tl.load(gamma + cols)[None, :]
-    ga = dense(dhidden, w1t + F, rows, cols, ok, F, 3 * F, False, BM, BN, BK, PREC) * tl.load(gamma + F + cols)[None, :]
-    gs = dense(dhidden, w1t + 2 * F, rows, cols, ok, F, 3 * F, False, BM, BN, BK, PREC)
+    gi = (
+        dense(dhidden, w1t, rows, cols, ok, num_atoms, F, 3 * F, False, True, BM, BN, BK, PREC)
+        * tl.load(gamma + cols)[None, :]
+    )
+    ga = (
+        dense(dhidden, w1t + F, rows, cols, ok, num_atoms, F, 3 * F, False, True, BM, BN, BK, PREC)
+        * tl.load(gamma + F + cols)[None, :]
+    )
+    gs = dense(dhidden, w1t + 2 * F, rows, cols, ok, num_atoms, F, 3 * F, False, True, BM, BN, BK, PREC)
     gs *= tl.load(gamma + 2 * F + cols)[None, :]
     mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
     k = tl.arange(0, F)
