@@ -196,6 +196,7 @@ def _md(options: argparse.Namespace) -> None:
     import signal
 
     from .md import MDOptions, run_md
+    from .md.progress import drift_text
 
     steps = options.steps if options.steps is not None else _steps(options.time, options.timestep)
     chosen = MDOptions(
@@ -230,7 +231,7 @@ def _md(options: argparse.Namespace) -> None:
         signal.signal(signal.SIGTERM, before)
     temperatures = [row.temperature_K for row in result.rows]
     console.print(
-        f"mean temperature {sum(temperatures) / len(temperatures):.1f} K, drift {result.drift:.2e} eV/atom/ps, "
+        f"mean temperature {sum(temperatures) / len(temperatures):.1f} K, drift {drift_text(result.drift)}, "
         f"{result.ns_per_day:.3g} ns/day\nwrote " + ", ".join(map(str, result.files)),
         highlight=False, soft_wrap=True,
     )  # fmt: skip

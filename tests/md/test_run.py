@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import itertools
 import math
@@ -18,6 +19,7 @@ from ase.io import read
 from ase.md.verlet import VelocityVerlet
 from rich.console import Console
 
+from torchmdnet2 import Potential
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData, UnknownElement
@@ -267,6 +269,18 @@ def test_restart_refuses_another_model_or_molecule(model_file, potential, water,
         run_md(tmp_path / "other.tmn", water, options(tmp_path, 40, restart=True))
     with pytest.raises(BadConfig, match="elements"):
         run_md(model_file, molecule("H2"), options(tmp_path, 40, restart=True))
+
+
+def test_restart_of_a_model_in_memory(potential, water, tmp_path):
+    """Known by its weights, also when it could not be saved."""
+    built = [Potential(potential.representation, potential.head, elements=[1, 8], energy_scale=s) for s in (0.2, 0.2)]
+    run_md(built[0], water, options(tmp_path, 10))
+    assert run_md(built[1], water, options(tmp_path, 20, restart=True)).rows[-1].step == 20
+    changed = copy.deepcopy(built[0])
+    with torch.no_grad():
+        next(changed.parameters()).mul_(2)
+    with pytest.raises(BadConfig, match="model"):
+        run_md(changed, water, options(tmp_path, 40, restart=True))
 
 
 def test_damaged_or_missing_restart_file(model_file, water, tmp_path):

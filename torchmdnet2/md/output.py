@@ -178,7 +178,9 @@ def plot(path: Path, rows: Sequence[Row], num_atoms: int, title: str, slope: flo
     below.plot(time, [1e3 * (row.conserved_eV - first) / num_atoms for row in rows], lw=0.8)
     below.set_ylabel("total energy − first (meV/atom)")
     below.set_xlabel("time (ps)")
-    below.text(0.01, 0.95, f"drift {slope:.1e} eV/atom/ps", transform=below.transAxes, va="top")
+    below.text(
+        0.01, 0.95, "" if np.isnan(slope) else f"drift {slope:+.1e} eV/atom/ps", transform=below.transAxes, va="top"
+    )
     figure.savefig(path, dpi=120)
 
 

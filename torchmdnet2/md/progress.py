@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 
@@ -10,7 +11,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .output import Row
 
-__all__ = ["Reporter"]
+__all__ = ["Reporter", "drift_text"]
+
+
+def drift_text(drift: float) -> str:
+    """A drift in words; nan, of runs that are too short for one, as such."""
+    return "not known yet" if math.isnan(drift) else f"{drift:+.1e} eV/atom/ps"
 
 
 class Reporter:
@@ -58,7 +64,7 @@ class Reporter:
         if self.bar is not None and clock - self.shown < 0.1 and row.step != self.last:
             return
         self.shown = clock
-        now = f"{row.time_ps:8.3f} ps {row.temperature_K:6.0f} K  drift {drift:+.1e} eV/atom/ps"
+        now = f"{row.time_ps:8.3f} ps {row.temperature_K:6.0f} K  drift {drift_text(drift)}"
         speed = f"{self.ns_per_day(row.step):.3g} ns/day"
         if self.bar is not None:
             self.bar.update(self.task, completed=row.step, now=f"{now}  {speed}")

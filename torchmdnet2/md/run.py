@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..adapters.model import ModelSource, open_model
-from ..checkpoint import to_bytes
+from ..adapters.model import open_model
 from ..errors import BadConfig, BadData
 from ..evaluator import Evaluator
 from ..potential import Potential
@@ -105,7 +104,8 @@ class Simulation:
         console: Console | None,
     ):
         self.options, self.console = options, console
-        self.potential, self.source = open_model(model, device, dtype)
+        self.potential, source = open_model(model, device, dtype)
+        self.identity = _fingerprint(self.potential) if source is None else source.sha256
         self.evaluator = Evaluator(self.potential)
         self.start = _start(atoms, charge, spin)
         self.num_atoms = len(atoms)
@@ -328,10 +328,9 @@ class Simulation:
         write_restart(self.options.file(".restart"), self.state, self.dynamics.generator, facts)
 
     def _facts(self) -> dict[str, Any]:
-        source = self.source or ModelSource(sha256=hashlib.sha256(to_bytes(self.potential)).hexdigest())
         return {
             **self.options.physics(),
-            "model": source.sha256,
+            "model": self.identity,
             "dtype": str(self.potential.dtype),
             "device": self.potential.device.type,
             "elements": hashlib.sha256(self.system.z.cpu().numpy().tobytes()).hexdigest(),
@@ -346,6 +345,15 @@ class Simulation:
     def _say(self, words: str) -> None:
         if self.console is not None:
             self.console.print(words, highlight=False, soft_wrap=True)
+
+
+def _fingerprint(potential: Potential) -> str:
+    """What a restart file knows a model in memory by: its weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(potential.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _start(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
