@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_setup import _FREE_BINS, _REALS, _ROW_BLOCK, _WHOLE
+from .triton_setup import _FREE_BINS, _REALS, _WHOLE
 
 _NO_SHIFT = tl.constexpr(13)
 _FAR = tl.constexpr(1e18)  # squares to 1e36: far from everything, finite in float32
@@ -125,7 +125,7 @@ def sweep(
 
 @triton.jit(do_not_specialize=["N", "capacity"])
 def search_cells(
-    placed, wrapped, order, bin_start, ptr, reals, whole, cutoff, counts, parts, doubts, block_sums, row_ptr, needed,
+    placed, wrapped, order, bin_start, ptr, reals, whole, cutoff, counts, parts, doubts, row_ptr, needed,
     keys, N, capacity, FILL: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Count or list the neighbors of structure program_id(1), bin by bin; SPLIT programs share the atoms of a bin."""
@@ -179,6 +179,4 @@ def search_cells(
                     )  # fmt: skip
                 tl.store(doubts + row_at, in_doubt)
                 tl.store(parts_at, part, mask=real[:, None])
-                found = tl.sum(part, axis=1)
-                tl.store(counts + i, found, mask=real)
-                tl.atomic_add(block_sums + i // _ROW_BLOCK, found.to(tl.int64), mask=real)
+                tl.store(counts + i, tl.sum(part, axis=1), mask=real)

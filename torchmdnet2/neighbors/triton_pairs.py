@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_setup import _REALS, _ROW_BLOCK, _WHOLE
+from .triton_setup import _REALS, _WHOLE
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding and subtracting it rounds a float32 to the nearest integer
 
@@ -141,7 +141,7 @@ def test_pairs(
 
 @triton.jit(do_not_specialize=["N", "B", "capacity"])
 def search_pairs(
-    fractions, wrapped, batch, ptr, reals, whole, cutoff, counts, doubts, block_sums, row_ptr, needed, sender, images,
+    fractions, wrapped, batch, ptr, reals, whole, cutoff, counts, doubts, row_ptr, needed, sender, images,
     N, B, capacity, FILL: tl.constexpr, BATCHED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """Count or list the neighbors of BI receivers."""
@@ -181,4 +181,3 @@ def search_pairs(
             )  # fmt: skip
         tl.store(doubts + tl.program_id(0), in_doubt)
         tl.store(counts + rows, found, mask=rows < N)
-        tl.atomic_add(block_sums + tl.program_id(0) * BI // _ROW_BLOCK, tl.sum(found.to(tl.int64), axis=0))

@@ -34,6 +34,7 @@ from .triton_setup import (
     WHOLE,
     cell_geometry,
     row_pointers,
+    row_sums,
 )
 
 __all__ = ["NOT_FINITE", "OVERFLOW", "TOO_THIN", "TritonNeighborSearch", "neighbor_list_triton"]
@@ -45,10 +46,11 @@ _ATOM_BLOCK = 256
 _ZERO_BLOCK = 4096
 _BIN_BLOCK = 4096
 _SUMS = 256
+_BLOCKS_IN_ONE = 16  # up to so many blocks of rows, summing all rows again is faster than another kernel
 # tiles of receivers × candidates, and warps; the best of those tried on one NVIDIA H200
-_PAIR_TILE = (2, 512, 4)
-_CELL_TILE = (16, 32, 1)
-_CELL_SPLIT = 1
+_PAIR_TILE = (1, 256, 2)
+_CELL_TILE = (8, 32, 1)
+_CELL_SPLIT = 2
 _CELL_PROGRAMS = 132 * 64
 _ROW_TILE = 64
 
@@ -132,15 +134,12 @@ class TritonNeighborSearch:
         self._cutoff = torch.full((1,), self.cutoff, dtype=torch.float64, device=device)
         self._reals = torch.zeros(num_systems, REALS, dtype=torch.float64, device=device)
         self._whole = ints(num_systems, WHOLE)
-        # counters that start at zero in every search, in one piece: row sums (int64), then bin counts (two a word)
-        num_sums = triton.cdiv(num_atoms, ROW_BLOCK)
+        self._block_sums = torch.zeros(triton.cdiv(num_atoms, ROW_BLOCK), dtype=torch.int64, device=device)
         num_bins = num_atoms + (FREE_BINS + 1) * num_systems if method == "cells" else 0
-        self._zeroed = torch.zeros(num_sums + (num_bins + 1) // 2, dtype=torch.int64, device=device)
         self._placed = torch.zeros(3, num_atoms, dtype=torch.float32, device=device)
         self._wrapped = torch.zeros(num_atoms, 4, dtype=torch.float64, device=device)
         self._wraps = ints(num_atoms, 4)
-        self._bin_count = self._zeroed[num_sums:].view(torch.int32)
-        self._bin_start = ints(num_bins)
+        self._bin_count, self._bin_start = ints(num_bins), ints(num_bins)
         per_atom = num_atoms if method == "cells" else 0
         self._bins, self._slots, self._order = (ints(per_atom) for _ in range(3))
         self._parts = ints(per_atom, _CELL_TILE[1])
@@ -197,10 +196,10 @@ class TritonNeighborSearch:
             raise ValueError("pos, cell and pbc must be contiguous")
         pos, cell, pbc = pos.detach(), cell.detach(), pbc.view(torch.uint8)
         cells = self.method == "cells"
-        num_zeroed = self._zeroed.numel()
+        num_bins = self._bin_count.numel()
         with self._on_device():
-            cell_geometry[(max(B, triton.cdiv(num_zeroed, _ZERO_BLOCK)),)](
-                pos, cell, pbc, self._cutoff, self.ptr, self._reals, self._whole, self.flag, self._zeroed, num_zeroed,
+            cell_geometry[(max(B, triton.cdiv(num_bins, _ZERO_BLOCK)),)](
+                pos, cell, pbc, self._cutoff, self.ptr, self._reals, self._whole, self.flag, self._bin_count, num_bins,
                 B, CELLS=cells, ZERO_BLOCK=_ZERO_BLOCK, num_warps=4, enable_fp_fusion=False,
             )  # fmt: skip
             atom_grid = (triton.cdiv(N, _ATOM_BLOCK),)
@@ -218,9 +217,13 @@ class TritonNeighborSearch:
                     BLOCK=_ATOM_BLOCK,
                 )  # fmt: skip
             self._search(fill=False)
-            row_pointers[(triton.cdiv(N, ROW_BLOCK),)](
-                self._counts, self._zeroed, self.row_ptr, self.needed, self.flag, N, self.capacity,
-                BLOCK=ROW_BLOCK, SUMS=_SUMS,
+            blocks = triton.cdiv(N, ROW_BLOCK)
+            summed = blocks > _BLOCKS_IN_ONE
+            if summed:
+                row_sums[(blocks,)](self._counts, self._block_sums, N, BLOCK=ROW_BLOCK)
+            row_pointers[(blocks,)](
+                self._counts, self._block_sums, self.row_ptr, self.needed, self.flag, N, self.capacity,
+                SUMMED=summed, BLOCK=ROW_BLOCK, SUMS=_SUMS if summed else ROW_BLOCK,
             )  # fmt: skip
 
     def fill(self) -> None:
@@ -242,7 +245,7 @@ class TritonNeighborSearch:
             rows, candidates, warps = (16, 4096, 1) if interpreted() else _PAIR_TILE
             search_pairs[(triton.cdiv(N, rows),)](
                 self._placed, self._wrapped, self.batch, self.ptr, self._reals, self._whole, self._cutoff,
-                self._counts, self._doubts, self._zeroed, self.row_ptr, self.needed, self.sender, self._keys,
+                self._counts, self._doubts, self.row_ptr, self.needed, self.sender, self._keys,
                 N, B, self.capacity, FILL=fill, BATCHED=B > 1, BI=rows, BJ=candidates,
                 num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip
@@ -252,7 +255,7 @@ class TritonNeighborSearch:
             programs = 1 if interpreted() else min(N, triton.cdiv(_CELL_PROGRAMS, B))
             search_cells[(programs * split, B)](
                 self._placed, self._wrapped, self._order, self._bin_start, self.ptr, self._reals, self._whole,
-                self._cutoff, self._counts, self._parts, self._doubts, self._zeroed, self.row_ptr, self.needed,
+                self._cutoff, self._counts, self._parts, self._doubts, self.row_ptr, self.needed,
                 self._keys, N, self.capacity, FILL=fill, BI=rows, BJ=candidates, SPLIT=split,
                 num_warps=warps, enable_fp_fusion=False,
             )  # fmt: skip

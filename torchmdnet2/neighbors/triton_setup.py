@@ -29,7 +29,6 @@ _TOO_THIN = tl.constexpr(TOO_THIN)
 _REALS = tl.constexpr(REALS)
 _WHOLE = tl.constexpr(WHOLE)
 _FREE_BINS = tl.constexpr(FREE_BINS)
-_ROW_BLOCK = tl.constexpr(ROW_BLOCK)
 _MAX_IMAGES = tl.constexpr(30)  # to either side, so that the number of images stays far from 2^31
 _MAX_BINS = tl.constexpr(1024)  # along one lattice vector: the product of three stays below 2^31
 
@@ -101,15 +100,15 @@ def bins_along(ratio, periodic):
     return tl.where(periodic == 1, tl.minimum(tl.maximum(fit, 1), _MAX_BINS), _MAX_BINS)
 
 
-@triton.jit(do_not_specialize=["num_zeroed", "B"])
+@triton.jit(do_not_specialize=["num_bins", "B"])
 def cell_geometry(
-    pos, cell, pbc, cutoff, ptr, reals, whole, flag, zeroed, num_zeroed, B,
+    pos, cell, pbc, cutoff, ptr, reals, whole, flag, bin_count, num_bins, B,
     CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per structure writes its tables; together they clear the counters `zeroed` of this search."""
+    """One program per structure writes its tables; together they clear the counts of the bins."""
     b = tl.program_id(0)
     cleared = b * ZERO_BLOCK + tl.arange(0, ZERO_BLOCK)
-    tl.store(zeroed + cleared, tl.zeros([ZERO_BLOCK], tl.int64), mask=cleared < num_zeroed)
+    tl.store(bin_count + cleared, tl.zeros([ZERO_BLOCK], tl.int32), mask=cleared < num_bins)
     if b < B:
         ax = tl.load(cell + b * 9 + 0).to(tl.float64)
         ay = tl.load(cell + b * 9 + 1).to(tl.float64)
@@ -213,25 +212,54 @@ def cell_geometry(
         tl.store(row + 9, n0 * n1 * n2 * good)
 
 
+@triton.jit(do_not_specialize=["N"])
+def row_sums(counts, block_sums, N, BLOCK: tl.constexpr):
+    """Edges of each block of rows, [N / BLOCK] int64."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    length = tl.load(counts + rows, mask=rows < N, other=0).to(tl.int64)
+    tl.store(block_sums + tl.program_id(0), tl.sum(length, axis=0))
+
+
 @triton.jit(do_not_specialize=["N", "capacity"])
-def row_pointers(counts, block_sums, row_ptr, needed, flag, N, capacity, BLOCK: tl.constexpr, SUMS: tl.constexpr):
-    """Exclusive prefix sum of the row lengths, one program per ROW_BLOCK rows; all zero if they pass the capacity."""
+def row_pointers(
+    counts,
+    block_sums,
+    row_ptr,
+    needed,
+    flag,
+    N,
+    capacity,
+    SUMMED: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SUMS: tl.constexpr,
+):
+    """Exclusive prefix sum of the row lengths, one program per BLOCK rows; all zero if they pass the capacity.
+
+    With SUMMED, block_sums holds the sums of the blocks; without, every program adds up all rows.
+    """
     pid = tl.program_id(0)
-    sums = tl.zeros([SUMS], tl.int64)
+    total = tl.zeros([SUMS], tl.int64)
     before = tl.zeros([SUMS], tl.int64)
-    for first in range(0, tl.num_programs(0), SUMS):
-        k = first + tl.arange(0, SUMS)
-        block = tl.load(block_sums + k, mask=k < tl.num_programs(0), other=0)
-        sums += block
-        before += tl.where(k < pid, block, 0)
-    total = tl.sum(sums, axis=0)
+    if SUMMED:
+        for first in range(0, tl.num_programs(0), SUMS):
+            k = first + tl.arange(0, SUMS)
+            block = tl.load(block_sums + k, mask=k < tl.num_programs(0), other=0)
+            total += block
+            before += tl.where(k < pid, block, 0)
+    else:
+        for first in range(0, N, SUMS):
+            k = first + tl.arange(0, SUMS)
+            length = tl.load(counts + k, mask=k < N, other=0).to(tl.int64)
+            total += length
+            before += tl.where(k < pid * BLOCK, length, 0)
+    num = tl.sum(total, axis=0)
     rows = pid * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(counts + rows, mask=rows < N, other=0).to(tl.int64)
     ends = tl.sum(before, axis=0) + tl.cumsum(length, axis=0)
-    fits = total <= capacity
+    fits = num <= capacity
     tl.store(row_ptr + rows + 1, tl.where(fits, ends, 0).to(tl.int32), mask=rows < N)
     if pid == 0:
         tl.store(row_ptr, 0)
-        tl.store(needed, total)
+        tl.store(needed, num)
         if not fits:
             tl.atomic_or(flag, _OVERFLOW)

@@ -1,0 +1,230 @@
+"""Time every installed neighbor search on boxes of water, 81 to 1,000,000 atoms: one table, one plot, one JSON file.
+
+    python scripts/bench_neighbors.py --out docs/bench/neighbors.json --plot docs/bench/neighbors.png
+    python scripts/bench_neighbors.py --redraw docs/bench/neighbors.json --plot docs/bench/neighbors.png
+
+A number is the median of nine repetitions, in µs: "graph" of replays of a captured CUDA graph, "eager" of the whole
+call as a user makes it. nvalchemi and torchmd-net are timed if they are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from torchmdnet2 import System
+from torchmdnet2.neighbors import neighbor_list
+
+CUTOFF = 5.0
+SPACING = 3.104  # Å between molecules: the density of water
+SIDES = (3, 5, 7, 10, 15, 22, 32, 46, 70)  # molecules along an edge
+ROOM = 96  # neighbors per atom that the fixed-capacity searches have room for; the mean is 54
+
+
+def water_box(side: int, device: str) -> System:
+    """side³ water molecules on a shaken lattice, turned at random, numbered molecule by molecule; float32."""
+    rng = np.random.default_rng(side)
+    lattice = np.stack(np.meshgrid(*[np.arange(side)] * 3, indexing="ij"), -1).reshape(-1, 3) * SPACING
+    oxygen = lattice + rng.uniform(-0.3, 0.3, lattice.shape)
+    bonds = rng.normal(size=(2, len(oxygen), 3))
+    bonds *= 0.96 / np.linalg.norm(bonds, axis=-1, keepdims=True)
+    pos = np.stack([oxygen, oxygen + bonds[0], oxygen + bonds[1]], 1).reshape(-1, 3)
+    return System(
+        z=torch.tensor([8, 1, 1] * len(oxygen)),
+        pos=torch.tensor(pos, dtype=torch.float32),
+        cell=torch.eye(3) * (SPACING * side),
+    ).to(device)
+
+
+def timed(call: Callable[[], object], sync: Callable[[], None]) -> float:
+    """Median time of a call in µs, from nine repetitions of at least 3 ms each."""
+    call()
+    sync()
+    start = time.perf_counter()
+    call()
+    sync()
+    once = time.perf_counter() - start
+    number = max(1, min(100, math.ceil(3e-3 / max(once, 1e-7))))
+    times = []
+    for _ in range(9 if once < 0.5 else 3):
+        sync()
+        start = time.perf_counter()
+        for _ in range(number):
+            call()
+        sync()
+        times.append((time.perf_counter() - start) / number * 1e6)
+    return statistics.median(times)
+
+
+def graphed(call: Callable[[], object]) -> Callable[[], None]:
+    """The call as one replay of a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def ours(system: System, method: str) -> Callable[[], object]:
+    """Our search as a captured caller uses it: receivers' rows, senders and displacement vectors."""
+    from torchmdnet2.neighbors.triton_search import TritonNeighborSearch
+
+    search = TritonNeighborSearch(
+        system.num_atoms, 1, CUTOFF, min(ROOM * system.num_atoms, 2**31 - 1), "cuda", method=method
+    )
+    given = system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous()
+
+    def call():
+        search(*given)
+
+    call()
+    if int(search.flag) != 0:
+        raise RuntimeError(f"flag {int(search.flag)}")
+    return call
+
+
+def nvalchemi(system: System, method: str, buffers: bool) -> Callable[[], object]:
+    """nvalchemi-toolkit-ops through torch: a neighbor matrix with shifts; no displacement vectors."""
+    from nvalchemiops.torch.neighbors import neighbor_list as search
+
+    N = system.num_atoms
+    cell, pbc = system.cell.contiguous(), system.pbc.contiguous()
+    given = {}
+    if buffers:
+        matrix = torch.full((N, ROOM), N, dtype=torch.int32, device="cuda")
+        given = {
+            "neighbor_matrix": matrix,
+            "neighbor_matrix_shifts": torch.zeros(N, ROOM, 3, dtype=torch.int32, device="cuda"),
+            "num_neighbors": torch.zeros(N, dtype=torch.int32, device="cuda"),
+        }
+    return lambda: search(system.pos, CUTOFF, cell=cell, pbc=pbc, method=method, max_neighbors=ROOM, **given)
+
+
+def torchmd_net(system: System, strategy: str) -> Callable[[], object]:
+    """torchmd-net 3.1's OptimizedDistance at fixed size: edges, vectors and distances."""
+    from torchmdnet.models.utils import OptimizedDistance
+
+    search = OptimizedDistance(
+        0.0, CUTOFF, max_num_pairs=-ROOM, strategy=strategy, box=system.cell[0], return_vecs=True, loop=True,
+        include_transpose=True, resize_to_fit=False,
+    ).cuda()  # fmt: skip
+    batch = torch.zeros(system.num_atoms, dtype=torch.long, device="cuda")
+    return lambda: search(system.pos, batch, box=system.cell[0])
+
+
+def contenders(system: System) -> dict[str, Callable[[], Callable[[], object]]]:
+    """name -> function that prepares one timed call."""
+    N = system.num_atoms
+    known: dict[str, Callable[[], Callable[[], object]]] = {}
+    if system.device.type == "cuda":
+        if N <= 12_000:
+            known["triton pairs, graph"] = lambda: graphed(ours(system, "pairs"))
+        known["triton cells, graph"] = lambda: graphed(ours(system, "cells"))
+        known["triton, graph"] = lambda: graphed(ours(system, "auto"))
+        known["triton, eager"] = lambda: lambda: neighbor_list(system, CUTOFF, backend="triton")
+        if N <= 40_000:
+            known["nvalchemi naive, eager"] = lambda: nvalchemi(system, "naive", False)
+            known["nvalchemi naive, graph"] = lambda: graphed(nvalchemi(system, "naive", True))
+        known["nvalchemi cells, eager"] = lambda: nvalchemi(system, "cell_list", False)
+        known["nvalchemi cells, graph"] = lambda: graphed(nvalchemi(system, "cell_list", True))
+        for strategy in ("brute", "cell"):
+            if strategy == "cell" or N <= 120_000:
+                known[f"torchmd-net {strategy}, eager"] = lambda s=strategy: torchmd_net(system, s)
+                known[f"torchmd-net {strategy}, graph"] = lambda s=strategy: graphed(torchmd_net(system, s))
+    if N <= 110_000:
+        on_cpu = system.to("cpu")
+        known["vesin, CPU"] = lambda: lambda: neighbor_list(on_cpu, CUTOFF, backend="vesin")
+    if N <= 1_100:
+        on_cpu = system.to("cpu")
+        known["reference, CPU"] = lambda: lambda: neighbor_list(on_cpu, CUTOFF, backend="reference")
+    return known
+
+
+def table(rows: list[dict]) -> str:
+    """Markdown: one line per search, one column per size."""
+    names = list(dict.fromkeys(name for row in rows for name in row["us"]))
+    lines = ["| µs | " + " | ".join(f"{row['atoms']:,}" for row in rows) + " |", "|---" * (len(rows) + 1) + "|"]
+    for name in names:
+        times = [row["us"].get(name) for row in rows]
+        if any(isinstance(t, int | float) for t in times):
+            cells = [f"{t:,.1f}" if isinstance(t, int | float) else ("fails" if t else "") for t in times]
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def plot(rows: list[dict], path: Path) -> None:
+    """Time against atoms, log-log."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 5))
+    for name in dict.fromkeys(name for row in rows for name in row["us"]):
+        points = [(r["atoms"], r["us"][name]) for r in rows if isinstance(r["us"].get(name), int | float)]
+        if points:
+            own = name.startswith("triton")
+            axes.loglog(*zip(*points, strict=True), "o-" if own else "x--", lw=2 if own else 1, ms=4, label=name)
+    axes.set(xlabel="atoms", ylabel="time of one search / µs", title="water, cutoff 5 Å, float32")
+    axes.legend(fontsize=7)
+    axes.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="molecules along an edge of the box")
+    parser.add_argument("--out", type=Path, help="write the times as JSON")
+    parser.add_argument("--plot", type=Path, help="write the plot as PNG")
+    parser.add_argument("--redraw", type=Path, help="take the times from this JSON file instead of measuring")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    if arguments.redraw:
+        result = json.loads(arguments.redraw.read_text())
+    else:
+        cuda = torch.cuda.is_available()
+        device = "cuda" if cuda else "cpu"
+        sync = torch.cuda.synchronize if cuda else (lambda: None)
+        result = {
+            "device": torch.cuda.get_device_name() if cuda else "CPU",
+            "torch": torch.__version__,
+            "cutoff": CUTOFF,
+            "rows": [],
+        }
+        for side in arguments.sides:
+            system = water_box(side, device)
+            row: dict = {"atoms": system.num_atoms, "us": {}}
+            for name, prepare in contenders(system).items():
+                try:
+                    row["us"][name] = round(timed(prepare(), sync), 2)
+                except ImportError:
+                    continue
+                except Exception as error:  # a contender that cannot do this size is shown as such
+                    row["us"][name] = f"{type(error).__name__}: {str(error)[:120]}"
+            print(json.dumps(row), flush=True)
+            result["rows"].append(row)
+    print(table(result["rows"]))
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+    if arguments.plot:
+        plot(result["rows"], arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Checks of the Triton kernels in Triton's interpreter, on the CPU. Run by test_triton.py in a process of its own:
+TRITON_INTERPRET must be set before triton is first imported. The interpreter is slow, so the structures are small; the
+same checks at full size run on a GPU (tests/gpu/test_neighbors_gpu.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from cells import generated_atoms
+
+from torchmdnet2 import System
+from torchmdnet2.errors import NeighborOverflow
+from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.neighbors.reference import neighbor_list_reference
+from torchmdnet2.neighbors.triton_search import (
+    NOT_FINITE,
+    OVERFLOW,
+    TOO_THIN,
+    TritonNeighborSearch,
+    neighbor_list_triton,
+)
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+CUTOFF = 4.0
+
+
+def assert_same(ours, reference):
+    assert torch.equal(ours.row_ptr.long(), reference.row_ptr)
+    assert torch.equal(ours.edge_index.long(), reference.edge_index)
+    assert torch.equal(ours.shift.long(), reference.shift)
+
+
+def search_of(system, capacity, method, batch=None):
+    search = TritonNeighborSearch(
+        system.num_atoms, system.num_systems, CUTOFF, capacity, "cpu", method=method, dtype=system.dtype,
+        batch=system.batch if batch is None else batch, receiver=True, shift=True, distances=True,
+    )  # fmt: skip
+    return search, (system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous())
+
+
+@pytest.mark.parametrize(("dtype", "seeds"), [(torch.float64, range(30)), (torch.float32, range(30, 60))])
+def test_pairs_on_a_batch_of_cells(dtype, seeds):
+    system = System.from_ase([generated_atoms(seed, CUTOFF) for seed in seeds], dtype=dtype)
+    assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
+
+
+@pytest.mark.parametrize("seed", [0, 11, 12, 14, 22, 27, 37, 42])
+def test_cells(seed):
+    system = System.from_ase(generated_atoms(seed, CUTOFF), dtype=torch.float32 if seed % 2 else torch.float64)
+    assert_same(neighbor_list_triton(system, CUTOFF, method="cells"), neighbor_list_reference(system, CUTOFF))
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_buffers(method):
+    """Everything a search writes, for a batch of which one structure is not periodic; then padding."""
+    frames = [
+        Atoms("H3", cell=[5, 5, 5], pbc=True, positions=[[0, 0, 0], [4.9, 4.9, 0], [2, -12, 2.5]]),
+        Atoms("H2", positions=[[9, 0, 0], [9, 0, 3.9999]]),
+    ]
+    system = System.from_ase(frames)
+    search, given = search_of(system, 100, method)
+    search(*given)
+    reference = neighbor_list_reference(system, CUTOFF)
+    num = reference.num_edges
+    assert int(search.needed) == num and int(search.flag) == 0
+    assert torch.equal(search.row_ptr.long(), reference.row_ptr)
+    assert torch.equal(torch.stack([search.receiver, search.sender])[:, :num].long(), reference.edge_index)
+    assert torch.equal(search.shift[:num].long(), reference.shift)
+    assert torch.allclose(search.vectors[:num], reference.vectors(system), rtol=0, atol=1e-12)
+    assert torch.allclose(search.distances[:num], reference.distances(system), rtol=0, atol=1e-12)
+    search.set_batch(torch.tensor([0, 0, 0, 1, 2]))  # the last atom is padding now
+    search(*given)
+    assert int(search.needed) == int(reference.row_ptr[3])
+    assert search.row_ptr.tolist() == [*reference.row_ptr[:4].tolist(), *[int(reference.row_ptr[3])] * 2]
+
+
+def test_half_and_unsorted_batch():
+    system = System.from_ase([generated_atoms(seed, CUTOFF) for seed in (11, 13, 40)])
+    mixed = torch.randperm(system.num_atoms, generator=torch.Generator().manual_seed(1))
+    system = system.replace(z=system.z[mixed], pos=system.pos[mixed], batch=system.batch[mixed])
+    for half in (False, True):
+        ours = neighbor_list(system, CUTOFF, backend="triton", half=half)
+        assert ours.edge_index.dtype == torch.int32
+        assert_same(ours, neighbor_list_reference(system, CUTOFF, half=half))
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_flags(method):
+    pos = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0]])
+    system = System(z=torch.ones(3, dtype=torch.long), pos=pos)
+    search, given = search_of(system, 6, method)
+    search(*given)
+    assert int(search.flag) == 0 and int(search.needed) == 6
+    search.set_capacity(5)
+    search(*given)
+    assert int(search.flag) == OVERFLOW and int(search.needed) == 6
+    assert search.row_ptr.tolist() == [0] * 4, "after an overflow no row may be read"
+    search.set_capacity(6)
+    search(*given)
+    assert int(search.flag) == OVERFLOW, "the flag is sticky"
+    for bad in (float("nan"), float("inf"), -1e30):
+        search.flag.zero_()
+        search(torch.where(pos == 1, bad, pos), *given[1:])
+        assert int(search.flag) & NOT_FINITE
+    flat = torch.tensor([[[5.0, 0, 0], [0, 5, 0], [5, 5, 0]]])
+    thin = torch.tensor([[[5.0, 0, 0], [0, 5, 0], [0, 0, 0.1]]])
+    for cell, flag in ((flat, NOT_FINITE), (flat * float("nan"), NOT_FINITE), (thin, TOO_THIN)):
+        search.flag.zero_()
+        search(pos, cell, torch.ones(1, 3, dtype=torch.bool))
+        assert int(search.flag) & flag
+
+
+def test_no_silent_overflow():
+    """Bar R8 in the small; 1,000 trials run on the GPU."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        pos = torch.tensor(rng.uniform(0, 6, (int(rng.integers(2, 12)), 3)))
+        system = System(z=torch.ones(len(pos), dtype=torch.long), pos=pos)
+        need = neighbor_list_reference(system, CUTOFF).num_edges
+        capacity = max(1, need + int(rng.integers(-3, 4)))
+        search, given = search_of(system, capacity, "pairs")
+        search(*given)
+        assert int(search.needed) == need
+        assert bool(int(search.flag) & OVERFLOW) == (need > capacity)
+        assert int(search.row_ptr[-1]) == (need if need <= capacity else 0)
+    with pytest.raises(NeighborOverflow, match=f"needs {need} "):
+        neighbor_list(system, CUTOFF, backend="triton", capacity=need - 1)
