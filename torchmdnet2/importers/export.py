@@ -140,7 +140,7 @@ def _output(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
         masses = torch.tensor([1.0, *atomic_masses[1:119]], dtype=potential.dtype)
         state["output_model.atomic_mass"] = masses
     if head["name"] == "scalar_coulomb":
-        if head.get("method", "all_pairs") == "ewald":
+        if head.get("method", "all_pairs") in ("ewald", "pme"):
             raise ValueError("TorchMD-Net has no Ewald summation")
         q_dim = potential.config["model"].get("q_dim", 16)
         weights = [float(w) for w in head["q_weights"]]

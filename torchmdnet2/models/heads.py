@@ -126,7 +126,7 @@ class ScalarCoulombHead(Head):
         q_weights: C weights of the channels, stage by stage.
         activation: name of the activation function.
         num_hidden_layers: further layers of width F/2.
-        method: "all_pairs", "reaction_field" or "ewald", see `Electrostatics`.
+        method: "all_pairs", "reaction_field", "ewald" or "pme", see `Electrostatics`.
         coulomb_cutoff: Å; not used by "all_pairs".
         dielectric: outside the reaction field's cutoff; None means infinite.
         accuracy: of the Ewald summation, relative.

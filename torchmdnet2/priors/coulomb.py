@@ -25,7 +25,7 @@ class Coulomb(Prior):
         charges: "predicted": those of the network; or fixed ones in e, by element {atomic number: charge} (elements
             that are not listed have 0; keys may be strings, as in JSON), or by atom [q_1, …, q_n] where every
             structure has these n atoms in this order.
-        method: "all_pairs" (molecules), "reaction_field" or "ewald" (periodic structures).
+        method: "all_pairs" (molecules), "reaction_field", "ewald" or "pme" (periodic structures).
         cutoff: Å; not used by "all_pairs".
         damping: "none", "exp" or "cosine".
         damping_lower, damping_upper: Å.

@@ -1,4 +1,4 @@
-"""Coulomb energies of point charges: all pairs, reaction field, Ewald summation.
+"""Coulomb energies of point charges: all pairs, reaction field, Ewald summation, particle-mesh Ewald.
 
 Sources: P. P. Ewald, Ann. Phys. 369, 253 (1921), in the form of M. Allen, D. Tildesley, Computer Simulation of
 Liquids (2017), §6.2; reaction field: I. Tironi et al., J. Chem. Phys. 102, 5451 (1995); short-range damping "exp":
@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from ..neighbors import NeighborList
 from ..system import System
 from ..units import COULOMB
+from .mesh import ORDER, mesh_potential
 from .pairs import all_pairs, pair_distances, sum_pairs
 
 __all__ = ["Damping", "Electrostatics", "Method"]
 
-Method = Literal["all_pairs", "reaction_field", "ewald"]
+Method = Literal["all_pairs", "reaction_field", "ewald", "pme"]
 Damping = Literal["none", "exp", "cosine"]
 
 
@@ -34,18 +35,20 @@ class Electrostatics(nn.Module):
       outside. With an infinite constant the force is continuous at the cutoff; with a finite one it jumps there by
       k_e q_i q_j · 3/((2ε+1) r_c²).
     * "ewald": s = 1/d over all periodic images, to the given accuracy, in a conducting surrounding; a charged cell is
-      neutralised by a uniform background. Molecules in the same batch are summed over all pairs.
+      neutralised by a uniform background. Molecules in the same batch are summed over all pairs. The work grows as
+      N² at a given cutoff, exactly invariant under translation: for up to about a thousand atoms.
+    * "pme": the same by particle-mesh Ewald, N log N; invariant under translation to the given accuracy.
 
     Damping f is 1 beyond `damping_upper`: "exp" is 1 − exp(1 − 1/(1 − (d/upper)²)) (AIMNet2's), "cosine" rises from 0
     at `damping_lower` as ½ − ½ cos; so a short-range network can describe close pairs alone.
 
     Args:
-        method: "all_pairs", "reaction_field" or "ewald".
-        cutoff: Å; of the pairs ("reaction_field") or of the real-space part ("ewald").
+        method: "all_pairs", "reaction_field", "ewald" or "pme".
+        cutoff: Å; of the pairs ("reaction_field") or of the real-space part ("ewald", "pme").
         damping: "none", "exp" or "cosine".
         damping_lower, damping_upper: Å.
         dielectric: relative permittivity outside the reaction field's cutoff; None means infinite.
-        accuracy: relative size of the terms that Ewald summation leaves out.
+        accuracy: relative size of the terms that Ewald summation leaves out; 1e-6 is enough for "pme".
 
     Raises:
         ValueError: an option is unknown or out of range.
@@ -62,15 +65,15 @@ class Electrostatics(nn.Module):
         accuracy: float = 1e-9,
     ):
         super().__init__()
-        if method not in ("all_pairs", "reaction_field", "ewald"):
-            raise ValueError(f"method must be all_pairs, reaction_field or ewald, got '{method}'")
+        if method not in ("all_pairs", "reaction_field", "ewald", "pme"):
+            raise ValueError(f"method must be all_pairs, reaction_field, ewald or pme, got '{method}'")
         if damping not in ("none", "exp", "cosine"):
             raise ValueError(f"damping must be none, exp or cosine, got '{damping}'")
         if damping != "none" and not 0 <= damping_lower < damping_upper:
             raise ValueError(f"damping must have 0 ≤ lower < upper, got {damping_lower} … {damping_upper} Å")
         if method != "all_pairs" and not (0 < cutoff < math.inf):
             raise ValueError(f"the cutoff must be a positive number of Å, got {cutoff}")
-        if method == "ewald" and damping != "none" and damping_upper > cutoff:
+        if method in ("ewald", "pme") and damping != "none" and damping_upper > cutoff:
             raise ValueError(f"damping ends at {damping_upper} Å, beyond the cutoff of {cutoff} Å")
         if dielectric is not None and dielectric < 1:
             raise ValueError(f"the dielectric constant must be at least 1, got {dielectric}")
@@ -83,6 +86,7 @@ class Electrostatics(nn.Module):
         self.reaction, self.shift = ratio / self.cutoff**3, (1 + ratio) / self.cutoff
         # real and reciprocal terms fall like exp(−(α r)²) and exp(−(k/2α)²): both reach the accuracy together
         self.reach = math.sqrt(-math.log(accuracy))
+        self.spacing = 1.7 * accuracy ** (1 / ORDER) * self.cutoff / self.reach  # the mesh's error is of order (α h)^p
 
     def forward(self, system: System, neighbors: NeighborList, charges: Tensor, weights: Tensor) -> Tensor:
         """
@@ -96,10 +100,11 @@ class Electrostatics(nn.Module):
             [N] energies in eV, float64.
 
         Raises:
-            ValueError: "all_pairs" of a periodic structure; "ewald" of one that is periodic in some directions only.
+            ValueError: "all_pairs" of a periodic structure; "ewald" or "pme" of one that is periodic in some
+                directions only.
         """
         q = charges.double() * weights.double().sqrt()
-        if self.method == "ewald":
+        if self.method in ("ewald", "pme"):
             return COULOMB * self._ewald(system, neighbors, q)
         d = pair_distances(system, neighbors)
         kernel = 1 / d if self.method == "all_pairs" else 1 / d + self.reaction * d * d - self.shift
@@ -134,7 +139,12 @@ class Electrostatics(nn.Module):
                 continue
             pos, charges = system.pos[atoms].double(), q[atoms]
             if bool(periodic[b]):
-                part = _reciprocal(pos, system.cell[b].double(), charges, alpha, 2 * alpha * self.reach)
+                cell = system.cell[b].double()
+                if self.method == "pme":
+                    potential = mesh_potential(pos, cell, charges, alpha, self.spacing)
+                else:
+                    potential = _wave_potential(pos, cell, charges, alpha, 2 * alpha * self.reach)
+                part = _long_range(potential, cell, charges, alpha)
             else:
                 molecule = System(z=system.z[atoms], pos=pos)
                 pairs = all_pairs(molecule)
@@ -150,19 +160,22 @@ def _products(q: Tensor, neighbors: NeighborList) -> Tensor:
     return (q[receiver] * q[sender]).sum(1)
 
 
-def _reciprocal(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, k_max: float) -> Tensor:
+def _long_range(potential: Tensor, cell: Tensor, q: Tensor, alpha: float) -> Tensor:
     """Long-range, self and background energies of one periodic structure, [N] in e²/Å."""
     volume = torch.linalg.det(cell).abs()
+    background = math.pi / (volume * alpha * alpha) * q.sum(0)
+    return (q * (potential - 2 * alpha / math.sqrt(math.pi) * q - background)).sum(1) / 2
+
+
+def _wave_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, k_max: float) -> Tensor:
+    """Potential of the smooth charges at the atoms as a sum of plane waves, [N, C] e/Å."""
     k = _reciprocal_vectors(cell, k_max)
     k2 = (k * k).sum(1)
-    strength = torch.exp(-k2 / (4 * alpha * alpha)) / k2
+    # vectors of one half of space stand for both halves
+    strength = 8 * math.pi / torch.linalg.det(cell).abs() * torch.exp(-k2 / (4 * alpha * alpha)) / k2
     phase = pos @ k.T
     cos, sin = torch.cos(phase), torch.sin(phase)
-    potential = cos @ (strength[:, None] * (cos.T @ q)) + sin @ (strength[:, None] * (sin.T @ q))
-    # vectors of one half of space stand for both halves
-    potential = 4 * math.pi / volume * potential
-    background = math.pi / (2 * volume * alpha * alpha) * q.sum(0)
-    return (q * (potential - alpha / math.sqrt(math.pi) * q - background)).sum(1)
+    return cos @ (strength[:, None] * (cos.T @ q)) + sin @ (strength[:, None] * (sin.T @ q))
 
 
 def _reciprocal_vectors(cell: Tensor, k_max: float) -> Tensor:
