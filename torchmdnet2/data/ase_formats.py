@@ -1,0 +1,179 @@
+"""Files that ASE reads: extended XYZ, ase.db, trajectories, and whatever else ase.io knows.
+
+The frames are read once and kept in memory, packed. For more frames than memory holds there is HDF5.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import BadData
+from ..system import System
+from .check import whole_number
+from .conversion import checked_keys, label_factors, missing_key
+from .dataset import LABELS, Dataset, Sample
+from .memory import InMemoryDataset
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["AseDataset"]
+
+_STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
+_VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # where xx, yy, zz, yz, xz, xy go
+
+
+class AseDataset(Dataset):
+    """Frames of one file that ase.io reads.
+
+    A label is looked for in `atoms.info`, `atoms.arrays` and in the results of the frame's calculator: ase.io moves
+    entries called energy, forces, stress, dipole or charges there. For ase.db also among the key-value pairs and data.
+
+    Args:
+        path: the file.
+        keys: label -> its name in the file, of "energy", "forces", "stress" (3×3, 9, or 6 numbers in Voigt order;
+            tensile positive) or instead "virial" (= −stress·volume), "dipole", "charges", and "charge" and "spin" of
+            the frame; None for a label that is not to be read. Each key that is given must be in at least one frame.
+            Where `keys` is not given at all, "energy" and "forces" are read if they are there; "charge" and "spin"
+            always are unless set to None.
+        units: of "energy", "length", and where they do not follow "forces", "stress", "dipole"; default eV and Å,
+            which is what extended XYZ and ASE use.
+        format: as for ase.io.read; None: by the file's name and content.
+        require_keys: False where another file may have the keys.
+
+    Attributes:
+        asked: label -> key, those that must be somewhere.
+        counts: label -> number of frames that have it.
+        available: names of all entries in the file.
+
+    Raises:
+        FileNotFoundError: no such file.
+        BadData: the file cannot be read, or holds what cannot be used; names file and frame.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike,
+        keys: Mapping[str, str | None] | None = None,
+        units: Mapping[str, str | None] | None = None,
+        format: str | None = None,
+        require_keys: bool = True,
+    ):
+        self.path = str(path)
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no data file {self.path}")
+        optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
+        if keys is None:
+            keys, self.asked = {**optional, "energy": "energy", "forces": "forces"}, {}
+        else:
+            self.asked = checked_keys(keys, self.path)
+            keys = {**optional, **keys}
+        self._keys = checked_keys(keys, self.path)
+        self._factors = label_factors({"energy": "eV", "length": "angstrom", **_given(units)}, self.path)
+        self.available: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        samples = [self._sample(atoms, f"{self.path}, frame {k}") for k, atoms in enumerate(_frames(self.path, format))]
+        self._data = InMemoryDataset(samples, [f"{self.path}, frame {k}" for k in range(len(samples))])
+        if require_keys:
+            for name, key in self.asked.items():
+                if not self.counts[name]:
+                    raise missing_key(name, key, self.available, self.path)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Sample:
+        return self._data[index]
+
+    def name(self, index: int) -> str:
+        return self._data.name(index)
+
+    def summary(self) -> str:
+        found = [f"{name} in {self.counts[name]}" for name in self._keys if self.counts[name] or name in self.asked]
+        unread = sorted(self.available - set(self._keys.values()))
+        text = f"{self.path}: {len(self)} frames; {', '.join(found) or 'no labels'}"
+        return f"{text}; not read: {', '.join(unread)}" if unread else text
+
+    def _sample(self, atoms: Atoms, where: str) -> Sample:
+        entries = _entries(atoms)
+        self.available |= entries.keys()
+        found = {name: entries[key] for name, key in self._keys.items() if key in entries}
+        self.counts.update(found.keys())
+        whole = {name: whole_number(found.pop(name, 0), name, where) for name in ("charge", "spin")}
+        system = System(
+            z=torch.as_tensor(atoms.get_atomic_numbers()),
+            pos=_tensor(atoms.positions, "positions", where) * self._factors["length"],
+            cell=_tensor(atoms.cell.array, "cell", where)[None] * self._factors["length"],
+            pbc=torch.as_tensor(atoms.get_pbc())[None],
+            charge=torch.tensor([whole["charge"]], dtype=torch.float64),
+            spin=torch.tensor([whole["spin"]]),
+        )
+        labels = {}
+        for name, value in found.items():
+            numbers = _tensor(value, self._keys[name], where) * self._factors[name]
+            if name == "virial":
+                volume = float(system.volume[0])
+                if volume == 0:
+                    raise BadData(f"{where}: there is a virial but no cell")
+                name, numbers = "stress", -numbers / volume
+            labels[name] = _shaped(name, numbers, system)
+        return Sample(system, labels)
+
+
+def _frames(path: str, format: str | None) -> Iterator[Atoms]:
+    import ase.io
+
+    if format is None and path.endswith(".xyz"):
+        format = "extxyz"  # which also reads plain xyz
+    frame = 0
+    try:
+        for atoms in ase.io.iread(path, index=":", format=format):
+            yield atoms
+            frame += 1
+    except BadData:
+        raise
+    except Exception as error:  # ase.io's readers raise whatever they stumble over
+        raise BadData(f"{path}, frame {frame}: it cannot be read: {type(error).__name__}: {error}") from error
+    if frame == 0:
+        raise BadData(f"{path}: there are no frames in it")
+
+
+def _entries(atoms: Atoms) -> dict[str, Any]:
+    """Everything that is stored with a frame, besides its structure."""
+    entries = dict(atoms.calc.results) if atoms.calc is not None else {}
+    entries.update({key: value for key, value in atoms.arrays.items() if key not in _STRUCTURE})
+    info = dict(atoms.info)
+    for part in ("data", "key_value_pairs"):  # of ase.db
+        entries.update(info.pop(part, None) or {})
+    entries.pop("unique_id", None)
+    entries.update({key: value for key, value in info.items() if key != "unique_id"})
+    return entries
+
+
+def _tensor(value: Any, key: str, where: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.array(value, dtype=np.float64))
+    except (TypeError, ValueError):
+        raise BadData(f"{where}: '{key}' is not made of numbers: {str(value)[:60]}") from None
+
+
+def _shaped(name: str, value: Tensor, system: System) -> Tensor:
+    """The label in its shape where only the writing differs; anything else is left for check_sample to refuse."""
+    if name == "stress" and value.shape == (6,):
+        return value[torch.tensor(_VOIGT)][None]
+    shape = LABELS[name].of(system)
+    if name in ("energy", "stress", "dipole") and value.numel() == torch.Size(shape).numel():
+        return value.reshape(shape)
+    return value
+
+
+def _given(units: Mapping[str, str | None] | None) -> dict[str, str]:
+    return {name: unit for name, unit in (units or {}).items() if unit is not None}

@@ -1,0 +1,93 @@
+"""What every sample must satisfy before anything is trained on it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadData
+from ..registry import did_you_mean
+from ..system import System
+from .dataset import LABELS, Sample
+
+__all__ = ["check_sample", "whole_number"]
+
+_MAX_Z = 118
+
+
+def check_sample(sample: Sample, where: str) -> Sample:
+    """Check one structure and its labels.
+
+    Args:
+        sample: one structure (B = 1).
+        where: its name, for messages: "train.xyz, frame 12".
+
+    Returns:
+        The sample, unchanged.
+
+    Raises:
+        BadData: no atoms; an atomic number outside 1 … 118; a position or cell that is not finite; a charge or spin
+            that is not a whole number; a label of unknown name, of the wrong shape, or infinite (NaN means: no label);
+            a stress of a structure without volume, or one that is not symmetric.
+    """
+    system, labels = sample.system, sample.labels
+    if system.num_systems != 1 or system.num_atoms == 0:
+        raise BadData(f"{where}: there must be one structure with at least one atom")
+    bad = (system.z < 1) | (system.z > _MAX_Z)
+    if bool(bad.any()):
+        atom = _first(bad)
+        raise BadData(f"{where}: atom {atom} has the atomic number {int(system.z[atom])}, not one of 1 … {_MAX_Z}")
+    try:
+        system.validate()
+    except ValueError as error:
+        raise BadData(f"{where}: {error}") from error
+    for name in ("charge", "spin"):
+        whole_number(float(getattr(system, name)[0]), name, where)
+    if int(system.spin[0]) < 0:
+        raise BadData(f"{where}: the spin multiplicity must not be negative, got {int(system.spin[0])}")
+    for name, value in labels.items():
+        _check_label(name, value, system, where)
+    return sample
+
+
+def whole_number(value: Any, name: str, where: str) -> int:
+    """The value as an int.
+
+    Raises:
+        BadData: it is not one whole number.
+    """
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer():
+        raise BadData(f"{where}: {name} must be a whole number, got {value}")
+    return int(number)
+
+
+def _check_label(name: str, value: Tensor, system: System, where: str) -> None:
+    if name not in LABELS:
+        raise BadData(f"{where}: unknown label '{name}'{did_you_mean(name, LABELS)} Known: {', '.join(LABELS)}")
+    shape = LABELS[name]
+    if tuple(value.shape) != shape.of(system):
+        raise BadData(
+            f"{where}: {name} has the shape {tuple(value.shape)}, and {system.num_atoms} atoms need {shape.of(system)}"
+        )
+    infinite = torch.isinf(value)
+    if bool(infinite.any()):
+        place = f" of atom {_first(infinite)}" if shape.per_atom else ""
+        raise BadData(f"{where}: {name}{place} is infinite; write NaN where there is no label")
+    if name == "stress" and not bool(torch.isnan(value).all()):
+        if float(system.volume[0]) == 0:
+            raise BadData(f"{where}: there is a stress but no cell")
+        if float((value - value.transpose(1, 2)).abs().nan_to_num().max()) > 1e-3 * float(
+            value.abs().nan_to_num().max()
+        ):
+            raise BadData(f"{where}: the stress is not symmetric")
+
+
+def _first(bad: Tensor) -> int:
+    return int(bad.nonzero()[0, 0])

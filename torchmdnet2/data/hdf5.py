@@ -1,0 +1,295 @@
+"""HDF5 files, read frame by frame.
+
+Each top-level group holds frames of one molecule; S frames, N atoms. Two layouts are known, by their datasets:
+
+======== =============== ===================================== ===================================
+         per group       TorchMD-Net                           SPICE
+======== =============== ===================================== ===================================
+z        [N] or [S, N]   types                                 atomic_numbers
+pos      [S, N, 3]       pos                                   conformations
+energy   [S]             energy                                dft_total_energy
+forces   [S, N, 3]       forces                                dft_total_gradient (forces = −gradient)
+charges  [S, N]          partial_charges                       mbis_charges
+dipole   [S, 3]          dipole                                scf_dipole
+stress   [S, 3, 3]       stress                                —
+======== =============== ===================================== ===================================
+
+In both, where they are there: charge and spin (one number or [S]), cell or box ([3, 3] or [S, 3, 3]), pbc ([3] or
+[S, 3]). Without `charge`, SPICE's is the sum of the formal charges in its `smiles`. The group `_metadata` is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import BadData
+from ..system import System
+from .check import check_sample, whole_number
+from .conversion import checked_keys, label_factors, missing_key
+from .dataset import LABELS, Dataset, Sample, checked_index
+
+__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge"]
+
+LAYOUTS = {
+    "torchmd-net": {
+        "z": "types",
+        "pos": "pos",
+        "energy": "energy",
+        "forces": "forces",
+        "charges": "partial_charges",
+        "dipole": "dipole",
+        "stress": "stress",
+    },
+    "spice": {
+        "z": "atomic_numbers",
+        "pos": "conformations",
+        "energy": "dft_total_energy",
+        "forces": "dft_total_gradient",
+        "charges": "mbis_charges",
+        "dipole": "scf_dipole",
+    },
+}
+"""layout -> quantity -> name of its dataset."""
+
+_STRUCTURE = frozenset({"types", "pos", "atomic_numbers", "conformations", "cell", "box", "pbc", "charge", "spin"})
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises on damaged files
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What is known of a group without reading its numbers: dataset names are absolute."""
+
+    name: str
+    num_frames: int
+    layout: str
+    datasets: dict[str, str]  # quantity -> dataset
+    factors: dict[str, float]  # quantity -> factor to eV, Å, e
+
+
+class HDF5Dataset(Dataset):
+    """Frames of an HDF5 file in one of the layouts above.
+
+    The file is opened by each process when it first reads a frame, so the data set can be pickled and used in workers
+    of any start method. Energies are kept in float64.
+
+    Args:
+        path: the file.
+        keys: label -> name of its dataset, of "energy", "forces", "stress", "dipole", "charges", "charge", "spin";
+            a label's own name ("energy") stands for the layout's dataset; None for one that is not to be read. Each
+            must be in at least one group. A dataset of forces whose name ends in "gradient" is negated. Where `keys`
+            is not given, energy and forces are read if they are there; charge and spin always are unless None.
+        units: of quantities whose dataset has no attribute "units": "energy", "length", and where they do not follow
+            "forces", "stress", "dipole". An attribute takes precedence.
+        require_keys: False where another file may have the keys.
+
+    Attributes:
+        asked: label -> key, those that must be somewhere.
+        counts: label -> number of frames whose group has it.
+        available: names of all datasets in groups, without those of the structure.
+
+    Raises:
+        FileNotFoundError: no such file.
+        BadData: the file is damaged or of no known layout, or units are stated neither in it nor in `units`.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike,
+        keys: Mapping[str, str | None] | None = None,
+        units: Mapping[str, str | None] | None = None,
+        require_keys: bool = True,
+    ):
+        self.path = str(path)
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no data file {self.path}")
+        optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
+        self.asked = checked_keys(keys, self.path) if keys is not None else {}
+        if "virial" in self.asked:
+            raise BadData(f"{self.path}: a virial is not read from HDF5; store the stress")
+        self._keys = checked_keys({**optional, **({"energy": "energy", "forces": "forces"} if keys is None else keys)},
+                                  self.path)  # fmt: skip
+        self._declared = label_factors(units or {}, self.path)
+        self._file: h5py.File | None = None
+        self._pid = -1
+        self.available: set[str] = set()
+        self.counts: Counter[str] = Counter()
+        try:
+            with h5py.File(self.path, "r") as file:
+                names = [name for name in file if name != "_metadata"]
+                self._groups = [group for name in names if (group := self._scan(name, file[name])).num_frames]
+        except BadData:
+            raise
+        except _DAMAGE as error:
+            raise BadData(f"{self.path}: it is damaged or not an HDF5 file: {error}") from error
+        if not self._groups:
+            raise BadData(f"{self.path}: there are no frames in it")
+        self._ends = list(accumulate(group.num_frames for group in self._groups))
+        if require_keys:
+            for name, key in self.asked.items():
+                if not self.counts[name]:
+                    raise missing_key(name, key, self.available, self.path)
+
+    # --- what is in the file -------------------------------------------------------------------------------------
+
+    def _scan(self, name: str, group: Any) -> _Group:
+        where = f"{self.path}, group '{name}'"
+        if not isinstance(group, h5py.Group):
+            raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
+        try:
+            inside = set(group)
+            layout = next((k for k, v in LAYOUTS.items() if {v["z"], v["pos"]} <= inside), None)
+            if layout is None:
+                wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
+                raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}")
+            datasets = self._datasets(inside, LAYOUTS[layout])
+            num_frames = len(group[datasets["pos"]])
+            factors = {q: self._factor(q, group[d], where) for q, d in datasets.items() if q in _UNIT_OF}
+        except BadData:
+            raise
+        except _DAMAGE as error:
+            raise BadData(f"{where}: it is damaged: {error}") from error
+        self.available |= inside - _STRUCTURE
+        self.counts.update({q: num_frames for q in self._keys if q in datasets})
+        return _Group(name, num_frames, layout, datasets, factors)
+
+    def _datasets(self, inside: set[str], layout: Mapping[str, str]) -> dict[str, str]:
+        wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
+        if "charge" in self._keys and layout is LAYOUTS["spice"]:
+            wanted["smiles"] = "smiles"
+        wanted["cell"] = "cell" if "cell" in inside else "box"
+        for quantity, key in self._keys.items():
+            own = key == quantity and key not in inside
+            wanted[quantity] = layout.get(quantity, key) if own else key
+        return {quantity: dataset for quantity, dataset in wanted.items() if dataset in inside}
+
+    def _factor(self, quantity: str, dataset: Any, where: str) -> float:
+        stated, declared = dataset.attrs.get("units"), _UNIT_OF[quantity]
+        if stated is None:
+            if declared not in self._declared:
+                raise BadData(
+                    f"{where}: dataset '{dataset.name.rsplit('/', 1)[-1]}' has no attribute 'units'; "
+                    "declare units, as in {energy: hartree, length: bohr}"
+                )
+            return self._declared[declared]
+        unit = stated.decode() if isinstance(stated, bytes) else str(stated)
+        named = {"length": "length", "charges": "charge"}.get(declared, declared)
+        return label_factors({named: unit}, f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'")[declared]
+
+    def summary(self) -> str:
+        found = [f"{name} in {self.counts[name]}" for name in self._keys if self.counts[name] or name in self.asked]
+        used = {dataset for group in self._groups for dataset in group.datasets.values()}
+        text = f"{self.path}: {len(self)} frames in {len(self._groups)} groups; {', '.join(found) or 'no labels'}"
+        unread = sorted(self.available - used)
+        return f"{text}; not read: {', '.join(unread)}" if unread else text
+
+    # --- frames --------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def _locate(self, index: int) -> tuple[_Group, int]:
+        index = checked_index(index, len(self))
+        k = bisect_right(self._ends, index)
+        return self._groups[k], index - (self._ends[k - 1] if k else 0)
+
+    def name(self, index: int) -> str:
+        group, frame = self._locate(index)
+        return f"{self.path}, group '{group.name}', frame {frame}"
+
+    def __getitem__(self, index: int) -> Sample:
+        group, k = self._locate(index)
+        where = self.name(index)
+        found = {quantity: self._read(group, quantity, k, where) for quantity in group.datasets}
+        pos = found["pos"]
+        num_atoms = len(pos)
+        z = found["z"]
+        if z.shape != (num_atoms,) or z.dtype.kind not in "iu":
+            raise BadData(f"{where}: {num_atoms} positions, but atomic numbers are {z.dtype} of the shape {z.shape}")
+        if pos.shape != (num_atoms, 3) or ("cell" in found and found["cell"].shape != (3, 3)):
+            raise BadData(f"{where}: positions must be [N, 3] and the cell [3, 3]")
+        lattice = {}
+        if "cell" in found:
+            lattice["cell"] = _scaled(found["cell"], group.factors["cell"])[None]
+        if "pbc" in found:
+            lattice["pbc"] = torch.from_numpy(np.broadcast_to(found["pbc"], 3).astype(bool))[None]
+        charge = found.get("charge", formal_charge(found["smiles"]) if "smiles" in found else 0)
+        system = System(
+            z=torch.from_numpy(z.astype(np.int64)),
+            pos=_scaled(pos, group.factors["pos"]),
+            charge=torch.tensor([whole_number(charge, "charge", where)], dtype=torch.float64),
+            spin=torch.tensor([whole_number(found.get("spin", 0), "spin", where)]),
+            **lattice,
+        )
+        labels = {}
+        for name, shape in LABELS.items():
+            if name in found:
+                value, wanted = _scaled(found[name], group.factors[name]), shape.of(system)
+                if name == "forces" and group.datasets[name].endswith("gradient"):
+                    value = -value
+                squeezable = value.shape == (*wanted, 1) or (not shape.per_atom and value.shape == wanted[1:])
+                labels[name] = value.reshape(wanted) if squeezable else value
+        return check_sample(Sample(system, labels), where)
+
+    def _read(self, group: _Group, quantity: str, k: int, where: str) -> Any:
+        try:
+            dataset = self._open()[group.name][group.datasets[quantity]]
+            if quantity == "smiles":
+                value = dataset[()] if dataset.ndim == 0 else dataset[0]
+                return value.decode() if isinstance(value, bytes) else str(value)
+            if dataset.ndim <= _CONSTANT_NDIM.get(quantity, 0):  # one for all frames
+                return np.asarray(dataset[()])
+            per_frame = len(dataset) == group.num_frames
+            if not per_frame and not (quantity in ("charge", "spin") and len(dataset) == 1):
+                raise BadData(f"{where}: dataset '{group.datasets[quantity]}' has {len(dataset)} frames, "
+                              f"not {group.num_frames}")  # fmt: skip
+            value = np.asarray(dataset[k if per_frame else 0])
+            return value[0] if quantity in ("charge", "spin") and value.shape == (1,) else value
+        except BadData:
+            raise
+        except _DAMAGE as error:
+            raise BadData(f"{where}: dataset '{group.datasets[quantity]}' is damaged: {error}") from error
+
+    # --- the file, opened once per process -----------------------------------------------------------------------
+
+    def _open(self) -> h5py.File:
+        if self._file is not None and self._pid != os.getpid():
+            self._file.close()  # a handle from before a fork: closed first, or HDF5 would hand it out again
+            self._file = None
+        if self._file is None:
+            self._file, self._pid = h5py.File(self.path, "r"), os.getpid()
+        return self._file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_file": None, "_pid": -1}
+
+
+_UNIT_OF = {"pos": "length", "cell": "length", **{name: name for name in LABELS}}
+_CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
+
+_FORMAL_CHARGE = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
+
+
+def formal_charge(smiles: str) -> int:
+    """Sum of the formal charges of a SMILES string, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
+    total = 0
+    for signs, digits in _FORMAL_CHARGE.findall(smiles):
+        total += (1 if signs[0] == "+" else -1) * (int(digits) if digits else len(signs))
+    return total
+
+
+def _scaled(value: np.ndarray, by: float) -> Tensor:
+    return torch.from_numpy(np.array(value, dtype=np.float64)) * by

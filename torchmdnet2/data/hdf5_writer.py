@@ -1,0 +1,101 @@
+"""Writing HDF5 files that `HDF5Dataset` reads back without loss."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from os import PathLike
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+
+from .check import check_sample
+from .collate import collate
+from .dataset import LABELS, Sample
+from .hdf5 import LAYOUTS
+
+__all__ = ["write_hdf5"]
+
+_UNITS = {
+    "pos": "angstrom",
+    "cell": "angstrom",
+    "energy": "eV",
+    "forces": "eV/angstrom",
+    "stress": "eV/angstrom^3",
+    "dipole": "e*angstrom",
+    "charges": "e",
+}
+_CHUNK_BYTES = 2**16  # one frame is read at a time, and its whole chunk with it
+
+
+def write_hdf5(path: str | PathLike, samples: Iterable[Sample], max_group: int = 10_000) -> None:
+    """Write samples in the "torchmd-net" layout: with units, with a checksum on every chunk, and all or nothing.
+
+    Consecutive samples with the same atoms share a group, so the order is kept; files are smallest and fastest when
+    equal molecules follow each other.
+
+    Args:
+        path: the file; it appears when it is complete, and replaces one that was there.
+        samples: each one structure, in the package's units; they are taken one group at a time.
+        max_group: at most so many frames in a group.
+
+    Raises:
+        BadData: a sample does not pass `check_sample`; nothing is written.
+        OSError: the folder cannot be written.
+    """
+    path = Path(path)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    try:
+        with h5py.File(aside, "w") as file:
+            for number, group in enumerate(_runs(samples, max_group)):
+                _write_group(file.create_group(f"group_{number:07d}"), group)
+        with open(aside, "rb+") as written:
+            os.fsync(written.fileno())
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def _runs(samples: Iterable[Sample], max_group: int) -> Iterator[list[Sample]]:
+    checked = (check_sample(sample, f"sample {k}").to("cpu", torch.float64) for k, sample in enumerate(samples))
+    for _, run in groupby(checked, key=lambda sample: (tuple(sample.system.z.tolist()), sorted(sample.labels))):
+        frames: list[Sample] = []
+        for sample in run:
+            frames.append(sample)
+            if len(frames) == max_group:
+                yield frames
+                frames = []
+        if frames:
+            yield frames
+
+
+def _write_group(group: h5py.Group, samples: list[Sample]) -> None:
+    batch = collate(samples)
+    system, num_frames = batch.system, len(samples)
+    names = LAYOUTS["torchmd-net"]
+
+    def put(name: str, values: torch.Tensor, unit: str | None = None) -> None:
+        array = values.numpy()
+        frames = max(1, min(len(array), _CHUNK_BYTES // max(1, array[0].nbytes)))
+        dataset = group.create_dataset(name, data=array, chunks=(frames, *array.shape[1:]), fletcher32=True)
+        if unit is not None:
+            dataset.attrs["units"] = unit
+
+    put(names["z"], samples[0].system.z.to(torch.int16))
+    put(names["pos"], system.pos.reshape(num_frames, -1, 3), _UNITS["pos"])
+    if bool((system.cell != 0).any()) or bool(system.pbc.any()):
+        put("cell", system.cell, _UNITS["cell"])
+        group.create_dataset("pbc", data=system.pbc.numpy().astype(np.int8), fletcher32=True, chunks=(num_frames, 3))
+    put("charge", system.charge.to(torch.int16))
+    put("spin", system.spin.to(torch.int16))
+    for name, shape in LABELS.items():
+        if name in batch.labels:
+            values = batch.labels[name]
+            put(names[name], values.reshape(num_frames, -1, *shape.row) if shape.per_atom else values, _UNITS[name])
