@@ -56,8 +56,8 @@ class KeysConfig(Section):
     forces: str | None = Field(default="forces", description="forces on the atoms (−dE/dr)")
     stress: str | None = Field(default=None, description="stress of a periodic frame, tensile positive")
     virial: str | None = Field(default=None, description="−volume × stress, where the file has that instead")
-    charge: str | None = Field(default=None, description="total charge in e; null: the format's own, else 0")
-    spin: str | None = Field(default=None, description="spin multiplicity; null: the format's own, else none")
+    charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")
+    spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
 
 
 class UnitsConfig(Section):

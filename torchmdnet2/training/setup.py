@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..data import Dataset, open_dataset
+from ..data import Dataset, make_splits, open_dataset
 from ..errors import BadConfig, BadData
 from ..potential import SYMBOLS, Potential
 from .batches import Frames
@@ -109,23 +110,12 @@ def open_subsets(config: DataConfig) -> dict[str, tuple[Dataset, list[int]]]:
 def divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
     """Random indices of each subset that has no file of its own; a function of the seed and the number of frames."""
     split = config.split
-    counts = {
-        name: 0 if name in own else round(share * total) if isinstance(share, float) else share
-        for name, share in (("validation", split.validation), ("test", split.test))
-    }
-    rest = total - sum(counts.values())
-    wanted = (
-        rest if split.train is None else round(split.train * total) if isinstance(split.train, float) else split.train
-    )
-    if wanted > rest or wanted < 1:
-        raise BadConfig(
-            f"data.split: {total} frames cannot give {wanted} to train, {counts['validation']} to validation and "
-            f"{counts['test']} to test"
-        )
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(split.seed)).tolist()
-    ends = {"train": wanted, "validation": wanted + counts["validation"], "test": wanted + sum(counts.values())}
-    starts = {"train": 0, "validation": wanted, "test": ends["validation"]}
-    return {name: sorted(order[starts[name] : ends[name]]) for name in SUBSETS}
+    validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
+    try:
+        parts = make_splits(total, split.train, validation, test, split.seed)
+    except ValueError as error:
+        raise BadConfig(f"data.split: {error}") from error
+    return {"train": parts.train, "validation": parts.val, "test": parts.test}
 
 
 def read_split(config: DataConfig, total: int) -> dict[str, list[int]]:
@@ -150,9 +140,12 @@ def read_split(config: DataConfig, total: int) -> dict[str, list[int]]:
 
 
 def files_of(config: DataConfig, subset: str) -> list[str]:
-    """The data files that a subset comes from."""
+    """The data files that a subset comes from, patterns resolved as `open_dataset` does."""
     paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
-    return [paths] if isinstance(paths, str) else list(paths)
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        files += [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
+    return files
 
 
 def file_digests(config: DataConfig) -> dict[str, str]:
