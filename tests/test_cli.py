@@ -249,6 +249,31 @@ def test_train_then_evaluate_gives_the_stored_errors(capsys, folder, tmp_path):
     for name in ("energy", "energy_per_atom", "forces"):
         assert found[name]["mae"] == pytest.approx(stored[name]["mae"], rel=1e-6)
         assert found[name]["rmse"] == pytest.approx(stored[name]["rmse"], rel=1e-6)
+    # and through ASE and OpenMM
+    frames = read(folder / "data.xyz", ":")
+    indices = json.loads((tmp_path / "run" / "splits.json").read_text())["test"]["indices"]
+    calc = TorchMDNet2Calculator(model, dtype="float64")
+    for host in (lambda atoms: calc.get_property("forces", atoms), lambda atoms: openmm_forces(model, atoms)):
+        errors = np.concatenate([host(frames[i].copy()) - frames[i].get_forces() for i in indices])
+        assert np.abs(errors).mean() == pytest.approx(stored["forces"]["mae"], rel=1e-6)
+
+
+def openmm_forces(model, atoms):
+    """eV/Å, by way of kJ/mol/nm."""
+    openmm = pytest.importorskip("openmm")
+    from torchmdnet2.adapters.openmm import create_force
+
+    topology, system = openmm.app.Topology(), openmm.System()
+    residue = topology.addResidue("MOL", topology.addChain())
+    for number, mass in zip(atoms.numbers, atoms.get_masses(), strict=True):
+        topology.addAtom("A", openmm.app.Element.getByAtomicNumber(int(number)), residue)
+        system.addParticle(mass)
+    system.addForce(create_force(model, topology, dtype="float64"))
+    reference = openmm.Platform.getPlatformByName("Reference")
+    context = openmm.Context(system, openmm.VerletIntegrator(0.001), reference)
+    context.setPositions(atoms.positions / 10)
+    forces = context.getState(getForces=True).getForces(asNumpy=True)
+    return forces.value_in_unit(openmm.unit.kilojoule_per_mole / openmm.unit.nanometer) / 964.8533212331
 
 
 def test_import_refuses_what_is_not_a_checkpoint(capsys, folder, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -137,18 +138,11 @@ class TorchMDNet2Energy:
         nanometer = openmm.unit.nanometer
         pos = state.getPositions(asNumpy=True).value_in_unit(nanometer) * _NM
         self._check(pos, "position")
-        cell = None
+        system = copy.copy(self._template)
+        system.pos = torch.as_tensor(pos, dtype=torch.float64, device=system.device)
         if self.options["periodic"]:
             box = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(nanometer) * _NM
-            cell = torch.as_tensor(box, dtype=torch.float64, device=self._z.device)
-        system = System(
-            z=self._z,
-            pos=torch.as_tensor(pos, dtype=torch.float64, device=self._z.device),
-            cell=cell,  # type: ignore[arg-type]  # None: no cell
-            pbc=self._pbc,
-            charge=self._charge,
-            spin=self._spin,
-        )
+            system.cell = torch.as_tensor(box, dtype=torch.float64, device=system.device)[None]
         result = self._evaluator(system, forces=True, stress=False)
         assert result.forces is not None
         energy = float(result.energy[0]) / KJ_MOL
@@ -160,10 +154,13 @@ class TorchMDNet2Energy:
 
     def _prepare(self, potential: Potential) -> None:
         device = potential.device
-        self._z = torch.tensor(self.options["numbers"], dtype=torch.long, device=device)
-        self._pbc = torch.full((3,), self.options["periodic"], device=device)
-        self._charge = torch.tensor([float(self.options["charge"])], dtype=torch.float64, device=device)
-        self._spin = torch.tensor([self.options["spin"]], dtype=torch.long, device=device)
+        self._template = System(  # all but positions and box, which come with each call
+            z=torch.tensor(self.options["numbers"], dtype=torch.long, device=device),
+            pos=torch.zeros(len(self.options["numbers"]), 3, dtype=torch.float64, device=device),
+            pbc=torch.full((3,), self.options["periodic"], device=device),
+            charge=torch.tensor([float(self.options["charge"])], dtype=torch.float64, device=device),
+            spin=torch.tensor([self.options["spin"]], dtype=torch.long, device=device),
+        )
         self._evaluator = Evaluator(potential)
 
     def _check(self, values: np.ndarray, name: str) -> None:
