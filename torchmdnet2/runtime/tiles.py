@@ -38,27 +38,27 @@ class Block(NamedTuple):
 class Tiles:
     """One shape for each kernel; see the classes in `torchmdnet2.kernels`."""
 
-    embedding: Walk = Walk(4, 1, 128, 4)
-    interaction: Walk = Walk(8, 1, 32, 8)
-    message_backward: Walk = Walk(8, 1, 32, 4)
-    embedding_backward: Walk = Walk(1, 1, 128, 1)
-    hidden: Block = Block(32, 64, 32, 4, 3)
-    gate: Block = Block(32, 64, 32, 4, 3)
+    embedding: Walk = Walk(1, 1, 64, 1)
+    interaction: Walk = Walk(16, 1, 32, 16)
+    message_backward: Walk = Walk(4, 1, 32, 4)
+    embedding_backward: Walk = Walk(1, 2, 64, 1)
+    hidden: Block = Block(32, 64, 64, 4, 2)
+    gate: Block = Block(64, 64, 32, 4, 1)
     gate_backward: Block = Block(32, 64, 32, 4, 3)
-    readout_hidden: Block = Block(32, 64, 32, 4, 3)
-    readout: Block = Block(16, 64, 32, 4, 3)
+    readout_hidden: Block = Block(16, 64, 64, 4, 1)
+    readout: Block = Block(16, 64, 64, 4, 1)
     readout_gradient: Block = Block(16, 64, 32, 4, 3)
-    embedding_mix: Block = Block(16, 64, 32, 4, 3)
-    mix: Block = Block(16, 64, 32, 4, 3)
+    embedding_mix: Block = Block(16, 64, 16, 4, 3)
+    mix: Block = Block(16, 64, 16, 4, 3)
     update: Block = Block(16, 64, 32, 4, 3)
-    gradient_product: Block = Block(16, 32, 32, 4, 3)
+    gradient_product: Block = Block(16, 32, 32, 4, 2)
     gradient_mix: Block = Block(16, 64, 32, 4, 3)
     gradient_embedding: Block = Block(16, 64, 32, 4, 3)
 
     @classmethod
     def for_atoms(cls, num_atoms: int, channels: int) -> Tiles:
         """Shapes for N atoms and F channels."""
-        tiles = _SMALL if num_atoms < 512 else cls()
+        tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
         limited: dict[str, Any] = {}
         for name, shape in vars(tiles).items():
             if isinstance(shape, Walk):
@@ -69,21 +69,58 @@ class Tiles:
         return replace(tiles, **limited)
 
 
-_SMALL = Tiles(
+_TENS = Tiles(
+    embedding=Walk(1, 16, 16, 4),
+    interaction=Walk(1, 8, 32, 4),
+    message_backward=Walk(1, 16, 16, 4),
+    embedding_backward=Walk(1, 32, 16, 8),
+    hidden=Block(16, 32, 128, 4, 1),
+    gate=Block(1, 32, 64, 8, 1),
+    gate_backward=Block(1, 32, 64, 8, 1),
+    readout_hidden=Block(1, 32, 128, 8, 1),
+    readout=Block(1, 32, 32, 4, 1),
+    readout_gradient=Block(1, 32, 32, 8, 1),
+    embedding_mix=Block(1, 32, 32, 4, 1),
+    mix=Block(1, 32, 64, 4, 1),
+    update=Block(1, 32, 64, 4, 1),
+    gradient_product=Block(1, 32, 32, 4, 1),
+    gradient_mix=Block(1, 32, 32, 4, 1),
+    gradient_embedding=Block(1, 32, 64, 4, 1),
+)
+_HUNDREDS = Tiles(
     embedding=Walk(1, 8, 32, 4),
     interaction=Walk(1, 8, 32, 4),
     message_backward=Walk(1, 8, 32, 4),
-    embedding_backward=Walk(1, 16, 32, 4),
-    hidden=Block(1, 64, 32, 4),
-    gate=Block(1, 32, 32, 4),
-    gate_backward=Block(1, 32, 32, 4),
-    readout_hidden=Block(1, 64, 32, 4),
-    readout=Block(1, 64, 32, 4),
-    readout_gradient=Block(1, 32, 32, 4),
-    embedding_mix=Block(1, 32, 64, 4),
-    mix=Block(1, 32, 64, 4),
-    update=Block(1, 32, 32, 4),
-    gradient_product=Block(1, 32, 32, 4),
-    gradient_mix=Block(1, 32, 32, 4),
-    gradient_embedding=Block(1, 32, 64, 4),
+    embedding_backward=Walk(1, 16, 16, 4),
+    hidden=Block(16, 32, 128, 4, 1),
+    gate=Block(16, 32, 64, 4, 1),
+    gate_backward=Block(1, 32, 32, 4, 1),
+    readout_hidden=Block(1, 64, 32, 4, 1),
+    readout=Block(1, 64, 32, 4, 1),
+    readout_gradient=Block(1, 32, 32, 2, 1),
+    embedding_mix=Block(1, 32, 64, 4, 1),
+    mix=Block(1, 32, 64, 4, 1),
+    update=Block(1, 32, 64, 4, 1),
+    gradient_product=Block(2, 32, 16, 4, 1),
+    gradient_mix=Block(2, 32, 16, 4, 1),
+    gradient_embedding=Block(1, 32, 64, 4, 1),
 )
+_THOUSAND = Tiles(
+    embedding=Walk(1, 2, 64, 1),
+    interaction=Walk(16, 1, 32, 16),
+    message_backward=Walk(16, 1, 32, 16),
+    embedding_backward=Walk(1, 2, 64, 1),
+    hidden=Block(16, 32, 128, 4, 1),
+    gate=Block(16, 64, 64, 4, 1),
+    gate_backward=Block(16, 64, 32, 4, 3),
+    readout_hidden=Block(16, 32, 128, 4, 1),
+    readout=Block(16, 32, 128, 4, 1),
+    readout_gradient=Block(16, 32, 32, 4, 3),
+    embedding_mix=Block(16, 64, 16, 4, 3),
+    mix=Block(16, 64, 16, 4, 3),
+    update=Block(16, 64, 32, 4, 3),
+    gradient_product=Block(16, 32, 32, 4, 2),
+    gradient_mix=Block(16, 64, 32, 4, 3),
+    gradient_embedding=Block(16, 64, 32, 4, 3),
+)
+_BY_SIZE = ((64, _TENS), (512, _HUNDREDS), (3000, _THOUSAND))
