@@ -68,11 +68,11 @@ def ase_pairs(atoms: Atoms, cutoff: float) -> tuple[set, set]:
     cell = atoms.cell.array.copy()
     free = [k for k in range(3) if not atoms.pbc[k]]
     if free:
-        cell[free] = scipy.linalg.null_space(cell[[k for k in range(3) if atoms.pbc[k]]]).T if len(free) < 3 else np.eye(3)
+        cell[free] = (
+            scipy.linalg.null_space(cell[[k for k in range(3) if atoms.pbc[k]]]).T if len(free) < 3 else np.eye(3)
+        )
         cell[free] *= 5.0  # a short vector makes ASE allocate many bins
     i, j, s, d = primitive_neighbor_list("ijSd", atoms.pbc, cell, atoms.positions, cutoff + 1e-6)
     pairs = {(int(a), int(b), *map(int, c)) for a, b, c in zip(i, j, s, strict=True)}
-    border = {
-        (int(a), int(b), *map(int, c)) for a, b, c, r in zip(i, j, s, d, strict=True) if abs(r - cutoff) <= 1e-6
-    }
+    border = {(int(a), int(b), *map(int, c)) for a, b, c, r in zip(i, j, s, d, strict=True) if abs(r - cutoff) <= 1e-6}
     return pairs, border

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,11 @@ from torchmdnet2 import System
 from torchmdnet2.errors import NeighborOverflow
 from torchmdnet2.neighbors import neighbor_list
 
-BACKENDS = ["reference", "vesin"]
+BACKENDS = [
+    "reference",
+    "vesin",
+    pytest.param("nvalchemi", marks=pytest.mark.skipif(find_spec("nvalchemiops") is None, reason="not installed")),
+]  # triton: test_triton.py and tests/gpu; torch_cluster, which knows no periodicity: below
 CUTOFF = 4.0
 
 
@@ -127,3 +133,59 @@ def test_no_silent_cap_on_neighbors():
     edges = neighbor_list(system, 5.0)
     distance = torch.cdist(system.pos, system.pos)
     assert edges.num_edges == int((distance < 5.0).sum()) - 200 > 200 * 32
+
+
+def statistics(system, backend, cutoff=6.0):
+    """Sorted distances per atom, as an array [N, neighbors]; all atoms must have the same number."""
+    edges = neighbor_list(system, cutoff, backend=backend)
+    distances = edges.distances(system)
+    rows = [distances[edges.row_ptr[i] : edges.row_ptr[i + 1]].sort().values for i in range(system.num_atoms)]
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_crystal_described_otherwise(backend):
+    """Bar R7 in pairs: primitive cell = supercell, rotated cell, other basis of the lattice."""
+    for atoms in (bulk("Cu"), bulk("Mg"), bulk("Si")):
+        primitive = statistics(System.from_ase(atoms), backend)
+        assert primitive.shape[1] > 30
+
+        supercell = statistics(System.from_ase(atoms * (3, 2, 4)), backend)
+        assert torch.allclose(supercell, primitive.repeat(24, 1), rtol=0, atol=1e-12)
+
+        turned = atoms.copy()
+        turned.rotate(37, (1, 2, -0.5), rotate_cell=True)
+        assert torch.allclose(statistics(System.from_ase(turned), backend), primitive, rtol=0, atol=1e-12)
+
+        other = atoms.copy()
+        other.set_cell(np.array([[1, 1, 0], [0, 1, -2], [1, 0, 3]]) @ atoms.cell.array)  # determinant 1
+        assert torch.allclose(statistics(System.from_ase(other), backend), primitive, rtol=0, atol=1e-12)
+
+
+def test_no_silent_overflow_in_1000_trials():
+    """Bar R8: an error exactly when the capacity is too small, and it states the need."""
+    rng = np.random.default_rng(1)
+    errors = 0
+    for _ in range(1000):
+        pos = torch.tensor(rng.uniform(0, 6, (int(rng.integers(2, 12)), 3)))
+        system = System(z=torch.ones(len(pos), dtype=torch.long), pos=pos)
+        need = int((torch.cdist(pos, pos) < CUTOFF).sum()) - len(pos)
+        capacity = max(0, need + int(rng.integers(-3, 4)))
+        try:
+            assert neighbor_list(system, CUTOFF, capacity=capacity).num_edges == need <= capacity
+        except NeighborOverflow as error:
+            errors += 1
+            assert (error.needed, error.capacity) == (need, capacity) and need > capacity
+    assert errors > 300
+
+
+@pytest.mark.skipif(find_spec("torch_cluster") is None, reason="torch-cluster is not installed")
+def test_torch_cluster_lists_all_neighbors_of_molecules():
+    rng = np.random.default_rng(2)
+    frames = [Atoms(np.ones(n), positions=rng.uniform(0, 7, (n, 3))) for n in (200, 1, 30)]
+    system = System.from_ase(frames)
+    ours = neighbor_list(system, 5.0, backend="torch_cluster")
+    reference = neighbor_list(system, 5.0, backend="reference")
+    assert torch.equal(ours.edge_index, reference.edge_index)
+    with pytest.raises(ValueError, match="no periodicity"):
+        neighbor_list(System.from_ase(bulk("Cu")), 5.0, backend="torch_cluster")

@@ -43,13 +43,13 @@ def search_of(system, capacity, method, batch=None):
     return search, (system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous())
 
 
-@pytest.mark.parametrize(("dtype", "seeds"), [(torch.float64, range(30)), (torch.float32, range(30, 60))])
+@pytest.mark.parametrize(("dtype", "seeds"), [(torch.float64, range(20)), (torch.float32, range(20, 40))])
 def test_pairs_on_a_batch_of_cells(dtype, seeds):
     system = System.from_ase([generated_atoms(seed, CUTOFF) for seed in seeds], dtype=dtype)
     assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
 
 
-@pytest.mark.parametrize("seed", [0, 11, 12, 14, 22, 27, 37, 42])
+@pytest.mark.parametrize("seed", [0, 11, 14, 22, 37])
 def test_cells(seed):
     system = System.from_ase(generated_atoms(seed, CUTOFF), dtype=torch.float32 if seed % 2 else torch.float64)
     assert_same(neighbor_list_triton(system, CUTOFF, method="cells"), neighbor_list_reference(system, CUTOFF))

@@ -39,18 +39,21 @@ from .triton_setup import (
 
 __all__ = ["NOT_FINITE", "OVERFLOW", "TOO_THIN", "TritonNeighborSearch", "neighbor_list_triton"]
 
-CELLS_FROM = 3000
+CELLS_FROM = 2400
 """Atoms per structure from which cell lists are faster than testing all pairs, on one NVIDIA H200."""
 
 _ATOM_BLOCK = 256
-_ZERO_BLOCK = 4096
+_ZERO_BLOCK = 1024
 _BIN_BLOCK = 4096
 _SUMS = 256
 _BLOCKS_IN_ONE = 16  # up to so many blocks of rows, summing all rows again is faster than another kernel
 # tiles of receivers × candidates, and warps; the best of those tried on one NVIDIA H200
-_PAIR_TILE = (1, 256, 2)
+_PAIR_TILE = (1, 512, 4)
 _CELL_TILE = (8, 32, 1)
 _CELL_SPLIT = 2
+# the float64 branches, rarely taken, would claim registers that the others need to run side by side
+_PAIR_REGISTERS = 128
+_CELL_REGISTERS = 96
 _CELL_PROGRAMS = 132 * 64
 _ROW_TILE = 64
 
@@ -200,7 +203,7 @@ class TritonNeighborSearch:
         with self._on_device():
             cell_geometry[(max(B, triton.cdiv(num_bins, _ZERO_BLOCK)),)](
                 pos, cell, pbc, self._cutoff, self.ptr, self._reals, self._whole, self.flag, self._bin_count, num_bins,
-                B, CELLS=cells, ZERO_BLOCK=_ZERO_BLOCK, num_warps=4, enable_fp_fusion=False,
+                B, CELLS=cells, ZERO_BLOCK=_ZERO_BLOCK, num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
             atom_grid = (triton.cdiv(N, _ATOM_BLOCK),)
             wrap_atoms[atom_grid](
@@ -247,7 +250,7 @@ class TritonNeighborSearch:
                 self._placed, self._wrapped, self.batch, self.ptr, self._reals, self._whole, self._cutoff,
                 self._counts, self._doubts, self.row_ptr, self.needed, self.sender, self._keys,
                 N, B, self.capacity, FILL=fill, BATCHED=B > 1, BI=rows, BJ=candidates,
-                num_warps=warps, enable_fp_fusion=False,
+                num_warps=warps, maxnreg=_PAIR_REGISTERS, enable_fp_fusion=False,
             )  # fmt: skip
         else:
             rows, candidates, warps = _CELL_TILE
@@ -257,7 +260,7 @@ class TritonNeighborSearch:
                 self._placed, self._wrapped, self._order, self._bin_start, self.ptr, self._reals, self._whole,
                 self._cutoff, self._counts, self._parts, self._doubts, self.row_ptr, self.needed,
                 self._keys, N, self.capacity, FILL=fill, BI=rows, BJ=candidates, SPLIT=split,
-                num_warps=warps, enable_fp_fusion=False,
+                num_warps=warps, maxnreg=_CELL_REGISTERS, enable_fp_fusion=False,
             )  # fmt: skip
 
     def _on_device(self) -> contextlib.AbstractContextManager:
