@@ -1,0 +1,86 @@
+"""Run by test_tensornet.py in a process of its own, with Triton's interpreter on the CPU: prints JSON, one line a case."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+
+import torch
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.runtime.frozen import FrozenTensorNet
+from torchmdnet2.runtime.tensornet import FusedTensorNet
+from torchmdnet2.runtime.tiles import Block, Tiles, Walk
+
+CUTOFF = 4.5
+BOX = [[5.0, 0, 0], [1, 6, 0], [0.5, 0.3, 5.5]]
+TINY = [[2.1, 0, 0], [0.4, 2.3, 0], [0, 0.5, 2.2]]  # several images of each atom, and of itself
+MIXED = {
+    name: Block(2, 16, 16, 4) if isinstance(shape, Block) else Walk(2, 4, 16, 4)
+    for name, shape in vars(Tiles()).items()
+    if name != "readout"
+}
+
+
+def potential(group: str) -> Potential:
+    torch.manual_seed(3)
+    model = {"name": "tensornet", "hidden_channels": 32, "num_layers": 2, "num_rbf": 16, "cutoff": CUTOFF, "max_z": 10}
+    result = Potential.from_config({"model": {**model, "group": group}}).eval()
+    with torch.no_grad():
+        for p in result.parameters():
+            p.add_(0.05 * torch.randn_like(p))
+    return result
+
+
+def system(num_atoms: int, cell: list | None, charge: float) -> System:
+    generator = torch.Generator().manual_seed(num_atoms)
+    lattice = torch.eye(3).double() * 4 if cell is None else torch.tensor(cell, dtype=torch.float64)
+    pos = torch.rand(num_atoms, 3, dtype=torch.float64, generator=generator) @ lattice
+    z = torch.randint(1, 9, (num_atoms,), generator=generator)
+    return System(z=z, pos=pos, cell=None if cell is None else lattice[None], charge=torch.tensor([charge]))
+
+
+def case(name: str, group: str, atoms: System, tiles: Tiles) -> None:
+    model = potential(group)
+    exact = copy.deepcopy(model).double()
+    periodic = bool(atoms.pbc.any())
+    expected = exact(atoms, stress=periodic)
+    edges = neighbor_list(atoms, CUTOFF)
+    n, capacity = atoms.num_atoms, edges.num_edges + 16
+    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, 1.0, "cpu"))
+    buffers, tiles = fused.allocate(n, capacity, tiles)
+    for value in vars(buffers).values():  # whatever is read before it is written shows
+        for t in value if isinstance(value, list) else [value]:
+            t.fill_(float("nan") if t.is_floating_point() else 7)
+    sender = torch.zeros(capacity, dtype=torch.int32)
+    sender[: edges.num_edges] = edges.edge_index[1]
+    vec = torch.full((capacity, 3), float("nan"))
+    vec[: edges.num_edges] = edges.vectors(atoms).float()
+    factor = (1 + 0.1 * atoms.charge).float().expand(n).contiguous()
+    fused.run(buffers, tiles, atoms.z.int(), edges.row_ptr.int(), sender, vec, factor, with_virial=True)
+    energies = buffers.energy.double() - exact.isolated_energies()[atoms.z].detach()
+    eager = model(atoms.to(dtype=torch.float32)).forces - expected.forces
+    result = {
+        "case": name,
+        "energy": float((energies - expected.atom_energies).abs().max()),
+        "forces": float((buffers.forces - expected.forces).abs().max()),
+        "eager_forces": float(eager.abs().max()),
+        "largest_force": float(expected.forces.abs().max()),
+    }
+    if periodic:
+        stress = buffers.virial.double().reshape(-1, 3, 3).sum(0) / atoms.volume[0]
+        result["stress"] = float((stress - expected.stress[0]).abs().max() / expected.stress.abs().max())
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    tens, hundreds = Tiles.for_atoms(9, 32), Tiles.for_atoms(100, 32)
+    case("molecule, O(3)", "O(3)", system(5, None, 0.0), tens)
+    case("ion in a triclinic cell, O(3)", "O(3)", system(5, BOX, 1.0), tens)
+    case("ion in a triclinic cell, SO(3)", "SO(3)", system(5, BOX, -1.0), hundreds)
+    case("images of itself, O(3)", "O(3)", system(2, TINY, 0.0), hundreds)
+    case("one atom", "O(3)", system(1, None, 0.0), tens)
+    case("rows and lanes side by side", "O(3)", system(4, BOX, 0.0), replace(hundreds, **MIXED))
+    case("matrix units", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
