@@ -131,11 +131,13 @@ class AseDataset(Dataset):
 def _frames(path: str, format: str | None) -> Iterator[Atoms]:
     import ase.io
 
-    if format is None and path.endswith(".xyz"):
+    extension = Path(path).suffix
+    if format is None and extension == ".xyz":
         format = "extxyz"  # which also reads plain xyz
     frame = 0
     try:
-        for atoms in ase.io.iread(path, index=":", format=format):
+        database = format == "db" or (format is None and extension == ".db")
+        for atoms in _database(path) if database else ase.io.iread(path, index=":", format=format):
             yield atoms
             frame += 1
     except BadData:
@@ -144,6 +146,17 @@ def _frames(path: str, format: str | None) -> Iterator[Atoms]:
         raise BadData(f"{path}, frame {frame}: it cannot be read: {type(error).__name__}: {error}") from error
     if frame == 0:
         raise BadData(f"{path}: there are no frames in it")
+
+
+def _database(path: str) -> Iterator[Atoms]:
+    """Rows of an ase.db with their key-value pairs, which ase.io.read leaves out."""
+    import ase.db
+
+    for row in ase.db.connect(path, type="db").select():
+        atoms = row.toatoms(add_additional_information=True)
+        # from the row's own attributes: its properties hide pairs of the same name, such as charge
+        atoms.info["key_value_pairs"] = {key: vars(row)[key] for key in row.key_value_pairs}
+        yield atoms
 
 
 def _entries(atoms: Atoms) -> dict[str, Any]:

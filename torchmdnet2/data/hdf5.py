@@ -66,7 +66,7 @@ LAYOUTS = {
 """layout -> quantity -> name of its dataset."""
 
 _STRUCTURE = frozenset({"types", "pos", "atomic_numbers", "conformations", "cell", "box", "pbc", "charge", "spin"})
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError)  # what h5py raises on damaged files
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError)  # what h5py raises on damaged files
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ class HDF5Dataset(Dataset):
                                   self.path)  # fmt: skip
         self._declared = label_factors(units or {}, self.path)
         self._file: h5py.File | None = None
+        self._handles: dict[str, h5py.Dataset] = {}
         self._pid = -1
         self.available: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -157,6 +158,8 @@ class HDF5Dataset(Dataset):
                 raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}")
             datasets = self._datasets(inside, LAYOUTS[layout])
             num_frames = len(group[datasets["pos"]])
+            for quantity, dataset in datasets.items():
+                _check_dataset(quantity, group[dataset], num_frames, where)
             factors = {q: self._factor(q, group[d], where) for q, d in datasets.items() if q in _UNIT_OF}
         except BadData:
             raise
@@ -219,13 +222,14 @@ class HDF5Dataset(Dataset):
         z = found["z"]
         if z.shape != (num_atoms,) or z.dtype.kind not in "iu":
             raise BadData(f"{where}: {num_atoms} positions, but atomic numbers are {z.dtype} of the shape {z.shape}")
-        if pos.shape != (num_atoms, 3) or ("cell" in found and found["cell"].shape != (3, 3)):
-            raise BadData(f"{where}: positions must be [N, 3] and the cell [3, 3]")
+        for quantity, wanted in (("pos", (num_atoms, 3)), ("cell", (3, 3)), ("pbc", (3,))):
+            if quantity in found and found[quantity].shape != wanted:
+                raise BadData(f"{where}: {quantity} has the shape {found[quantity].shape}, not {wanted}")
         lattice = {}
         if "cell" in found:
             lattice["cell"] = _scaled(found["cell"], group.factors["cell"])[None]
         if "pbc" in found:
-            lattice["pbc"] = torch.from_numpy(np.broadcast_to(found["pbc"], 3).astype(bool))[None]
+            lattice["pbc"] = torch.from_numpy(found["pbc"].astype(bool))[None]
         charge = found.get("charge", formal_charge(found["smiles"]) if "smiles" in found else 0)
         system = System(
             z=torch.from_numpy(z.astype(np.int64)),
@@ -237,48 +241,65 @@ class HDF5Dataset(Dataset):
         labels = {}
         for name, shape in LABELS.items():
             if name in found:
-                value, wanted = _scaled(found[name], group.factors[name]), shape.of(system)
+                value, expected = _scaled(found[name], group.factors[name]), shape.of(system)
                 if name == "forces" and group.datasets[name].endswith("gradient"):
                     value = -value
-                squeezable = value.shape == (*wanted, 1) or (not shape.per_atom and value.shape == wanted[1:])
-                labels[name] = value.reshape(wanted) if squeezable else value
+                squeezable = value.shape == (*expected, 1) or (not shape.per_atom and value.shape == expected[1:])
+                labels[name] = value.reshape(expected) if squeezable else value
         return check_sample(Sample(system, labels), where)
 
     def _read(self, group: _Group, quantity: str, k: int, where: str) -> Any:
         try:
-            dataset = self._open()[group.name][group.datasets[quantity]]
+            dataset = self._dataset(f"{group.name}/{group.datasets[quantity]}")
             if quantity == "smiles":
                 value = dataset[()] if dataset.ndim == 0 else dataset[0]
                 return value.decode() if isinstance(value, bytes) else str(value)
             if dataset.ndim <= _CONSTANT_NDIM.get(quantity, 0):  # one for all frames
                 return np.asarray(dataset[()])
-            per_frame = len(dataset) == group.num_frames
-            if not per_frame and not (quantity in ("charge", "spin") and len(dataset) == 1):
-                raise BadData(f"{where}: dataset '{group.datasets[quantity]}' has {len(dataset)} frames, "
-                              f"not {group.num_frames}")  # fmt: skip
-            value = np.asarray(dataset[k if per_frame else 0])
-            return value[0] if quantity in ("charge", "spin") and value.shape == (1,) else value
-        except BadData:
-            raise
+            value = np.asarray(dataset[k if len(dataset) == group.num_frames else 0])
+            return value[0] if quantity in _NUMBERS and value.shape == (1,) else value
         except _DAMAGE as error:
             raise BadData(f"{where}: dataset '{group.datasets[quantity]}' is damaged: {error}") from error
 
     # --- the file, opened once per process -----------------------------------------------------------------------
 
-    def _open(self) -> h5py.File:
+    def _dataset(self, name: str) -> h5py.Dataset:
         if self._file is not None and self._pid != os.getpid():
+            self._handles.clear()
             self._file.close()  # a handle from before a fork: closed first, or HDF5 would hand it out again
             self._file = None
         if self._file is None:
             self._file, self._pid = h5py.File(self.path, "r"), os.getpid()
-        return self._file
+        handle = self._handles.get(name)
+        if handle is None:
+            if len(self._handles) >= _MAX_HANDLES:
+                self._handles.clear()
+            handle = self._handles[name] = self._file[name]
+        return handle
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_file": None, "_pid": -1}
+        return {**self.__dict__, "_file": None, "_pid": -1, "_handles": {}}
 
 
+_MAX_HANDLES = 2048  # finding a dataset takes longer than reading a frame of it
 _UNIT_OF = {"pos": "length", "cell": "length", **{name: name for name in LABELS}}
 _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
+_NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
+
+
+def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> None:
+    """Raise BadData unless it holds numbers for all frames."""
+    if quantity == "smiles":
+        return
+    named = f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'"
+    if dataset.dtype.kind not in "iufb":
+        raise BadData(f"{named}: numbers are expected, not {dataset.dtype}")
+    lengths = {num_frames, 1} if quantity in _NUMBERS else {num_frames}
+    if dataset.ndim > _CONSTANT_NDIM.get(quantity, 0 if quantity in _NUMBERS else -1) and (
+        dataset.ndim == 0 or len(dataset) not in lengths
+    ):
+        raise BadData(f"{named}: its shape {dataset.shape} does not fit to {num_frames} frames")
+
 
 _FORMAL_CHARGE = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 
