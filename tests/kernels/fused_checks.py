@@ -1,4 +1,4 @@
-"""Run by test_tensornet.py in a process of its own, with Triton's interpreter on the CPU: prints JSON, one line a case."""
+"""Run by test_tensornet.py in a process of its own, by Triton's interpreter on the CPU: prints JSON, a line a case."""
 
 from __future__ import annotations
 
