@@ -76,7 +76,9 @@ def test_help_is_instant_and_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert time.perf_counter() - started < 3
     assert done.stdout.splitlines()[-1] == "[]"
-    assert all(verb in done.stdout for verb in ("train", "evaluate", "md", "import", "card", "info", "config"))
+    assert all(
+        verb in done.stdout for verb in ("train", "evaluate", "md", "import", "export", "card", "info", "config")
+    )
 
 
 def test_as_a_module():
@@ -89,7 +91,7 @@ def test_usage_errors(capsys, arguments):
     assert "usage:" in fails(capsys, 2, *arguments)
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "md", "import", "card", "info", "config"])
+@pytest.mark.parametrize("verb", ["train", "evaluate", "md", "import", "export", "card", "info", "config"])
 def test_every_verb_explains_itself(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0 and len(out) > 200
@@ -260,13 +262,15 @@ def test_train_then_evaluate_gives_the_stored_errors(capsys, folder, tmp_path):
 
 def openmm_forces(model, atoms):
     """eV/Å, by way of kJ/mol/nm."""
-    openmm = pytest.importorskip("openmm")
+    app = pytest.importorskip("openmm.app")
+    import openmm
+
     from torchmdnet2.adapters.openmm import create_force
 
-    topology, system = openmm.app.Topology(), openmm.System()
+    topology, system = app.Topology(), openmm.System()
     residue = topology.addResidue("MOL", topology.addChain())
     for number, mass in zip(atoms.numbers, atoms.get_masses(), strict=True):
-        topology.addAtom("A", openmm.app.Element.getByAtomicNumber(int(number)), residue)
+        topology.addAtom("A", app.Element.getByAtomicNumber(int(number)), residue)
         system.addParticle(mass)
     system.addForce(create_force(model, topology, dtype="float64"))
     reference = openmm.Platform.getPlatformByName("Reference")
@@ -274,6 +278,28 @@ def openmm_forces(model, atoms):
     context.setPositions(atoms.positions / 10)
     forces = context.getState(getForces=True).getForces(asNumpy=True)
     return forces.value_in_unit(openmm.unit.kilojoule_per_mole / openmm.unit.nanometer) / 964.8533212331
+
+
+def test_export_and_import(capsys, folder, tmp_path):
+    """To TorchMD-Net's format and back: the same energies."""
+    assert run(capsys, "export", folder / "model.tmn", tmp_path / "theirs.ckpt")[0] == 0
+    arguments = ["import", tmp_path / "theirs.ckpt", tmp_path / "back.tmn", "--elements", "H,O"]
+    code, out, _ = run(capsys, *arguments)
+    assert code == 0 and "wrote" in out
+    first, second = (
+        TorchMDNet2Calculator(path, dtype="float64").get_property("energy", molecule("H2O"))
+        for path in (folder / "model.tmn", tmp_path / "back.tmn")
+    )
+    assert first == pytest.approx(second, rel=1e-6)
+    assert fails(capsys, 1, "export", folder / "model.tmn", tmp_path / "no" / "such" / "folder.ckpt")
+
+
+def test_import_of_a_training_yaml(capsys, tmp_path):
+    (tmp_path / "theirs.yaml").write_text("model: tensornet\nembedding_dimension: 16\ncutoff_upper: 4.5\n")
+    code, _, err = run(capsys, "import", tmp_path / "theirs.yaml", tmp_path / "ours.yaml")
+    assert code == 0, err
+    converted = yaml.safe_load((tmp_path / "ours.yaml").read_text())
+    assert converted["model"]["hidden_channels"] == 16 and converted["model"]["cutoff"] == 4.5
 
 
 def test_import_refuses_what_is_not_a_checkpoint(capsys, folder, tmp_path):

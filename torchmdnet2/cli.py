@@ -1,4 +1,4 @@
-"""The command `torchmdnet2`: train, evaluate, md, import, card, info, config.
+"""The command `torchmdnet2`: train, evaluate, md, import, export, card, info, config.
 
 Exit codes: 0 done, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
 130 interrupted. Everything heavy is imported by the command that needs it, so that --help is instant.
@@ -126,12 +126,16 @@ def _parser() -> argparse.ArgumentParser:
     md.add_argument("--spin", type=int, help="multiplicity 2S+1, where the structure has none")
     _add_device(md, dtype=None)
 
-    other = command("import", _import, "turn a TorchMD-Net checkpoint into a model file")
-    other.add_argument("checkpoint", help="their .ckpt; it is read without running anything in it")
-    other.add_argument("model", help=".tmn file to write")
+    other = command("import", _import, "turn a TorchMD-Net checkpoint or training YAML into one of ours")
+    other.add_argument("theirs", help="a .ckpt, read without running anything in it, or a .yaml")
+    other.add_argument("ours", help=".tmn or .yaml file to write")
     other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
     other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all it can take)")
     other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
+
+    back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint")
+    back.add_argument("model", help=".tmn file")
+    back.add_argument("checkpoint", help=".ckpt file to write")
 
     card = command("card", _card, "print the model card of a model file, as Markdown")
     card.add_argument("model", help=".tmn file")
@@ -239,14 +243,29 @@ def _md(options: argparse.Namespace) -> None:
 
 def _import(options: argparse.Namespace) -> None:
     from .checkpoint import save
+    from .files import atomic_write
     from .importers.torchmd_net import import_checkpoint
 
+    if Path(options.theirs).suffix in (".yaml", ".yml"):
+        from .importers.training_yaml import convert_yaml
+
+        atomic_write(options.ours, convert_yaml(Path(options.theirs).read_text(encoding="utf-8"), options.theirs))
+        print(f"wrote {options.ours}")
+        return
     elements = None if options.elements is None else [_atomic_number(s) for s in options.elements.split(",")]
-    potential = import_checkpoint(options.checkpoint, options.energy_unit, elements, options.layout)
-    save(potential, options.model)
+    potential = import_checkpoint(options.theirs, options.energy_unit, elements, options.layout)
+    save(potential, options.ours)
     for decision in potential.metadata.get("import", {}).get("decisions", []):
         print(f"- {decision}")
-    print(f"wrote {options.model}")
+    print(f"wrote {options.ours}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from .checkpoint import load
+    from .importers.export import export_checkpoint
+
+    export_checkpoint(load(options.model), options.checkpoint)
+    print(f"wrote {options.checkpoint}")
 
 
 def _card(options: argparse.Namespace) -> None:
@@ -285,14 +304,12 @@ def _config(options: argparse.Namespace) -> None:
         return
     if options.set:
         raise BadConfig("--set changes a configuration file: name one")
-    try:
-        text = default_config_yaml(options.model)
-    except KeyError:
-        known = list(REPRESENTATIONS)
+    known = list(REPRESENTATIONS)
+    if options.model not in known:
         raise BadConfig(
             f"unknown model '{options.model}'{did_you_mean(options.model, known)} Known: {', '.join(known)}"
-        ) from None
-    print(text.rstrip())
+        )
+    print(default_config_yaml(options.model).rstrip())
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from ase.build import molecule
 from ase.io import read, write
 
-STEPS = 150
+STEPS = 100
 
 
 def start(model_file, folder, name, *more):

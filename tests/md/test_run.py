@@ -57,7 +57,7 @@ def test_same_trajectory_as_ase(potential, water, tmp_path):
 def test_energy_is_conserved_and_second_order(potential, water, tmp_path):
     spread = []
     for k, timestep in enumerate((0.5, 0.25)):
-        o = options(tmp_path, steps=int(40 / timestep), name=str(k), timestep=timestep, every=1, temperature=200)
+        o = options(tmp_path, steps=int(30 / timestep), name=str(k), timestep=timestep, every=1, temperature=200)
         result = run_md(potential, water, o)
         spread.append(np.std([row.conserved_eV for row in result.rows]))
         assert np.ptp([row.potential_eV for row in result.rows]) > 20 * spread[-1]  # there is something to conserve
@@ -72,9 +72,9 @@ def test_no_momentum_and_the_temperature_asked_for(potential, tmp_path):
 
 
 def test_langevin_reaches_the_bath(potential, water, tmp_path):
-    o = options(tmp_path, steps=400, timestep=1.0, ensemble="nvt", friction=100.0, temperature=150, every=2)
+    o = options(tmp_path, steps=200, timestep=1.0, ensemble="nvt", friction=200.0, temperature=150, every=2)
     result = run_md(potential, water, o)
-    assert np.mean([row.temperature_K for row in result.rows[20:]]) == pytest.approx(150, rel=0.35)
+    assert np.mean([row.temperature_K for row in result.rows[20:]]) == pytest.approx(150, rel=0.4)
     assert np.ptp([r.conserved_eV for r in result.rows]) < 0.1 * np.ptp([r.kinetic_eV for r in result.rows])
 
 
@@ -194,7 +194,7 @@ def test_drift_is_the_linear_fit():
 
 @pytest.mark.parametrize("ensemble", ["nve", "nvt"])
 def test_restart_is_bitwise(model_file, water, tmp_path, ensemble):
-    for name, parts in (("once", [60]), ("twice", [30, 60])):
+    for name, parts in (("once", [30]), ("twice", [15, 30])):
         for k, steps in enumerate(parts):
             paths = tuple(str(tmp_path / f"{name}.{kind}") for kind in ("traj", "xyz"))
             o = options(tmp_path, steps, name, ensemble=ensemble, every=5, restart=k > 0, trajectories=paths)
@@ -202,7 +202,7 @@ def test_restart_is_bitwise(model_file, water, tmp_path, ensemble):
     for kind in ("csv", "xyz"):
         assert (tmp_path / f"once.{kind}").read_bytes() == (tmp_path / f"twice.{kind}").read_bytes()
     once, twice = (read(tmp_path / f"{name}.traj", ":") for name in ("once", "twice"))
-    assert len(once) == len(twice) == 13
+    assert len(once) == len(twice) == 7
     for a, b in zip(once, twice, strict=True):
         assert np.array_equal(a.positions, b.positions) and np.array_equal(a.get_momenta(), b.get_momenta())
     one, two = ((tmp_path / f"{n}.restart").read_bytes().replace(b"twice", b"once") for n in ("once", "twice"))
@@ -380,6 +380,7 @@ def test_a_long_timestep_is_noticed(potential, tmp_path):
     [
         {"ensemble": "npt"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"temperature": -1.0},
         {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.dcd",)},
+        {"trajectories": ("a/t.xyz", "b/t.xyz")},
     ],
 )  # fmt: skip
 def test_options_are_checked(bad):

@@ -69,6 +69,8 @@ class MDOptions:
                 raise BadConfig(f"{name}: must be a positive number, got {value}")
         if self.timestep > 20:
             raise BadConfig(f"timestep: {self.timestep:g} fs is too long for atoms; 0.5 fs suits molecules with H")
+        if len({Path(path).name for path in self.trajectories}) < len(self.trajectories):
+            raise BadConfig("trajectory: two files have the same name")
         for path in self.trajectories:
             if Path(path).suffix not in FORMATS:
                 raise BadConfig(f"trajectory: '{path}' must end in one of {', '.join(FORMATS)}")
