@@ -180,6 +180,17 @@ def test_what_has_no_equivalent_is_not_exported():
         export_state(tiny_potential(model={"name": "tensornet2", "hidden_channels": 8, "num_rbf": 4, "q_dim": 2}))
 
 
+def test_atom_filters_are_carried(folder):
+    """A filtered model, which TorchMD-Net 3 cannot evaluate: the same tensors one level deeper."""
+    args, state, system = golden(folder, "tensornet_o3")
+    deeper = {k.replace("representation_model.", "representation_model.model."): v for k, v in state.items()}
+    filtered = convert({**args, "atom_filter": 1}, deeper)(system)
+    whole = convert(args, state)(system)
+    kept = system.z > 1
+    assert torch.equal(filtered.atom_energies[kept], whole.atom_energies[kept])
+    assert float(filtered.atom_energies[~kept].abs().sum()) == 0 and 0 < int(kept.sum()) < len(kept)
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 

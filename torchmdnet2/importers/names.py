@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import BadCheckpoint
 
-__all__ = ["our_names", "strip_prefix"]
+__all__ = ["modern_names", "our_names", "strip_prefix", "without_filter"]
 
 _RENAMED_IN_2 = (
     (re.compile(r"^(output_model\.output_network)\.(\d+)\.(weight|bias)$"), r"\1.layers.\2.\3"),
@@ -38,13 +38,18 @@ def strip_prefix(state: Mapping[str, object]) -> dict[str, Tensor]:
     return result
 
 
+def without_filter(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names of a representation inside an atom filter changed into those without."""
+    return {_ATOM_FILTER.sub("representation_model.", name): value for name, value in state.items()}
+
+
 def modern_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names of version 2 changed into those of version 3; a representation inside an atom filter taken out of it."""
+    """Names of version 2 changed into those of version 3."""
     result = {}
     for name, value in state.items():
         for pattern, new in _RENAMED_IN_2:
             name = pattern.sub(new, name)
-        result[_ATOM_FILTER.sub("representation_model.", name)] = value
+        result[name] = value
     return result
 
 

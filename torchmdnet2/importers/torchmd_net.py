@@ -19,7 +19,7 @@ from ..errors import BadCheckpoint
 from ..potential import Potential
 from .hyper_parameters import MODELS, model_config
 from .layout import Layout, prove_layout, reorder_rows
-from .names import modern_names, our_names, strip_prefix
+from .names import modern_names, our_names, strip_prefix, without_filter
 from .priors import prior_configs
 
 __all__ = ["convert", "import_checkpoint", "read_checkpoint"]
@@ -89,6 +89,7 @@ def convert(
 ) -> Potential:
     """A potential from TorchMD-Net's hyper-parameters and tensors, see `import_checkpoint`."""
     decisions: list[str] = []
+    state = without_filter(state)
     model = MODELS.get(str(args.get("model")))
     sign = 1
     if model in ("tensornet", "tensornet2"):

@@ -118,8 +118,9 @@ class ScalarCoulombHead(Head):
     """Energy of an atom by a network, plus the Coulomb energy of the latent charges of TensorNet2.
 
     The Coulomb energy is the weighted mean over the charge channels of all stages, damped at short distance by
-    1 − exp(1 − 1/(1 − (d/4.6 Å)²)). It is in eV, as all else that knows of distances in Å; `energy_scale` scales it
-    too, as it does in TorchMD-Net.
+    1 − exp(1 − 1/(1 − (d/4.6 Å)²)). `energy_scale` scales it too, as in TorchMD-Net, so the charges of a trained model
+    are in e only where that is 1. For new models take the head "scalar" and the prior "coulomb" with predicted charges
+    and damping "exp" instead: its energy is not scaled.
 
     Args:
         hidden_channels: F.

@@ -29,7 +29,7 @@ def centered_positions(graph: Graph) -> Tensor:
     if bool(periodic.any()):
         raise ValueError(
             f"system {int(periodic.nonzero()[0, 0])} is periodic: its dipole and extent depend on the choice of the "
-            "cell, so the model does not give them"
+            'cell, so the model does not give them (potential.properties.pop("dipole") leaves the energy alone)'
         )
     from ase.data import atomic_masses
 
