@@ -237,7 +237,7 @@ def test_tensors_that_do_not_fit_are_refused(folder):
 
 def test_unknown_hyper_parameters_can_be_left_out(folder):
     args, state, system = golden(folder, "tensornet_o3")
-    potential = convert({**args, "my_note": "x"}, state, ignore=["my_note"])
+    potential = convert({**args, "my_note": "x", "not_set": None}, state, ignore=["my_note"])
     assert torch.equal(potential(system).energy, convert(args, state)(system).energy)
 
 

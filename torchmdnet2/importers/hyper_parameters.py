@@ -96,7 +96,7 @@ def model_config(
         raise BadCheckpoint(f"the model '{theirs}' is not known; known: {', '.join(MODELS)}")
     name = MODELS[theirs]
     known = {*COMMON, *_READ_HERE, *_NO_EFFECT, *ignore, *(k for table in ARGUMENTS.values() for k in table)}
-    unknown = sorted(set(args) - known)
+    unknown = sorted(key for key in set(args) - known if args[key] is not None)  # None: not set
     if unknown:
         raise BadCheckpoint(
             f"the hyper-parameters {', '.join(unknown)} are not known, and could change the model's results; if they "

@@ -17,12 +17,12 @@ from ..registry import HEADS
 from .base import Features, Graph, Head, atom_counts
 from .layers import MLP, GatedEquivariantBlock
 
-__all__ = ["EquivariantScalarHead", "ScalarCoulombHead", "ScalarHead", "ScalarNetwork", "VectorNetwork"]
+__all__ = ["EquivariantScalarHead", "ScalarCoulombHead", "ScalarHead", "VectorNetwork", "scalar_network"]
 
 Reduce = Literal["sum", "mean"]
 
 
-def ScalarNetwork(hidden_channels: int, activation: str, num_hidden_layers: int = 0) -> MLP:
+def scalar_network(hidden_channels: int, activation: str, num_hidden_layers: int = 0) -> MLP:
     """The network F → F/2 → 1 of the scalar heads."""
     return MLP(hidden_channels, hidden_channels // 2, 1, activation, num_hidden_layers)
 
@@ -85,7 +85,7 @@ class ScalarHead(Head):
         super().__init__()
         _check_reduce(reduce)
         self.reduce = reduce
-        self.output_network = ScalarNetwork(hidden_channels, activation, num_hidden_layers)
+        self.output_network = scalar_network(hidden_channels, activation, num_hidden_layers)
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies, in the model's unit."""
@@ -153,7 +153,7 @@ class ScalarCoulombHead(Head):
         weights = torch.tensor([float(w) for w in q_weights])
         if weights.numel() == 0 or bool((weights < 0).any()) or float(weights.sum()) <= 0:
             raise ValueError(f"q_weights must not be negative, and some must be positive; got {list(q_weights)}")
-        self.output_network = ScalarNetwork(hidden_channels, activation, num_hidden_layers)
+        self.output_network = scalar_network(hidden_channels, activation, num_hidden_layers)
         self.register_buffer("qweights", weights)
         self.coulomb = Electrostatics(
             method, coulomb_cutoff, damping="exp", damping_upper=4.6, dielectric=dielectric, accuracy=accuracy

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..registry import HEADS
 from .base import Features, Graph, PropertyHead, pool, sum_over_systems
-from .heads import Reduce, ScalarNetwork, VectorNetwork, _check_reduce
+from .heads import Reduce, VectorNetwork, _check_reduce, scalar_network
 
 __all__ = ["ChargesHead", "DipoleHead", "ScalarPropertyHead", "SpatialExtentHead", "VectorHead"]
 
@@ -53,7 +53,7 @@ class _AtomNetwork(PropertyHead):
         self.output_network: VectorNetwork | torch.nn.Module = (
             VectorNetwork(hidden_channels, activation)
             if equivariant
-            else ScalarNetwork(hidden_channels, activation, num_hidden_layers)
+            else scalar_network(hidden_channels, activation, num_hidden_layers)
         )
 
     def atom_values(self, features: Features) -> tuple[Tensor, Tensor | None]:
