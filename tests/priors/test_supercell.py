@@ -37,7 +37,7 @@ def test_primitive_cell_is_supercell(name):
     basis = torch.tensor([[1.0, 1, 0], [0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
     other = SYSTEM.replace(cell=basis @ SYSTEM.cell)
     one = potential(SYSTEM, stress=True)
-    assert float(one.forces.abs().max()) > 1e-3
+    assert float(one.forces.abs().max()) > 1e-4 and abs(float(one.energy)) > 1e-2  # there is something to compare
     for system, copies in ((large, 6), (other, 1)):
         result = potential(system, stress=True)
         assert abs(float(result.energy / copies - one.energy)) / 2 <= bar
