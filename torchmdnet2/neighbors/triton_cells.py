@@ -5,11 +5,12 @@ order as packed keys (FILL = True). A program takes the atoms of one bin, BI at 
 bins around it; bins that are adjacent in memory are read as one run. `finish_rows` (triton_rows.py) orders the rows.
 
 A tile is BI receivers times BJ candidates, and each of its places counts for itself. Nothing is reduced across threads
-while the candidates pass; the count pass stores the places' counts (`parts`), and their prefix sum tells the fill pass
-where each place writes.
+while the candidates pass. The count pass stores for each place which of its candidates are neighbors, a bit each, and
+how many (`parts`); the prefix sum of the numbers tells the fill pass where each place writes, the bits what.
 
 Tests are float32; if any distance of a tile is so close to the cutoff that rounding could decide, the whole tile is
-done again in float64 (`doubts`), alike in both passes. So the list is that of a float64 search.
+done again in float64. So the list is that of a float64 search. Where a tile sees more candidates than there are bits
+(`crowded`), both passes test in float64.
 
 A key is sender · 32 + image, image = 9·s0 + 3·s1 + s2 + 13 for the shift s = −1, 0, 1 between wrapped atoms: keys sort
 by sender, then shift.
@@ -23,6 +24,7 @@ import triton.language as tl
 from .triton_setup import _FREE_BINS, _REALS, _WHOLE
 
 _NO_SHIFT = tl.constexpr(13)
+_BITS = tl.constexpr(27)  # of a word of parts; the other five hold the number of them that are set
 _FAR = tl.constexpr(1e18)  # squares to 1e36: far from everything, finite in float32
 
 
@@ -35,14 +37,17 @@ def neighbor_bin(c, n, periodic):
 
 @triton.jit
 def sweep(
-    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, N,
+    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, bits, N,
     FILL: tl.constexpr, EXACT: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """Pass the candidates of 27 bins by the receivers k (in sorted order; i = their atom numbers).
 
     Returns:
-        edge + hits of each place, [BI, BJ] int32, and the least |d² − cutoff²| of each place in Å².
+        edge + hits of each place, [BI, BJ] int32; the bits of its hits; its least |d² − cutoff²| in Å²; and the number
+        of candidates that passed each place. With FILL and not EXACT, the hits are not tested but read from the bits.
     """
+    BY_BITS: tl.constexpr = FILL and not EXACT
+    turn = 0
     p0 = tl.load(w + 0)
     p1 = tl.load(w + 1)
     p2 = tl.load(w + 2)
@@ -57,7 +62,7 @@ def sweep(
         yi = tl.load(wrapped + i * 4 + 1, mask=real, other=0.0)[:, None]
         zi = tl.load(wrapped + i * 4 + 2, mask=real, other=0.0)[:, None]
         limit = rc * rc
-    else:
+    elif not BY_BITS:
         xi = tl.load(placed + k, mask=real, other=-_FAR)[:, None]
         yi = tl.load(placed + N + k, mask=real, other=0.0)[:, None]
         zi = tl.load(placed + 2 * N + k, mask=real, other=0.0)[:, None]
@@ -87,7 +92,7 @@ def sweep(
             dx = rc * 0
             dy = rc * 0
             dz = rc * 0
-            if image != _NO_SHIFT:
+            if (not BY_BITS) and image != _NO_SHIFT:
                 dx = s0 * tl.load(h + 0) + s1 * tl.load(h + 3) + s2 * tl.load(h + 6)
                 dy = s0 * tl.load(h + 1) + s1 * tl.load(h + 4) + s2 * tl.load(h + 7)
                 dz = s0 * tl.load(h + 2) + s1 * tl.load(h + 5) + s2 * tl.load(h + 8)
@@ -98,29 +103,35 @@ def sweep(
             for at in range(first, last, BJ):
                 q = at + tl.arange(0, BJ)
                 inside = q < last
-                if EXACT:
-                    j = tl.load(order + q, mask=inside, other=0)
-                    xj = tl.load(wrapped + j * 4 + 0, mask=inside, other=_FAR) + dx
-                    yj = tl.load(wrapped + j * 4 + 1, mask=inside, other=0.0) + dy
-                    zj = tl.load(wrapped + j * 4 + 2, mask=inside, other=0.0) + dz
+                if BY_BITS:
+                    near = (bits >> turn) & 1 == 1
                 else:
-                    xj = tl.load(placed + q, mask=inside, other=_FAR) + dx
-                    yj = tl.load(placed + N + q, mask=inside, other=0.0) + dy
-                    zj = tl.load(placed + 2 * N + q, mask=inside, other=0.0) + dz
-                x = xj[None, :] - xi
-                y = yj[None, :] - yi
-                z = zj[None, :] - zi
-                beyond = tl.fma(x, x, tl.fma(y, y, tl.fma(z, z, -limit)))
-                near = beyond < 0
-                if (image == _NO_SHIFT) & (line == 4):  # the run that holds the receivers themselves
-                    near &= q[None, :] != k[:, None]
-                if not (EXACT or FILL):
-                    closest = tl.minimum(closest, tl.abs(beyond))
+                    if EXACT:
+                        j = tl.load(order + q, mask=inside, other=0)
+                        xj = tl.load(wrapped + j * 4 + 0, mask=inside, other=_FAR) + dx
+                        yj = tl.load(wrapped + j * 4 + 1, mask=inside, other=0.0) + dy
+                        zj = tl.load(wrapped + j * 4 + 2, mask=inside, other=0.0) + dz
+                    else:
+                        xj = tl.load(placed + q, mask=inside, other=_FAR) + dx
+                        yj = tl.load(placed + N + q, mask=inside, other=0.0) + dy
+                        zj = tl.load(placed + 2 * N + q, mask=inside, other=0.0) + dz
+                    x = xj[None, :] - xi
+                    y = yj[None, :] - yi
+                    z = zj[None, :] - zi
+                    beyond = tl.fma(x, x, tl.fma(y, y, tl.fma(z, z, -limit)))
+                    near = beyond < 0
+                    if (image == _NO_SHIFT) & (line == 4):  # the run that holds the receivers themselves
+                        near &= q[None, :] != k[:, None]
+                    if not EXACT:
+                        closest = tl.minimum(closest, tl.abs(beyond))
                 if FILL:
                     key = tl.load(order + q, mask=inside, other=0) * 32 + image
                     tl.store(keys + edge, tl.broadcast_to(key[None, :], [BI, BJ]), mask=near)
+                else:
+                    bits = tl.where(near, bits | tl.where(turn < _BITS, 1 << turn, 0), bits)
                 edge += near.to(tl.int32)
-    return edge, closest
+                turn += 1
+    return edge, bits, closest, turn
 
 
 @triton.jit(do_not_specialize=["N", "capacity"])
@@ -146,23 +157,25 @@ def search_cells(
             real = k < end
             i = tl.load(order + k, mask=real, other=0)
             parts_at = parts + k.to(tl.int64)[:, None] * BJ + tl.arange(0, BJ)[None, :]
+            none = tl.zeros([BI, BJ], tl.int32)
             if FILL:
-                part = tl.load(parts_at, mask=real[:, None], other=0)
+                crowded = tl.load(doubts + row_at) != 0
+                word = tl.load(parts_at, mask=real[:, None], other=0)
+                part = tl.where(crowded, word, (word >> _BITS) & 31)
                 edge = tl.load(row_ptr + i, mask=real, other=0)[:, None] + tl.cumsum(part, axis=1) - part
-                if tl.load(doubts + row_at) != 0:
+                if crowded:
                     sweep(
-                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, N,
+                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, none, N,
                         True, True, BI, BJ,
                     )  # fmt: skip
                 else:
                     sweep(
-                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, N,
+                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, edge, word, N,
                         True, False, BI, BJ,
                     )  # fmt: skip
             else:
-                none = tl.zeros([BI, BJ], tl.int32)
-                part, closest = sweep(
-                    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, N,
+                part, bits, closest, turns = sweep(
+                    placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, none, N,
                     False, False, BI, BJ,
                 )  # fmt: skip
                 # coordinates and shifts up to M = extent + |x_i| + cutoff round by 2^-25 M each: 2^-22 M bounds the
@@ -171,12 +184,12 @@ def search_cells(
                 far = tl.maximum(far, tl.abs(tl.load(placed + N + k, mask=real, other=0.0)))
                 far = tl.max(tl.maximum(far, tl.abs(tl.load(placed + 2 * N + k, mask=real, other=0.0))), axis=0)
                 margin = 2.2 * rc * (tl.load(h + 21) + rc + far) / 4194304.0
-                in_doubt = (tl.min(tl.min(closest, axis=1), axis=0) < margin).to(tl.int32)
-                if in_doubt != 0:
-                    part, _ = sweep(
-                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, N,
+                crowded = turns > _BITS
+                if crowded | (tl.min(tl.min(closest, axis=1), axis=0) < margin):
+                    part, bits, _, _ = sweep(
+                        placed, wrapped, order, starts, h, w, bin_at, k, i, real, rc, keys, none, none, N,
                         False, True, BI, BJ,
                     )  # fmt: skip
-                tl.store(doubts + row_at, in_doubt)
-                tl.store(parts_at, part, mask=real[:, None])
+                tl.store(doubts + row_at, crowded.to(tl.int32))
+                tl.store(parts_at, tl.where(crowded, part, bits | (part << _BITS)), mask=real[:, None])
                 tl.store(counts + i, tl.sum(part, axis=1), mask=real)

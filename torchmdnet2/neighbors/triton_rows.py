@@ -32,7 +32,7 @@ def finish_rows(
                 for other_at in range(first, last, K):
                     f = other_at + tl.arange(0, K)
                     other = tl.load(keys + f, mask=f < last, other=2147483647)
-                    rank += tl.sum((other[:, None] < key[None, :]).to(tl.int32), axis=0)
+                    rank -= tl.sum((other[:, None] - key[None, :]) >> 31, axis=0)  # −1 where other < key
                 edge = first + rank
                 j = key // 32
                 image = key % 32

@@ -42,18 +42,18 @@ __all__ = ["NOT_FINITE", "OVERFLOW", "TOO_THIN", "TritonNeighborSearch", "neighb
 CELLS_FROM = 2400
 """Atoms per structure from which cell lists are faster than testing all pairs, on one NVIDIA H200."""
 
-_ATOM_BLOCK = 256
+_ATOM_BLOCK = 128
 _ZERO_BLOCK = 1024
 _BIN_BLOCK = 4096
 _SUMS = 256
-_BLOCKS_IN_ONE = 16  # up to so many blocks of rows, summing all rows again is faster than another kernel
+_BLOCKS_IN_ONE = 4  # up to so many blocks of rows, summing all rows again is faster than another kernel
 # tiles of receivers × candidates, and warps; the best of those tried on one NVIDIA H200
 _PAIR_TILE = (1, 512, 4)
 _CELL_TILE = (8, 32, 1)
 _CELL_SPLIT = 2
 # the float64 branches, rarely taken, would claim registers that the others need to run side by side
 _PAIR_REGISTERS = 128
-_CELL_REGISTERS = 96
+_CELL_REGISTERS = 128
 _CELL_PROGRAMS = 132 * 64
 _ROW_TILE = 64
 
