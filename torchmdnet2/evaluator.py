@@ -1,32 +1,307 @@
 """Evaluator: repeated evaluation of one potential on the fastest correct path.
 
-This first version has one path: the Potential itself, in evaluation mode and with frozen weights.
+On a CUDA device TensorNet runs on fused kernels: neighbor search, network, hand-written backward and sums are one step
+over static buffers, replayed as one CUDA graph. Everything else runs on the Potential itself; `report()` says why.
+
+Shapes: N atoms, B structures.
 """
 
 from __future__ import annotations
 
+import copy
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
 from .potential import Potential, Result
 from .system import System
 
+if TYPE_CHECKING:
+    from .runtime.graphs import GraphedStep
+    from .runtime.model import FusedModel, Source
+    from .runtime.reference import BoundStep
+
 __all__ = ["Evaluator"]
+
+Precision = Literal["float32", "tf32", "float64"]
+
+_KEPT = 8  # sizes of systems whose buffers and graphs are kept
+_KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the size in use
+_GRAPHS_UP_TO = 50_000  # atoms; above, the launches hide behind the kernels
 
 
 class Evaluator:
-    """Evaluates a potential again and again: same inputs and results as the Potential.
+    """Evaluates a potential again and again: same inputs and results as the Potential. Thread-safe.
 
     Args:
-        potential: the potential; its weights are taken as they are now.
+        potential: the potential, set to evaluation mode. Weights that change later are noticed when they are changed
+            in place (optimizers, `load_state_dict`); call `refresh()` after replacing parameters or priors.
+        precision: "float32": the potential's own precision (nothing below float32 anywhere); "tf32": matrix products
+            of the fused kernels in TF32; "float64": a float64 copy of the potential.
+        graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (above, the
+            launches hide behind the kernels); True always; False never.
         stress: compute the stress in every call.
+
+    Raises:
+        ValueError: an unknown option.
     """
 
-    def __init__(self, potential: Potential, stress: bool = False):
+    def __init__(
+        self,
+        potential: Potential,
+        precision: Precision = "float32",
+        graphs: bool | Literal["auto"] = "auto",
+        stress: bool = False,
+    ):
+        if precision not in ("float32", "tf32", "float64"):
+            raise ValueError(f"precision must be 'float32', 'tf32' or 'float64', got {precision!r}")
+        if graphs not in ("auto", True, False):
+            raise ValueError(f"graphs must be 'auto', True or False, got {graphs!r}")
         self.potential = potential.eval()
-        self.stress = stress
+        self.precision, self.graphs, self.stress = precision, graphs, stress
+        self._lock = threading.RLock()
+        self.refresh()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("potential", "precision", "graphs", "stress")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    # --- evaluation ----------------------------------------------------------------------------------------------
 
     def __call__(self, system: System, forces: bool = True, stress: bool | None = None) -> Result:
-        """Energy [B], forces [N, 3] and, if asked, stress [B, 3, 3] of a batch of structures; see Potential."""
-        return self.potential(system, forces=forces, stress=self.stress if stress is None else stress)
+        """Energy, forces and, if asked, stress of a batch of structures.
+
+        Args:
+            system: N atoms in B structures, on the potential's device; never changed.
+            forces, stress: what to compute; stress None takes the evaluator's own setting.
+
+        Returns:
+            Result of fresh tensors; forces and stress in the floating-point type of `system.pos`.
+
+        Raises:
+            ValueError, UnknownElement: as the Potential; ValueError for a system on another device.
+            RuntimeError: the first use of a fast path did not agree with the reference.
+        """
+        stress = self.stress if stress is None else stress
+        with self._lock, torch.inference_mode(False):
+            model = self._prepare(system)
+            if model is not None:
+                from .runtime.model import UnsortedBatch
+
+                try:
+                    with torch.no_grad():
+                        return self._fused(model, system, forces, stress)
+                except UnsortedBatch:
+                    self._last = "the batch is not sorted by structure"
+            return self._reference(system)(system, forces=forces, stress=stress, create_graph=False)
+
+    def bind(self, system: System, stress: bool | None = None) -> BoundStep:
+        """Hold a structure on the device, for loops that write positions there and read forces there.
+
+        Args:
+            system: N atoms in B structures; copied.
+            stress: None takes the evaluator's own setting.
+
+        Returns:
+            An object with static tensors `pos`, `cell`, `forces`, `energy`, `atom_energies`, `stress`, with
+            `replay()` and with `check()`; see `torchmdnet2.runtime.reference`. The first step is computed. It keeps the
+            weights of now, and is not locked: one thread at a time.
+
+        Raises:
+            As a call.
+        """
+        stress = self.stress if stress is None else stress
+        with self._lock, torch.inference_mode(False):
+            model = self._prepare(system)
+            if model is not None:
+                from .runtime.bound import FusedBoundStep
+                from .runtime.model import UnsortedBatch
+
+                try:
+                    with torch.no_grad():
+                        graphed, source = self._new_step(model, system, stress)
+                        if self.graphs:
+                            graphed.capture()
+                        self._run(graphed, source, system)
+                        return FusedBoundStep(graphed, self.potential, system)
+                except UnsortedBatch:
+                    self._last = "the batch is not sorted by structure"
+            from .runtime.reference import ReferenceBoundStep
+
+            return ReferenceBoundStep(self._reference(system), system, stress)
+
+    def refresh(self) -> None:
+        """Take the weights, priors, device and type of the potential as they are now."""
+        with self._lock:
+            self._weights = [*self.potential.parameters(), *self.potential.buffers()]
+            self._signature = self._sign()
+            self._model: FusedModel | None = None
+            self._exact: Potential | None = None
+            self._steps: OrderedDict[tuple[Any, ...], tuple[GraphedStep, Source]] = OrderedDict()
+            self._checked: set[tuple[Any, ...]] = set()
+            self._reason = self._why_not_fused()
+            self._last = ""
 
     def report(self) -> str:
-        """Which path runs and why, in words."""
-        return f"reference path (autograd) on {self.potential.device}, {self.potential.dtype}"
+        """Which path runs and why, its capacities and memory, in words."""
+        device, dtype = self.potential.device, str(self.potential.dtype).removeprefix("torch.")
+        with self._lock:
+            if self._reason:
+                exact = self.precision == "float64"
+                used = f"reference path (autograd) on {device}, {'float64' if exact else dtype}: {self._reason}"
+                return used + (", so that precision='tf32' has no effect" if self.precision == "tf32" else "")
+            products = {
+                "float32": "float32, matrix products in three TF32 parts",
+                "tf32": "float32, matrix products in TF32",
+            }
+            lines = [f"fused TensorNet kernels on {device}, {products[self.precision]}"]
+            lines += [_describe(graphed) for graphed, _ in self._steps.values()]
+            if self._last:
+                lines.append(f"last fell back to the reference path (autograd): {self._last}")
+            return "\n".join(lines)
+
+    # --- paths -----------------------------------------------------------------------------------------------------
+
+    def _why_not_fused(self) -> str:
+        """ "" when the fused kernels can run, else the reason."""
+        if self.precision == "float64":
+            return "precision='float64' was asked for"
+        if self.potential.device.type != "cuda":
+            from os import environ
+
+            if environ.get("TRITON_INTERPRET", "0") != "1":
+                return "the fused kernels need a CUDA device"
+        try:
+            from .runtime.model import why_not
+        except (ImportError, RuntimeError) as error:
+            return f"the fused kernels need Triton ({error})"
+        return why_not(self.potential)
+
+    def _sign(self) -> tuple[Any, ...]:
+        """Changes when the weights do."""
+        first = self._weights[0] if self._weights else None
+        versions = sum(0 if w.is_inference() else w._version for w in self._weights)
+        return versions, None if first is None else (first.data_ptr(), first.dtype, first.device)
+
+    def _prepare(self, system: System) -> FusedModel | None:
+        """The fused model for this system, None for the reference path."""
+        if self._sign() != self._signature:
+            self.refresh()
+        if system.device != self.potential.device:
+            raise ValueError(
+                f"the system is on '{system.device}' and the potential on '{self.potential.device}': "
+                f"give system.to('{self.potential.device}')"
+            )
+        if self._reason:
+            return None
+        self._last = ""
+        if system.num_atoms == 0:
+            self._last = "the system has no atoms"
+        elif system.dtype not in (torch.float32, torch.float64):
+            self._last = f"the positions are {system.dtype}"
+        if self._last:
+            return None
+        if self._model is None:
+            from .runtime.model import FusedModel
+
+            self._model = FusedModel(self.potential, self.precision)
+        return self._model
+
+    def _reference(self, system: System) -> Potential:
+        """The potential, or its copy in float64."""
+        if self.precision != "float64" or self.potential.dtype == torch.float64:
+            return self.potential
+        if self._exact is None:
+            self._exact = copy.deepcopy(self.potential).double().eval()
+        return self._exact
+
+    def _fused(self, model: FusedModel, system: System, forces: bool, stress: bool) -> Result:
+        from .runtime.step import Outputs
+
+        key = (system.num_atoms, system.num_systems, system.dtype, stress)
+        known = self._steps.pop(key, None)
+        if known is None:
+            graphed, source = self._new_step(model, system, stress)
+        else:
+            # not in the table while it runs: after an error it is not used again
+            graphed, source = known
+            source.load(system)
+        if self.graphs is True or (self.graphs == "auto" and known is not None and key[0] <= _GRAPHS_UP_TO):
+            graphed.capture()
+        packed = self._run(graphed, source, system)
+        self._steps[key] = graphed, source
+        out = Outputs.view(packed, *key)
+        return Result(out.energy, out.forces if forces else None, out.stress, out.atom_energies)
+
+    def _new_step(self, model: FusedModel, system: System, stress: bool) -> tuple[GraphedStep, Source]:
+        """Buffers for a system, loaded and with room for its edges; its kernels are checked on their first use."""
+        from .runtime.check import check_path
+        from .runtime.graphs import GraphedStep
+        from .runtime.model import Source
+
+        self._make_memory(1)
+
+        def build() -> tuple[GraphedStep, Source]:
+            step = model.step(system.num_atoms, system.num_systems, system.dtype, stress)
+            source = Source(model, step)
+            source.load(system)
+            graphed = GraphedStep(step)
+            graphed.make_room()
+            return graphed, source
+
+        try:
+            graphed, source = build()
+        except torch.cuda.OutOfMemoryError:
+            if not self._steps:
+                raise
+            self._steps.clear()
+            torch.cuda.empty_cache()
+            graphed, source = build()
+        step = graphed.step
+        path = (system.dtype, stress, *step.path.values())
+        if path not in self._checked:
+            check_path(model, step, system)
+            self._checked.add(path)
+        return graphed, source
+
+    def _make_memory(self, coming: int) -> None:
+        """Drop the sizes that were used longest ago."""
+        limit = float("inf")
+        if self.potential.device.type == "cuda":
+            limit = _KEPT_MEMORY * torch.cuda.get_device_properties(self.potential.device).total_memory
+        while self._steps and (
+            len(self._steps) + coming > _KEPT or sum(g.step.nbytes for g, _ in self._steps.values()) > limit
+        ):
+            self._steps.popitem(last=False)
+
+    def _run(self, graphed: GraphedStep, source: Source, system: System) -> Tensor:
+        """Run until there was room for all edges; a copy of the packed results."""
+        from .runtime.bound import explain
+
+        while True:
+            graphed.run()
+            packed = graphed.step.out.packed.clone()
+            flag, needed = graphed.status()
+            if not flag:
+                return packed
+            if not graphed.recover(flag, needed):
+                explain(system, flag)
+
+
+def _describe(graphed: GraphedStep) -> str:
+    step = graphed.step
+    needed = graphed.status()[1]
+    structures = "1 structure" if step.num_systems == 1 else f"{step.num_systems} structures"
+    parts = [
+        f"  {step.num_atoms} atoms in {structures}, positions {str(step.dtype).removeprefix('torch.')}",
+        f"room for {step.capacity} edges ({needed} used), {step.nbytes / 1e6:.1f} MB",
+        "replayed as one CUDA graph" if graphed.captured else "launched kernel by kernel",
+    ]
+    parts += ["with stress"] if step.stress else []
+    parts += ["atoms in spatial order"] if step.order is not None else []
+    return ", ".join(parts)

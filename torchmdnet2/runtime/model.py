@@ -1,0 +1,129 @@
+"""A potential prepared for fused steps: what is covered, weights, constants, inputs.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..models.heads import ScalarHead
+from ..potential import Potential
+from ..priors.atomref import Atomref
+from ..system import System
+from .frozen import FrozenTensorNet, why_not_fused
+from .step import FusedStep
+from .tensornet import FusedTensorNet
+
+__all__ = ["FusedModel", "Source", "UnsortedBatch", "why_not"]
+
+_PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
+
+
+class UnsortedBatch(Exception):
+    """The atoms of a structure do not lie together."""
+
+
+def why_not(potential: Potential) -> str:
+    """ "" when fused steps can evaluate this potential, else the reason."""
+    head = potential.head
+    if head is None:
+        return "the model predicts no energy"
+    reason = why_not_fused(potential.representation, potential.dtype)
+    if reason:
+        return reason
+    if type(head) is not ScalarHead:
+        return f"there are no fused kernels for the head {type(head).__name__}"
+    layers = list(head.output_network.layers)
+    if len(layers) != 3 or not isinstance(layers[1], nn.SiLU):
+        return "the fused kernels have heads of one hidden layer with silu only"
+    if head.reduce != "sum":
+        return "the fused kernels sum energies over the atoms, this head takes their mean"
+    others = [type(prior).__name__ for prior in potential.priors if type(prior) is not Atomref]
+    if others:
+        return f"there are no fused kernels for {', '.join(others)}"
+    if len(potential.properties):
+        return "the fused kernels have no heads of other properties"
+    if potential.atom_filter >= 0:
+        return "the fused kernels have no atom filter"
+    return ""
+
+
+class FusedModel:
+    """Weights and constants of a potential as they are now.
+
+    Args:
+        potential: one that `why_not` finds nothing against; on a CUDA device (or under Triton's interpreter).
+        precision: "float32" or "tf32".
+    """
+
+    def __init__(self, potential: Potential, precision: str):
+        assert potential.head is not None
+        self.potential, self.precision = potential, precision
+        weights = FrozenTensorNet(potential.representation, potential.head, potential.energy_scale, potential.device)  # type: ignore[arg-type]
+        self.net = FusedTensorNet(weights, precision=_PRODUCTS[precision])
+        # in float64, so that only the error of the atom itself remains
+        exact = copy.deepcopy(potential).cpu().double()
+        self.isolated = (exact.isolated_energies() * potential.energy_scale).to(potential.device)
+
+    def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
+        """A step for N atoms in B structures; options as those of `FusedStep`."""
+        return FusedStep(
+            self.net, num_atoms, num_systems, self.potential.cutoff, dtype, stress,
+            subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift, **options,
+        )  # fmt: skip
+
+
+class Source:
+    """Copies systems into a step, and what it need not copy or check again.
+
+    The tensors of the last system are kept: as long as the same objects come in the same version, nothing was
+    changed. In-place changes behind PyTorch's back (`.data`, NumPy views) are not seen.
+    """
+
+    def __init__(self, model: FusedModel, step: FusedStep):
+        self.model, self.step = model, step
+        self._seen: dict[str, tuple[Tensor, int]] = {}
+
+    def load(self, system: System) -> None:
+        """Copy what is new; nothing here waits for the device while the composition stays.
+
+        Raises:
+            UnsortedBatch: the batch is not ascending.
+            ValueError, UnknownElement: as the Potential.
+        """
+        potential, step = self.model.potential, self.step
+        composition = ("z", "batch", "charge", "spin", "pbc")
+        if not all(self._is_seen(system, name) for name in composition):
+            for name in (*composition, "cell"):
+                self._seen.pop(name, None)
+            system.validate()
+            potential.check_elements(system.z)
+            potential._check_spin(system)
+            if system.num_systems > 1 and not bool((system.batch[1:] >= system.batch[:-1]).all()):
+                raise UnsortedBatch
+            reference = potential.prior_energies(system)
+            step.set_composition(
+                system.z, system.batch, system.charge.to(potential.dtype), self.model.isolated[system.z], reference
+            )
+            step.pbc.copy_(system.pbc)
+            for name in composition:
+                self._see(system, name)
+        if not self._is_seen(system, "cell"):
+            step.cell.copy_(system.cell)
+            self._see(system, "cell")
+        step.pos.copy_(system.pos)
+
+    def _is_seen(self, system: System, name: str) -> bool:
+        tensor = getattr(system, name)
+        seen, version = self._seen.get(name, (None, -1))
+        return tensor is seen and not tensor.is_inference() and tensor._version == version
+
+    def _see(self, system: System, name: str) -> None:
+        tensor = getattr(system, name)
+        if not tensor.is_inference():  # such tensors do not count their changes
+            self._seen[name] = tensor, tensor._version

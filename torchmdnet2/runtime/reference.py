@@ -1,0 +1,85 @@
+"""One structure held for loops: write positions, replay, read forces. The interface, and the path on the Potential.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from ..potential import Potential
+from ..system import System
+
+__all__ = ["BoundStep", "ReferenceBoundStep"]
+
+
+class BoundStep(ABC):
+    """Static tensors of one structure (or batch) and a step over them.
+
+    Attributes:
+        pos: [N, 3] Å, cell: [B, 3, 3] Å; to be written to in place.
+        forces [N, 3] eV/Å, energy [B] eV, atom_energies [N] eV, stress [B, 3, 3] eV/Å³ or None: overwritten by every
+            replay, NaN when it could not be right. Their memory never changes.
+    """
+
+    pos: Tensor
+    cell: Tensor
+    forces: Tensor
+    energy: Tensor
+    atom_energies: Tensor
+    stress: Tensor | None
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Compute everything at the present `pos` and `cell`, on the current stream, without waiting for it."""
+
+    @abstractmethod
+    def check(self) -> bool:
+        """Whether all replays since the last check were good. Waits for the device; call it every so many steps.
+
+        Returns:
+            True: they were. False: there was not enough room for the edges; there is now, but the results since the
+            last check cannot be used (the first of them on are NaN): go back to the positions before and repeat.
+
+        Raises:
+            ValueError: a position, the cell or an energy is not finite (names the atom).
+        """
+
+
+class ReferenceBoundStep(BoundStep):
+    """On the potential itself."""
+
+    def __init__(self, potential: Potential, system: System, stress: bool):
+        self._potential = potential
+        self.pos, self.cell = system.pos.detach().clone(), system.cell.detach().clone()
+        self._system = system.replace(pos=self.pos, cell=self.cell)
+        self._error: ValueError | None = None
+        result = potential(self._system, stress=stress, create_graph=False)
+        assert result.forces is not None and result.atom_energies is not None
+        self.forces, self.energy, self.atom_energies = result.forces, result.energy, result.atom_energies
+        self.stress = result.stress
+
+    def replay(self) -> None:
+        if self._error is not None:
+            return
+        try:
+            result = self._potential(self._system, stress=self.stress is not None, create_graph=False)
+        except ValueError as error:
+            self._error = error
+            for name in ("forces", "energy", "atom_energies", "stress"):
+                if getattr(self, name) is not None:
+                    getattr(self, name).fill_(float("nan"))
+            return
+        with torch.no_grad():
+            for name in ("forces", "energy", "atom_energies", "stress"):
+                if getattr(self, name) is not None:
+                    getattr(self, name).copy_(getattr(result, name))
+
+    def check(self) -> bool:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return True
