@@ -314,6 +314,22 @@ def test_a_hostile_checkpoint_executes_nothing(tmp_path, place):
     assert trace.exists()
 
 
+@pytest.mark.parametrize("name", ["tensornet2_coulomb_cut", "et", "graph_network"])
+def test_wrong_hyper_parameters_are_bad_checkpoints(folder, name):
+    """Every hyper-parameter replaced by values of other types and sizes: a BadCheckpoint, or a model that loads."""
+    from torchmdnet2.importers.hyper_parameters import NO_EFFECT
+
+    args, state, _ = golden(folder, name)
+    refused = 0
+    for key in args.keys() - NO_EFFECT:
+        for value in (None, "x", -1, 3, 10**9, 0.5, float("nan"), [], ["x"], {"a": 1}, True):
+            try:
+                convert({**args, key: value}, state)
+            except BadCheckpoint:
+                refused += 1
+    assert refused > 100
+
+
 def test_files_that_are_no_checkpoints(tmp_path):
     for name, content in (("empty", b""), ("text", b"not a checkpoint"), ("zip", b"PK\x03\x04" + b"\0" * 100)):
         (tmp_path / name).write_bytes(content)

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import BadCheckpoint
 from ..units import factor
 
-__all__ = ["ABSENT", "ARGUMENTS", "COMMON", "MODELS", "channel_weights", "model_config"]
+__all__ = ["ABSENT", "ARGUMENTS", "COMMON", "MODELS", "NO_EFFECT", "channel_weights", "model_config"]
 
 MODELS = {
     "tensornet": "tensornet",
@@ -54,7 +54,7 @@ _READ_HERE = {
     "coulomb_epsilon_solvent", "precision", "derivative", "check_errors",
 }  # fmt: skip
 
-_NO_EFFECT = {
+NO_EFFECT = {
     # neighbor lists: ours have no limits to set
     "max_num_neighbors", "static_shapes", "coulomb_max_num_neighbors", "coulomb_neighbor_strategy",
     # training
@@ -95,7 +95,7 @@ def model_config(
     if theirs not in MODELS:
         raise BadCheckpoint(f"the model '{theirs}' is not known; known: {', '.join(MODELS)}")
     name = MODELS[theirs]
-    known = {*COMMON, *_READ_HERE, *_NO_EFFECT, *ignore, *(k for table in ARGUMENTS.values() for k in table)}
+    known = {*COMMON, *_READ_HERE, *NO_EFFECT, *ignore, *(k for table in ARGUMENTS.values() for k in table)}
     unknown = sorted(key for key in set(args) - known if args[key] is not None)  # None: not set
     if unknown:
         raise BadCheckpoint(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ..errors import BadCheckpoint
 from ..potential import Potential
+from ..units import factor
 from .hyper_parameters import MODELS, model_config
 from .layout import Layout, prove_layout, reorder_rows
 from .names import modern_names, our_names, strip_prefix, without_filter
@@ -88,6 +90,25 @@ def convert(
     ignore: Collection[str] = (),
 ) -> Potential:
     """A potential from TorchMD-Net's hyper-parameters and tensors, see `import_checkpoint`."""
+    if layout not in (None, "2.x", "3.x"):
+        raise ValueError(f"layout must be '2.x' or '3.x', got '{layout}'")
+    factor("energy", energy_unit)
+    try:
+        return _convert(args, state, energy_unit, elements, layout, ignore)
+    except BadCheckpoint:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadCheckpoint(f"the hyper-parameters are not those of a model: {error}") from error
+
+
+def _convert(
+    args: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    energy_unit: str,
+    elements: Iterable[int] | None,
+    layout: Layout | None,
+    ignore: Collection[str],
+) -> Potential:
     decisions: list[str] = []
     state = without_filter(state)
     model = MODELS.get(str(args.get("model")))
@@ -95,14 +116,14 @@ def convert(
     if model in ("tensornet", "tensornet2"):
         if layout is None:
             layout = prove_layout(state, args, decisions)
-        elif layout in ("2.x", "3.x"):
-            decisions.append(f"taken for TorchMD-Net {layout}, as you said")
         else:
-            raise ValueError(f"layout must be '2.x' or '3.x', got '{layout}'")
+            decisions.append(f"taken for TorchMD-Net {layout}, as you said")
         sign = 1 if layout == "2.x" else -1
     state = modern_names(state)
     if layout == "2.x" and model is not None:
         state = reorder_rows(state, model, to="3.x")
+    if model is not None:
+        _check_sizes(args, state)
     mean, std = (_number(state, name) for name in ("mean", "std"))
     config = model_config(args, mean, std, sign, energy_unit, ignore, decisions)
     config["priors"] = prior_configs(args, state, energy_unit, std, decisions)
@@ -111,11 +132,7 @@ def convert(
     else:
         decisions.append("the checkpoint does not tell its elements: all are allowed; give those it was trained on")
     _check_cutoff(config["model"], state)
-
-    try:
-        potential = Potential.from_config(config)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadCheckpoint(f"the model cannot be built: {error}") from error
+    potential = Potential.from_config(config)
     names = our_names(state, "head" if config["head"] is not None else f"properties.{config['properties'][0]['name']}")
     if config["model"].get("q_dim") == 0:
         names = {k: v for k, v in names.items() if ".charge_predict" not in k}
@@ -142,6 +159,26 @@ def _number(state: Mapping[str, Tensor], name: str) -> float:
     if name not in state or state[name].numel() != 1:
         raise BadCheckpoint(f"the number '{name}' is missing in the state_dict")
     return float(state[name])
+
+
+def _check_sizes(args: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    """The tensors must have the sizes that the hyper-parameters claim; looked at before anything is built."""
+    shapes = {name.removeprefix("representation_model."): tuple(value.shape) for name, value in state.items()}
+    embedding = shapes.get("tensor_embedding.emb.weight", shapes.get("embedding.weight"))
+    layers = {m[1] for name in shapes if (m := re.match(r"(?:layers|attention_layers|interactions)\.(\d+)\.", name))}
+    claimed: list[tuple[str, Any, Any]] = [
+        ("embedding", embedding, (args.get("max_z"), args.get("embedding_dimension"))),
+        ("number of layers", len(layers), args.get("num_layers")),
+    ]
+    charges = shapes.get("charge_predict_0.q_mlp.layers.4.bias", (0,))
+    if MODELS[args["model"]] == "tensornet2":
+        claimed.append(("charges", charges, (2 * args.get("q_dim", 0),)))
+    if args.get("output_mlp_num_layers") and args.get("output_model") == "ScalarPlusWeightedCoulomb":
+        linear = sum(bool(re.match(r"output_model\.output_network\.layers\.\d+\.weight", name)) for name in state)
+        claimed.append(("layers of the head", linear, args["output_mlp_num_layers"] + 2))
+    for what, found, expected in claimed:
+        if found != expected:
+            raise BadCheckpoint(f"the tensors do not fit the hyper-parameters: {what} {found}, {expected} is claimed")
 
 
 def _check_cutoff(model: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
