@@ -42,10 +42,18 @@ def test_charge_changes_the_energy():
     assert abs(float(potential(neutral).energy - potential(ion).energy)) > 1e-3
 
 
-def test_parameters_of_the_published_size():
-    """One layer, 128 channels, 32 radial functions, 16 charges: 681,153 parameters."""
-    config = {"name": "tensornet2", "hidden_channels": 128, "num_layers": 1, "num_rbf": 32, "q_dim": 16, "max_z": 128}
-    assert sum(p.numel() for p in Potential.from_config({"model": config}).parameters()) == 681_153
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"name": "tensornet2", "q_dim": 16, "max_z": 128}, 681_153),
+        ({"name": "tensornet", "max_z": 128}, 535_681),
+        ({"name": "tensornet", "max_z": 100}, 532_097),
+    ],
+)
+def test_parameters_of_the_published_sizes(model, expected):
+    """One layer, 128 channels, 32 radial functions."""
+    config = {"hidden_channels": 128, "num_layers": 1, "num_rbf": 32, **model}
+    assert sum(p.numel() for p in Potential.from_config({"model": config}).parameters()) == expected
 
 
 @pytest.mark.parametrize("layers", [0, 1])
