@@ -1,0 +1,294 @@
+"""The Evaluator on a real GPU: bars R8, R15 to R19 and replays, against the Potential in float64."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2 import Evaluator, Potential, System
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+ELEMENTS = torch.tensor([1, 6, 7, 8])
+
+
+def make(seed=0, **changes):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        potential = Potential.from_config(
+            {
+                "model": {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0,
+                          "max_z": 10},
+                "priors": [{"name": "atomref", "energies": {"1": -13.6, "6": -1030.0, "7": -1486.0, "8": -2041.3}}],
+                "energy_shift": 0.25,
+                **changes,
+            }
+        ).eval()  # fmt: skip
+    return potential.to("cuda")
+
+
+def random_atoms(n, seed=0, cell=False, dtype=torch.float32, **given):
+    """At least 0.9 Å apart, at the density of organic matter."""
+    rng = np.random.default_rng(seed)
+    edge = max(3.0, (n / 0.1) ** (1 / 3))
+    pos = np.zeros((0, 3))
+    while len(pos) < n:
+        new = rng.uniform(0, edge, 3)
+        d = pos - new
+        d -= edge * np.round(d / edge) * cell
+        if not len(pos) or (np.linalg.norm(d, axis=1) > 0.9).all():
+            pos = np.vstack([pos, new])
+    return System(
+        z=ELEMENTS[torch.from_numpy(rng.integers(0, 4, n))],
+        pos=torch.tensor(pos, dtype=dtype),
+        cell=edge * torch.eye(3) if cell else None,
+        **given,
+    ).to("cuda")
+
+
+@pytest.fixture(scope="module")
+def potential():
+    return make()
+
+
+@pytest.fixture(scope="module")
+def exact(potential):
+    return copy.deepcopy(potential).double()
+
+
+@pytest.fixture(scope="module")
+def evaluator(potential):
+    return Evaluator(potential, graphs=True)
+
+
+def assert_same(result, expected, force=1e-4):
+    """R15: 1e-6 of the absolute energy, 1e-4 eV/Å."""
+    torch.testing.assert_close(result.energy, expected.energy, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(result.atom_energies, expected.atom_energies, rtol=1e-6, atol=2e-5)
+    scale = max(1.0, float(expected.forces.abs().max()))
+    assert float((result.forces.double() - expected.forces).abs().max()) <= force * scale
+    if expected.stress is not None:
+        bound = 1e-5 * max(float(expected.stress.abs().max()), 1e-2)
+        assert float((result.stress.double() - expected.stress).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("n", [*range(1, 66), 127, 128, 129])
+def test_r15_every_small_size(evaluator, exact, n):
+    system = random_atoms(n, seed=n, cell=n % 3 == 0)
+    assert_same(evaluator(system), exact(system.to(dtype=torch.float64)))
+
+
+@pytest.mark.parametrize(("n", "cell"), [(600, False), (1100, True)])
+def test_r15_larger_sizes_with_stress(evaluator, exact, n, cell):
+    system = random_atoms(n, cell=cell, charge=1.0)
+    assert_same(evaluator(system, stress=cell), exact(system.to(dtype=torch.float64), stress=cell))
+
+
+def test_spatial_order_is_used_and_right(potential):
+    """Above the size from which atoms are sorted: against the eager potential, whose own error is float32's."""
+    system = random_atoms(2000, cell=True)
+    edge = system.cell[0, 0, 0]
+    images = edge * torch.cartesian_prod(*[torch.arange(3.0, device="cuda")] * 3)[:9]
+    n = len(images)
+    large = System(
+        z=system.z.repeat(n),
+        pos=(system.pos[None] + images[:, None]).reshape(-1, 3),
+        cell=system.cell[0] * torch.tensor([[1.0], [3.0], [3.0]], device="cuda"),
+    )
+    evaluator = Evaluator(potential, graphs=True)
+    result = evaluator(large)
+    assert "spatial order" in evaluator.report()
+    shuffle = torch.randperm(large.num_atoms, device="cuda")
+    other = evaluator(large.replace(z=large.z[shuffle], pos=large.pos[shuffle]))
+    torch.testing.assert_close(other.forces, result.forces[shuffle], rtol=1e-4, atol=1e-4)
+    small = evaluator(system)
+    torch.testing.assert_close(result.energy, small.energy * n, rtol=1e-6, atol=1e-3)
+    torch.testing.assert_close(result.forces, small.forces.repeat(n, 1), rtol=1e-4, atol=2e-4)
+    again = Evaluator(potential, graphs=False)(large)
+    assert torch.equal(again.forces, result.forces) and torch.equal(again.energy, result.energy)
+
+
+def test_batch_equals_singles(evaluator, exact):
+    singles = [random_atoms(n, seed=n, cell=True, charge=float(n % 2)) for n in (3, 40, 1, 17)]
+    batch = System.concatenate(singles)
+    result = evaluator(batch, stress=True)
+    assert_same(result, exact(batch.to(dtype=torch.float64), stress=True))
+    for b, single in enumerate(singles):
+        alone = evaluator(single, stress=True)
+        torch.testing.assert_close(result.energy[b], alone.energy[0], rtol=1e-7, atol=1e-6)
+        torch.testing.assert_close(result.forces[batch.batch == b], alone.forces, rtol=1e-5, atol=1e-5)
+
+
+def test_r16_replays_are_never_stale(evaluator, exact):
+    first = random_atoms(30, seed=1, cell=True)
+    evaluator(first)
+    assert "one CUDA graph" in evaluator.report()
+    variants = [
+        first,
+        random_atoms(30, seed=2, cell=True),
+        first.replace(z=first.z.flip(0)),
+        first.replace(charge=torch.ones_like(first.charge)),
+        first.replace(cell=first.cell * 1.1),
+        first.replace(pbc=~first.pbc),
+        first.to(dtype=torch.float64),
+        random_atoms(31, seed=3, cell=True),
+        first,
+    ]
+    kept = [evaluator(v, stress=True) for v in variants]
+    for variant, result in zip(variants, kept, strict=True):
+        assert result.forces.dtype == variant.dtype
+        assert_same(result, exact(variant.to(dtype=torch.float64), stress=True))
+    with pytest.raises(ValueError, match="the system is on 'cpu'"):
+        evaluator(first.to("cpu"))
+
+
+def test_r8_overflow_under_replay(potential, exact):
+    """Atoms come together ever more: each answer is right, whatever room there was."""
+    evaluator = Evaluator(potential, graphs=True)
+    system = random_atoms(60, seed=4)
+    for scale in (40.0, 3.0, 1.5, 1.0, 20.0, 0.95, 1.0):
+        scaled = system.replace(pos=system.pos * scale)
+        assert_same(evaluator(scaled), exact(scaled.to(dtype=torch.float64)))
+
+
+def test_bound_step_overflow_and_not_finite(potential, exact):
+    system = random_atoms(60, seed=4)
+    bound = Evaluator(potential).bind(system.replace(pos=system.pos * 40))
+    address = bound.forces.data_ptr()
+    bound.pos.copy_(system.pos)
+    for _ in range(3):
+        bound.replay()
+    assert not bound.check()
+    assert bound.forces.isnan().all()
+    bound.replay()
+    assert bound.check() and bound.forces.data_ptr() == address
+    assert_same(bound, exact(system.to(dtype=torch.float64)))
+    bound.pos[7] = float("nan")
+    bound.replay()
+    with pytest.raises(ValueError, match="atom 7"):
+        bound.check()
+    bound.pos.copy_(system.pos)
+    bound.replay()
+    assert bound.check()
+    assert_same(bound, exact(system.to(dtype=torch.float64)))
+
+
+def test_thousand_replays_equal_eager(potential, exact):
+    """Atoms that move for 1,000 steps: replays equal launches bit for bit, and float64 within float32's noise."""
+    system = random_atoms(100, seed=5, cell=True, dtype=torch.float64)
+    bound = Evaluator(potential).bind(system)
+    launches = Evaluator(potential, graphs=False)
+    velocity = 0.002 * torch.randn(100, 3, dtype=torch.float64, device="cuda")
+    pos = system.pos.clone()
+    for step in range(1000):
+        pos += velocity * np.cos(step / 40)
+        bound.pos.copy_(pos)
+        bound.replay()
+        if step % 50 == 49:
+            assert bound.check()
+            eager = launches(system.replace(pos=pos))
+            assert torch.equal(bound.forces, eager.forces) and torch.equal(bound.energy, eager.energy)
+            assert_same(eager, exact(system.replace(pos=pos)))
+
+
+def test_r19_bitwise_deterministic(potential):
+    system = random_atoms(1500, seed=6, cell=True)
+    results = [Evaluator(potential, graphs=graphs)(system, stress=True) for graphs in (True, False)]
+    one = Evaluator(potential, graphs=True)
+    results += [one(system, stress=True) for _ in range(20)]
+    for result in results[1:]:
+        for name in ("energy", "forces", "stress", "atom_energies"):
+            assert torch.equal(getattr(result, name), getattr(results[0], name)), name
+
+
+def test_r17_streams(evaluator):
+    system = random_atoms(200, seed=7)
+    expected = evaluator(system)
+    for _ in range(10):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            busy = torch.randn(2000, 2000, device="cuda")
+            moved = system.replace(pos=system.pos + 0 * (busy @ busy)[0, 0].clamp(0, 0))
+            result = evaluator(moved)
+            assert torch.equal(result.forces, expected.forces)
+        again = evaluator(system)  # the default stream, right after
+        assert torch.equal(again.forces, expected.forces)
+
+
+def test_two_evaluators_and_two_threads(potential):
+    other = make(seed=1, model={"name": "tensornet", "hidden_channels": 64, "num_layers": 1, "max_z": 10})
+    pair = [(Evaluator(potential), random_atoms(50, 8)), (Evaluator(other), random_atoms(70, 9, cell=True))]
+    expected = [e(s) for e, s in pair]
+    for _ in range(5):
+        for (e, s), before in zip(pair, expected, strict=True):
+            assert torch.equal(e(s).forces, before.forces)
+    shared, failures = pair[0][0], []
+
+    def work(seed):
+        system = random_atoms(40 + seed, seed)
+        first = shared(system).forces
+        for _ in range(20):
+            if not torch.equal(shared(system).forces, first):
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures
+
+
+def test_steady_state_allocates_nothing_and_results_are_fresh(potential):
+    evaluator, system = Evaluator(potential), random_atoms(100, 10)
+    kept = [evaluator(system.replace(pos=system.pos * (1 + 0.01 * k))) for k in range(4)]
+    assert not torch.equal(kept[2].forces, kept[3].forces)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        evaluator(system)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_no_waiting_in_a_bound_step(potential):
+    """Nothing in a replay waits for the device."""
+    bound = Evaluator(potential).bind(random_atoms(100, 10))
+    bound.replay()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        bound.pos.add_(0.001)
+        bound.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bound.check()
+
+
+def test_tf32_is_stated_and_bounded(potential, exact):
+    evaluator = Evaluator(potential, precision="tf32")
+    system = random_atoms(800, seed=11, cell=True)
+    result, expected = evaluator(system), exact(system.to(dtype=torch.float64))
+    assert "TF32" in evaluator.report()
+    error = float((result.forces.double() - expected.forces).abs().max())
+    assert 0 < error <= 2e-2 * max(1.0, float(expected.forces.abs().max()))
+
+
+def test_float64_and_models_without_kernels(potential, exact):
+    system = random_atoms(20, dtype=torch.float64)
+    evaluator = Evaluator(potential, precision="float64")
+    torch.testing.assert_close(evaluator(system).forces, exact(system).forces, rtol=0, atol=1e-10)
+    assert "reference path" in evaluator.report()
+    other = make(model={"name": "graph_network", "hidden_channels": 16, "max_z": 10})
+    evaluator = Evaluator(other)
+    assert "no fused kernels" in evaluator.report()
+    assert evaluator(system).forces.shape == (20, 3)
+    bound = evaluator.bind(system)
+    bound.replay()
+    assert bound.check()
