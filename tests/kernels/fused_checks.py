@@ -20,7 +20,7 @@ TINY = [[2.1, 0, 0], [0.4, 2.3, 0], [0, 0.5, 2.2]]  # several images of each ato
 MIXED = {
     name: Block(2, 16, 16, 4) if isinstance(shape, Block) else Walk(2, 4, 16, 4)
     for name, shape in vars(Tiles()).items()
-    if name != "readout"
+    if name not in ("readout", "overlap")
 }
 
 

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from .algebra import load9, product, squared_norm, store9
+from .launch import after_previous
 
 __all__ = [
     "edge_place_kernel",
@@ -49,11 +50,14 @@ def cubic_and_slope(p, part: tl.constexpr, t, F: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
-def edge_place_kernel(row_ptr, vec, knots, knot_out, offset_out, num_atoms, decay, scale, last, BLOCK: tl.constexpr):
+def edge_place_kernel(
+    row_ptr, vec, knots, knot_out, offset_out, num_atoms, decay, scale, last, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     """Place of each edge in the tables: the knot below its length and the distance from it in Å.
 
     The difference of the two is exact in float32, so that the tables cost no accuracy.
     """
+    after_previous(PDL)
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = e < tl.load(row_ptr + num_atoms)
     x = tl.load(vec + e * 3, mask, other=1.0)
@@ -109,9 +113,10 @@ def unit_vector(vec, e, mask):
 @triton.jit(do_not_specialize=["num_atoms"])
 def embedding_kernel(
     row_ptr, sender, vec, knot, offset, z, table, z_receiver, z_sender, self_filter, x_out, norm_out, num_atoms,
-    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """X_i = Σ_j z_ij [f1, f2 skew(u), f3 (uuᵀ − 1/3)] + f1(0) z_ii, and ‖X‖²; the sign of skew is in the table."""
+    after_previous(PDL)
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
@@ -153,8 +158,10 @@ def embedding_kernel(
 def interaction_kernel(
     row_ptr, sender, knot, offset, table, self_filter, y, charge_factor, m_out, p_out, num_atoms,
     F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """M_i = g(0) Y_i + Σ_j g(d_ij) Y_j and P/(‖P‖²+1), P = q (YM + MY) or 2 YM."""
+    after_previous(PDL)
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     m0 = tl.zeros([BR * BE, BF], tl.float32)
@@ -205,7 +212,7 @@ def interaction_kernel(
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def message_backward_kernel(
     row_ptr, sender, knot, offset, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
-    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dY_i += g(0) dM_i + Σ_j g(d_ij) dM_j, and for each edge Σ_c g'(d_ij) ⟨dM_j, Y_i⟩ into slope [slices, E].
 
@@ -213,6 +220,7 @@ def message_backward_kernel(
     slope written at an edge belongs to its reverse, which the force kernel pairs up. This halves the gathered
     bytes: only dM_j is read for an edge, never Y_j.
     """
+    after_previous(PDL)
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     own = y + row.to(tl.int64) * (9 * F) + c
@@ -290,9 +298,10 @@ def message_backward_kernel(
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def embedding_backward_kernel(
     row_ptr, sender, vec, knot, offset, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
-    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """For each edge, from dX_i: dE/d|vec| [slices, E] and dE/du [slices, E, 3]."""
+    after_previous(PDL)
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
@@ -387,12 +396,14 @@ def lower_bound(sender, low, high, value, STEPS: tl.constexpr):
 def force_kernel(
     row_ptr, sender, vec, slope, edge_slope, edge_turn, capacity, forces, virial,
     SLICES: tl.constexpr, MESSAGES: tl.constexpr, STEPS: tl.constexpr, BE: tl.constexpr, VIRIAL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """F_i = Σ_e (G_e − G_reverse(e)), G = dE/dvec; virial of the row Σ_e vec ⊗ G (nine numbers).
 
     Rows are sorted by sender and shift. The edges between i and j are listed in row i by rising shift, in row j by
     the same shifts negated: the reverse of the r-th of m is the (m − 1 − r)-th.
     """
+    after_previous(PDL)
     i = tl.program_id(0)
     start = tl.load(row_ptr + i)
     end = tl.load(row_ptr + i + 1)

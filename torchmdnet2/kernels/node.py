@@ -27,6 +27,7 @@ from .algebra import (
     store9,
 )
 from .dense import dense, silu, silu_slope, statistics
+from .launch import after_previous
 
 __all__ = [
     "embedding_mix_kernel",
@@ -93,9 +94,11 @@ def mix9(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def mix_kernel(
-    x, w, y, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr
+    x, w, y, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr
 ):  # fmt: skip
     """Y = mix(X)."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -108,8 +111,10 @@ def mix_kernel(
 def embedding_mix_kernel(
     x0, w, gate, mixed, x_out, inverse_out, num_atoms,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """X = silu(gate) ⊙ mix(X⁰); writes mix(X⁰), X/(‖X‖²+1) and 1/(‖X‖²+1). gate [N, 3, F] before activation."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -132,9 +137,11 @@ def embedding_mix_kernel(
 def update_kernel(
     p, w, x, charge_factor, d_out, x_out, inverse_out, norms_out, num_atoms, LAST: tl.constexpr,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """D = mix(P), X' = X + D + q D²; writes D and, for the next layer, X'/(‖X'‖²+1) and 1/(‖X'‖²+1);
     for the read-out (LAST), X' and its ‖I‖², ‖A‖², ‖S‖² [N, 3F]."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -164,8 +171,10 @@ def update_kernel(
 def gradient_product_kernel(
     dd, w, y, message, charge_factor, dm_out, dy_out, num_atoms, O3: tl.constexpr,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """From dD: gradient of P/(‖P‖²+1), of P (recomputed from Y and M), then of M and of Y through the product."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -195,12 +204,14 @@ def gradient_mix_kernel(
     dy, w, g, x, inverse, d_before, charge_factor, g_out, dd_out, mixed, gate, dgate_out, num_atoms,
     FIRST: tl.constexpr,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """From dY and the gradient g of the residual stream: through x = X/(‖X‖²+1) to the block before.
 
     Before an interaction stands another one (FIRST false): writes g_out = dX and dd_out = gradient of its D.
     Before the first stands the embedding: writes dd_out = gradient of mix(X⁰) and dgate_out, that of its gate.
     """
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -241,11 +252,13 @@ def gradient_mix_kernel(
 def gradient_embedding_kernel(
     dmixed, w, x0_field, dhidden, hidden, norm, w1t, gamma, w1_gamma, w1_offset, dx_out, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """dX⁰ = mixᵀ(dmixed) + d‖X⁰‖² · ∂‖X⁰‖²/∂X⁰, the gradient of the norm coming back through the gate's W1 and LN.
 
     dhidden [N, 2F] is the gradient of the gate's hidden layer, W1ᵀ [2F, F]; see scalar.py for w1_gamma, w1_offset.
     """
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from .algebra import add_square_adjoint, load9, store9
 from .dense import dense, dense_normed, silu, silu_slope, statistics
+from .launch import after_previous
 
 __all__ = [
     "gate_backward_kernel",
@@ -31,8 +32,10 @@ __all__ = [
 def hidden_kernel(
     norm, gamma, beta, w1, b1, hidden, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """hidden [N, 2F] = W1 LN(‖X⁰‖²) + b1, before activation. W1 [F, 2F]."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -46,8 +49,10 @@ def hidden_kernel(
 def gate_kernel(
     hidden, w2, b2, gate, num_atoms,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """gate [N, 3F] = W2 silu(hidden) + b2, before activation. W2 [2F, 3F]."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -62,8 +67,10 @@ def gate_kernel(
 def gate_backward_kernel(
     dgate, hidden, w2t, dhidden, num_atoms,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """dhidden [N, 2F] = silu'(hidden) ⊙ W2ᵀ dgate. W2ᵀ [3F, 2F]."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -76,8 +83,10 @@ def gate_backward_kernel(
 def readout_hidden_kernel(
     norms, gamma, beta, w1, b1, hidden, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """hidden [N, F] = W1 LN[‖I‖², ‖A‖², ‖S‖²] + b1, before activation. norms [N, 3F], W1 [3F, F]."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -91,8 +100,10 @@ def readout_hidden_kernel(
 def readout_kernel(
     hidden, w2, b2, w3, b3, w2t, energy, dhidden, num_atoms,
     F: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """ε [N] = w3·silu(W2 silu(hidden) + b2) + b3 and its gradient in hidden [N, F]. W2 [F, H], W2ᵀ [H, F]."""
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = rows < num_atoms
     k = tl.arange(0, H)
@@ -114,11 +125,13 @@ def readout_kernel(
 def readout_gradient_kernel(
     dhidden, hidden, norms, w1t, gamma, w1_gamma, w1_offset, x, d, charge_factor, g_out, dd_out, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Gradient g_out [N, 9, F] of the energy in X and dd_out, that in the last D. W1ᵀ [F, 3F].
 
     w1_gamma [F] = W1 γ and w1_offset [F] = b1 + W1 β give the means of the layer norm's gradient.
     """
+    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms

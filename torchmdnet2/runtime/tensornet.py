@@ -71,6 +71,8 @@ class FusedTensorNet:
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision = weights, precision
+        device = weights.device
+        self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
     def allocate(self, num_atoms: int, capacity: int, tiles: Tiles | None = None) -> tuple[Buffers, Tiles]:
         """Buffers for N atoms and C edges."""
@@ -120,41 +122,42 @@ class FusedTensorNet:
         w, n = self.weights, z.shape[0]
         f = w.channels
         message.edge_place_kernel[(-(-sender.shape[0] // 1024),)](
-            row_ptr, vec, w.knots, b.knot, b.offset, n, w.table.decay, w.table.scale, w.table.num_knots - 1, BLOCK=1024
-        )
-        grid, walk = self._walk(n, tiles.embedding)
+            row_ptr, vec, w.knots, b.knot, b.offset, n, w.table.decay, w.table.scale, w.table.num_knots - 1, BLOCK=1024,
+            **self._launch(tiles),
+        )  # fmt: skip
+        grid, walk = self._walk(n, tiles, tiles.embedding)
         message.embedding_kernel[grid](
             row_ptr, sender, vec, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender, w.embedding_self,
             b.x0, b.norm, n, **walk,
         )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
-        grid, block = self._block(n, 2 * f, tiles.hidden)
+        grid, block = self._block(n, 2 * f, tiles, tiles.hidden)
         scalar.hidden_kernel[grid](b.norm, gamma, beta, w1, b1, b.hidden, n, eps, **block)
-        grid, block = self._block(n, 3 * f, tiles.gate)
+        grid, block = self._block(n, 3 * f, tiles, tiles.gate)
         scalar.gate_kernel[grid](b.hidden, w2, b2, b.gate, n, **block)
-        grid, block = self._block(n, f, tiles.embedding_mix)
+        grid, block = self._block(n, f, tiles, tiles.embedding_mix)
         node.embedding_mix_kernel[grid](b.x0, w.embedding_mix, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block)
         for k in range(w.num_layers):
             last = k + 1 == w.num_layers
-            grid, block = self._block(n, f, tiles.mix)
+            grid, block = self._block(n, f, tiles, tiles.mix)
             node.mix_kernel[grid](b.x[k], w.mix_in[k][0], b.y[k], n, **block)
             # dm is free during the forward pass: it carries the normalised products
-            grid, walk = self._walk(n, tiles.interaction)
+            grid, walk = self._walk(n, tiles, tiles.interaction)
             message.interaction_kernel[grid](
                 row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], charge_factor, b.m[k],
                 b.dm, n, O3=w.is_o3, **walk,
             )  # fmt: skip
-            grid, block = self._block(n, f, tiles.update)
+            grid, block = self._block(n, f, tiles, tiles.update)
             node.update_kernel[grid](
                 b.dm, w.mix_out[k][0], b.x[k], charge_factor, b.d[k], b.x[k + 1],
                 b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
             )  # fmt: skip
         gamma, beta, eps = w.out_norm
         w1, b1, w2, b2, w3, b3 = w.readout
-        grid, block = self._block(n, f, tiles.readout_hidden)
+        grid, block = self._block(n, f, tiles, tiles.readout_hidden)
         scalar.readout_hidden_kernel[grid](b.norms, gamma, beta, w1, b1, b.readout, n, eps, **block)
-        grid, block = self._block(n, f, tiles.readout)
+        grid, block = self._block(n, f, tiles, tiles.readout)
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
             b.readout, w2, b2, w3, b3, w.readout_t[1], b.energy, b.dreadout, n, H=f // 2, **block
@@ -166,35 +169,35 @@ class FusedTensorNet:
     ) -> None:  # fmt: skip
         w, n, capacity = self.weights, z.shape[0], sender.shape[0]
         f = w.channels
-        grid, block = self._block(n, f, tiles.readout_gradient)
+        grid, block = self._block(n, f, tiles, tiles.readout_gradient)
         scalar.readout_gradient_kernel[grid](
             b.dreadout, b.readout, b.norms, w.readout_t[0], w.out_norm[0], *w.readout_sums, b.x[-1], b.d[-1],
             charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
         )  # fmt: skip
         slices = f // tiles.message_backward.channels
         for k in reversed(range(w.num_layers)):
-            grid, block = self._block(n, f, tiles.gradient_product)
+            grid, block = self._block(n, f, tiles, tiles.gradient_product)
             node.gradient_product_kernel[grid](
                 b.dd, w.mix_out[k][1], b.y[k], b.m[k], charge_factor, b.dm, b.dy, n, O3=w.is_o3, **block
             )
-            grid, walk = self._walk(n, tiles.message_backward)
+            grid, walk = self._walk(n, tiles, tiles.message_backward)
             message.message_backward_kernel[grid](
                 row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
                 b.slope[k * slices :], capacity, n, **walk,
             )  # fmt: skip
-            grid, block = self._block(n, f, tiles.gradient_mix)
+            grid, block = self._block(n, f, tiles, tiles.gradient_mix)
             node.gradient_mix_kernel[grid](
                 b.dy, w.mix_in[k][1], b.g, b.x[k], b.inverse[k], b.d[k - 1], charge_factor, b.g, b.dd, b.mixed,
                 b.gate, b.dgate, n, FIRST=k == 0, **block,
             )  # fmt: skip
-        grid, block = self._block(n, 2 * f, tiles.gate_backward)
+        grid, block = self._block(n, 2 * f, tiles, tiles.gate_backward)
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w.gate_t[1], b.dhidden, n, **block)
-        grid, block = self._block(n, f, tiles.gradient_embedding)
+        grid, block = self._block(n, f, tiles, tiles.gradient_embedding)
         node.gradient_embedding_kernel[grid](
             b.dd, w.embedding_mix_t, b.x0, b.dhidden, b.hidden, b.norm, w.gate_t[0], w.gate_norm[0], *w.gate_sums,
             b.dy, n, w.gate_norm[2], **block,
         )  # fmt: skip
-        grid, walk = self._walk(n, tiles.embedding_backward)
+        grid, walk = self._walk(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
             row_ptr, sender, vec, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
             b.edge_turn, capacity, n, **walk,
@@ -202,22 +205,26 @@ class FusedTensorNet:
         message.force_kernel[(n,)](
             row_ptr, sender, vec, b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
             SLICES=f // tiles.embedding_backward.channels, MESSAGES=w.num_layers * slices, STEPS=12, BE=32,
-            VIRIAL=with_virial, num_warps=1,
+            VIRIAL=with_virial, num_warps=1, **self._launch(tiles),
         )  # fmt: skip
 
-    def _walk(self, n: int, walk: Walk) -> tuple[tuple[int, int], dict[str, Any]]:
+    def _walk(self, n: int, tiles: Tiles, walk: Walk) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a message kernel."""
         f = self.weights.channels
         constants = {
             "F": f, "KNOTS": self.weights.table.num_knots, "BR": walk.atoms, "BE": walk.edges, "BF": walk.channels,
-            "num_warps": walk.warps,
+            "num_warps": walk.warps, **self._launch(tiles),
         }  # fmt: skip
         return (-(-n // walk.atoms), f // walk.channels), constants
 
-    def _block(self, n: int, columns: int, block: Block) -> tuple[tuple[int, int], dict[str, Any]]:
+    def _block(self, n: int, columns: int, tiles: Tiles, block: Block) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a product kernel with this many columns in all."""
         constants = {
             "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "PREC": self.precision,
-            "num_warps": block.warps, "num_stages": block.stages,
+            "num_warps": block.warps, "num_stages": block.stages, **self._launch(tiles),
         }  # fmt: skip
         return (-(-n // block.rows), columns // block.cols), constants
+
+    def _launch(self, tiles: Tiles) -> dict[str, bool]:
+        """Whether a kernel's launch overlaps the kernel before it."""
+        return {"PDL": True, "launch_pdl": True} if tiles.overlap and self.can_overlap else {"PDL": False}

@@ -36,7 +36,13 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Tiles:
-    """One shape for each kernel; see the classes in `torchmdnet2.kernels`."""
+    """One shape for each kernel; see the classes in `torchmdnet2.kernels`.
+
+    Args:
+        overlap: launch each kernel while the one before still runs (kernels/launch.py).
+    """
+
+    overlap: bool = False
 
     embedding: Walk = Walk(1, 1, 64, 1)
     interaction: Walk = Walk(16, 1, 32, 16)
@@ -61,6 +67,8 @@ class Tiles:
         tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
         limited: dict[str, Any] = {}
         for name, shape in vars(tiles).items():
+            if isinstance(shape, bool):
+                continue
             if isinstance(shape, Walk):
                 limited[name] = shape._replace(channels=min(shape.channels, channels))
             else:
@@ -70,6 +78,7 @@ class Tiles:
 
 
 _TENS = Tiles(
+    overlap=True,
     embedding=Walk(1, 16, 16, 4),
     interaction=Walk(1, 8, 32, 4),
     message_backward=Walk(1, 16, 16, 4),
@@ -88,6 +97,7 @@ _TENS = Tiles(
     gradient_embedding=Block(1, 32, 64, 4, 1),
 )
 _HUNDREDS = Tiles(
+    overlap=True,
     embedding=Walk(1, 8, 32, 4),
     interaction=Walk(1, 8, 32, 4),
     message_backward=Walk(1, 8, 32, 4),
@@ -106,15 +116,16 @@ _HUNDREDS = Tiles(
     gradient_embedding=Block(1, 32, 64, 4, 1),
 )
 _THOUSAND = Tiles(
+    overlap=True,
     embedding=Walk(1, 2, 64, 1),
     interaction=Walk(16, 1, 32, 16),
     message_backward=Walk(16, 1, 32, 16),
     embedding_backward=Walk(1, 2, 64, 1),
-    hidden=Block(16, 32, 128, 4, 1),
+    hidden=Block(32, 64, 64, 4, 2),
     gate=Block(16, 64, 64, 4, 1),
     gate_backward=Block(16, 64, 32, 4, 3),
-    readout_hidden=Block(16, 32, 128, 4, 1),
-    readout=Block(16, 32, 128, 4, 1),
+    readout_hidden=Block(16, 64, 64, 4, 1),
+    readout=Block(16, 64, 64, 4, 1),
     readout_gradient=Block(16, 32, 32, 4, 3),
     embedding_mix=Block(16, 64, 16, 4, 3),
     mix=Block(16, 64, 16, 4, 3),
@@ -123,4 +134,4 @@ _THOUSAND = Tiles(
     gradient_mix=Block(16, 64, 32, 4, 3),
     gradient_embedding=Block(16, 64, 32, 4, 3),
 )
-_BY_SIZE = ((64, _TENS), (512, _HUNDREDS), (3000, _THOUSAND))
+_BY_SIZE = ((64, _TENS), (512, _HUNDREDS), (1500, _THOUSAND))
