@@ -29,14 +29,15 @@ _UNITS = {
     "dipole": "e*angstrom",
     "charges": "e",
 }
+_FORMAT = ("v110", "v110")  # checksums on names, units and sizes too, which older formats lack
 _CHUNK_BYTES = 2**16  # one frame is read at a time, and its whole chunk with it
 
 
 def write_hdf5(path: str | PathLike, samples: Iterable[Sample], max_group: int = 10_000) -> None:
-    """Write samples in the "torchmd-net" layout: with units, with a checksum on every chunk, and all or nothing.
+    """Write samples in the "torchmd-net" layout: with units, with checksums, and all or nothing.
 
     Consecutive samples with the same atoms share a group, so the order is kept; files are smallest and fastest when
-    equal molecules follow each other.
+    equal molecules follow each other. HDF5 1.10 or later reads them.
 
     Args:
         path: the file; it appears when it is complete, and replaces one that was there.
@@ -51,7 +52,7 @@ def write_hdf5(path: str | PathLike, samples: Iterable[Sample], max_group: int =
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        with h5py.File(aside, "w") as file:
+        with h5py.File(aside, "w", libver=_FORMAT) as file:
             for number, group in enumerate(_runs(samples, max_group)):
                 _write_group(file.create_group(f"group_{number:07d}"), group)
         with open(aside, "rb+") as written:
