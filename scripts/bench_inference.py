@@ -28,6 +28,7 @@ PDB = ("alanine_dipeptide", "testosterone", "chignolin", "dhfr", "factorIX", "st
 WATER = (7, 15, 32, 70)  # molecules along each side: 1,029, 10,125, 98,304 and 1,029,000 atoms
 NUMBERS = {"H": 1, "C": 6, "N": 7, "O": 8, "P": 15, "S": 16, "NA": 11, "CL": 17, "MG": 12, "ZN": 30, "K": 19, "CA": 20}
 EXACT_UP_TO = 3000
+EAGER_UP_TO = 12_000
 MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0, "max_z": 128}
 
 
@@ -261,7 +262,7 @@ def main() -> None:
             runs.append(
                 (precision, lambda p=precision: bench_ours(Evaluator(potential, precision=p), system, exact))  # noqa: B023
             )
-        if options.eager:
+        if options.eager and system.num_atoms <= EAGER_UP_TO:
             runs.append(("potential", lambda: bench_eager(potential, system, exact)))  # noqa: B023
         for mode in peer_modes:
             runs.append((mode, lambda m=mode: bench_peer(potential, system, exact, m)))  # noqa: B023
