@@ -306,3 +306,12 @@ def test_import_refuses_what_is_not_a_checkpoint(capsys, folder, tmp_path):
     err = fails(capsys, 1, "import", folder / "water.xyz", tmp_path / "m.tmn")
     assert "checkpoint" in err and not (tmp_path / "m.tmn").exists()
     assert "Xx" in fails(capsys, 2, "import", folder / "water.xyz", tmp_path / "m.tmn", "--elements", "H,Xx")
+
+
+def test_config_from_torchmd_net(capsys, tmp_path):
+    (tmp_path / "theirs.yaml").write_text("model: tensornet\nembedding_dimension: 64\ncutoff_upper: 4.5\nlr: 1e-4\n")
+    code, out, _ = run(capsys, "config", "--from-torchmd-net", tmp_path / "theirs.yaml")
+    ours = yaml.safe_load(out)
+    assert code == 0 and ours["model"]["hidden_channels"] == 64 and ours["model"]["cutoff"] == 4.5
+    (tmp_path / "theirs.yaml").write_text("model: tensornet\nembeding_dimension: 64\n")
+    assert "embeding_dimension" in fails(capsys, 2, "config", "--from-torchmd-net", tmp_path / "theirs.yaml")

@@ -132,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
     other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all it can take)")
     other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
+    other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
 
     back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint")
     back.add_argument("model", help=".tmn file")
@@ -148,6 +149,7 @@ def _parser() -> argparse.ArgumentParser:
     config.add_argument("file", nargs="?", help="a configuration: print it with all defaults filled in instead")
     config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with a file: change one key")
     config.add_argument("--model", default="tensornet", help="whose keys are listed (default: tensornet)")
+    config.add_argument("--from-torchmd-net", metavar="YAML", help="a training YAML of TorchMD-Net, as one of ours")
     return parser
 
 
@@ -253,7 +255,8 @@ def _import(options: argparse.Namespace) -> None:
         print(f"wrote {options.ours}")
         return
     elements = None if options.elements is None else [_atomic_number(s) for s in options.elements.split(",")]
-    potential = import_checkpoint(options.theirs, options.energy_unit, elements, options.layout)
+    ignore = [] if options.ignore is None else options.ignore.split(",")
+    potential = import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)
     save(potential, options.ours)
     for decision in potential.metadata.get("import", {}).get("decisions", []):
         print(f"- {decision}")
@@ -299,6 +302,12 @@ def _config(options: argparse.Namespace) -> None:
     from .training.config import load_config
     from .training.defaults import config_yaml, default_config_yaml
 
+    if options.from_torchmd_net:
+        from .importers.training_yaml import convert_yaml
+
+        theirs = Path(options.from_torchmd_net)
+        print(convert_yaml(theirs.read_text(encoding="utf-8"), options.from_torchmd_net).rstrip())
+        return
     if options.file:
         print(config_yaml(load_config(options.file, options.set)).rstrip())
         return
