@@ -31,7 +31,7 @@ def sample(num_frames: int, seed: int):
     from ase import units
     from ase.build import molecule
     from ase.md.langevin import Langevin
-    from ase.md.velocitydistribution import MaxwellBoltzmannDistribution, Stationary, ZeroRotation
+    from ase.md.velocitydistribution import Stationary, ZeroRotation
     from ase.optimize import BFGS
     from tblite.ase import TBLite
 
@@ -39,7 +39,8 @@ def sample(num_frames: int, seed: int):
     atoms = molecule("CH3CH2OH")
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0)
     BFGS(atoms, logfile=None).run(fmax=0.005, steps=500)
-    MaxwellBoltzmannDistribution(atoms, temperature_K=TEMPERATURE, rng=rng)
+    spread = np.sqrt(atoms.get_masses() * units.kB * TEMPERATURE)
+    atoms.set_momenta(rng.standard_normal((len(atoms), 3)) * spread[:, None])
     Stationary(atoms)
     ZeroRotation(atoms)
     dynamics = Langevin(

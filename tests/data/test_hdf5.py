@@ -62,7 +62,7 @@ def test_everything_is_checksummed_and_has_units(tmp_path):
     with h5py.File(tmp_path / "a.h5") as file:
         file.visititems(visit)
     assert {name for name, unit in seen.items() if unit is None} == {"types", "charge", "spin", "pbc"}
-    assert seen["forces"] == "eV/angstrom" and seen["stress"] == "eV/angstrom^3"
+    assert seen["forces"] == b"eV/angstrom" and seen["stress"] == b"eV/angstrom^3"
 
 
 # --- the layout of TorchMD-Net ---------------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ def _write_group(group: h5py.Group, samples: list[Sample]) -> None:
         frames = max(1, min(len(array), _CHUNK_BYTES // max(1, array[0].nbytes)))
         dataset = group.create_dataset(name, data=array, chunks=(frames, *array.shape[1:]), fletcher32=True)
         if unit is not None:
-            dataset.attrs["units"] = unit
+            # of fixed length: kept under the checksum of the names, unlike a string of variable length
+            dataset.attrs["units"] = np.bytes_(unit)
 
     put(names["z"], samples[0].system.z.to(torch.int16))
     put(names["pos"], system.pos.reshape(num_frames, -1, 3), _UNITS["pos"])
