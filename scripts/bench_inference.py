@@ -1,6 +1,6 @@
 """Time energy and forces of TensorNet on one GPU: the Evaluator and, when it is installed, TorchMD-Net.
 
-    python scripts/bench_inference.py [--systems FOLDER] [--modes eager,graph,compile] [--output out.json] [--plot out.png]
+    python scripts/bench_inference.py [--systems FOLDER] [--modes eager,graph,compile] [--output FILE] [--plot FILE]
 
 Each system is evaluated as a whole step: neighbor search, energy, forces. "replay" is a step without leaving the device
 (`Evaluator.bind`); "call" is `evaluator(system)` with its results back in Python. Errors are the largest of any force
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import gc
 import json
 import statistics
@@ -197,17 +198,16 @@ def bench_peer(potential: Potential, system: System, exact: Any, mode: str) -> l
 
 def table(rows: list[dict[str, Any]]) -> str:
     """One line per system and mode."""
-    head = f"{'system':<18} {'atoms':>9} {'mode':<20} {'ms':>9} {'low':>9} {'high':>9} {'dF eV/A':>9} {'dE/E':>9} {'GB':>7} {'first s':>8}"
-    lines = [head]
+    numbers = "".join(f" {title:>9}" for title in ("ms", "low", "high", "dF eV/Å", "dE/E"))
+    lines = [f"{'system':<18} {'atoms':>9} {'mode':<20}{numbers} {'GB':>7} {'first s':>8}"]
     for r in rows:
         name = f"{r['system']:<18} {r['atoms']:>9} {r['mode']:<20}"
         if "error" in r:
             lines.append(f"{name} {r['error'][:100]}")
             continue
         accuracy = "".join(f" {r[k]:>9.1e}" if k in r else f" {'-':>9}" for k in ("force_error", "energy_error"))
-        lines.append(
-            f"{name} {r['ms']:>9.4f} {r['low']:>9.4f} {r['high']:>9.4f}{accuracy} {r['peak_GB']:>7.2f} {r['first_s']:>8.2f}"
-        )
+        times = "".join(f" {r[k]:>9.4f}" for k in ("ms", "low", "high"))
+        lines.append(f"{name}{times}{accuracy} {r['peak_GB']:>7.2f} {r['first_s']:>8.2f}")
     return "\n".join(lines)
 
 
@@ -257,21 +257,19 @@ def main() -> None:
     for name, system in sorted(systems.items(), key=lambda item: item[1].num_atoms):
         system = system.to("cuda")
         exact = double(system.to(dtype=torch.float64)) if system.num_atoms <= EXACT_UP_TO else None
-        runs: list[tuple[str, Callable[[], list[dict[str, Any]]]]] = []
-        for precision in options.precision.split(","):
-            runs.append(
-                (precision, lambda p=precision: bench_ours(Evaluator(potential, precision=p), system, exact))  # noqa: B023
-            )
+        runs: list[tuple[str, Callable[..., list[dict[str, Any]]], Any]] = [
+            (precision, bench_ours, Evaluator(potential, precision=precision))
+            for precision in options.precision.split(",")
+        ]
         if options.eager and system.num_atoms <= EAGER_UP_TO:
-            runs.append(("potential", lambda: bench_eager(potential, system, exact)))  # noqa: B023
-        for mode in peer_modes:
-            runs.append((mode, lambda m=mode: bench_peer(potential, system, exact, m)))  # noqa: B023
-        for label, run in runs:
+            runs.append(("potential", bench_eager, potential))
+        runs += [(mode, functools.partial(bench_peer, mode=mode), potential) for mode in peer_modes]
+        for label, run, model in runs:
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             try:
-                found = run()
+                found = run(model, system, exact)
             except (RuntimeError, ValueError) as error:
                 found = [{"mode": label, "error": f"{type(error).__name__}: {str(error)[:300]}"}]
             for row in found:

@@ -138,7 +138,8 @@ class Evaluator:
     def refresh(self) -> None:
         """Take the weights, priors, device and type of the potential as they are now."""
         with self._lock:
-            self._weights = [*self.potential.parameters(), *self.potential.buffers()]
+            weights = [*self.potential.parameters(), *self.potential.buffers()]
+            self._weights = [w for w in weights if not w.is_inference()]  # such tensors do not count their changes
             self._signature = self._sign()
             self._model: FusedModel | None = None
             self._exact: Potential | None = None
@@ -185,7 +186,7 @@ class Evaluator:
     def _sign(self) -> tuple[Any, ...]:
         """Changes when the weights do."""
         first = self._weights[0] if self._weights else None
-        versions = sum(0 if w.is_inference() else w._version for w in self._weights)
+        versions = sum(w._version for w in self._weights)
         return versions, None if first is None else (first.data_ptr(), first.dtype, first.device)
 
     def _prepare(self, system: System) -> FusedModel | None:

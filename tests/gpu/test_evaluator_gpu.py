@@ -234,9 +234,7 @@ def test_two_evaluators_and_two_threads(potential):
     def work(seed):
         system = random_atoms(40 + seed, seed)
         first = shared(system).forces
-        for _ in range(20):
-            if not torch.equal(shared(system).forces, first):
-                failures.append(seed)
+        failures.extend(seed for _ in range(20) if not torch.equal(shared(system).forces, first))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for t in threads:

@@ -6,6 +6,7 @@ size run on a GPU (tests/gpu/test_evaluator_gpu.py).
 from __future__ import annotations
 
 import copy
+import itertools
 import os
 
 import pytest
@@ -305,6 +306,6 @@ def test_infinite_cell_is_refused():
 
 def test_ladder():
     rungs = sorted({ladder(n) for n in range(0, 200_000, 7)})
-    assert all(r % 16 == 0 for r in rungs) and all(b <= 1.25 * a for a, b in zip(rungs, rungs[1:], strict=False))
+    assert all(r % 16 == 0 for r in rungs) and all(b <= 1.25 * a for a, b in itertools.pairwise(rungs))
     assert all(ladder(n) >= 1.03 * n + 60 for n in range(0, 200_000, 50))
     assert ladder(0) >= 16

@@ -89,7 +89,7 @@ def _cluster(system: System, num_atoms: int, stress: bool) -> System:
     distance = (system.pos[same] - system.pos[0]).norm(dim=1)
     chosen = same[torch.argsort(distance)[:num_atoms]].sort().values
     pos = system.pos[chosen]
-    box = 1000 * torch.eye(3, dtype=pos.dtype, device=pos.device) if stress else None
+    box = (1000 if stress else 0) * torch.eye(3, dtype=pos.dtype, device=pos.device)
     return System(
         z=system.z[chosen], pos=pos, cell=box, pbc=torch.zeros(3, dtype=torch.bool, device=pos.device),
         charge=system.charge[system.batch[:1]],

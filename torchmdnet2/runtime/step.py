@@ -239,6 +239,7 @@ class FusedStep:
         with self._on_device():
             pos, z = self._place()
             search, b = self.search, self._buffers
+            assert search.vectors is not None
             search(pos, self.cell, self.pbc)
             self.net.run(
                 b, self._tiles, z, search.row_ptr, search.sender, search.vectors, self.charge_factor, self.stress

@@ -1,0 +1,183 @@
+"""The Evaluator without a GPU: the Potential's numbers and errors, options, copies, bound steps.
+
+Its fused path is tested by tests/runtime (in Triton's interpreter) and tests/gpu.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.errors import UnknownElement
+
+SMALL = {"hidden_channels": 8, "num_rbf": 6, "max_z": 10}
+MODELS = ["tensornet", "graph_network", "transformer", "equivariant_transformer"]
+
+
+def make(model="tensornet", seed=0, **changes):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Potential.from_config(
+            {"model": {"name": model, **SMALL}, "priors": [{"name": "atomref", "energies": {"8": -2041.3}}], **changes}
+        )
+
+
+def water(dtype=torch.float32, **given):
+    pos = torch.tensor([[0.0, 0, 0], [0.96, 0, 0], [-0.24, 0.93, 0]], dtype=dtype)
+    return System(z=torch.tensor([8, 1, 1]), pos=pos, **given)
+
+
+def assert_equal(result, expected):
+    for name in ("energy", "forces", "stress", "atom_energies", "charges"):
+        ours, theirs = getattr(result, name), getattr(expected, name)
+        assert (ours is None and theirs is None) or (torch.equal(ours, theirs) and ours.dtype == theirs.dtype), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("stress", [False, True])
+def test_equals_the_potential(model, stress):
+    potential = make(model).eval()
+    system = System.concatenate([water(cell=6 * torch.eye(3), charge=1.0), water(cell=2.5 * torch.eye(3))])
+    result = Evaluator(potential, stress=stress)(system)
+    assert_equal(result, potential(system, stress=stress))
+    assert not result.energy.requires_grad and not result.forces.requires_grad
+    assert_equal(Evaluator(potential)(system, forces=False, stress=stress), potential(system, False, stress))
+
+
+def test_no_atoms_and_one_atom():
+    evaluator = Evaluator(make())
+    none = evaluator(System(z=torch.zeros(0, dtype=torch.long), pos=torch.zeros(0, 3)))
+    assert none.forces.shape == (0, 3) and none.energy.tolist() == [0.0]
+    one = evaluator(System(z=torch.tensor([8]), pos=torch.zeros(1, 3)))
+    assert one.energy.tolist() == [-2041.3]
+
+
+def test_precision_float64():
+    potential, system = make(), water(dtype=torch.float64)
+    result = Evaluator(potential, precision="float64")(system)
+    assert_equal(result, copy.deepcopy(potential).eval().double()(system))
+    assert potential.dtype == torch.float32
+
+
+def test_changed_weights_are_noticed():
+    potential, system = make(), water()
+    for precision in ("float32", "float64"):
+        evaluator = Evaluator(potential, precision=precision)
+        before = evaluator(system)
+        with torch.no_grad():
+            potential.representation.linear.weight.mul_(2)
+        after = evaluator(system)
+        assert not torch.equal(before.energy, after.energy)
+        exact = copy.deepcopy(potential).double() if precision == "float64" else potential
+        assert_equal(after, exact(system))
+
+
+@pytest.mark.parametrize("given", [{"precision": "float16"}, {"graphs": "yes"}, {"precision": True}])
+def test_unknown_options(given):
+    with pytest.raises(ValueError, match="must be"):
+        Evaluator(make(), **given)
+
+
+def test_errors_are_those_of_the_potential():
+    evaluator = Evaluator(make(elements=[1, 8]))
+    with pytest.raises(UnknownElement, match="atom 0 is C"):
+        evaluator(water().replace(z=torch.tensor([6, 1, 1])))
+    with pytest.raises(ValueError, match="atom 1: its position is not finite"):
+        evaluator(water().replace(pos=torch.tensor([[0.0, 0, 0], [float("nan"), 0, 0], [0, 1, 0]])))
+    with pytest.raises(ValueError, match="no cell with a volume"):
+        evaluator(water(), stress=True)
+
+
+def test_a_system_elsewhere_is_refused():
+    with pytest.raises(ValueError, match="the system is on 'meta' and the potential on 'cpu'"):
+        Evaluator(make())(
+            System(z=torch.ones(2, dtype=torch.long, device="meta"), pos=torch.zeros(2, 3, device="meta"))
+        )
+
+
+def test_report_says_why():
+    assert "need a CUDA device" in Evaluator(make()).report()
+    assert "float64" in Evaluator(make(), precision="float64").report()
+    assert "no effect" in Evaluator(make(), precision="tf32").report()
+
+
+def test_copies_and_pickles_evaluate_alike():
+    evaluator = Evaluator(make(), stress=True)
+    system = water(cell=6 * torch.eye(3))
+    for other in (copy.deepcopy(evaluator), pickle.loads(pickle.dumps(evaluator))):
+        assert other.stress and other.potential is not evaluator.potential
+        assert_equal(other(system), evaluator(system))
+
+
+def test_bound_step():
+    potential = make().eval()
+    system = water(dtype=torch.float64, cell=6 * torch.eye(3))
+    bound = Evaluator(potential).bind(system, stress=True)
+    assert_equal(bound_result(bound), bound_result(potential(system, stress=True)))
+    forces = bound.forces
+    bound.pos.mul_(1.1)
+    bound.cell.mul_(1.01)
+    bound.replay()
+    assert bound.check() and bound.forces is forces
+    moved = system.replace(pos=system.pos * 1.1, cell=system.cell * 1.01)
+    assert_equal(bound_result(bound), bound_result(potential(moved, stress=True)))
+    assert torch.equal(system.pos, water(dtype=torch.float64).pos)  # the structure given is not written to
+    bound.pos[2] = float("nan")
+    bound.replay()
+    assert bound.forces.isnan().all()
+    with pytest.raises(ValueError, match="atom 2"):
+        bound.check()
+    bound.pos.copy_(system.pos)
+    bound.replay()
+    assert bound.check() and not bound.forces.isnan().any()
+
+
+def bound_result(given):
+    from torchmdnet2.potential import Result
+
+    return Result(given.energy, given.forces, given.stress, given.atom_energies)
+
+
+def test_inference_mode_and_no_grad():
+    evaluator, system = Evaluator(make()), water()
+    expected = evaluator(system)
+    for context in (torch.inference_mode, torch.no_grad):
+        with context():
+            assert_equal(evaluator(system.replace(pos=system.pos.clone())), expected)
+
+
+def test_threads():
+    evaluator = Evaluator(make())
+    systems = [water().replace(pos=water().pos * (1 + 0.05 * k)) for k in range(4)]
+    expected = [evaluator(s) for s in systems]
+    wrong = []
+
+    def work(k):
+        wrong.extend(k for _ in range(5) if not torch.equal(evaluator(systems[k]).forces, expected[k].forces))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_import_needs_torch_alone():
+    code = """
+import sys
+for name in ("triton", "ase", "vesin", "pydantic", "h5py", "yaml", "rich"):
+    sys.modules[name] = None
+from torchmdnet2 import Evaluator, Potential
+potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 8, "num_rbf": 4}})
+assert "need a CUDA device" in Evaluator(potential).report()
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
