@@ -39,7 +39,7 @@ def sample(num_frames: int, seed: int):
     atoms = molecule("CH3CH2OH")
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0)
     BFGS(atoms, logfile=None).run(fmax=0.005, steps=500)
-    spread = np.sqrt(atoms.get_masses() * units.kB * TEMPERATURE)
+    spread = np.sqrt(atoms.get_masses() * (units.kB * TEMPERATURE))
     atoms.set_momenta(rng.standard_normal((len(atoms), 3)) * spread[:, None])
     Stationary(atoms)
     ZeroRotation(atoms)
