@@ -140,24 +140,19 @@ def peer_model(potential: Potential, neighbors: int, graph: bool, static: bool) 
     """TorchMD-Net's TensorNet with these weights; `neighbors` is the largest number that an atom has."""
     from torchmdnet.models.model import create_model
 
-    arguments = {
-        "model": "tensornet", "embedding_dimension": MODEL["hidden_channels"], "num_layers": MODEL["num_layers"],
-        "num_rbf": MODEL["num_rbf"], "cutoff_lower": 0.0, "cutoff_upper": MODEL["cutoff"], "max_z": MODEL["max_z"],
-        "rbf_type": "expnorm", "trainable_rbf": False, "activation": "silu", "aggr": "add", "reduce_op": "add",
-        "equivariance_invariance_group": "O(3)", "max_num_neighbors": neighbors, "output_model": "Scalar",
-        "output_mlp_num_layers": 0, "precision": 32, "prior_model": None, "prior_args": None, "derivative": graph,
-        "box_vecs": None, "charge": False, "spin": False, "static_shapes": static, "atom_filter": -1,
-        "check_errors": False, "vector_cutoff": False, "q_dim": 16, "dropout": 0.0, "neighbor_embedding": True,
-        "attn_activation": "silu", "num_heads": 8, "distance_influence": "both",
+    from torchmdnet2.importers.export import export_state
+
+    arguments, state = export_state(potential)
+    # without the reference energies, which would only cost it time: forces are compared
+    arguments |= {
+        "prior_model": None, "prior_args": None, "max_num_neighbors": neighbors, "derivative": graph,
+        "static_shapes": static, "charge": False, "check_errors": False, "box_vecs": None,
     }  # fmt: skip
     model = create_model(arguments)
-    state = {f"representation_model.{k}": v for k, v in potential.representation.state_dict().items()}
-    assert potential.head is not None
-    state |= {f"output_model.{k}": v for k, v in potential.head.state_dict().items()}
-    missing = set(model.load_state_dict(state, strict=False).missing_keys)
-    weights = {name for name, _ in model.named_parameters()}
-    if missing & weights:
-        raise RuntimeError(f"the peer's weights are named otherwise: {sorted(missing & weights)[:4]}")
+    missing = model.load_state_dict({k: v for k, v in state.items() if not k.startswith("prior")}, strict=False)
+    absent = sorted(set(missing.missing_keys) & {name for name, _ in model.named_parameters()})
+    if absent:
+        raise RuntimeError(f"weights that the peer has and we have not: {absent[:4]}")
     return model.cuda().eval().requires_grad_(False)
 
 
