@@ -224,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", type=Path, help="folder of PDB files")
     parser.add_argument("--water", default=",".join(map(str, WATER)), help="molecules along each side")
+    parser.add_argument("--copies", type=int, default=256, help="alanine dipeptides in a batch")
     parser.add_argument("--precision", default="float32,tf32", help="of the Evaluator")
     parser.add_argument("--modes", default="eager,graph,compile", help="of TorchMD-Net, where it is installed")
     parser.add_argument("--eager", action="store_true", help="time the Potential too")
@@ -234,6 +235,9 @@ def main() -> None:
     systems = {}
     if options.systems:
         systems = {n: read_pdb(options.systems / f"{n}.pdb") for n in PDB if (options.systems / f"{n}.pdb").exists()}
+    if "alanine_dipeptide" in systems and options.copies:
+        molecule = systems["alanine_dipeptide"]
+        systems[f"{options.copies} x alanine"] = System.concatenate([molecule] * options.copies)
     for side in (int(s) for s in options.water.split(",") if s):
         systems[f"water {3 * side**3}"] = water_box(side)
     torch.manual_seed(1)
