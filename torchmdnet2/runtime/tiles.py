@@ -96,76 +96,6 @@ _TENS = Tiles(
     gradient_mix=Block(1, 32, 32, 4, 1),
     gradient_embedding=Block(1, 32, 64, 4, 1),
 )
-_HUNDREDS = Tiles(
-    overlap=True,
-    embedding=Walk(1, 8, 32, 4),
-    interaction=Walk(1, 8, 32, 4),
-    message_backward=Walk(1, 8, 32, 4),
-    embedding_backward=Walk(1, 16, 16, 4),
-    hidden=Block(16, 32, 128, 4, 1),
-    gate=Block(16, 32, 64, 4, 3),
-    gate_backward=Block(16, 32, 64, 4, 3),
-    readout_hidden=Block(1, 64, 32, 4, 1),
-    readout=Block(1, 64, 32, 4, 1),
-    readout_gradient=Block(1, 32, 16, 2, 1),
-    embedding_mix=Block(1, 32, 16, 1, 1),
-    mix=Block(1, 32, 64, 4, 1),
-    update=Block(1, 32, 16, 1, 1),
-    gradient_product=Block(1, 32, 16, 1, 1),
-    gradient_mix=Block(1, 32, 16, 1, 1),
-    gradient_embedding=Block(1, 32, 16, 1, 1),
-)
-_BY_SIZE if num_atoms <= most), cls())
-        limited: dict[str, Any] = {}
-        for name, shape in vars(tiles).items():
-            if isinstance(shape, bool):
-                continue
-            if isinstance(shape, Walk):
-                limited[name] = shape._replace(channels=min(shape.channels, channels))
-            else:
-                # F/2 columns are the fewest that a kernel writes, F the shortest sum
-                limited[name] = shape._replace(cols=min(shape.cols, channels), depth=min(shape.depth, channels))
-        return replace(tiles, **limited)
-
-
-_TENS = Tiles(
-    overlap=True,
-    embedding=Walk(1, 16, 16, 4),
-    interaction=Walk(1, 8, 32, 4),
-    message_backward=Walk(1, 16, 16, 4),
-    embedding_backward=Walk(1, 32, 16, 8),
-    hidden=Block(16, 32, 128, 4, 1),
-    gate=Block(1, 32, 64, 8, 1),
-    gate_backward=Block(1, 32, 64, 8, 1),
-    readout_hidden=Block(1, 32, 128, 8, 1),
-    readout=Block(1, 32, 32, 4, 1),
-    readout_gradient=Block(1, 32, 32, 8, 1),
-    embedding_mix=Block(1, 32, 32, 4, 1),
-    mix=Block(1, 32, 64, 4, 1),
-    update=Block(1, 32, 64, 4, 1),
-    gradient_product=Block(1, 32, 32, 4, 1),
-    gradient_mix=Block(1, 32, 32, 4, 1),
-    gradient_embedding=Block(1, 32, 64, 4, 1),
-)
-_HUNDREDS = Tiles(
-    overlap=True,
-    embedding=Walk(1, 8, 32, 4),
-    interaction=Walk(1, 8, 32, 4),
-    message_backward=Walk(1, 8, 32, 4),
-    embedding_backward=Walk(1, 16, 16, 4),
-    hidden=Block(16, 32, 128, 4, 1),
-    gate=Block(16, 32, 64, 4, 1),
-    gate_backward=Block(1, 32, 32, 4, 1),
-    readout_hidden=Block(1, 64, 32, 4, 1),
-    readout=Block(1, 64, 32, 4, 1),
-    readout_gradient=Block(1, 32, 32, 2, 1),
-    embedding_mix=Block(1, 32, 64, 4, 1),
-    mix=Block(1, 32, 64, 4, 1),
-    update=Block(1, 32, 64, 4, 1),
-    gradient_product=Block(2, 32, 16, 4, 1),
-    gradient_mix=Block(2, 32, 16, 4, 1),
-    gradient_embedding=Block(1, 32, 64, 4, 1),
-)
 _THOUSAND = Tiles(
     overlap=True,
     embedding=Walk(1, 2, 64, 1),
@@ -180,9 +110,9 @@ _THOUSAND = Tiles(
     readout_gradient=Block(16, 32, 32, 4, 3),
     embedding_mix=Block(16, 64, 16, 4, 3),
     mix=Block(16, 64, 16, 4, 3),
-    update=Block(16, 64, 32, 4, 3),
+    update=Block(16, 16, 32, 1, 3),
     gradient_product=Block(16, 32, 32, 4, 2),
-    gradient_mix=Block(16, 64, 32, 4, 3),
+    gradient_mix=Block(16, 16, 32, 1, 3),
     gradient_embedding=Block(16, 64, 32, 4, 3),
 )
 _BY_SIZE = ((64, _TENS), (512, _HUNDREDS), (1500, _THOUSAND))
