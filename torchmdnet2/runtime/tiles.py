@@ -96,6 +96,25 @@ _TENS = Tiles(
     gradient_mix=Block(1, 32, 32, 4, 1),
     gradient_embedding=Block(1, 32, 64, 4, 1),
 )
+_HUNDREDS = Tiles(
+    overlap=True,
+    embedding=Walk(1, 8, 32, 4),
+    interaction=Walk(1, 8, 32, 4),
+    message_backward=Walk(1, 8, 32, 4),
+    embedding_backward=Walk(1, 16, 16, 4),
+    hidden=Block(16, 32, 128, 4, 1),
+    gate=Block(16, 32, 64, 4, 3),
+    gate_backward=Block(16, 32, 64, 4, 3),
+    readout_hidden=Block(1, 64, 32, 4, 1),
+    readout=Block(1, 64, 32, 4, 1),
+    readout_gradient=Block(1, 32, 16, 2, 1),
+    embedding_mix=Block(1, 32, 16, 1, 1),
+    mix=Block(1, 32, 64, 4, 1),
+    update=Block(1, 32, 16, 1, 1),
+    gradient_product=Block(1, 32, 16, 1, 1),
+    gradient_mix=Block(1, 32, 16, 1, 1),
+    gradient_embedding=Block(1, 32, 16, 1, 1),
+)
 _THOUSAND = Tiles(
     overlap=True,
     embedding=Walk(1, 2, 64, 1),
