@@ -183,13 +183,16 @@ def _evaluate(options: argparse.Namespace) -> None:
     potential = load(options.model, device_of(_device(options.device)), dtype_of(options.dtype))
     trained = potential.metadata.get("config", {}).get("data", {})
     keys = _chosen(
-        options, "key", ("energy", "forces", "stress"), trained.get("keys") or {"energy": "energy", "forces": "forces"}
+        options,
+        "key",
+        ("energy", "forces", "stress", "virial", "charge", "spin"),
+        trained.get("keys") or {"energy": "energy", "forces": "forces"},
     )
     units = _chosen(options, "unit", ("energy", "length", "forces", "stress"), trained.get("units", {}))
     dataset = open_dataset(options.data if len(options.data) > 1 else options.data[0], keys=keys, units=units)
     frames = Frames(dataset, _frames_of_split(options, len(dataset)), potential.cutoff, cache_bytes=0)
     found = evaluate(
-        potential, frames, Properties(forces="forces" in keys, stress="stress" in keys), options.batch_size,
+        potential, frames, Properties(forces="forces" in keys, stress=not keys.keys().isdisjoint({"stress", "virial"})), options.batch_size,
         keep_pairs=False,
     )  # fmt: skip
     if options.json:
@@ -366,7 +369,7 @@ def _structure(path: str) -> Atoms:
 
 def _chosen(options: argparse.Namespace, kind: str, names: Sequence[str], trained: dict[str, Any]) -> dict[str, str]:
     """Keys or units: what the command line says, else what the model was trained with, without the absent ones."""
-    values = {name: getattr(options, f"{name}_{kind}") or trained.get(name) for name in names}
+    values = {name: getattr(options, f"{name}_{kind}", None) or trained.get(name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 

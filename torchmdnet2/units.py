@@ -64,6 +64,7 @@ _ALIASES = {
     "e*ang": "e*angstrom",
     "e*a0": "e*bohr",
     "d": "debye",
+    "elementary_charge": "e",
 }
 
 

@@ -61,10 +61,13 @@ class KeysConfig(Section):
 
 
 class UnitsConfig(Section):
-    """Units that the data file is written in; values are converted to eV and Å on reading."""
+    """Units that the data file is written in; values are converted to eV and Å on reading.
 
-    energy: str = Field(default="eV", description="eV, meV, hartree, kJ/mol, kcal/mol, rydberg")
-    length: str = Field(default="angstrom", description="angstrom, bohr, nm, pm")
+    null: what an HDF5 file says of itself (an error where it says nothing), eV and Å for the formats of ASE.
+    """
+
+    energy: str | None = Field(default=None, description="eV, meV, hartree, kJ/mol, kcal/mol, rydberg")
+    length: str | None = Field(default=None, description="angstrom, bohr, nm, pm")
     forces: str | None = Field(default=None, description="null: energy/length, as in eV/angstrom")
     stress: str | None = Field(default=None, description="null: energy/length^3; also GPa, kbar")
 
