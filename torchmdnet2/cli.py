@@ -191,10 +191,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     units = _chosen(options, "unit", ("energy", "length", "forces", "stress"), trained.get("units", {}))
     dataset = open_dataset(options.data if len(options.data) > 1 else options.data[0], keys=keys, units=units)
     frames = Frames(dataset, _frames_of_split(options, len(dataset)), potential.cutoff, cache_bytes=0)
-    found = evaluate(
-        potential, frames, Properties(forces="forces" in keys, stress=not keys.keys().isdisjoint({"stress", "virial"})), options.batch_size,
-        keep_pairs=False,
-    )  # fmt: skip
+    wanted = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
+    found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False)
     if options.json:
         print(json.dumps({"frames": len(frames), **found.errors}, indent=1, ensure_ascii=False))
     else:
