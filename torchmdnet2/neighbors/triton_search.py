@@ -39,7 +39,7 @@ from .triton_setup import (
 
 __all__ = ["NOT_FINITE", "OVERFLOW", "TOO_THIN", "TritonNeighborSearch", "neighbor_list_triton"]
 
-CELLS_FROM = 2400
+CELLS_FROM = 2000
 """Atoms per structure from which cell lists are faster than testing all pairs, on one NVIDIA H200."""
 
 _ATOM_BLOCK = 128
