@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("triton", reason="the GPU kernels need triton")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
