@@ -53,7 +53,7 @@ def generated_atoms(seed: int, cutoff: float) -> Atoms:
 
 @functools.cache
 def generated_pairs(seed: int, cutoff: float) -> tuple[Atoms, set, set]:
-    """generated_atoms with coordinates that float32 holds exactly, and ASE's pairs for them (made once: ASE is slow)."""
+    """generated_atoms with coordinates that float32 holds exactly, and ASE's pairs for them (once: ASE is slow)."""
     atoms = generated_atoms(seed, cutoff)
     atoms.positions, atoms.cell = np.float32(atoms.positions), np.float32(atoms.cell.array)
     return atoms, *ase_pairs(atoms, cutoff)
