@@ -6,6 +6,7 @@ Shapes: N atoms.
 from __future__ import annotations
 
 import copy
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,11 +14,12 @@ from torch import Tensor
 from ..neighbors import neighbor_list
 from ..potential import Potential, Result
 from ..system import System
-from .graphs import GraphedStep
-from .model import FusedModel, Source
-from .step import FusedStep
 
-__all__ = ["BOUNDS", "CHECKED_ATOMS", "check_path"]
+if TYPE_CHECKING:
+    from .model import FusedModel
+    from .step import FusedStep
+
+__all__ = ["BOUNDS", "CHECKED_ATOMS", "check_path", "cluster", "reference", "within"]
 
 BOUNDS = {"float32": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
 """Largest differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each times the
@@ -37,18 +39,22 @@ def check_path(model: FusedModel, step: FusedStep, system: System) -> None:
     Raises:
         RuntimeError: energies, forces or stress differ from the reference by more than `BOUNDS`.
     """
+    from .graphs import GraphedStep
+    from .model import Source
+
     if system.num_atoms > CHECKED_ATOMS:
-        system = _cluster(system, CHECKED_ATOMS // 2, step.stress)
+        system = cluster(system, CHECKED_ATOMS // 2, step.stress)
     # a step of its own: it may be one that other results are read from
     own = model.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
     runs = GraphedStep(own)
     Source(model, own).load(system)
     runs.make_room()
     own.launch()
-    _compare(own, _reference(model.potential, system, step.stress), model)
+    _compare(own, reference(model.potential, system, step.stress), model)
 
 
-def _reference(potential: Potential, system: System, stress: bool) -> Result:
+def reference(potential: Potential, system: System, stress: bool) -> Result:
+    """What the potential gives in float64, with the reference neighbor list."""
     exact = copy.deepcopy(potential).double().eval()
     system = System(**{k: v.detach() for k, v in vars(system).items()}).to(dtype=torch.float64)
     with torch.enable_grad():
@@ -61,20 +67,21 @@ def _compare(step: FusedStep, reference: Result, model: FusedModel) -> None:
     assert reference.atom_energies is not None and reference.forces is not None
     network = step.out.atom_energies - step.reference
     scale = max(1.0, float((network.abs() + step.isolated.abs()).max()))
-    _within("energy of an atom, eV", step.out.atom_energies, reference.atom_energies, energy_bound * scale)
+    within("energy of an atom, eV", step.out.atom_energies, reference.atom_energies, energy_bound * scale)
     total = energy_bound * scale * step.num_atoms
-    _within("energy of a structure, eV", step.out.energy, reference.energy, total)
+    within("energy of a structure, eV", step.out.energy, reference.energy, total)
     scale = max(1.0, float(reference.forces.abs().max()))
-    _within("force, eV/Å", step.out.forces.double(), reference.forces, force_bound * scale)
+    within("force, eV/Å", step.out.forces.double(), reference.forces, force_bound * scale)
     if step.out.stress is not None and reference.stress is not None:
         volume = torch.linalg.det(step.cell.double()).abs()[:, None, None]
         virial = reference.stress * volume
         # a virial is a sum over the atoms of forces times distances of a few Å
         bound = force_bound * max(scale * step.num_atoms, float(virial.abs().max()))
-        _within("virial, eV", step.out.stress * volume, virial, bound)
+        within("virial, eV", step.out.stress * volume, virial, bound)
 
 
-def _within(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
+def within(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
+    """Raise RuntimeError when two results differ by more than a bound."""
     difference = float((ours - reference).abs().max()) if ours.numel() else 0.0
     if not difference <= bound:
         raise RuntimeError(
@@ -83,7 +90,7 @@ def _within(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
         )
 
 
-def _cluster(system: System, num_atoms: int, stress: bool) -> System:
+def cluster(system: System, num_atoms: int, stress: bool) -> System:
     """The atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked)."""
     same = (system.batch == system.batch[0]).nonzero()[:, 0]
     distance = (system.pos[same] - system.pos[0]).norm(dim=1)

@@ -9,13 +9,12 @@ import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..models.heads import ScalarHead
 from ..potential import Potential
-from ..priors.atomref import Atomref
 from ..system import System
-from .frozen import FrozenTensorNet, why_not_fused
+from .covered import why_not
+from .frozen import FrozenTensorNet
 from .step import FusedStep
 from .tensornet import FusedTensorNet
 
@@ -27,31 +26,6 @@ _PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 
 class UnsortedBatch(Exception):
     """The atoms of a structure do not lie together."""
-
-
-def why_not(potential: Potential) -> str:
-    """ "" when fused steps can evaluate this potential, else the reason."""
-    head = potential.head
-    if head is None:
-        return "the model predicts no energy"
-    reason = why_not_fused(potential.representation, potential.dtype)
-    if reason:
-        return reason
-    if type(head) is not ScalarHead:
-        return f"there are no fused kernels for the head {type(head).__name__}"
-    layers = list(head.output_network.layers)
-    if len(layers) != 3 or not isinstance(layers[1], nn.SiLU):
-        return "the fused kernels have heads of one hidden layer with silu only"
-    if head.reduce != "sum":
-        return "the fused kernels sum energies over the atoms, this head takes their mean"
-    others = [type(prior).__name__ for prior in potential.priors if type(prior) is not Atomref]
-    if others:
-        return f"there are no fused kernels for {', '.join(others)}"
-    if len(potential.properties):
-        return "the fused kernels have no heads of other properties"
-    if potential.atom_filter >= 0:
-        return "the fused kernels have no atom filter"
-    return ""
 
 
 class FusedModel:

@@ -6,12 +6,16 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..potential import Potential
 from ..system import System
+
+if TYPE_CHECKING:
+    from .cpu_model import CpuModel
 
 __all__ = ["BoundStep", "ReferenceBoundStep"]
 
@@ -50,9 +54,9 @@ class BoundStep(ABC):
 
 
 class ReferenceBoundStep(BoundStep):
-    """On the potential itself."""
+    """On the potential itself, or on what is called like it."""
 
-    def __init__(self, potential: Potential, system: System, stress: bool):
+    def __init__(self, potential: Potential | CpuModel, system: System, stress: bool):
         self._potential = potential
         self.pos, self.cell = system.pos.detach().clone(), system.cell.detach().clone()
         self._system = system.replace(pos=self.pos, cell=self.cell)
