@@ -1,7 +1,8 @@
 """Evaluator: repeated evaluation of one potential on the fastest correct path.
 
 On a CUDA device TensorNet runs on fused kernels: neighbor search, network, hand-written backward and sums are one step
-over static buffers, replayed as one CUDA graph. Everything else runs on the Potential itself; `report()` says why.
+over static buffers, replayed as one CUDA graph. On the CPU it runs on kernels compiled by numba, where that is
+installed. Everything else runs on the Potential itself; `report()` says why.
 
 Shapes: N atoms, B structures.
 """
@@ -9,8 +10,10 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections import OrderedDict
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -20,6 +23,7 @@ from .potential import Potential, Result
 from .system import System
 
 if TYPE_CHECKING:
+    from .runtime.cpu_model import CpuModel
     from .runtime.graphs import GraphedStep
     from .runtime.model import FusedModel, Source
     from .runtime.reference import BoundStep
@@ -142,9 +146,11 @@ class Evaluator:
             self._weights = [w for w in weights if not w.is_inference()]  # such tensors do not count their changes
             self._signature = self._sign()
             self._model: FusedModel | None = None
+            self._compiled: CpuModel | None = None
             self._exact: Potential | None = None
             self._steps: OrderedDict[tuple[Any, ...], tuple[GraphedStep, Source]] = OrderedDict()
             self._checked: set[tuple[Any, ...]] = set()
+            self._on_cpu = self.potential.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") != "1"
             self._reason = self._why_not_fused()
             self._last = ""
 
@@ -156,6 +162,12 @@ class Evaluator:
                 exact = self.precision == "float64"
                 used = f"reference path (autograd) on {device}, {'float64' if exact else dtype}: {self._reason}"
                 return used + (", so that precision='tf32' has no effect" if self.precision == "tf32" else "")
+            if self._on_cpu:
+                lines = [f"compiled TensorNet kernels (numba) on {device}, float32, {torch.get_num_threads()} threads"]
+                lines += ["precision='tf32' has no effect there"] if self.precision == "tf32" else []
+                if self._last:
+                    lines.append(f"last fell back to the reference path (autograd): {self._last}")
+                return "\n".join(lines)
             products = {
                 "float32": "float32, matrix products in three TF32 parts",
                 "tf32": "float32, matrix products in TF32",
@@ -172,16 +184,18 @@ class Evaluator:
         """ "" when the fused kernels can run, else the reason."""
         if self.precision == "float64":
             return "precision='float64' was asked for"
-        if self.potential.device.type != "cuda":
-            from os import environ
+        if self.potential.device.type not in ("cpu", "cuda"):
+            return "the fused kernels need a CPU or a CUDA device"
+        from .runtime.covered import why_not
 
-            if environ.get("TRITON_INTERPRET", "0") != "1":
-                return "the fused kernels need a CUDA device"
+        reason = why_not(self.potential)
+        if reason:
+            return reason
         try:
-            from .runtime.model import why_not
+            import_module(f".runtime.{'cpu_model' if self._on_cpu else 'model'}", __package__)
         except (ImportError, RuntimeError) as error:
-            return f"the fused kernels need Triton ({error})"
-        return why_not(self.potential)
+            return f"the fused kernels need {'numba' if self._on_cpu else 'Triton'} ({error})"
+        return ""
 
     def _sign(self) -> tuple[Any, ...]:
         """Changes when the weights do."""
@@ -205,7 +219,7 @@ class Evaluator:
             self._last = "the system has no atoms"
         elif system.dtype not in (torch.float32, torch.float64):
             self._last = f"the positions are {system.dtype}"
-        if self._last:
+        if self._last or self._on_cpu:
             return None
         if self._model is None:
             from .runtime.model import FusedModel
@@ -213,8 +227,14 @@ class Evaluator:
             self._model = FusedModel(self.potential, self.precision)
         return self._model
 
-    def _reference(self, system: System) -> Potential:
-        """The potential, or its copy in float64."""
+    def _reference(self, system: System) -> Potential | CpuModel:
+        """What is called without CUDA graphs: the compiled model of the CPU, the potential, or its copy in float64."""
+        if self._on_cpu and not (self._reason or self._last):
+            if self._compiled is None:
+                from .runtime.cpu_model import CpuModel
+
+                self._compiled = CpuModel(self.potential)
+            return self._compiled
         if self.precision != "float64" or self.potential.dtype == torch.float64:
             return self.potential
         if self._exact is None:
