@@ -104,7 +104,7 @@ def test_peer_layout(tmp_path):
     assert "not read" not in data.summary()
 
 
-def test_peer_layout_with_charges_spins_and_cells(tmp_path):
+def test_w19_charges_spins_and_cells_of_frames(tmp_path):
     cells = np.stack([np.eye(3) * (5 + k) for k in range(4)])
     write_peer(tmp_path / "a.h5", charge=np.array([0, 1, -1, 2]), spin=np.array([2]), box=cells)
     data = HDF5Dataset(tmp_path / "a.h5", units={"energy": "eV", "length": "nm"})
