@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import message, node, scalar
+from ..kernels import force, message, node, scalar
 from .frozen import FrozenTensorNet
 from .tiles import Block, Tiles, Walk
 
@@ -202,7 +202,7 @@ class FusedTensorNet:
             row_ptr, sender, vec, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
             b.edge_turn, capacity, n, **walk,
         )  # fmt: skip
-        message.force_kernel[(n,)](
+        force.force_kernel[(n,)](
             row_ptr, sender, vec, b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
             SLICES=f // tiles.embedding_backward.channels, MESSAGES=w.num_layers * slices, STEPS=12, BE=32,
             VIRIAL=with_virial, num_warps=1, **self._launch(tiles),
