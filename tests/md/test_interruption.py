@@ -12,15 +12,15 @@ import pytest
 from ase.build import molecule
 from ase.io import read, write
 
-STEPS = 1000  # seconds, so that a signal sent in the middle arrives in the middle
+STEPS = 400  # seconds, so that a signal sent in the middle arrives in the middle
 
 
 def start(model_file, folder, name, *more):
     """The command, in a process of its own; restart files often."""
     write(folder / "water.xyz", molecule("H2O"))
     command = [
-        sys.executable, "-m", "torchmdnet2", "md", model_file, folder / "water.xyz", "--steps", STEPS, "--every", 20,
-        "--restart-every", 100, "--ensemble", "nvt", "--output", folder / name, "--device", "cpu", *more,
+        sys.executable, "-m", "torchmdnet2", "md", model_file, folder / "water.xyz", "--steps", STEPS, "--every", 10,
+        "--restart-every", 40, "--ensemble", "nvt", "--output", folder / name, "--device", "cpu", *more,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
@@ -41,7 +41,7 @@ def whole(model_file, tmp_path_factory):
     """The trajectory and table of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("whole")
     assert start(model_file, folder, "run").wait() == 0
-    assert len(read(folder / "run.xyz", ":")) == STEPS // 20 + 1
+    assert len(read(folder / "run.xyz", ":")) == STEPS // 10 + 1
     return {kind: (folder / f"run.{kind}").read_bytes() for kind in ("xyz", "csv")}
 
 
