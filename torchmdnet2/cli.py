@@ -220,8 +220,8 @@ def _md(options: argparse.Namespace) -> None:
         restart_every=options.restart_every,
         minimize=options.minimize,
     )
-    # a queueing system's polite end is treated like Ctrl-C: write a restart file and stop
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # a queueing system's polite end is treated like Ctrl-C, also where jobs ignore that: write a restart file and stop
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = _console()
     try:
         result = run_md(

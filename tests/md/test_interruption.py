@@ -23,7 +23,14 @@ def start(model_file, folder, name, *more):
         "--restart-every", 40, "--ensemble", "nvt", "--output", folder / name, "--device", "cpu", *more,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    # jobs in the background are started with SIGINT ignored
+    return subprocess.Popen(
+        list(map(str, command)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )
 
 
 def wait_for(path, size, process):
