@@ -118,7 +118,7 @@ class AseDataset(Dataset):
         )
         labels = {}
         for name, value in found.items():
-            numbers = _tensor(value, self._keys[name], where) * self._factors[name]
+            numbers = _tensor(value, self._keys[name], where) * self._factors.get(name, 1.0)
             if name == "virial":
                 volume = float(system.volume[0])
                 if volume == 0:
@@ -183,7 +183,7 @@ def _shaped(name: str, value: Tensor, system: System) -> Tensor:
     if name == "stress" and value.shape == (6,):
         return value[torch.tensor(_VOIGT)][None]
     shape = LABELS[name].of(system)
-    if name in ("energy", "stress", "dipole") and value.numel() == torch.Size(shape).numel():
+    if not LABELS[name].per_atom and value.numel() == torch.Size(shape).numel():
         return value.reshape(shape)
     return value
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..system import System
-from .dataset import LABELS, Sample
+from .dataset import LABELS, Sample, label_names
 
 __all__ = ["collate"]
 
@@ -27,10 +27,9 @@ def collate(samples: Sequence[Sample]) -> Sample:
     if not samples:
         raise ValueError("collate needs at least one sample")
     labels = {}
-    for name, shape in LABELS.items():
-        known = next((s.labels[name] for s in samples if name in s.labels), None)
-        if known is not None:
-            labels[name] = torch.cat(
-                [s.labels[name] if name in s.labels else known.new_full(shape.of(s.system), torch.nan) for s in samples]
-            )
+    for name in label_names(*(s.labels for s in samples)):
+        known, shape = next(s.labels[name] for s in samples if name in s.labels), LABELS[name]
+        labels[name] = torch.cat(
+            [s.labels[name] if name in s.labels else known.new_full(shape.of(s.system), torch.nan) for s in samples]
+        )
     return Sample(System.concatenate([s.system for s in samples]), labels)

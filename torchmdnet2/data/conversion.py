@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 
 from ..errors import BadData
 from ..registry import did_you_mean
-from ..units import factor
+from ..units import UNITS, factor
+from .dataset import LABELS
 
-__all__ = ["KEYS", "UNIT_NAMES", "checked_keys", "label_factors", "missing_key"]
+__all__ = ["KEYS", "UNIT_NAMES", "any_factor", "checked_keys", "label_factors", "missing_key"]
 
 KEYS = ("energy", "forces", "stress", "virial", "dipole", "charges", "charge", "spin")
 """What a key can be given for: the labels, the virial (instead of the stress), total charge and spin multiplicity."""
@@ -23,7 +24,7 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
         BadData: a key is given for something unknown, or both for stress and virial.
     """
     for name in keys:
-        if name not in KEYS:
+        if name not in KEYS and name not in LABELS:
             raise BadData(f"{where}: unknown label '{name}'{did_you_mean(name, KEYS)} Known: {', '.join(KEYS)}")
     asked = {name: key for name, key in keys.items() if key is not None}
     if "stress" in asked and "virial" in asked:
@@ -45,22 +46,24 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
 
     Args:
         units: name -> unit, of "energy", "length" and where they do not follow from these "forces", "stress",
-            "dipole"; None counts as not given.
+            "dipole"; of further labels, as {"scalar:gap": "hartree"}; None counts as not given.
         where: for messages.
 
     Returns:
         name -> factor, for those of "energy", "length", "forces", "stress", "virial", "dipole", "charges" for which
-        the units say enough.
+        the units say enough, and for further labels that were given.
 
     Raises:
         BadData: an unknown name or unit.
     """
     given = {name: unit for name, unit in units.items() if unit is not None}
+    factors: dict[str, float] = {}
     for name in given:
-        if name not in UNIT_NAMES:
+        if ":" in name and name in LABELS:
+            factors[name] = any_factor(given[name], where)
+        elif name not in UNIT_NAMES:
             hint = did_you_mean(name, UNIT_NAMES)
             raise BadData(f"{where}: unknown entry '{name}' in units{hint} Known: {', '.join(UNIT_NAMES)}")
-    factors: dict[str, float] = {}
     for name, kind, result in (
         ("energy", "energy", "energy"),
         ("length", "length", "length"),
@@ -83,3 +86,18 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
     if "length" in factors:
         factors.setdefault("dipole", factors["length"])
     return factors
+
+
+def any_factor(unit: str, where: str) -> float:
+    """Size of a unit of any kind in the package's unit of that kind: "hartree", "bohr", "debye", "kcal/mol/angstrom".
+
+    Raises:
+        BadData: an unknown unit.
+    """
+    for kind in (*UNITS, "force", "stress"):
+        try:
+            return factor(kind, unit)
+        except ValueError:
+            continue
+    known = ", ".join(name for names in UNITS.values() for name in names)
+    raise BadData(f"{where}: unknown unit '{unit}'. Known: {known}; ENERGY/LENGTH; leave it out for a plain number")

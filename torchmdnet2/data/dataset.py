@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..system import System
 
-__all__ = ["LABELS", "ConcatDataset", "Dataset", "LabelShape", "Sample", "Subset"]
+__all__ = ["LABELS", "SHAPES", "ConcatDataset", "Dataset", "LabelShape", "Sample", "Subset", "label_names"]
 
 
 class LabelShape(NamedTuple):
@@ -31,14 +31,45 @@ class LabelShape(NamedTuple):
         return (system.num_atoms if self.per_atom else system.num_systems, *self.row)
 
 
-LABELS = {
-    "energy": LabelShape(False, ()),
-    "forces": LabelShape(True, (3,)),
-    "stress": LabelShape(False, (3, 3)),
-    "dipole": LabelShape(False, (3,)),
-    "charges": LabelShape(True, ()),
+SHAPES = {
+    "scalar": LabelShape(False, ()),
+    "vector": LabelShape(False, (3,)),
+    "tensor": LabelShape(False, (3, 3)),
+    "atom_scalar": LabelShape(True, ()),
+    "atom_vector": LabelShape(True, (3,)),
+    "atom_tensor": LabelShape(True, (3, 3)),
 }
+"""shape of a property -> its LabelShape."""
+
+
+class Labels(dict[str, LabelShape]):
+    """Label name -> shape. Further labels say their shape themselves: "scalar:gap", "atom_scalar:shift"."""
+
+    def __missing__(self, name: str) -> LabelShape:
+        shape, _, rest = name.partition(":")
+        if not rest or shape not in SHAPES:
+            raise KeyError(name)
+        return SHAPES[shape]
+
+    def __contains__(self, name: object) -> bool:
+        shape, _, rest = str(name).partition(":")
+        return super().__contains__(name) or (bool(rest) and shape in SHAPES)
+
+
+LABELS = Labels(
+    energy=LabelShape(False, ()),
+    forces=LabelShape(True, (3,)),
+    stress=LabelShape(False, (3, 3)),
+    dipole=LabelShape(False, (3,)),
+    charges=LabelShape(True, ()),
+)
 """label name -> its shape: energy eV, forces eV/Å, stress eV/Å³ (tensile positive), dipole e·Å, charges e."""
+
+
+def label_names(*names: Iterable[str]) -> list[str]:
+    """All given label names once: those of LABELS in its order, then the further ones, sorted."""
+    found = set().union(*names)
+    return [name for name in LABELS if name in found] + sorted(found - LABELS.keys())
 
 
 @dataclass(eq=False)
@@ -48,7 +79,8 @@ class Sample:
     Args:
         system: B structures; from a data set B = 1 and positions are float64.
         labels: name -> values in the package's units: energy [B] eV, forces [N, 3] eV/Å, stress [B, 3, 3] eV/Å³
-            (tensile positive), dipole [B, 3] e·Å, charges [N] e. A label that is not known is absent, or NaN.
+            (tensile positive), dipole [B, 3] e·Å, charges [N] e, and further ones named by their shape, as in
+            "scalar:gap" [B] (see `SHAPES`). A label that is not known is absent, or NaN.
     """
 
     system: System

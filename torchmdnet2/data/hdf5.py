@@ -39,8 +39,8 @@ from torch import Tensor
 from ..errors import BadData
 from ..system import System
 from .check import check_sample, whole_number
-from .conversion import checked_keys, label_factors, missing_key
-from .dataset import LABELS, Dataset, Sample, checked_index
+from .conversion import any_factor, checked_keys, label_factors, missing_key
+from .dataset import LABELS, Dataset, Sample, checked_index, label_names
 
 __all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge"]
 
@@ -160,7 +160,7 @@ class HDF5Dataset(Dataset):
             num_frames = len(group[datasets["pos"]])
             for quantity, dataset in datasets.items():
                 _check_dataset(quantity, group[dataset], num_frames, where)
-            factors = {q: self._factor(q, group[d], where) for q, d in datasets.items() if q in _UNIT_OF}
+            factors = {q: self._factor(q, group[d], where) for q, d in datasets.items() if q in _UNIT_OF or ":" in q}
         except BadData:
             raise
         except _DAMAGE as error:
@@ -180,8 +180,10 @@ class HDF5Dataset(Dataset):
         return {quantity: dataset for quantity, dataset in wanted.items() if dataset in inside}
 
     def _factor(self, quantity: str, dataset: Any, where: str) -> float:
-        stated, declared = dataset.attrs.get("units"), _UNIT_OF[quantity]
+        stated, declared = dataset.attrs.get("units"), _UNIT_OF.get(quantity, quantity)
         if stated is None:
+            if ":" in quantity:  # of a further label: a plain number where no unit is given
+                return self._declared.get(quantity, 1.0)
             if declared not in self._declared:
                 raise BadData(
                     f"{where}: dataset '{dataset.name.rsplit('/', 1)[-1]}' has no attribute 'units'; "
@@ -189,6 +191,8 @@ class HDF5Dataset(Dataset):
                 )
             return self._declared[declared]
         unit = stated.decode() if isinstance(stated, bytes) else str(stated)
+        if ":" in quantity:
+            return any_factor(unit, f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'")
         named = {"length": "length", "charges": "charge"}.get(declared, declared)
         return label_factors({named: unit}, f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'")[declared]
 
@@ -239,13 +243,13 @@ class HDF5Dataset(Dataset):
             **lattice,
         )
         labels = {}
-        for name, shape in LABELS.items():
-            if name in found:
-                value, expected = _scaled(found[name], group.factors[name]), shape.of(system)
-                if name == "forces" and group.datasets[name].endswith("gradient"):
-                    value = -value
-                squeezable = value.shape == (*expected, 1) or (not shape.per_atom and value.shape == expected[1:])
-                labels[name] = value.reshape(expected) if squeezable else value
+        for name in label_names(name for name in found if name in LABELS):
+            value, shape = _scaled(found[name], group.factors[name]), LABELS[name]
+            expected = shape.of(system)
+            if name == "forces" and group.datasets[name].endswith("gradient"):
+                value = -value
+            squeezable = value.shape == (*expected, 1) or (not shape.per_atom and value.shape == expected[1:])
+            labels[name] = value.reshape(expected) if squeezable else value
         return check_sample(Sample(system, labels), where)
 
     def _read(self, group: _Group, quantity: str, k: int, where: str) -> Any:

@@ -97,7 +97,7 @@ def _write_group(group: h5py.Group, samples: list[Sample]) -> None:
         group.create_dataset("pbc", data=system.pbc.numpy().astype(np.int8), fletcher32=True, chunks=(num_frames, 3))
     put("charge", system.charge.to(torch.int16))
     put("spin", system.spin.to(torch.int16))
-    for name, shape in LABELS.items():
-        if name in batch.labels:
-            values = batch.labels[name]
-            put(names[name], values.reshape(num_frames, -1, *shape.row) if shape.per_atom else values, _UNITS[name])
+    for name, values in batch.labels.items():
+        shape, own = LABELS[name], name.partition(":")[2]  # "gap" of the further label "scalar:gap"
+        values = values.reshape(num_frames, -1, *shape.row) if shape.per_atom else values
+        put(own or names[name], values, _UNITS.get(name))

@@ -9,7 +9,7 @@ import torch
 from ..system import System
 from .check import check_sample
 from .collate import collate
-from .dataset import LABELS, Dataset, Sample, checked_index
+from .dataset import LABELS, Dataset, Sample, checked_index, label_names
 
 __all__ = ["InMemoryDataset"]
 
@@ -60,8 +60,7 @@ class InMemoryDataset(Dataset):
         )
         labels = {
             name: self._all.labels[name][atoms if LABELS[name].per_atom else one].clone()
-            for name in LABELS
-            if name in self._present[index]
+            for name in label_names(self._present[index])
         }
         return Sample(system, labels)
 

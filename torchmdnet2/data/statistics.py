@@ -12,7 +12,7 @@ import torch
 
 from ..errors import BadData
 from ..neighbors import neighbor_list
-from .dataset import LABELS, Dataset
+from .dataset import Dataset, label_names
 
 __all__ = ["Statistics", "fit_atomref", "statistics"]
 
@@ -79,7 +79,7 @@ def statistics(
     atomref, spread = compositions.fit()
     return Statistics(
         num_frames=len(chosen),
-        labelled={name: labelled[name] for name in LABELS if labelled[name]},
+        labelled={name: labelled[name] for name in label_names(labelled)},
         elements=sorted(compositions.elements),
         atoms=(min(sizes), sum(sizes) / len(sizes), max(sizes)),
         atomref=atomref,
