@@ -1,0 +1,79 @@
+"""The command `torchmdnet2`: train, evaluate, md, import, export, card, info, config.
+
+Exit codes: 0 done, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
+130 interrupted. Everything heavy is imported by the command that needs it, so that --help is instant. Each module
+here holds some commands: `add` declares their arguments, the functions beside it run them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; None takes those of the process.
+
+    Returns:
+        The exit code.
+    """
+    parser = _parser()
+    try:
+        options = parser.parse_args(argv)
+    except SystemExit as stop:  # argparse has printed the reason, or the help
+        return int(stop.code or 0)
+    try:
+        options.run(options)
+        sys.stdout.flush()
+        return 0
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # as in `torchmdnet2 config | head`
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if options.traceback or not _is_ours(error):
+            raise
+        from ..errors import BadConfig
+
+        words = str(error) or type(error).__name__
+        if isinstance(error, OSError) and error.strerror and error.filename:
+            words = f"{error.filename}: {error.strerror}"
+        print(f"torchmdnet2 {options.command}: {' '.join(words.split())}", file=sys.stderr)
+        return 2 if isinstance(error, BadConfig) else 1
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether the message is meant for users; anything else keeps its traceback."""
+    here = type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return here or isinstance(error, ValueError | OSError)
+
+
+def _parser() -> argparse.ArgumentParser:
+    from .. import __version__
+    from . import convert, evaluate, md, show, train
+
+    parser = argparse.ArgumentParser(
+        prog="torchmdnet2", description="Neural-network potentials: train them, test them, run molecular dynamics."
+    )
+    parser.add_argument("--version", action="version", version=f"torchmdnet2 {__version__}")
+    parser.set_defaults(traceback=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+        added.add_argument("--traceback", action="store_true", help="on an error, show where it arose")
+        added.set_defaults(run=run)
+        return added
+
+    for module in (train, evaluate, md, convert, show):
+        module.add(command)
+    return parser

@@ -1,0 +1,62 @@
+"""`torchmdnet2 import` and `export`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .common import Command
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    other = command("import", _import, "turn a TorchMD-Net checkpoint or training YAML into one of ours")
+    other.add_argument("theirs", help="a .ckpt, read without running anything in it, or a .yaml")
+    other.add_argument("ours", help=".tmn or .yaml file to write")
+    other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
+    other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all it can take)")
+    other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
+    other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
+
+    back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint")
+    back.add_argument("model", help=".tmn file")
+    back.add_argument("checkpoint", help=".ckpt file to write")
+
+
+def _import(options: argparse.Namespace) -> None:
+    from ..checkpoint import save
+    from ..files import atomic_write
+    from ..importers.torchmd_net import import_checkpoint
+
+    if Path(options.theirs).suffix in (".yaml", ".yml"):
+        from ..importers.training_yaml import convert_yaml
+
+        atomic_write(options.ours, convert_yaml(Path(options.theirs).read_text(encoding="utf-8"), options.theirs))
+        print(f"wrote {options.ours}")
+        return
+    elements = None if options.elements is None else [_atomic_number(s) for s in options.elements.split(",")]
+    ignore = [] if options.ignore is None else options.ignore.split(",")
+    potential = import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)
+    save(potential, options.ours)
+    for decision in potential.metadata.get("import", {}).get("decisions", []):
+        print(f"- {decision}")
+    print(f"wrote {options.ours}")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from ..checkpoint import load
+    from ..importers.export import export_checkpoint
+
+    export_checkpoint(load(options.model), options.checkpoint)
+    print(f"wrote {options.checkpoint}")
+
+
+def _atomic_number(symbol: str) -> int:
+    from ..errors import BadConfig
+    from ..potential import SYMBOLS
+
+    if symbol.strip() not in SYMBOLS[1:]:
+        raise BadConfig(f"--elements: '{symbol}' is not an element; write symbols, as in H,C,N,O")
+    return SYMBOLS.index(symbol.strip())

@@ -1,0 +1,97 @@
+"""`torchmdnet2 evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .common import Command, add_device, device_name, make_console
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    test = command("evaluate", _evaluate, "errors of a potential on labelled frames, by property and element")
+    test.add_argument("model", help=".tmn file")
+    test.add_argument("data", nargs="+", help="data files: extended XYZ, HDF5, ASE databases and trajectories")
+    for name in ("energy", "forces", "stress"):
+        test.add_argument(f"--{name}-key", metavar="NAME", help=f"name of the {name} in the data (default: as trained)")
+    for name in ("energy", "length", "forces", "stress"):
+        test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
+    test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
+    test.add_argument("--subset", choices=["train", "validation", "test"], help="with --split (default: test)")
+    test.add_argument("--batch-size", type=int, default=32, help="frames at a time (default: 32)")
+    test.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_device(test, dtype="float64")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from ..adapters.model import device_of, dtype_of
+    from ..checkpoint import load
+    from ..data import open_dataset
+    from ..errors import BadConfig
+    from ..training.batches import Frames
+    from ..training.evaluation import evaluate
+    from ..training.trainer import Properties
+
+    if options.batch_size < 1:
+        raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
+    potential = load(options.model, device_of(device_name(options.device)), dtype_of(options.dtype))
+    trained = potential.metadata.get("config", {}).get("data", {})
+    keys = _chosen(
+        options,
+        "key",
+        ("energy", "forces", "stress", "virial", "charge", "spin"),
+        trained.get("keys") or {"energy": "energy", "forces": "forces"},
+    )
+    units = _chosen(options, "unit", ("energy", "length", "forces", "stress"), trained.get("units", {}))
+    dataset = open_dataset(options.data if len(options.data) > 1 else options.data[0], keys=keys, units=units)
+    frames = Frames(dataset, _frames_of_split(options, len(dataset)), potential.cutoff, cache_bytes=0)
+    wanted = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
+    found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False)
+    if options.json:
+        print(json.dumps({"frames": len(frames), **found.errors}, indent=1, ensure_ascii=False))
+    else:
+        _print_errors(found.errors, f"{options.model} on {len(frames)} frames of {', '.join(options.data)}")
+
+
+def _chosen(options: argparse.Namespace, kind: str, names: Sequence[str], trained: dict[str, Any]) -> dict[str, str]:
+    """Keys or units: what the command line says, else what the model was trained with, without the absent ones."""
+    values = {name: getattr(options, f"{name}_{kind}", None) or trained.get(name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _frames_of_split(options: argparse.Namespace, total: int) -> list[int]:
+    from ..errors import BadConfig
+
+    if options.split is None:
+        if options.subset:
+            raise BadConfig("--subset chooses from a split: give --split too")
+        return list(range(total))
+    subset = options.subset or "test"
+    try:
+        indices = json.loads(Path(options.split).read_text(encoding="utf-8"))[subset]["indices"]
+        inside = all(isinstance(i, int) and 0 <= i < total for i in indices)
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadConfig(f"{options.split}: no '{subset}' frames in it: {error!r}") from error
+    if not inside:
+        raise BadConfig(f"{options.split}: goes with another data file: this one has {total} frames")
+    return indices
+
+
+def _print_errors(errors: dict[str, Any], title: str) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in ("property", "MAE", "RMSE", "unit", "labels"):
+        table.add_column(name, justify="left" if name in ("property", "unit") else "right")
+    for name, value in errors.items():
+        entries = {f"forces on {z}": e for z, e in value.items()} if name == "forces_by_element" else {name: value}
+        for label, error in entries.items():
+            milli = (f"{1e3 * error[kind]:.3f}" for kind in ("mae", "rmse"))
+            table.add_row(label.replace("_", " "), *milli, f"m{error['unit']}", str(error["count"]))
+    make_console().print(table)

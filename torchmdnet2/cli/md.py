@@ -1,0 +1,112 @@
+"""`torchmdnet2 md`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import Command, add_device, device_name, make_console
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    md = command("md", _md, "run molecular dynamics")
+    md.add_argument("model", help=".tmn file")
+    md.add_argument("start", help="structure, any format of ASE; of several frames the last, or file@index")
+    length = md.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help="number of steps in all")
+    length.add_argument("--time", type=float, help="length in ps (default: 1)")
+    md.add_argument("--timestep", type=float, default=0.5, help="fs (default: 0.5)")
+    md.add_argument("--temperature", type=float, help="K (default: the start's velocities, else 300 K)")
+    md.add_argument("--ensemble", default="nve", help="nve: constant energy; nvt: Langevin (default: nve)")
+    md.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
+    md.add_argument("--seed", type=int, default=0, help="of velocities and noise (default: 0)")
+    md.add_argument("--every", type=int, help="steps between frames (default: a thousandth of all, 10 to 100)")
+    md.add_argument("--output", default="md", help="prefix of the files, or a folder (default: md)")
+    md.add_argument(
+        "--trajectory", action="append", default=[], metavar="FILE",
+        help=".xyz, .extxyz or .traj, repeatable (default: the prefix + .xyz)",
+    )  # fmt: skip
+    md.add_argument("--minimize", action="store_true", help="relax the start structure first")
+    md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
+    md.add_argument("--restart-every", type=int, metavar="STEPS", help="(default: a twentieth of all)")
+    md.add_argument("--charge", type=int, help="total charge in e, where the structure has none (default: 0)")
+    md.add_argument("--spin", type=int, help="multiplicity 2S+1, where the structure has none")
+    add_device(md, dtype=None)
+
+
+def _md(options: argparse.Namespace) -> None:
+    import signal
+
+    from ..md import MDOptions, run_md
+    from ..md.progress import drift_text
+
+    steps = options.steps if options.steps is not None else _steps(options.time, options.timestep)
+    chosen = MDOptions(
+        steps=steps,
+        timestep=options.timestep,
+        ensemble=options.ensemble,
+        temperature=options.temperature,
+        friction=options.friction,
+        seed=options.seed,
+        every=options.every,
+        output=options.output,
+        trajectories=tuple(options.trajectory),
+        restart=options.restart,
+        restart_every=options.restart_every,
+        minimize=options.minimize,
+    )
+    # a queueing system's polite end is treated like Ctrl-C, also where jobs ignore that: write a restart file and stop
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = make_console()
+    try:
+        result = run_md(
+            options.model,
+            _structure(options.start),
+            chosen,
+            device=device_name(options.device),
+            dtype=options.dtype,
+            charge=options.charge,
+            spin=options.spin,
+            console=console,
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    temperatures = [row.temperature_K for row in result.rows]
+    console.print(
+        f"mean temperature {sum(temperatures) / len(temperatures):.1f} K, drift {drift_text(result.drift)}, "
+        f"{result.ns_per_day:.3g} ns/day\nwrote " + ", ".join(map(str, result.files)),
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def _steps(time: float | None, timestep: float) -> int:
+    """Steps that make up a time in ps, 1 ps when None."""
+    from ..errors import BadConfig
+
+    time = 1.0 if time is None else time
+    if not (0 <= time < 1e9 and timestep > 0):
+        raise BadConfig(f"time and timestep must be positive numbers, got {time} ps and {timestep} fs")
+    return round(1000 * time / timestep)
+
+
+def _structure(path: str) -> Atoms:
+    from ase.io import read
+
+    from ..errors import BadData
+
+    if not Path(path.partition("@")[0]).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        atoms = read(path)
+    except Exception as error:  # ASE's readers raise whatever they meet
+        raise BadData(f"{path}: cannot be read as a structure: {error or type(error).__name__}") from error
+    if isinstance(atoms, list):
+        raise BadData(f"{path}: names several structures; choose one, as in file.xyz@0")
+    return atoms

@@ -1,0 +1,77 @@
+"""`torchmdnet2 card`, `info` and `config`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from .common import Command
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    card = command("card", _card, "print the model card of a model file, as Markdown")
+    card.add_argument("model", help=".tmn file")
+
+    info = command("info", _info, "print versions, devices and backends, or what a model file holds")
+    info.add_argument("model", nargs="?", help=".tmn file")
+    info.add_argument("--json", action="store_true", help="print JSON")
+
+    config = command("config", _config, "print a training configuration with every key explained")
+    config.add_argument("file", nargs="?", help="a configuration: print it with all defaults filled in instead")
+    config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with a file: change one key")
+    config.add_argument("--model", default="tensornet", help="whose keys are listed (default: tensornet)")
+    config.add_argument("--from-torchmd-net", metavar="YAML", help="a training YAML of TorchMD-Net, as one of ours")
+
+
+def _card(options: argparse.Namespace) -> None:
+    from ..checkpoint import read_header
+    from ..training.card import model_card
+
+    header = read_header(options.model)
+    print(model_card(header["config"], header["metadata"], title=Path(options.model).stem))
+
+
+def _info(options: argparse.Namespace) -> None:
+    if options.model:
+        from ..checkpoint import read_header
+
+        facts = read_header(options.model)
+    else:
+        from ..diagnostics import surroundings
+
+        facts = surroundings()
+    if options.json:
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+    else:
+        import yaml
+
+        print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True).rstrip())
+
+
+def _config(options: argparse.Namespace) -> None:
+    from ..errors import BadConfig
+    from ..registry import REPRESENTATIONS, did_you_mean
+    from ..training.config import load_config
+    from ..training.defaults import config_yaml, default_config_yaml
+
+    if options.from_torchmd_net:
+        from ..importers.training_yaml import convert_yaml
+
+        theirs = Path(options.from_torchmd_net)
+        print(convert_yaml(theirs.read_text(encoding="utf-8"), options.from_torchmd_net).rstrip())
+        return
+    if options.file:
+        print(config_yaml(load_config(options.file, options.set)).rstrip())
+        return
+    if options.set:
+        raise BadConfig("--set changes a configuration file: name one")
+    known = list(REPRESENTATIONS)
+    if options.model not in known:
+        raise BadConfig(
+            f"unknown model '{options.model}'{did_you_mean(options.model, known)} Known: {', '.join(known)}"
+        )
+    print(default_config_yaml(options.model).rstrip())
