@@ -128,6 +128,7 @@ def test_bound_step():
     assert bound.check() and bound.forces is forces
     moved = system.replace(pos=system.pos * 1.1, cell=system.cell * 1.01)
     assert_equal(bound_result(bound), bound_result(potential(moved, stress=True)))
+    assert_equal(bound_result(bound.fetch()), bound_result(bound))
     assert torch.equal(system.pos, water(dtype=torch.float64).pos)  # the structure given is not written to
     bound.pos[2] = float("nan")
     bound.replay()

@@ -154,6 +154,11 @@ class Evaluator:
             self._reason = self._why_not_fused()
             self._last = ""
 
+    @property
+    def fused(self) -> bool:
+        """Whether structures run on the fused GPU kernels."""
+        return not (self._reason or self._on_cpu)
+
     def report(self) -> str:
         """Which path runs and why, its capacities and memory, in words."""
         device, dtype = self.potential.device, str(self.potential.dtype).removeprefix("torch.")

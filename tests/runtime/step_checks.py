@@ -167,14 +167,17 @@ def test_bound_step_repeats_after_an_overflow(tight):
     small = bound.capacity
     bound.pos.copy_(system.pos / 25)
     bound.replay()
-    assert not bound.check() and bound.capacity > small
+    assert bound.fetch() is None and bound.capacity > small
     bound.replay()
     assert bound.check() and bound.forces is forces
     assert_same(bound, reference(POTENTIAL, system.replace(pos=system.pos / 25)))
+    fetched = bound.fetch()
+    for name in ("energy", "forces", "atom_energies"):
+        assert torch.equal(getattr(fetched, name), getattr(bound, name))
     bound.pos[3, 1] = float("nan")
     bound.replay()
     with pytest.raises(ValueError, match="atom 3"):
-        bound.check()
+        bound.fetch()
     assert bound.forces.isnan().any()
 
 

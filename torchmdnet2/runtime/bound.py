@@ -5,11 +5,13 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
-from ..potential import Potential, require_stress
+import torch
+
+from ..potential import Potential, Result, require_stress
 from ..system import System
 from .graphs import GraphedStep, refuse
 from .reference import BoundStep
-from .step import NO_VOLUME, RESULT_NOT_FINITE
+from .step import NO_VOLUME, RESULT_NOT_FINITE, Outputs
 
 __all__ = ["FusedBoundStep", "explain"]
 
@@ -33,6 +35,7 @@ class FusedBoundStep(BoundStep):
             out.atom_energies,
             out.stress,
         )
+        self._host: Outputs | None = None
 
     @property
     def capacity(self) -> int:
@@ -50,6 +53,19 @@ class FusedBoundStep(BoundStep):
             return False
         explain(self._system.replace(pos=self.pos, cell=self.cell), flag)
         raise AssertionError("unreachable")
+
+    def fetch(self) -> Result | None:
+        step = self._graphed.step
+        if self._host is None:
+            packed = torch.zeros_like(step.out.packed, device="cpu", pin_memory=step.device.type == "cuda")
+            self._host = Outputs.view(packed, step.num_atoms, step.num_systems, step.dtype, step.stress)
+        host = self._host
+        host.packed.copy_(step.out.packed, non_blocking=True)
+        if step.device.type == "cuda":
+            torch.cuda.current_stream(step.device).synchronize()
+        if int(host.status[0]) & 0xFFFFFFFF and not self.check():
+            return None
+        return Result(host.energy, host.forces, host.stress, host.atom_energies)
 
 
 def explain(system: System, flag: int) -> None:

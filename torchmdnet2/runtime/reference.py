@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..potential import Potential
+from ..potential import Potential, Result
 from ..system import System
 
 if TYPE_CHECKING:
@@ -52,6 +52,17 @@ class BoundStep(ABC):
             ValueError: a position, the cell or an energy is not finite (names the atom).
         """
 
+    @abstractmethod
+    def fetch(self) -> Result | None:
+        """`check()` and the results of the last replay, on the host, by one copy and one wait.
+
+        Returns:
+            Result on the CPU, in memory that the next call overwrites; None where `check()` is False.
+
+        Raises:
+            ValueError: as `check`.
+        """
+
 
 class ReferenceBoundStep(BoundStep):
     """On the potential itself, or on what is called like it."""
@@ -87,3 +98,8 @@ class ReferenceBoundStep(BoundStep):
         if error is not None:
             raise error
         return True
+
+    def fetch(self) -> Result | None:
+        self.check()
+        stress = None if self.stress is None else self.stress.cpu()
+        return Result(self.energy.cpu(), self.forces.cpu(), stress, self.atom_energies.cpu())
