@@ -1,6 +1,6 @@
 """Files that ASE reads: extended XYZ, ase.db, trajectories, and whatever else ase.io knows.
 
-The frames are read once and kept in memory, packed. For more frames than memory holds there is HDF5.
+`AseDataset` reads them once and keeps them in memory, packed; `AseReader` passes them on to a cache.
 """
 
 from __future__ import annotations
@@ -17,21 +17,79 @@ from torch import Tensor
 
 from ..errors import BadData
 from ..system import System
-from .check import whole_number
-from .conversion import checked_keys, label_factors, missing_key
-from .dataset import LABELS, Dataset, Sample
-from .memory import InMemoryDataset
+from .check import check_sample, whole_number
+from .conversion import checked_keys, label_factors
+from .dataset import LABELS, Sample
+from .memory import LoadedDataset
+from .reader import Chunk, Reader, chunked
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["AseDataset"]
+__all__ = ["AseDataset", "AseReader"]
 
 _STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
 _VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # where xx, yy, zz, yz, xz, xy go
 
 
-class AseDataset(Dataset):
+class AseReader(Reader):
+    """Frames of one file that ase.io reads; see `AseDataset` for the arguments."""
+
+    def __init__(
+        self,
+        path: str | PathLike,
+        keys: Mapping[str, str | None] | None = None,
+        units: Mapping[str, str | None] | None = None,
+        format: str | None = None,
+    ):
+        self.path, self.files = str(path), [str(path)]
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no data file {self.path}")
+        optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
+        if keys is None:
+            keys, self.asked = {**optional, "energy": "energy", "forces": "forces"}, {}
+        else:
+            self.asked = checked_keys(keys, self.path)
+            keys = {**optional, **keys}
+        self.keys = checked_keys(keys, self.path)
+        self._format = format
+        self._factors = label_factors({"energy": "eV", "length": "angstrom", **_given(units)}, self.path)
+        self.available, self.counts = set(), Counter()
+
+    def chunks(self) -> Iterator[Chunk]:
+        samples = (
+            check_sample(self._sample(atoms, f"{self.path}, frame {k}"), f"{self.path}, frame {k}")
+            for k, atoms in enumerate(_frames(self.path, self._format))
+        )
+        return chunked(samples, self.path)
+
+    def _sample(self, atoms: Atoms, where: str) -> Sample:
+        entries = _entries(atoms)
+        self.available |= entries.keys()
+        found = {name: entries[key] for name, key in self.keys.items() if key in entries}
+        self.counts.update(found.keys())
+        whole = {name: whole_number(found.pop(name, 0), name, where) for name in ("charge", "spin")}
+        system = System(
+            z=torch.as_tensor(atoms.get_atomic_numbers()),
+            pos=_tensor(atoms.positions, "positions", where) * self._factors["length"],
+            cell=_tensor(atoms.cell.array, "cell", where)[None] * self._factors["length"],
+            pbc=torch.as_tensor(atoms.get_pbc())[None],
+            charge=torch.tensor([whole["charge"]], dtype=torch.float64),
+            spin=torch.tensor([whole["spin"]]),
+        )
+        labels = {}
+        for name, value in found.items():
+            numbers = _tensor(value, self.keys[name], where) * self._factors.get(name, 1.0)
+            if name == "virial":
+                volume = float(system.volume[0])
+                if volume == 0:
+                    raise BadData(f"{where}: there is a virial but no cell")
+                name, numbers = "stress", -numbers / volume
+            labels[name] = _shaped(name, numbers, system)
+        return Sample(system, labels)
+
+
+class AseDataset(LoadedDataset):
     """Frames of one file that ase.io reads.
 
     A label is looked for in `atoms.info`, `atoms.arrays` and in the results of the frame's calculator: ase.io moves
@@ -67,65 +125,7 @@ class AseDataset(Dataset):
         format: str | None = None,
         require_keys: bool = True,
     ):
-        self.path = str(path)
-        if not Path(path).is_file():
-            raise FileNotFoundError(f"there is no data file {self.path}")
-        optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
-        if keys is None:
-            keys, self.asked = {**optional, "energy": "energy", "forces": "forces"}, {}
-        else:
-            self.asked = checked_keys(keys, self.path)
-            keys = {**optional, **keys}
-        self._keys = checked_keys(keys, self.path)
-        self._factors = label_factors({"energy": "eV", "length": "angstrom", **_given(units)}, self.path)
-        self.available: set[str] = set()
-        self.counts: Counter[str] = Counter()
-        samples = [self._sample(atoms, f"{self.path}, frame {k}") for k, atoms in enumerate(_frames(self.path, format))]
-        self._data = InMemoryDataset(samples, [f"{self.path}, frame {k}" for k in range(len(samples))])
-        if require_keys:
-            for name, key in self.asked.items():
-                if not self.counts[name]:
-                    raise missing_key(name, key, self.available, self.path)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self._data[index]
-
-    def name(self, index: int) -> str:
-        return self._data.name(index)
-
-    def summary(self) -> str:
-        found = [f"{name} in {self.counts[name]}" for name in self._keys if self.counts[name] or name in self.asked]
-        unread = sorted(self.available - set(self._keys.values()))
-        text = f"{self.path}: {len(self)} frames; {', '.join(found) or 'no labels'}"
-        return f"{text}; not read: {', '.join(unread)}" if unread else text
-
-    def _sample(self, atoms: Atoms, where: str) -> Sample:
-        entries = _entries(atoms)
-        self.available |= entries.keys()
-        found = {name: entries[key] for name, key in self._keys.items() if key in entries}
-        self.counts.update(found.keys())
-        whole = {name: whole_number(found.pop(name, 0), name, where) for name in ("charge", "spin")}
-        system = System(
-            z=torch.as_tensor(atoms.get_atomic_numbers()),
-            pos=_tensor(atoms.positions, "positions", where) * self._factors["length"],
-            cell=_tensor(atoms.cell.array, "cell", where)[None] * self._factors["length"],
-            pbc=torch.as_tensor(atoms.get_pbc())[None],
-            charge=torch.tensor([whole["charge"]], dtype=torch.float64),
-            spin=torch.tensor([whole["spin"]]),
-        )
-        labels = {}
-        for name, value in found.items():
-            numbers = _tensor(value, self._keys[name], where) * self._factors.get(name, 1.0)
-            if name == "virial":
-                volume = float(system.volume[0])
-                if volume == 0:
-                    raise BadData(f"{where}: there is a virial but no cell")
-                name, numbers = "stress", -numbers / volume
-            labels[name] = _shaped(name, numbers, system)
-        return Sample(system, labels)
+        super().__init__(AseReader(path, keys, units, format), require_keys)
 
 
 def _frames(path: str, format: str | None) -> Iterator[Atoms]:

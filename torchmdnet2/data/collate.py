@@ -1,15 +1,17 @@
-"""Several samples as one batch."""
+"""Several samples as one batch, and some of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..system import System
+from .columns import expand
 from .dataset import LABELS, Sample, label_names
 
-__all__ = ["collate"]
+__all__ = ["collate", "select"]
 
 
 def collate(samples: Sequence[Sample]) -> Sample:
@@ -33,3 +35,36 @@ def collate(samples: Sequence[Sample]) -> Sample:
             [s.labels[name] if name in s.labels else known.new_full(shape.of(s.system), torch.nan) for s in samples]
         )
     return Sample(System.concatenate([s.system for s in samples]), labels)
+
+
+def select(batch: Sample, frames: np.ndarray, starts: np.ndarray | None = None) -> Sample:
+    """Some structures of a batch, in the order given.
+
+    Args:
+        batch: B structures whose atoms follow each other.
+        frames: indices of structures, each any number of times.
+        starts: [B + 1] first atom of each structure; computed where it is not given.
+
+    Returns:
+        The chosen ones, with copies of all numbers.
+    """
+    system = batch.system
+    if starts is None:
+        counts = torch.bincount(system.batch, minlength=system.num_systems)
+        starts = np.concatenate([[0], counts.cumsum(0).numpy()])
+    frames = np.asarray(frames, dtype=np.int64)
+    first = starts[frames]
+    count = starts[frames + 1] - first
+    chosen, atoms = torch.from_numpy(frames), torch.from_numpy(expand(first, count))
+    structures = System(
+        z=system.z[atoms],
+        pos=system.pos[atoms],
+        batch=torch.from_numpy(np.repeat(np.arange(len(frames)), count)),
+        cell=system.cell[chosen],
+        pbc=system.pbc[chosen],
+        charge=system.charge[chosen],
+        spin=system.spin[chosen],
+    )
+    return Sample(
+        structures, {name: value[atoms if LABELS[name].per_atom else chosen] for name, value in batch.labels.items()}
+    )
