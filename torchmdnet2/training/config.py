@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
-from .. import units
 from ..errors import BadConfig
 from ..potential import SYMBOLS, Potential
 from ..registry import HEADS, PRIORS, REPRESENTATIONS
+from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
+from .loss_config import LossConfig
 from .schema import Section, first_error, validate_choice
 from .yaml_reader import parse_yaml
 
@@ -38,92 +39,6 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
-
-
-def _check_share(value: int | float) -> int | float:
-    if value < 0 or (isinstance(value, float) and value >= 1):
-        raise ValueError("should be a whole number of frames, or a fraction between 0 and 1")
-    return value
-
-
-Share = Annotated[int | float, AfterValidator(_check_share)]
-
-
-class KeysConfig(Section):
-    """Names of the labels in the data file; null where the file has none."""
-
-    energy: str | None = Field(default="energy", description="total energy of a frame")
-    forces: str | None = Field(default="forces", description="forces on the atoms (−dE/dr)")
-    stress: str | None = Field(default=None, description="stress of a periodic frame, tensile positive")
-    virial: str | None = Field(default=None, description="−volume × stress, where the file has that instead")
-    charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")
-    spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
-
-
-class UnitsConfig(Section):
-    """Units that the data file is written in; values are converted to eV and Å on reading.
-
-    null: what an HDF5 file says of itself (an error where it says nothing), eV and Å for the formats of ASE.
-    """
-
-    energy: str | None = Field(default=None, description="eV, meV, hartree, kJ/mol, kcal/mol, rydberg")
-    length: str | None = Field(default=None, description="angstrom, bohr, nm, pm")
-    forces: str | None = Field(default=None, description="null: energy/length, as in eV/angstrom")
-    stress: str | None = Field(default=None, description="null: energy/length^3; also GPa, kbar")
-
-    @model_validator(mode="after")
-    def check_units(self) -> UnitsConfig:
-        kinds = (("energy", self.energy), ("length", self.length), ("force", self.forces), ("stress", self.stress))
-        for kind, unit in kinds:
-            if unit is not None:
-                units.factor(kind, unit)
-        return self
-
-
-class SplitConfig(Section):
-    """How frames of `data.train` are divided: whole numbers are frames, fractions are parts of the file."""
-
-    train: Share | None = Field(default=None, description="null: all that remain")
-    validation: Share = Field(default=0.1, description="frames held out to choose the best epoch")
-    test: Share = Field(default=0.1, description="frames held out for the final errors")
-    seed: Count = Field(default=0, description="of the random division")
-    file: str | None = Field(default=None, description="a splits.json of an earlier run, instead of a random division")
-
-
-class DataConfig(Section):
-    """Where the frames come from."""
-
-    train: str | list[str] = Field(description="data file, or a list of files")
-    validation: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
-    test: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
-    format: str = Field(default="auto", description="auto: by the file's name")
-    keys: KeysConfig = Field(default_factory=KeysConfig)
-    units: UnitsConfig = Field(default_factory=UnitsConfig)
-    split: SplitConfig = Field(default_factory=SplitConfig)
-    num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
-        default=0, description="reading processes; 0: none beside training"
-    )
-    level_of_theory: str = Field(default="not stated", description="for the model card, as in 'GFN2-xTB'")
-    licence: str = Field(default="not stated", description="of the data, for the model card")
-
-
-class LossConfig(Section):
-    """loss = energy·ℓ(ΔE/N) + forces·ℓ(ΔF) + stress·ℓ(Δσ), each a mean over the labels that are present."""
-
-    kind: Literal["mse", "l1", "huber"] = Field(default="mse", description="ℓ: mse, l1 or huber")
-    huber_delta: Positive = Field(
-        default=0.01, description="where huber turns from squared to linear, in the label's unit"
-    )
-    energy: NotNegative = Field(default=10.0, description="weight; errors in eV per atom")
-    forces: NotNegative = Field(default=1.0, description="weight; errors in eV/Å, by component")
-    stress: NotNegative = Field(default=1.0, description="weight; errors in eV/Å³, by component")
-    per_atom: bool = Field(default=True, description="divide energy errors by the number of atoms")
-
-    @model_validator(mode="after")
-    def check_weights(self) -> LossConfig:
-        if self.energy == self.forces == self.stress == 0:
-            raise ValueError("at least one of energy, forces, stress needs a weight above 0")
-        return self
 
 
 class TrainingConfig(Section):

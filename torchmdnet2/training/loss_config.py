@@ -1,0 +1,116 @@
+"""The section `training.loss` of the configuration: which errors are minimised, and how much each counts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from .schema import Section
+
+__all__ = ["LossConfig", "LossScheduleConfig"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Kind = Literal["mse", "l1", "huber"]
+Moment = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
+"""An epoch (int), or a fraction of max_epochs (float)."""
+
+BUILT_IN = ("energy", "forces", "stress", "dipole", "charges")
+
+
+class LossScheduleConfig(Section):
+    """Other weights later on: reached at once (kind: step), or linearly between two epochs (kind: linear).
+
+    Which epoch is best is decided with the final weights, so that losses of all epochs can be compared.
+    """
+
+    kind: Literal["step", "linear"] = Field(default="step", description="step: at `start`; linear: from start to end")
+    start: Moment = Field(default=0.75, description="epoch, or fraction of max_epochs")
+    end: Moment = Field(default=1.0, description="linear: where the final weights are reached")
+    energy: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
+    forces: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
+    stress: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
+    dipole: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
+    charges: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
+    properties: dict[str, NotNegative] = Field(default={}, description="final weights of further properties")
+
+    @model_validator(mode="after")
+    def check_order(self) -> LossScheduleConfig:
+        if self.kind == "linear" and type(self.start) is type(self.end) and self.end <= self.start:
+            raise ValueError(f"end ({self.end}) must be after start ({self.start})")
+        return self
+
+
+class LossConfig(Section):
+    """loss = energy·ℓ(ΔE/N) + forces·ℓ(ΔF) + stress·ℓ(Δσ) + …, each a mean over the labels that are present."""
+
+    kind: Kind = Field(default="mse", description="ℓ: mse, l1 or huber")
+    kinds: dict[str, Kind] = Field(default={}, description="ℓ of single properties, as in {forces: l1}")
+    huber_delta: Positive = Field(
+        default=0.01, description="where huber turns from squared to linear, in the label's unit"
+    )
+    energy: NotNegative = Field(default=10.0, description="weight; errors in eV per atom")
+    forces: NotNegative = Field(default=1.0, description="weight; errors in eV/Å, by component")
+    stress: NotNegative = Field(default=1.0, description="weight; errors in eV/Å³, by component")
+    dipole: NotNegative = Field(default=1.0, description="weight; errors in e·Å, by component")
+    charges: NotNegative = Field(default=1.0, description="weight; errors in e")
+    properties: dict[str, NotNegative] = Field(
+        default={}, description="weights of further properties, 1 where not given"
+    )
+    per_atom: bool = Field(default=True, description="divide energy errors by the number of atoms")
+    schedule: LossScheduleConfig | None = Field(
+        default=None, description="other weights later: {kind: step or linear, start, end, energy, forces, …}"
+    )
+
+    @model_validator(mode="after")
+    def check_weights(self) -> LossConfig:
+        if not any(getattr(self, name) for name in BUILT_IN) and not any(self.properties.values()):
+            raise ValueError("at least one of energy, forces, stress needs a weight above 0")
+        return self
+
+    def weight(self, label: str) -> float:
+        """Weight of a label by its name in the data, as "forces" or "scalar:gap"."""
+        return getattr(self, label) if label in BUILT_IN else self.properties.get(label.partition(":")[2], 1.0)
+
+    def kind_of(self, label: str) -> str:
+        """ℓ of a label."""
+        return self.kinds.get(label.partition(":")[2] or label, self.kind)
+
+    def at(self, epoch: int, max_epochs: int) -> LossConfig:
+        """The loss of epoch 0, 1, …; `final` is that of the end.
+
+        Args:
+            epoch: counted from 0.
+            max_epochs: which fractions are of.
+        """
+        if self.schedule is None:
+            return self
+        start, end = (_epoch(moment, max_epochs) for moment in (self.schedule.start, self.schedule.end))
+        if self.schedule.kind == "step":
+            share = float(epoch >= start)
+        else:
+            share = min(1.0, max(0.0, (epoch - start) / max(1, end - start)))
+        return self._mixed(share)
+
+    @property
+    def final(self) -> LossConfig:
+        """The loss after the schedule."""
+        return self if self.schedule is None else self._mixed(1.0)
+
+    def _mixed(self, share: float) -> LossConfig:
+        assert self.schedule is not None
+        given = self.schedule
+        changed = {
+            name: (1 - share) * getattr(self, name) + share * getattr(given, name)
+            for name in BUILT_IN
+            if getattr(given, name) is not None
+        }
+        properties = dict(self.properties)
+        for name, weight in given.properties.items():
+            properties[name] = (1 - share) * properties.get(name, 1.0) + share * weight
+        return self.model_copy(update={**changed, "properties": properties, "schedule": None})
+
+
+def _epoch(moment: int | float, max_epochs: int) -> int:
+    return moment if isinstance(moment, int) else round(moment * max_epochs)
