@@ -55,6 +55,15 @@ def decompose(t: Tensor) -> Tensor:
     )
 
 
+def part_inner(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Frobenius inner products of the three parts of X and Y [N, 9, F], each [N, F]."""
+    i, a01, a02, a12, s00, s01, s02, s11, s12 = x.unbind(1)
+    j, b01, b02, b12, t00, t01, t02, t11, t12 = y.unbind(1)
+    inner_a = 2 * (a01 * b01 + a02 * b02 + a12 * b12)
+    diagonal = 2 * (s00 * t00 + s11 * t11) + s00 * t11 + s11 * t00
+    return 3 * i * j, inner_a, diagonal + 2 * (s01 * t01 + s02 * t02 + s12 * t12)
+
+
 def part_norms(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Squared Frobenius norms of the three parts of X [N, 9, F]: ‖I‖², ‖A‖², ‖S‖², each [N, F]."""
     i, a01, a02, a12, s00, s01, s02, s11, s12 = x.unbind(1)

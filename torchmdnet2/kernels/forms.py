@@ -1,0 +1,66 @@
+"""Multilinear forms: operations whose derivatives of every order are operations of the same kind.
+
+Training on forces differentiates the network twice. The operations of TensorNet between its matrix products are
+multilinear: with a cotangent g of the result, T(a, b, …, g) is linear in each argument, and the result is ∂T/∂g.
+The gradient of ∂T/∂(slot k) with cotangent u is ∂T/∂(slot l) with u in slot k, so that the partial derivatives of T
+are all that ever has to be written: first and second (and any further) derivatives come from the same few kernels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Form"]
+
+
+class Form(ABC):
+    """T(slot 0, slot 1, …), linear in each slot; the last slot stands for the cotangent of the result.
+
+    Index tensors and other constants are attributes. On a CUDA device the partial derivatives run as kernels, on
+    others as the plain expression `reference`, which is the specification.
+    """
+
+    use_kernels: bool
+
+    def __call__(self, *slots: Tensor) -> Tensor:
+        """∂T/∂(last slot) at the other slots, differentiable any number of times."""
+        if not self.use_kernels:
+            return self.reference(*slots)
+        return _Partial.apply(self, len(slots), *(s.contiguous() for s in slots), None)
+
+    @abstractmethod
+    def reference(self, *slots: Tensor) -> Tensor:
+        """∂T/∂(last slot) in plain PyTorch."""
+
+    @abstractmethod
+    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
+        """∂T/∂(slot) by a kernel; the entry of `slots` at `slot` is None, the others are contiguous."""
+
+
+class _Partial(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, form: Form, slot: int, *slots: Tensor | None) -> Tensor:
+        ctx.form, ctx.slot = form, slot
+        ctx.save_for_backward(*(s for k, s in enumerate(slots) if k != slot))
+        return form.partial(slot, slots)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        slots = list(ctx.saved_tensors)
+        # made contiguous here, not in forward, where the copy would be cut off from further derivatives
+        slots.insert(ctx.slot, gradients[0].contiguous())
+        return (
+            None,
+            None,
+            *(
+                _Partial.apply(ctx.form, k, *slots[:k], None, *slots[k + 1 :])
+                if k != ctx.slot and ctx.needs_input_grad[k + 2]
+                else None
+                for k in range(len(slots))
+            ),
+        )
