@@ -196,8 +196,9 @@ def smooth_at_the_cutoff(potential: Potential) -> None:
     not taken for a jump.
     """
     z = _three(potential)
-    cutoffs = {potential.cutoff, *(p.cutoff for p in potential.priors if p.cutoff is not None)}
-    for cutoff in filter(math.isfinite, cutoffs):
+    # of the model, of priors, and of terms inside heads
+    given = (getattr(module, "cutoff", None) for module in potential.modules())
+    for cutoff in sorted({float(c) for c in given if isinstance(c, int | float) and math.isfinite(c)}):
         cluster = [[0.0, 0.0, 0.0], [-0.8, 0.6, 0.2], [-0.7, -0.7, 0.4]]
         systems = [
             _atoms([*z, z[-1]], [*cluster, [cutoff + x, 0, 0]], potential.device) for x in (-3e-5, -1e-5, 1e-5, 3e-5)
