@@ -57,11 +57,14 @@ class AseReader(Reader):
         self.available, self.counts = set(), Counter()
 
     def chunks(self) -> Iterator[Chunk]:
-        samples = (
-            check_sample(self._sample(atoms, f"{self.path}, frame {k}"), f"{self.path}, frame {k}")
-            for k, atoms in enumerate(_frames(self.path, self._format))
-        )
-        return chunked(samples, self.path)
+        self.num_frames = 0
+        return chunked(self._samples(), self.path)
+
+    def _samples(self) -> Iterator[Sample]:
+        for atoms in _frames(self.path, self._format):
+            where = f"{self.path}, frame {self.num_frames}"
+            yield check_sample(self._sample(atoms, where), where)
+            self.num_frames += 1
 
     def _sample(self, atoms: Atoms, where: str) -> Sample:
         entries = _entries(atoms)

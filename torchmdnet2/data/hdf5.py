@@ -24,7 +24,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from os import PathLike
@@ -38,9 +38,11 @@ from torch import Tensor
 
 from ..errors import BadData
 from ..system import System
-from .check import check_sample, whole_number
-from .conversion import any_factor, checked_keys, label_factors, missing_key
+from .check import check_batch, check_sample, whole_number
+from .collate import collate
+from .conversion import any_factor, checked_keys, label_factors
 from .dataset import LABELS, Dataset, Sample, checked_index, label_names
+from .reader import Chunk, Reader, describe
 
 __all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge"]
 
@@ -75,12 +77,13 @@ class _Group:
 
     name: str
     num_frames: int
+    num_atoms: int
     layout: str
     datasets: dict[str, str]  # quantity -> dataset
     factors: dict[str, float]  # quantity -> factor to eV, Å, e
 
 
-class HDF5Dataset(Dataset):
+class HDF5Dataset(Dataset, Reader):
     """Frames of an HDF5 file in one of the layouts above.
 
     The file is opened by each process when it first reads a frame, so the data set can be pickled and used in workers
@@ -113,21 +116,20 @@ class HDF5Dataset(Dataset):
         units: Mapping[str, str | None] | None = None,
         require_keys: bool = True,
     ):
-        self.path = str(path)
+        self.path, self.files = str(path), [str(path)]
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no data file {self.path}")
         optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
         self.asked = checked_keys(keys, self.path) if keys is not None else {}
         if "virial" in self.asked:
             raise BadData(f"{self.path}: a virial is not read from HDF5; store the stress")
-        self._keys = checked_keys({**optional, **({"energy": "energy", "forces": "forces"} if keys is None else keys)},
+        self.keys = checked_keys({**optional, **({"energy": "energy", "forces": "forces"} if keys is None else keys)},
                                   self.path)  # fmt: skip
         self._declared = label_factors(units or {}, self.path)
         self._file: h5py.File | None = None
         self._handles: dict[str, h5py.Dataset] = {}
         self._pid = -1
-        self.available: set[str] = set()
-        self.counts: Counter[str] = Counter()
+        self.available, self.counts = set(), Counter()
         try:
             with h5py.File(self.path, "r") as file:
                 names = [name for name in file if name != "_metadata"]
@@ -139,10 +141,9 @@ class HDF5Dataset(Dataset):
         if not self._groups:
             raise BadData(f"{self.path}: there are no frames in it")
         self._ends = list(accumulate(group.num_frames for group in self._groups))
+        self.num_frames = self._ends[-1]
         if require_keys:
-            for name, key in self.asked.items():
-                if not self.counts[name]:
-                    raise missing_key(name, key, self.available, self.path)
+            self.require_keys()
 
     # --- what is in the file -------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class HDF5Dataset(Dataset):
                 wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
                 raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}")
             datasets = self._datasets(inside, LAYOUTS[layout])
-            num_frames = len(group[datasets["pos"]])
+            num_frames, num_atoms, *_ = (*group[datasets["pos"]].shape, 0)
             for quantity, dataset in datasets.items():
                 _check_dataset(quantity, group[dataset], num_frames, where)
             factors = {q: self._factor(q, group[d], where) for q, d in datasets.items() if q in _UNIT_OF or ":" in q}
@@ -166,15 +167,15 @@ class HDF5Dataset(Dataset):
         except _DAMAGE as error:
             raise BadData(f"{where}: it is damaged: {error}") from error
         self.available |= inside - _STRUCTURE
-        self.counts.update({q: num_frames for q in self._keys if q in datasets})
-        return _Group(name, num_frames, layout, datasets, factors)
+        self.counts.update({q: num_frames for q in self.keys if q in datasets})
+        return _Group(name, num_frames, num_atoms, layout, datasets, factors)
 
     def _datasets(self, inside: set[str], layout: Mapping[str, str]) -> dict[str, str]:
         wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
-        if "charge" in self._keys and layout is LAYOUTS["spice"]:
+        if "charge" in self.keys and layout is LAYOUTS["spice"]:
             wanted["smiles"] = "smiles"
         wanted["cell"] = "cell" if "cell" in inside else "box"
-        for quantity, key in self._keys.items():
+        for quantity, key in self.keys.items():
             own = key == quantity and key not in inside
             wanted[quantity] = layout.get(quantity, key) if own else key
         return {quantity: dataset for quantity, dataset in wanted.items() if dataset in inside}
@@ -197,16 +198,17 @@ class HDF5Dataset(Dataset):
         return label_factors({named: unit}, f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'")[declared]
 
     def summary(self) -> str:
-        found = [f"{name} in {self.counts[name]}" for name in self._keys if self.counts[name] or name in self.asked]
         used = {dataset for group in self._groups for dataset in group.datasets.values()}
-        text = f"{self.path}: {len(self)} frames in {len(self._groups)} groups; {', '.join(found) or 'no labels'}"
-        unread = sorted(self.available - used)
-        return f"{text}; not read: {', '.join(unread)}" if unread else text
+        size = f"{len(self)} frames in {len(self._groups)} groups"
+        return describe(self.path, size, self.keys, self.counts, self.asked, self.available - used)
 
     # --- frames --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self._ends[-1]
+
+    def sizes(self) -> np.ndarray:
+        return np.repeat([group.num_atoms for group in self._groups], [group.num_frames for group in self._groups])
 
     def _locate(self, index: int) -> tuple[_Group, int]:
         index = checked_index(index, len(self))
@@ -252,6 +254,61 @@ class HDF5Dataset(Dataset):
             labels[name] = value.reshape(expected) if squeezable else value
         return check_sample(Sample(system, labels), where)
 
+    # --- many frames at a time -----------------------------------------------------------------------------------
+
+    def chunks(self) -> Iterator[Chunk]:
+        start = 0
+        for group in self._groups:
+            where = f"{self.path}, group '{group.name}'"
+            size = max(1, min(_CHUNK_FRAMES, _CHUNK_ATOMS // max(1, group.num_atoms)))
+            for first in range(0, group.num_frames, size):
+                count = min(size, group.num_frames - first)
+                sample = self._read_many(group, first, count)
+                if sample is None:  # one by one, which also handles what is unusual and names what is wrong
+                    sample = collate([self[start + first + k] for k in range(count)])
+                yield Chunk(check_batch(sample, where, first), where, first)
+            start += group.num_frames
+
+    def _read_many(self, group: _Group, first: int, count: int) -> Sample | None:
+        """Frames first … first + count − 1 of a group at once; None when something is not as it mostly is."""
+        num_atoms = group.num_atoms
+        shapes = {"z": (num_atoms,), "pos": (num_atoms, 3), "cell": (3, 3), "pbc": (3,), "charge": (), "spin": ()}
+        shapes.update({q: ((num_atoms,) if LABELS[q].per_atom else ()) + LABELS[q].row
+                       for q in group.datasets if q in LABELS})  # fmt: skip
+        found: dict[str, np.ndarray] = {}
+        try:
+            for quantity, name in group.datasets.items():
+                if quantity == "smiles":
+                    found.setdefault("charge", np.full(count, formal_charge(self._read(group, "smiles", first, ""))))
+                    continue
+                dataset = self._dataset(f"{group.name}/{name}")
+                constant = dataset.ndim <= _CONSTANT_NDIM.get(quantity, 0) or len(dataset) != group.num_frames
+                value = np.asarray(dataset[()] if constant else dataset[first : first + count])
+                shape = shapes[quantity] if constant else (count, *shapes[quantity])
+                if value.shape not in (shape, (*shape, 1)):
+                    return None
+                found[quantity] = np.broadcast_to(value.reshape(shape), (count, *shapes[quantity]))
+        except (BadData, *_DAMAGE):
+            return None
+        whole = [found[name] for name in ("charge", "spin") if name in found]
+        if num_atoms == 0 or found["z"].dtype.kind not in "iu" or any((np.round(v) != v).any() for v in whole):
+            return None
+        system = System(
+            z=torch.from_numpy(found["z"].astype(np.int64).reshape(-1)),
+            pos=_scaled(found["pos"], group.factors["pos"]).reshape(-1, 3),
+            batch=torch.arange(count).repeat_interleave(num_atoms),
+            cell=_scaled(found["cell"], group.factors["cell"]) if "cell" in found else torch.zeros(count, 3, 3),
+            pbc=torch.from_numpy(found["pbc"].astype(bool)) if "pbc" in found else None,  # type: ignore[arg-type]
+            charge=_scaled(found.get("charge", np.zeros(count)), 1.0),
+            spin=torch.from_numpy(np.array(found.get("spin", np.zeros(count))).astype(np.int64)),
+        )
+        labels = {}
+        for name in label_names(name for name in found if name in LABELS):
+            value = _scaled(found[name], group.factors[name])
+            sign = -1.0 if name == "forces" and group.datasets[name].endswith("gradient") else 1.0
+            labels[name] = sign * value.reshape(LABELS[name].of(system))
+        return Sample(system, labels)
+
     def _read(self, group: _Group, quantity: str, k: int, where: str) -> Any:
         try:
             dataset = self._dataset(f"{group.name}/{group.datasets[quantity]}")
@@ -285,6 +342,7 @@ class HDF5Dataset(Dataset):
         return {**self.__dict__, "_file": None, "_pid": -1, "_handles": {}}
 
 
+_CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most
 _MAX_HANDLES = 2048  # finding a dataset takes longer than reading a frame of it
 _UNIT_OF = {"pos": "length", "cell": "length", **{name: name for name in LABELS}}
 _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames

@@ -94,7 +94,7 @@ class LoadedDataset(InMemoryDataset):
         if require_keys:
             reader.require_keys()
         self._pack(parts, names)
-        self._summary = reader.summary(len(self))
+        self._summary = reader.summary()
 
     def summary(self) -> str:
         return self._summary

@@ -40,6 +40,7 @@ class Reader(ABC):
         keys: the same, of all that are read where they are there.
         counts: label -> number of frames seen that have it.
         available: names of all labels seen.
+        num_frames: frames seen.
     """
 
     path: str
@@ -48,6 +49,7 @@ class Reader(ABC):
     keys: dict[str, str]
     counts: Counter[str]
     available: set[str]
+    num_frames: int = 0
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
@@ -67,9 +69,9 @@ class Reader(ABC):
         """Names of labels that are there and are not read."""
         return self.available - set(self.keys.values())
 
-    def summary(self, num_frames: int) -> str:
+    def summary(self) -> str:
         """What is in the file and what is not, in words."""
-        return describe(self.path, f"{num_frames} frames", self.keys, self.counts, self.asked, self.unread())
+        return describe(self.path, f"{self.num_frames} frames", self.keys, self.counts, self.asked, self.unread())
 
 
 def describe(
