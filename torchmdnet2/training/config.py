@@ -11,16 +11,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from ..errors import BadConfig
-from ..potential import SYMBOLS, Potential
-from ..registry import HEADS, PRIORS, REPRESENTATIONS
+from ..models.base import PropertyHead
+from ..registry import HEADS, REPRESENTATIONS
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
-from .loss_config import LossConfig
+from .labels import check_labels
+from .loss_config import LossConfig, Moment
+from .optimizers import OPTIMIZERS
+from .parts import PriorConfig, PropertyConfig, predicted_shapes, untrained
 from .schema import Section, first_error, validate_choice
-from .yaml_reader import parse_yaml
+from .yaml_reader import apply_override, parse_yaml
 
 __all__ = [
     "Config",
@@ -39,6 +41,17 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
+
+
+class SwaConfig(Section):
+    """Stochastic weight averaging: from `start` on, a constant rate and the plain mean of the weights of all steps."""
+
+    start: Moment = Field(default=0.75, description="epoch, or fraction of max_epochs")
+    lr: Positive | None = Field(default=None, description="learning rate of this stage; null: as scheduled")
+
+    def first_epoch(self, max_epochs: int) -> int:
+        """The epoch, counted from 0, that the stage begins with."""
+        return self.start if isinstance(self.start, int) else round(self.start * max_epochs)
 
 
 class TrainingConfig(Section):
@@ -75,13 +88,53 @@ class TrainingConfig(Section):
     energy_scale: Literal["auto"] | Positive = Field(
         default="auto", description="eV per unit of the network; auto: rms of the forces"
     )
+    optimizer: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "adamw"},
+        validate_default=True,
+        description="adamw, schedule_free or muon, and its arguments",
+    )
+    layer_lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="factor of the learning rate per level below the read-out; for fine-tuning"
+    )
+    swa: SwaConfig | None = Field(default=None, description="a last stage of equal-weighted average: {start, lr}")
     loss: LossConfig = Field(default_factory=LossConfig)
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def check_optimizer(cls, value: Any) -> dict[str, Any]:
+        return validate_choice(value, OPTIMIZERS, "adamw", leave_out=("params",))
+
+    @model_validator(mode="after")
+    def check_averaging(self) -> TrainingConfig:
+        if self.optimizer["name"] == "schedule_free" and (self.lr_schedule != "constant" or self.swa):
+            raise ValueError(
+                "optimizer: schedule_free averages by itself; set lr_schedule to constant, and swa to null"
+            )
+        return self
 
     @model_validator(mode="after")
     def check_rates(self) -> TrainingConfig:
         if self.lr_min > self.lr:
             raise ValueError(f"lr_min ({self.lr_min}) must not be above lr ({self.lr})")
         return self
+
+
+class InitConfig(Section):
+    """Fine-tuning: weights to start from, and what of them is kept."""
+
+    file: str = Field(description="a .tmn model file, or a .ckpt of TorchMD-Net")
+    freeze: list[str] = Field(
+        default=[], description="parameters that stay: beginnings of names, as [representation.tensor_embedding]"
+    )
+    energy_unit: str = Field(default="eV", description="of a .ckpt, which does not say it")
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    project: str = Field(default="torchmdnet2", description="where the run is listed")
+    name: str | None = Field(default=None, description="of the run; null: that of the folder")
+    mode: Literal["online", "offline"] = Field(default="online", description="offline: upload later with `wandb sync`")
 
 
 class OutputConfig(Section):
@@ -92,37 +145,15 @@ class OutputConfig(Section):
     save_every_steps: Annotated[int, Field(ge=1)] = Field(
         default=500, description="steps between saved states, besides every epoch"
     )
-    report: bool = Field(default=True, description="plots and model card at the end")
+    report: bool = Field(default=True, description="report.html, plots and model card at the end")
+    outliers: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=10, description="frames with the largest errors that the report shows and outliers.xyz holds"
+    )
+    tensorboard: bool = Field(default=False, description="metrics for TensorBoard too (needs the extra 'tensorboard')")
+    wandb: WandbConfig | None = Field(
+        default=None, description="metrics for Weights & Biases too: {project, name, mode} (needs the extra 'wandb')"
+    )
     licence: str = Field(default="not stated", description="of the model, for the model card")
-
-
-def _check_prior(value: Any) -> dict[str, Any]:
-    """One entry of `priors`; atomref may say `energies: fit` and may name elements by symbol."""
-    fit, given = False, value
-    if isinstance(value, Mapping) and value.get("name") == "atomref":
-        energies = value.get("energies", "fit")
-        fit = energies == "fit"
-        if not fit and not isinstance(energies, Mapping):
-            raise ValueError(f"energies: should be 'fit' or a table of element: eV, got {energies!r}")
-        given = {**value, "energies": None if fit else _by_atomic_number(energies)}
-    checked = validate_choice(given, PRIORS, None)
-    return {**checked, "energies": "fit"} if fit else checked
-
-
-def _by_atomic_number(energies: Mapping[Any, Any]) -> dict[str, float]:
-    """{"H": −13.6} or {1: −13.6} → {"1": −13.6}."""
-    table = {}
-    for element, energy in energies.items():
-        number = SYMBOLS.index(element) if element in SYMBOLS else element
-        if not str(number).isdigit() or not 0 < int(number) < len(SYMBOLS):
-            raise ValueError(f"energies: '{element}' is not an element")
-        if isinstance(energy, bool) or not isinstance(energy, int | float):
-            raise ValueError(f"energies.{element}: should be a number in eV, got {energy!r}")
-        table[str(int(number))] = float(energy)
-    return table
-
-
-PriorConfig = Annotated[dict[str, Any], BeforeValidator(_check_prior)]
 
 
 class Config(Section):
@@ -130,9 +161,15 @@ class Config(Section):
 
     data: DataConfig
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "tensornet"}, validate_default=True)
-    head: dict[str, Any] = Field(default_factory=lambda: {"name": "scalar"}, validate_default=True)
+    head: dict[str, Any] | None = Field(default_factory=lambda: {"name": "scalar"}, validate_default=True)
+    properties: list[PropertyConfig] = Field(
+        default=[], description="heads of what is not the energy, as [{name: dipole}]"
+    )
     priors: list[PriorConfig] = Field(
         default_factory=lambda: [{"name": "atomref", "energies": "fit"}], validate_default=True
+    )
+    init: InitConfig | None = Field(
+        default=None, description="fine-tuning: {file, freeze, energy_unit}; model, head and priors from the file"
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     output: OutputConfig = Field(default_factory=OutputConfig)
@@ -144,19 +181,35 @@ class Config(Section):
 
     @field_validator("head", mode="before")
     @classmethod
-    def check_head(cls, value: Any) -> dict[str, Any]:
-        return validate_choice(value, HEADS, "scalar", leave_out=("hidden_channels",))
+    def check_head(cls, value: Any) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        checked = validate_choice(value, HEADS, "scalar", leave_out=("hidden_channels",))
+        if issubclass(HEADS[checked["name"]], PropertyHead):
+            raise ValueError(f"'{checked['name']}' does not predict energies: it belongs to `properties`")
+        return checked
 
     @model_validator(mode="after")
     def check_building(self) -> Config:
         """Build the potential once: the classes themselves check what types and ranges cannot."""
-        priors = [{**p, "energies": {}} if p.get("energies") == "fit" else p for p in self.priors]
+        kept = [p for p in self.priors if p.get("energies") == "keep"]
+        if kept and self.init is None:
+            raise ValueError("priors: atomref.energies: keep is for fine-tuning; take 'fit' or a table of element: eV")
         try:
-            with torch.random.fork_rng(devices=[]):
-                Potential.from_config({"model": self.model, "head": self.head, "priors": priors})
+            potential = untrained(self.parts())
+            shapes = predicted_shapes(potential) if self._further_labels() else {}
         except (TypeError, ValueError) as error:
-            raise ValueError(f"model, head or priors: {error}") from error
+            raise ValueError(f"model, head, properties or priors: {error}") from error
+        check_labels(self, shapes)
         return self
+
+    def _further_labels(self) -> bool:
+        keys = self.data.keys
+        return bool(self.properties or keys.properties or keys.dipole or keys.charges)
+
+    def parts(self) -> dict[str, Any]:
+        """The sections that a potential is made of, as plain data."""
+        return {"model": self.model, "head": self.head, "properties": self.properties, "priors": self.priors}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, defaults filled in; `Config.model_validate` reads it back."""
@@ -200,28 +253,5 @@ def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Confi
         raise BadConfig(f"{path}: not a text file: {error}") from error
     raw = {} if raw is None else raw
     for override in overrides:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     return parse_config(raw, str(path))
-
-
-def _apply_override(raw: Any, override: str) -> None:
-    """Set one value in nested dictionaries and lists; missing sections are made, wrong ones found by validation."""
-    path, equals, text = override.partition("=")
-    if not equals or not all(path.split(".")):
-        raise BadConfig(f"'{override}': write an override as section.key=value, for example training.lr=1e-3")
-    *parents, last = path.split(".")
-    node = raw
-    for part in parents:
-        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
-            node = node[int(part)]
-        elif isinstance(node, dict):
-            node = node.setdefault(part, {})
-        else:
-            raise BadConfig(f"'{override}': there is no section '{part}' to set a value in")
-    value = parse_yaml(text, f"'{override}'")
-    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
-        node[int(last)] = value
-    elif isinstance(node, dict):
-        node[last] = value
-    else:
-        raise BadConfig(f"'{override}': '{last}' is not a key that can be set")

@@ -11,6 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from ..registry import HEADS, PRIORS, REPRESENTATIONS
 from .config import Config
+from .optimizers import OPTIMIZERS
 from .schema import Section, section_of
 
 __all__ = ["config_yaml", "default_config_yaml"]
@@ -40,9 +41,10 @@ def default_config_yaml(model: str = "tensornet") -> str:
                 f"{'    energies: fit':<{_COLUMN}}# fit: least squares on the training frames; or {{H: -13.6, …}} in eV"
             )
             lines += ["priors:  # terms added to the network; [] for none", *entry]
+        elif not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):
+            lines.append(_line(f"{name}: {_scalar(field.default)}", field.description))
         else:
             section = field.annotation
-            assert isinstance(section, type) and issubclass(section, Section)
             lines += [f"{name}:", *_section(section, 1, {"train": "data.xyz"} if name == "data" else {})]
         lines.append("")
     return "\n".join(lines)
@@ -61,10 +63,18 @@ def _section(section: type[BaseModel], depth: int, given: Mapping[str, Any]) -> 
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             lines += [f"{indent}{name}:", *_section(kind, depth + 1, {})]
             continue
-        value = given.get(name, None if field.default is PydanticUndefined else field.default)
-        text = f"{indent}{name}: {_scalar(value)}"
-        lines.append(f"{text:<{_COLUMN}}# {field.description}" if field.description else text)
+        if name == "optimizer":
+            settings = section_of(OPTIMIZERS["adamw"], ["params"])
+            lines += [_line(f"{indent}{name}:", field.description), *_section(settings, depth + 1, {"name": "adamw"})]
+            continue
+        default = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
+        value = given.get(name, None if default is PydanticUndefined else default)
+        lines.append(_line(f"{indent}{name}: {_scalar(value)}", field.description))
     return lines
+
+
+def _line(text: str, description: str | None) -> str:
+    return f"{text:<{_COLUMN}}# {description}" if description else text
 
 
 def _scalar(value: Any) -> str:

@@ -35,9 +35,7 @@ class AdamW(torch.optim.AdamW):
         amsgrad: divide by the largest mean of squares so far.
     """
 
-    def __init__(
-        self, params: Any, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8, amsgrad: bool = False
-    ):
+    def __init__(self, params: Any, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8, amsgrad: bool = False):
         super().__init__(params, betas=(beta1, beta2), eps=eps, amsgrad=amsgrad, fused=True)
 
 
@@ -112,9 +110,7 @@ class Muon(torch.optim.Optimizer):
         eps: of AdamW.
     """
 
-    def __init__(
-        self, params: Any, momentum: Beta = 0.95, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8
-    ):
+    def __init__(self, params: Any, momentum: Beta = 0.95, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8):
         settings = {"lr": 0.0, "momentum": momentum, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
         super().__init__(params, {**settings, "matrices": False})
 
@@ -127,7 +123,8 @@ class Muon(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 p.mul_(1 - lr * group["weight_decay"])
-                p.sub_(self._orthogonal(p, group, state) if group["matrices"] else self._adam(p, group, state), alpha=lr)
+                update = self._orthogonal if group["matrices"] else self._adam
+                p.sub_(update(p, group, state), alpha=lr)
 
     def _orthogonal(self, p: Tensor, group: Mapping[str, Any], state: dict[str, Tensor]) -> Tensor:
         if not state:

@@ -13,7 +13,7 @@ import yaml
 
 from ..errors import BadConfig
 
-__all__ = ["parse_yaml"]
+__all__ = ["apply_override", "parse_yaml"]
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -67,3 +67,36 @@ def parse_yaml(text: str, source: str = "configuration") -> Any:
         raise BadConfig(f"{source}: not valid YAML: {error}") from error
     finally:
         loader.dispose()
+
+
+def apply_override(raw: Any, override: str) -> None:
+    """Set one value in nested dictionaries and lists; missing sections are made, wrong ones found by validation.
+
+    Args:
+        raw: as read from YAML; changed.
+        override: "dotted.key=value"; a number addresses an entry of a list.
+
+    Raises:
+        BadConfig: not of this form, or there is no such section.
+    """
+    path, equals, text = override.partition("=")
+    if not equals or not all(path.split(".")):
+        raise BadConfig(f"'{override}': write an override as section.key=value, for example training.lr=1e-3")
+    *parents, last = path.split(".")
+    node = raw
+    for part in parents:
+        if isinstance(node, list) and part.isdigit() and int(part) < len(node):
+            node = node[int(part)]
+        elif isinstance(node, dict):
+            if node.get(part) is None:
+                node[part] = {}
+            node = node[part]
+        else:
+            raise BadConfig(f"'{override}': there is no section '{part}' to set a value in")
+    value = parse_yaml(text, f"'{override}'")
+    if isinstance(node, list) and last.isdigit() and int(last) < len(node):
+        node[int(last)] = value
+    elif isinstance(node, dict):
+        node[last] = value
+    else:
+        raise BadConfig(f"'{override}': '{last}' is not a key that can be set")
