@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .neighbors import NeighborList, neighbor_list
+from .evaluator import Evaluator
 from .potential import Potential, Result
 from .system import System
 
@@ -24,36 +24,41 @@ class EnsembleResult(Result):
         energy_std: [B] eV.
         forces_std: [N, 3] eV/Å; None when forces were not asked for.
         stress_std: [B, 3, 3] eV/Å³; None when the stress was not asked for.
+        atom_energies_std: [N] eV.
+        charges_std: [N] e; None where a member has none.
+        properties_std: of the properties that all members predict.
     """
 
     energy_std: Tensor | None = None
     forces_std: Tensor | None = None
     stress_std: Tensor | None = None
+    atom_energies_std: Tensor | None = None
+    charges_std: Tensor | None = None
+    properties_std: dict[str, Tensor] = field(default_factory=dict)
 
 
-class Ensemble(nn.Module):
-    """Mean and spread of several potentials, in the order given.
+class Ensemble:
+    """Mean and spread of several potentials, in the order given; each runs on its Evaluator. Thread-safe.
 
     The mean of the forces is the gradient of the mean energy, so that dynamics with it conserves energy.
 
     Args:
-        potentials: at least two, since one has no spread.
+        potentials: at least two, since one has no spread; they are set to evaluation mode.
 
     Raises:
         ValueError: fewer than two potentials, or on different devices; there is no element that all know.
     """
 
     def __init__(self, potentials: Iterable[Potential]):
-        super().__init__()
-        members = list(potentials)
-        if len(members) < 2:
-            raise ValueError(f"an ensemble needs at least two potentials to have a spread, got {len(members)}")
-        if len({p.device for p in members}) > 1:
+        self.members = list(potentials)
+        if len(self.members) < 2:
+            raise ValueError(f"an ensemble needs at least two potentials to have a spread, got {len(self.members)}")
+        if len({p.device for p in self.members}) > 1:
             raise ValueError("the potentials of an ensemble must be on one device")
-        self.elements = sorted(set.intersection(*(set(p.elements) for p in members)))
+        self.elements = sorted(set.intersection(*(set(p.elements) for p in self.members)))
         if not self.elements:
             raise ValueError("there is no element that all potentials of the ensemble know")
-        self.potentials = nn.ModuleList(members)
+        self._evaluators = [Evaluator(p) for p in self.members]
 
     @classmethod
     def load(
@@ -68,49 +73,33 @@ class Ensemble(nn.Module):
         return cls(load(path, device, dtype) for path in paths)
 
     @property
-    def members(self) -> list[Potential]:
-        """The potentials, in the order given."""
-        return list(self.potentials)  # type: ignore[arg-type]
-
-    @property
     def cutoff(self) -> float:
         """The largest cutoff of the members' neighbor lists, Å."""
         return max(p.cutoff for p in self.members)
 
-    def forward(self, system: System, forces: bool = True, stress: bool = False) -> EnsembleResult:
-        """Mean and spread of energy, forces and stress of a batch of structures; charges and properties are means.
+    def __call__(self, system: System, forces: bool = True, stress: bool = False) -> EnsembleResult:
+        """Mean and spread of energy, forces, stress, charges and properties of a batch of structures.
 
-        Args, Raises: as Potential.
+        Args, Raises: as Evaluator.
         """
-        lists: dict[float, NeighborList] = {}
-        results = []
-        for potential in self.members:
-            if potential.cutoff not in lists:
-                lists[potential.cutoff] = neighbor_list(system, potential.cutoff)
-            results.append(potential(system, forces=forces, stress=stress, neighbors=lists[potential.cutoff]))
-        energy, energy_std = _statistics([r.energy for r in results])
-        mean_forces, forces_std = _statistics([r.forces for r in results])
-        mean_stress, stress_std = _statistics([r.stress for r in results])
-        shared = set.intersection(*(set(r.properties) for r in results))
-        properties = {name: _statistics([r.properties[name] for r in results])[0] for name in sorted(shared)}
-        assert energy is not None
+        results = [evaluate(system, forces=forces, stress=stress) for evaluate in self._evaluators]
+        names = ("energy", "forces", "stress", "atom_energies", "charges")
+        mean, std = _statistics([{name: getattr(r, name) for name in names} for r in results])
+        properties, properties_std = _statistics([r.properties for r in results])
         return EnsembleResult(
-            energy=energy,
-            forces=mean_forces,
-            stress=mean_stress,
-            atom_energies=_statistics([r.atom_energies for r in results])[0],
-            charges=_statistics([r.charges for r in results])[0],
-            properties={name: value for name, value in properties.items() if value is not None},
-            energy_std=energy_std,
-            forces_std=forces_std,
-            stress_std=stress_std,
+            **mean,
+            properties=properties,
+            **{f"{name}_std": value for name, value in std.items()},
+            properties_std=properties_std,
         )
 
 
-def _statistics(values: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
-    """Mean and sample standard deviation; None where a member gives none."""
-    given = [value for value in values if value is not None]
-    if len(given) < len(values):
-        return None, None
-    stacked = torch.stack(given)
-    return stacked.mean(0), stacked.std(0)
+def _statistics(results: Sequence[Mapping[str, Tensor | None]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Mean and sample standard deviation of what all members give."""
+    mean, std = {}, {}
+    for name in results[0]:
+        values = [value for value in (r.get(name) for r in results) if value is not None]
+        if len(values) == len(results):
+            stacked = torch.stack(values)
+            mean[name], std[name] = stacked.mean(0), stacked.std(0)
+    return mean, std

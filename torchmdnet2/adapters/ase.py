@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from ase import Atoms
-from ase.calculators.calculator import Calculator, PropertyNotImplementedError, all_changes
+from ase.calculators.calculator import Calculator, CalculatorSetupError, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from ..ensemble import Ensemble
 from ..evaluator import Evaluator
-from ..potential import Potential, Result
-from ..system import System
+from ..potential import Potential
+from ..system import System, _whole_number
+from .arrays import ArrayEvaluator, Structure
 from .model import ModelSource, dtype_name, in_memory, open_model
 
 __all__ = ["NoStress", "TorchMDNet2Calculator"]
@@ -62,48 +64,67 @@ class TorchMDNet2Calculator(Calculator):
         charge: int | None = None,
         spin: int | None = None,
     ):
-        super().__init__()
-        potential, source = open_model(model, device, dtype)
-        self._set_up(potential, source)
-        self.charge = _whole(0 if charge is None else charge, "charge")
-        self.spin = _whole(0 if spin is None else spin, "spin")
+        self._set_up([open_model(model, device, dtype)], charge, spin)
 
-    def _set_up(self, potential: Potential, source: ModelSource | None) -> None:
-        self._source = source
-        self._evaluator = Evaluator(potential)
-        self.implemented_properties = [*type(self).implemented_properties, *_extra_properties(potential)]
+    def _set_up(self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any) -> None:
+        self._entered: Structure | None = None
+        super().__init__()
+        self.charge = _whole_number(0 if charge is None else charge, "charge")
+        self.spin = _whole_number(0 if spin is None else spin, "spin")
+        self._potentials, self._sources = [p for p, _ in opened], [source for _, source in opened]
+        self._evaluate = ArrayEvaluator(self._evaluator(), self._potentials[0].device)
+        self.implemented_properties = self._names()
         self._lock = threading.RLock()
-        self._entered: tuple[int, int] | None = None
         self._stress_wanted = False
-        self._template: tuple[tuple[bytes, bytes, bytes, int, int], System] | None = None
+
+    def _evaluator(self) -> Evaluator | Ensemble:
+        return Evaluator(self._potentials[0])
+
+    def _names(self) -> list[str]:
+        """Of what this model gives."""
+        extra = [_extra_properties(p) for p in self._potentials]
+        return [*type(self).implemented_properties, *(name for name in extra[0] if all(name in e for e in extra))]
 
     @property
     def potential(self) -> Potential:
         """The calculator's own copy of the potential, frozen."""
-        return self._evaluator.potential
+        return self._potentials[0]
 
     # --- what ASE calls ------------------------------------------------------------------------------------------
 
+    @property
+    def atoms(self) -> Atoms | None:
+        """What entered into the last calculation, as an Atoms object of its own."""
+        last = self._entered
+        if last is None:
+            return None
+        info = {name: value for name, value in (("charge", last.charge), ("spin", last.spin)) if value}
+        return Atoms(numbers=last.numbers, positions=last.positions, cell=last.cell, pbc=last.pbc, info=info)
+
+    @atoms.setter
+    def atoms(self, atoms: Atoms | None) -> None:
+        self._entered = None if atoms is None else self._structure(atoms)
+
     def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
         """ASE's entry: from the cache when nothing that enters has changed, else computed; arrays are fresh."""
+        if name not in self.implemented_properties:
+            raise PropertyNotImplementedError(
+                f"this model does not give '{name}'; it gives {', '.join(self.implemented_properties)}"
+            )
         with self._lock:
-            return super().get_property(name, atoms, allow_calculation)
+            changes = self.check_state(atoms) if atoms is not None else []
+            if changes:
+                self.reset()
+            if name not in self.results:
+                if not allow_calculation:
+                    return None
+                self.calculate(atoms, [name], changes)
+            value = self.results[name]
+            return value.copy() if isinstance(value, np.ndarray) else value
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
         """What of the model's input differs, in any bit, from the last calculation; "charge" and "spin" as used."""
-        last = self.atoms
-        if last is None or self._entered is None:
-            return list(all_changes)
-        now = self._charge_and_spin(atoms)
-        same = {
-            "positions": np.array_equal(last.positions, atoms.positions),
-            "numbers": np.array_equal(last.numbers, atoms.numbers),
-            "cell": np.array_equal(last.cell.array, atoms.cell.array),
-            "pbc": np.array_equal(last.pbc, atoms.pbc),
-            "charge": now[0] == self._entered[0],
-            "spin": now[1] == self._entered[1],
-        }
-        return [name for name, unchanged in same.items() if not unchanged]
+        return list(all_changes) if self._entered is None else self._entered.differences(self._structure(atoms))
 
     def calculate(
         self,
@@ -124,31 +145,28 @@ class TorchMDNet2Calculator(Calculator):
             UnknownElement: the model does not know an element.
             NoStress: stress is asked for and there is no cell with a volume.
         """
-        with self._lock, torch.inference_mode(False):
-            super().calculate(atoms, properties, system_changes)
-            assert self.atoms is not None
-            self.results, self._entered = {}, None
-            asked = "stress" in (properties or [])
+        with self._lock:
+            structure = self._entered if atoms is None else self._structure(atoms)
+            if structure is None:
+                raise CalculatorSetupError("there is no structure to calculate: give the calculator's method one")
+            self.reset()
+            asked = any(name.removesuffix("_std") == "stress" for name in properties or [])
             # a barostat or cell optimiser asks for forces, then for stress, at every step: do it in one go
             stress = asked or self._stress_wanted
-            if stress and not abs(np.linalg.det(self.atoms.cell.array)) > 0:
-                stress = False
+            if stress and not abs(np.linalg.det(structure.cell)) > 0:
                 if asked:
                     raise NoStress(
                         "the stress needs a cell with a volume, and this structure has none: set all three lattice "
                         "vectors (atoms.cell), or do not ask for the stress"
                     )
-            entered = self._charge_and_spin(self.atoms)
-            result = self._evaluator(self._system(self.atoms, *entered), forces=True, stress=stress)
-            self.results = _results(result)
-            self._entered = entered
+                stress = False
+            self.results = _in_ase_form(self._evaluate(structure, stress))
+            self._entered = structure
             self._stress_wanted = asked
 
     def reset(self) -> None:
         """Forget the last result."""
-        with self._lock:
-            super().reset()
-            self._entered = None
+        self._entered, self.results = None, {}
 
     # --- many structures at once ----------------------------------------------------------------------------------
 
@@ -168,57 +186,42 @@ class TorchMDNet2Calculator(Calculator):
         """
         left = iter(frames)
         while batch := list(islice(left, batch_size)):
-            entered = [self._charge_and_spin(atoms) for atoms in batch]
-            whole = System.concatenate(
-                [self._new_system(atoms, *given) for atoms, given in zip(batch, entered, strict=True)]
-            )
-            with self._lock, torch.inference_mode(False):
-                result = self._evaluator(whole, forces=True, stress=stress)
-            yield from _split(result, [len(atoms) for atoms in batch])
+            with self._lock:
+                found = list(self._evaluate.batch([self._structure(atoms) for atoms in batch], stress))
+            yield from map(_in_ase_form, found)
 
-    # --- structure ------------------------------------------------------------------------------------------------
-
-    def _charge_and_spin(self, atoms: Atoms) -> tuple[int, int]:
-        charge, spin = atoms.info.get("charge", self.charge), atoms.info.get("spin", self.spin)
-        return _whole(charge, "charge"), _whole(spin, "spin")
-
-    def _system(self, atoms: Atoms, charge: int, spin: int) -> System:
-        """The structure as tensors; only positions are moved to the device when nothing else has changed."""
-        key = (atoms.numbers.tobytes(), atoms.cell.array.tobytes(), atoms.pbc.tobytes(), charge, spin)
-        if self._template is None or self._template[0] != key:
-            self._template = key, self._new_system(atoms, charge, spin)
-        system = copy.copy(self._template[1])
-        system.pos = torch.tensor(atoms.positions, dtype=torch.float64, device=self.potential.device)
-        return system
-
-    def _new_system(self, atoms: Atoms, charge: int, spin: int) -> System:
-        device = self.potential.device
-        return System(
-            z=torch.tensor(atoms.numbers, dtype=torch.long, device=device),
-            pos=torch.tensor(atoms.positions, dtype=torch.float64, device=device),
-            cell=torch.tensor(atoms.cell.array, dtype=torch.float64, device=device),
-            pbc=torch.tensor(atoms.pbc, device=device),
-            charge=torch.tensor([charge], dtype=torch.float64, device=device),
-            spin=torch.tensor([spin], device=device),
+    def _structure(self, atoms: Atoms) -> Structure:
+        return Structure(
+            atoms.numbers.copy(),
+            np.array(atoms.positions, dtype=np.float64),
+            atoms.cell.array.copy(),
+            atoms.pbc.copy(),
+            _whole_number(atoms.info.get("charge", self.charge), "charge"),
+            _whole_number(atoms.info.get("spin", self.spin), "spin"),
         )
 
     # --- copies and pickles ---------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         with self._lock:
-            kept = {"atoms": self.atoms, "results": dict(self.results), "charge": self.charge, "spin": self.spin}
+            sources = [s or in_memory(p) for s, p in zip(self._sources, self._potentials, strict=True)]
             return {
-                **kept,
-                "entered": self._entered,
-                "source": vars(self._source or in_memory(self.potential)),
+                "sources": [vars(source) for source in sources],
                 "device": str(self.potential.device),
-                "dtype": dtype_name(self.potential.dtype),
+                "dtypes": [dtype_name(p.dtype) for p in self._potentials],
+                "charge": self.charge,
+                "spin": self.spin,
+                "entered": None if self._entered is None else vars(self._entered),
+                "results": self.results,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        source = ModelSource(**state["source"])
-        potential = source.open(state["device"], state["dtype"])
-        self._restore(state, potential, source if source.path else None)
+        sources = [ModelSource(**source) for source in state["sources"]]
+        opened = [s.open(state["device"], dtype) for s, dtype in zip(sources, state["dtypes"], strict=True)]
+        kept = [source if source.path else None for source in sources]
+        self._set_up(list(zip(opened, kept, strict=True)), state["charge"], state["spin"])
+        self._entered = None if state["entered"] is None else Structure(**state["entered"])
+        self.results = state["results"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchMDNet2Calculator:
         return self.__copy__()
@@ -226,16 +229,10 @@ class TorchMDNet2Calculator(Calculator):
     def __copy__(self) -> TorchMDNet2Calculator:
         other = type(self).__new__(type(self))
         with self._lock:
-            other._restore({**vars(self), "entered": self._entered}, self.potential, self._source)
+            # weights are frozen: copies in one process share them
+            other._set_up(list(zip(self._potentials, self._sources, strict=True)), self.charge, self.spin)
+            other._entered, other.results = self._entered, copy.deepcopy(self.results)
         return other
-
-    def _restore(self, state: dict[str, Any], potential: Potential, source: ModelSource | None) -> None:
-        Calculator.__init__(self)
-        self._set_up(potential, source)  # weights are frozen: copies in one process share them
-        self.charge, self.spin = state["charge"], state["spin"]
-        self.atoms = None if state["atoms"] is None else state["atoms"].copy()
-        self.results = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in state["results"].items()}
-        self._entered = state["entered"]
 
 
 def _extra_properties(potential: Potential) -> list[str]:
@@ -249,54 +246,8 @@ def _extra_properties(potential: Potential) -> list[str]:
     return [name for name, is_given in given.items() if is_given]
 
 
-def _results(result: Result) -> dict[str, Any]:
-    """ASE's names and shapes, as fresh numpy arrays in float64; refuses what is not finite."""
-    assert result.forces is not None and result.atom_energies is not None
-    energy = float(result.energy[0])
-    arrays = {"forces": result.forces, "energies": result.atom_energies}
-    if result.charges is not None:
-        arrays["charges"] = result.charges
-    results: dict[str, Any] = {k: v.detach().to("cpu", torch.float64, copy=True).numpy() for k, v in arrays.items()}
-    if result.stress is not None:
-        stress = result.stress[0].detach().to("cpu", torch.float64).numpy()
-        results["stress"] = full_3x3_to_voigt_6_stress(stress)
-    if "dipole" in result.properties:
-        results["dipole"] = result.properties["dipole"][0].detach().to("cpu", torch.float64, copy=True).numpy()
-    for name, value in results.items():
-        if not np.isfinite(value).all():
-            bad = np.argwhere(~np.isfinite(value))[0][0]
-            where = f" at atom {bad}" if name not in ("stress", "dipole") else ""
-            raise ValueError(f"the model's {name} are not finite{where}: the structure is far from anything physical")
-    if not np.isfinite(energy):
-        raise ValueError("the model's energy is not finite: the structure is far from anything physical")
-    results["energy"] = results["free_energy"] = energy
-    return results
-
-
-def _split(result: Result, sizes: list[int]) -> Iterator[dict[str, Any]]:
-    """The results of each structure of a batch."""
-    assert result.forces is not None and result.atom_energies is not None
-    end = 0
-    for b, size in enumerate(sizes):
-        atoms, end = slice(end, end + size), end + size
-        yield _results(
-            Result(
-                result.energy[b : b + 1],
-                forces=result.forces[atoms],
-                stress=None if result.stress is None else result.stress[b : b + 1],
-                atom_energies=result.atom_energies[atoms],
-                charges=None if result.charges is None else result.charges[atoms],
-                properties={k: v[b : b + 1] for k, v in result.properties.items() if k == "dipole"},
-            )
-        )
-
-
-def _whole(value: Any, name: str) -> int:
-    try:
-        whole = int(value)
-        exact = whole == float(value)
-    except (TypeError, ValueError, OverflowError):
-        exact = False
-    if not exact:
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return whole
+def _in_ase_form(results: dict[str, Any]) -> dict[str, Any]:
+    for name in ("stress", "stress_std"):
+        if name in results:
+            results[name] = full_3x3_to_voigt_6_stress(results[name])
+    return {**results, "free_energy": results["energy"]}

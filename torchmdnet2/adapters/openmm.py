@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 from collections.abc import Iterable, Sequence
@@ -15,9 +14,9 @@ import torch
 from ..errors import BadData, UnknownElement
 from ..evaluator import Evaluator
 from ..potential import SYMBOLS, Potential
-from ..system import System
 from ..system import _whole_number as whole_number
 from ..units import KJ_MOL, factor
+from .arrays import ArrayEvaluator, NotFinite, Structure
 from .model import ModelSource, dtype_name, open_model
 
 if TYPE_CHECKING:
@@ -113,9 +112,9 @@ class TorchMDNet2Energy:
     def __init__(self, source: ModelSource | None, options: dict[str, Any], potential: Potential | None = None):
         self.source, self.options = source, options
         self._lock = threading.Lock()
-        self._evaluator: Evaluator | None = None
-        if potential is not None:
-            self._prepare(potential)
+        self._numbers = np.array(options["numbers"], dtype=np.int64)
+        self._pbc = np.full(3, bool(options["periodic"]))
+        self._arrays = None if potential is None else ArrayEvaluator(Evaluator(potential), potential.device)
 
     def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
         """Energy in kJ/mol and forces [N, 3] in kJ/mol/nm.
@@ -124,54 +123,41 @@ class TorchMDNet2Energy:
             RuntimeError: with the whole story in its message, as that is all OpenMM hands on.
         """
         try:
-            with self._lock, torch.inference_mode(False):
+            with self._lock:
                 return self._evaluate(state)
         except Exception as error:
             model = self.source.path if self.source else "a model in memory"
             raise RuntimeError(f"torchmdnet2 ({model}): {type(error).__name__}: {error}") from error
 
     def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
-        if self._evaluator is None:
+        if self._arrays is None:
             assert self.source is not None
-            self._prepare(self.source.open(self.options["device"], self.options["dtype"]))
-        assert self._evaluator is not None
+            potential = self.source.open(self.options["device"], self.options["dtype"])
+            self._arrays = ArrayEvaluator(Evaluator(potential), potential.device)
         nanometer = openmm.unit.nanometer
         pos = state.getPositions(asNumpy=True).value_in_unit(nanometer) * _NM
-        self._check(pos, "position")
-        system = copy.copy(self._template)
-        system.pos = torch.as_tensor(pos, dtype=torch.float64, device=system.device)
-        if self.options["periodic"]:
-            box = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(nanometer) * _NM
-            system.cell = torch.as_tensor(box, dtype=torch.float64, device=system.device)[None]
-        result = self._evaluator(system, forces=True, stress=False)
-        assert result.forces is not None
-        energy = float(result.energy[0]) / KJ_MOL
-        forces = result.forces.detach().to("cpu", torch.float64).numpy() / _KJ_MOL_NM
-        self._check(forces, "force")
-        if not np.isfinite(energy):
-            raise ValueError("the model's energy is not finite: the structure is far from anything physical")
-        return energy, forces
-
-    def _prepare(self, potential: Potential) -> None:
-        device = potential.device
-        self._template = System(  # all but positions and box, which come with each call
-            z=torch.tensor(self.options["numbers"], dtype=torch.long, device=device),
-            pos=torch.zeros(len(self.options["numbers"]), 3, dtype=torch.float64, device=device),
-            pbc=torch.full((3,), self.options["periodic"], device=device),
-            charge=torch.tensor([float(self.options["charge"])], dtype=torch.float64, device=device),
-            spin=torch.tensor([self.options["spin"]], dtype=torch.long, device=device),
-        )
-        self._evaluator = Evaluator(potential)
-
-    def _check(self, values: np.ndarray, name: str) -> None:
-        finite = np.isfinite(values).all(1)
-        if not finite.all():
-            k = int(np.argmin(finite))
-            particle = k if self.options["particles"] is None else self.options["particles"][k]
+        if not np.isfinite(pos).all():
             raise ValueError(
-                f"the {name} of particle {particle} ({SYMBOLS[self.options['numbers'][k]]}) is not finite: the "
-                "simulation has blown up, or the start was far from anything physical"
+                f"the position of {self._name(int(np.argmin(np.isfinite(pos).all(1))))} is not finite: the simulation "
+                "has blown up, or the start was far from anything physical"
             )
+        cell = np.zeros((3, 3))
+        if self.options["periodic"]:
+            cell = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(nanometer) * _NM
+        try:
+            results = self._arrays(
+                Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])
+            )
+        except NotFinite as error:
+            if error.atom is None:
+                raise
+            raise NotFinite(error.name, error.atom, self._name(error.atom)) from None
+        return results["energy"] / KJ_MOL, results["forces"] / _KJ_MOL_NM
+
+    def _name(self, atom: int) -> str:
+        """An atom of the model by its index in the OpenMM system."""
+        particle = atom if self.options["particles"] is None else self.options["particles"][atom]
+        return f"particle {particle} ({SYMBOLS[self.options['numbers'][atom]]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.source is None:

@@ -57,7 +57,8 @@ class FusedBoundStep(BoundStep):
     def fetch(self) -> Result | None:
         step = self._graphed.step
         if self._host is None:
-            packed = torch.zeros_like(step.out.packed, device="cpu", pin_memory=step.device.type == "cuda")
+            with torch.inference_mode(False):
+                packed = torch.zeros_like(step.out.packed, device="cpu", pin_memory=step.device.type == "cuda")
             self._host = Outputs.view(packed, step.num_atoms, step.num_systems, step.dtype, step.stress)
         host = self._host
         host.packed.copy_(step.out.packed, non_blocking=True)

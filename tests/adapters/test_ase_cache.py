@@ -1,0 +1,114 @@
+"""The ASE calculator: what is computed when; charge and spin (bar R26)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from ase_cases import count_evaluations, crystal, ethanol
+
+from torchmdnet2 import System
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+
+# --- what is computed when ----------------------------------------------------------------------------------------
+
+
+def test_stress_is_computed_only_when_asked_for(potential):
+    atoms = crystal()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    calls = count_evaluations(atoms.calc)
+    atoms.get_potential_energy()
+    atoms.get_forces()
+    assert calls == [False] and "stress" not in atoms.calc.results
+    atoms.get_stress()
+    atoms.get_forces()
+    assert calls == [False, True]
+    atoms.rattle(0.01)  # as in a cell optimiser: forces, then stress, of each new structure
+    atoms.get_forces()
+    atoms.get_stress()
+    assert calls == [False, True, True]
+
+
+def test_same_structure_is_computed_once_and_a_changed_one_again(potential):
+    atoms = ethanol()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    calls = count_evaluations(atoms.calc)
+    atoms.get_forces()
+    atoms.info["comment"] = np.arange(3)  # does not enter
+    atoms.get_forces()
+    assert len(calls) == 1
+    first = atoms.get_potential_energy()
+    atoms.positions[0, 0] += 0.05
+    assert atoms.get_potential_energy() != first and len(calls) == 2
+    atoms.numbers[2] = 1
+    assert atoms.get_potential_energy() != first and len(calls) == 3
+    atoms.cell = [3, 3, 3]
+    atoms.get_potential_energy()
+    atoms.pbc = (False, False, True)
+    atoms.get_potential_energy()
+    assert len(calls) == 5
+
+
+def test_results_are_fresh_arrays(potential):
+    atoms = crystal()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    for get in (atoms.get_forces, atoms.get_stress, atoms.get_potential_energies):
+        before = get().copy()
+        get()[:] = 99
+        assert np.array_equal(get(), before)
+    kept = atoms.calc.results["forces"]
+    copied = kept.copy()
+    atoms.rattle(0.1)
+    atoms.get_forces()
+    assert np.array_equal(kept, copied)
+
+
+# --- charge and spin ----------------------------------------------------------------------------------------------
+
+
+def test_charge_from_info_then_constructor_then_zero(potential):
+    expected = {}
+    for charge in (-1, 0, 2):
+        system = System.from_ase(ethanol()).replace(charge=torch.tensor([float(charge)], dtype=torch.float64))
+        expected[charge] = pytest.approx(float(potential(system).energy.detach()), rel=1e-12)
+    assert len({value.expected for value in expected.values()}) == 3
+    atoms = ethanol()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    assert atoms.get_potential_energy() == expected[0]
+    atoms.info["charge"] = 2  # nothing else changes: the result must
+    assert atoms.get_potential_energy() == expected[2]
+    atoms.info["charge"] = np.int64(-1)
+    assert atoms.get_potential_energy() == expected[-1]
+    del atoms.info["charge"]
+    assert atoms.get_potential_energy() == expected[0]
+    atoms.calc = TorchMDNet2Calculator(potential, charge=2)
+    assert atoms.get_potential_energy() == expected[2]
+    atoms.info["charge"] = 0  # 0 in info is a value, not "absent"
+    assert atoms.get_potential_energy() == expected[0]
+
+
+def test_spin_and_charge_are_part_of_the_cache(potential):
+    atoms = ethanol()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    calls = count_evaluations(atoms.calc)
+    for key, value in [("spin", 2), ("charge", 1), ("spin", 1)]:
+        atoms.info[key] = value
+        assert atoms.calc.calculation_required(atoms, ["energy"])
+        atoms.get_potential_energy()
+        assert not atoms.calc.calculation_required(atoms, ["energy"])
+    atoms.info["charge"] = 1.0  # the same charge
+    atoms.get_potential_energy()
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("value", [0.5, "one", float("nan"), None, [1, 2]])
+@pytest.mark.parametrize("key", ["charge", "spin"])
+def test_charge_and_spin_must_be_whole_numbers(potential, key, value):
+    atoms = ethanol()
+    atoms.info[key] = value
+    atoms.calc = TorchMDNet2Calculator(potential)
+    with pytest.raises(ValueError, match=f"{key} must be a whole number"):
+        atoms.get_potential_energy()
+    if value is not None:
+        with pytest.raises(ValueError, match=f"{key} must be a whole number"):
+            TorchMDNet2Calculator(potential, **{key: value})

@@ -1,0 +1,99 @@
+"""The ASE calculator: what it refuses (bars R11, R13, R14)."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+from ase.calculators.calculator import PropertyNotImplementedError
+from ase_cases import ethanol
+
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.errors import BadCheckpoint, UnknownElement
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_refused_and_leaves_no_result_behind(potential):
+    atoms = ethanol()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    atoms.get_forces()
+    atoms.positions[4, 1] = np.nan
+    for _ in range(2):
+        with pytest.raises(ValueError, match="atom 4"):
+            atoms.get_forces()
+    assert atoms.calc.results == {}
+    atoms.positions = ethanol().positions
+    assert np.isfinite(atoms.get_forces()).all()
+
+
+def test_result_that_is_not_finite_never_leaves(potential):
+    broken = copy.deepcopy(potential)
+    broken.energy_scale = float("inf")
+    atoms = ethanol()
+    atoms.calc = TorchMDNet2Calculator(broken)
+    with pytest.raises(ValueError, match="not finite at atom 0"):
+        atoms.get_forces()
+    assert atoms.calc.results == {}
+
+
+def test_stress_without_a_cell(potential):
+    atoms = ethanol()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    for kind in (ValueError, PropertyNotImplementedError):
+        with pytest.raises(kind, match="cell with a volume"):
+            atoms.get_stress()
+    assert np.isfinite(atoms.get_forces()).all()
+
+
+def test_periodic_without_a_cell(potential):
+    atoms = ethanol()
+    atoms.pbc = True
+    atoms.calc = TorchMDNet2Calculator(potential)
+    with pytest.raises(ValueError, match="lattice vector that is zero"):
+        atoms.get_potential_energy()
+
+
+def test_unknown_element(potential):
+    atoms = molecule("CH3SH")
+    atoms.calc = TorchMDNet2Calculator(potential)
+    with pytest.raises(UnknownElement, match=r"S \(Z = 16\).*H, C, O"):
+        atoms.get_potential_energy()
+
+
+def test_coincident_atoms_give_finite_numbers_or_an_error(potential):
+    atoms = ethanol()
+    atoms.positions[1] = atoms.positions[0]
+    atoms.calc = TorchMDNet2Calculator(potential)
+    try:
+        assert np.isfinite(atoms.get_forces()).all()
+    except ValueError as error:
+        assert "atom" in str(error)
+
+
+@pytest.mark.parametrize("atoms", [Atoms(), Atoms("H"), Atoms("HH", [[0, 0, 0], [0, 0, 30]])])
+def test_no_atoms_one_atom_no_neighbors(potential, atoms):
+    atoms.calc = TorchMDNet2Calculator(potential)
+    assert atoms.get_potential_energy() == 0.0
+    assert atoms.get_forces().shape == (len(atoms), 3)
+    assert not atoms.get_forces().any()
+
+
+@pytest.mark.parametrize("options", [{"device": "cuda:97"}, {"device": "abacus"}, {"dtype": torch.float16}])
+def test_unusable_options(potential, options):
+    with pytest.raises(ValueError, match=r"device|dtype"):
+        TorchMDNet2Calculator(potential, **options)
+
+
+def test_missing_and_damaged_files(tmp_path, model_file):
+    with pytest.raises(FileNotFoundError):
+        TorchMDNet2Calculator(tmp_path / "none.tmn")
+    (tmp_path / "cut.tmn").write_bytes(model_file.read_bytes()[:-7])
+    with pytest.raises(BadCheckpoint):
+        TorchMDNet2Calculator(str(tmp_path / "cut.tmn"))
+    with pytest.raises(TypeError, match="dict"):
+        TorchMDNet2Calculator({"model": 1})

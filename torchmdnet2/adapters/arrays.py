@@ -1,0 +1,238 @@
+"""NumPy arrays in, NumPy arrays out: what the adapters run on.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..ensemble import Ensemble, EnsembleResult
+from ..evaluator import Evaluator
+from ..potential import Result
+from ..runtime.reference import BoundStep
+from ..system import System
+
+__all__ = ["ArrayEvaluator", "NotFinite", "Structure"]
+
+_BOUND_UP_TO = 50_000  # atoms; above, a copy of the buffers costs more memory than the calls around a step cost time
+_PER_ATOM = ("forces", "energies", "charges")
+
+
+class NotFinite(ValueError):
+    """A result that is not a number.
+
+    Args:
+        name: of the result.
+        atom: its index; None where the result is not one of atoms.
+        known_as: what the user calls that atom.
+    """
+
+    def __init__(self, name: str, atom: int | None = None, known_as: str = ""):
+        where = "" if atom is None else f" at {known_as or f'atom {atom}'}"
+        super().__init__(f"the model's '{name}' is not finite{where}: the structure is far from anything physical")
+        self.name, self.atom = name, atom
+
+
+@dataclass(eq=False, frozen=True)
+class Structure:
+    """All of a structure that enters into a model, in memory that nobody else writes to.
+
+    Attributes:
+        numbers: [N] atomic numbers.
+        positions: [N, 3] Å, float64.
+        cell: [3, 3] Å, lattice vectors as rows.
+        pbc: [3] booleans.
+        charge: e.
+        spin: multiplicity 2S+1, 0 for not given.
+    """
+
+    numbers: np.ndarray
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+    charge: int = 0
+    spin: int = 0
+
+    @property
+    def composition(self) -> tuple[bytes, bytes, int, int]:
+        """Everything but positions and cell, to be compared."""
+        return self.numbers.tobytes(), self.pbc.tobytes(), self.charge, self.spin
+
+    def differences(self, other: Structure) -> list[str]:
+        """Names of what differs in any bit."""
+        return [f.name for f in fields(self) if not _same(getattr(self, f.name), getattr(other, f.name))]
+
+    def to_system(self, device: torch.device) -> System:
+        """As tensors on a device; positions and cell in float64."""
+        return System(
+            z=torch.tensor(self.numbers, dtype=torch.long, device=device),
+            pos=torch.tensor(self.positions, dtype=torch.float64, device=device),
+            cell=torch.tensor(self.cell, dtype=torch.float64, device=device),
+            pbc=torch.tensor(self.pbc, device=device),
+            charge=torch.tensor([self.charge], dtype=torch.float64, device=device),
+            spin=torch.tensor([self.spin], device=device),
+        )
+
+
+class ArrayEvaluator:
+    """Evaluates structures one after another, or in batches. Not locked: its owner is.
+
+    From the second evaluation of a composition on, the fused GPU kernels run over static buffers: positions go in by
+    one copy from pinned memory, all results come back by one copy, and the host waits once.
+
+    Args:
+        evaluator: of one potential, or an ensemble.
+        device: that of its potentials.
+    """
+
+    def __init__(self, evaluator: Evaluator | Ensemble, device: torch.device):
+        self.evaluator, self.device = evaluator, device
+        self._fused = isinstance(evaluator, Evaluator) and evaluator.fused
+        self._composition: tuple[bytes, bytes, int, int] | None = None
+        self._template: System | None = None
+        self._cell = b""
+        self._steps: dict[bool, _HostStep | None] = {}  # with and without stress; None: evaluated once
+
+    def __call__(self, structure: Structure, stress: bool = False) -> dict[str, Any]:
+        """Results of one structure.
+
+        Returns:
+            "energy" (float, eV), "forces" [N, 3] (eV/Å), "energies" [N] (eV), "stress" [3, 3] (eV/Å³) if asked for,
+            "charges" [N] (e) and "dipole" [3] (e·Å) where the model has them; of an ensemble also each name with
+            "_std". Fresh float64 arrays.
+
+        Raises:
+            ValueError, UnknownElement: as the Potential; ValueError when a result is not finite.
+        """
+        with torch.inference_mode(False):
+            values = self._evaluate(structure, stress)
+        return _finite(_one(values, 0, slice(None)))
+
+    def batch(self, structures: Sequence[Structure], stress: bool = False) -> Iterator[dict[str, Any]]:
+        """Results of each of several structures, evaluated as one batch; as a call."""
+        with torch.inference_mode(False):
+            whole = System.concatenate([s.to_system(self.device) for s in structures])
+            values = _to_numpy(self.evaluator(whole, forces=True, stress=stress))
+        end = 0
+        for b, structure in enumerate(structures):
+            start, end = end, end + len(structure.numbers)
+            found = _finite(_one(values, b, slice(start, end)))
+            yield {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in found.items()}
+
+    def _evaluate(self, structure: Structure, stress: bool) -> dict[str, np.ndarray]:
+        composition = structure.composition
+        if composition != self._composition:
+            self._composition, self._template, self._steps = composition, structure.to_system(self.device), {}
+        if self._fused and stress in self._steps and len(structure.numbers) <= _BOUND_UP_TO:
+            step = self._steps.pop(stress)  # not kept when it fails: the next call checks everything
+            if step is None:
+                step = self._bind(structure, stress)
+            if step is not None:
+                values = _to_numpy(step(structure))
+                self._steps[stress] = step
+                return values
+        values = _to_numpy(self.evaluator(self._system(structure), forces=True, stress=stress))
+        self._steps[stress] = None
+        return values
+
+    def _bind(self, structure: Structure, stress: bool) -> _HostStep | None:
+        assert isinstance(self.evaluator, Evaluator)
+        try:
+            return _HostStep(self.evaluator.bind(self._system(structure), stress=stress))
+        except torch.cuda.OutOfMemoryError:
+            self._fused = False  # the evaluator's own buffers will do
+            return None
+
+    def _system(self, structure: Structure) -> System:
+        """The structure as tensors; the same ones for what has not changed, which the evaluator then need not check."""
+        assert self._template is not None
+        cell = structure.cell.tobytes()
+        if cell != self._cell:
+            self._template.cell = torch.from_numpy(structure.cell).to(self.device)[None]
+            self._cell = cell
+        system = copy.copy(self._template)
+        system.pos = torch.from_numpy(structure.positions).to(self.device)
+        return system
+
+
+class _HostStep:
+    """A bound step that is fed from the host and read there."""
+
+    def __init__(self, bound: BoundStep):
+        self._bound = bound
+        pinned = bound.pos.device.type == "cuda"
+        self._pos = torch.zeros_like(bound.pos, device="cpu", pin_memory=pinned)
+        self._cell = torch.zeros_like(bound.cell, device="cpu", pin_memory=pinned)
+        self._pos_array, self._cell_array = self._pos.numpy(), self._cell.numpy()[0]
+        self._entered = b""
+
+    def __call__(self, structure: Structure) -> Result:
+        """Results in memory that the next call overwrites."""
+        bound = self._bound
+        self._pos_array[...] = structure.positions
+        bound.pos.copy_(self._pos, non_blocking=True)
+        cell = structure.cell.tobytes()
+        if cell != self._entered:
+            self._cell_array[...] = structure.cell
+            bound.cell.copy_(self._cell, non_blocking=True)
+            self._entered = cell
+        while True:
+            bound.replay()
+            result = bound.fetch()
+            if result is not None:
+                return result
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a.tobytes() == b.tobytes() and a.shape == b.shape if isinstance(a, np.ndarray) else a == b
+
+
+def _to_numpy(result: Result) -> dict[str, np.ndarray]:
+    """ASE's names; fresh float64 arrays of the shapes of the batch."""
+    tensors = {
+        "forces": result.forces,
+        "energies": result.atom_energies,
+        "energy": result.energy,
+        "stress": result.stress,
+        "charges": result.charges,
+        "dipole": result.properties.get("dipole"),
+    }
+    if isinstance(result, EnsembleResult):
+        tensors |= {
+            "energy_std": result.energy_std,
+            "forces_std": result.forces_std,
+            "energies_std": result.atom_energies_std,
+            "stress_std": result.stress_std,
+            "charges_std": result.charges_std,
+            "dipole_std": result.properties_std.get("dipole"),
+        }
+    return {k: np.array(t.detach().cpu().numpy(), dtype=np.float64) for k, t in tensors.items() if t is not None}
+
+
+def _one(values: dict[str, np.ndarray], b: int, atoms: slice) -> dict[str, Any]:
+    """One structure of a batch."""
+    results: dict[str, Any] = {}
+    for name, value in values.items():
+        if name.removesuffix("_std") in _PER_ATOM:
+            results[name] = value[atoms]
+        else:
+            results[name] = value[b] if value.ndim > 1 else float(value[b])
+    return results
+
+
+def _finite(results: dict[str, Any]) -> dict[str, Any]:
+    """The same; NotFinite when something is not finite."""
+    for name, value in results.items():
+        # a sum is cheaper, and finite where all terms are, unless they are huge
+        if not math.isfinite(value if isinstance(value, float) else value.sum()) and not np.isfinite(value).all():
+            per_atom = name.removesuffix("_std") in _PER_ATOM
+            raise NotFinite(name, int(np.argwhere(~np.isfinite(value))[0][0]) if per_atom else None)
+    return results
