@@ -117,8 +117,8 @@ def test_dependence_on_the_order_of_atoms():
 
 def test_isolated_atom_with_energy():
     class Biased(Potential):
-        def _network_energies(self, features, graph, neighbors):
-            return super()._network_energies(features, graph, neighbors) + 1e-9
+        def _network_energies(self, *given):
+            return super()._network_energies(*given) + 1e-9
 
     source = tiny_potential()
     biased = Biased(source.representation, source.head, elements=ELEMENTS)

@@ -16,7 +16,7 @@ from .errors import UnknownElement
 from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
 from .priors.base import Prior
-from .priors.pairs import pair_list
+from .priors.pairs import PairLists
 from .registry import HEADS, PRIORS, REPRESENTATIONS
 from .system import System
 
@@ -191,14 +191,42 @@ class Potential(nn.Module):
             UnknownElement: an atom's element is not one the model was trained on.
         """
         create_graph = self.training if create_graph is None else create_graph
-        system.validate()
-        self.check_elements(system.z)
-        self._check_spin(system)
+        self.check(system)
+        if stress:
+            require_stress(system)
         with torch.inference_mode(False), torch.enable_grad():
             if neighbors is None:
                 neighbors = neighbor_list(system, self.cutoff)
+            lists = PairLists(system, {self.cutoff: neighbors})
+            return self.compute(system, lists, forces, stress, create_graph)
+
+    def check(self, system: System) -> None:
+        """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device."""
+        system.validate()
+        self.check_elements(system.z)
+        self._check_spin(system)
+        for part in (*([] if self.head is None else [self.head]), *self.properties.values(), *self.priors):
+            part.check(system)  # type: ignore[operator]
+
+    def compute(
+        self,
+        system: System,
+        lists: PairLists,
+        forces: bool,
+        stress: bool,
+        create_graph: bool = False,
+        isolated: Tensor | None = None,
+    ) -> Result:
+        """`forward` without its checks, on pair lists that are given: waits for the device only where a part does.
+
+        Args:
+            system, forces, stress, create_graph: as of `forward`.
+            lists: pairs by cutoff.
+            isolated: `isolated_energies()`, where they are known.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
             system, leaves = _with_leaves(system, forces, stress)
-            atom_energies, charges, properties = self._evaluate(system, neighbors)
+            atom_energies, charges, properties = self._evaluate(system, lists, isolated)
             energy = sum_over_systems(atom_energies, system.batch, system.num_systems) + self.energy_shift
             gradients = _gradients(energy, leaves, create_graph)
             result = Result(energy, atom_energies=atom_energies, charges=charges, properties=properties)
@@ -216,22 +244,27 @@ class Potential(nn.Module):
 
     def atom_energies(self, system: System, neighbors: NeighborList) -> tuple[Tensor, Tensor | None]:
         """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable."""
-        return self._evaluate(system, neighbors)[:2]
+        return self._evaluate(system, PairLists(system, {self.cutoff: neighbors}))[:2]
 
-    def _evaluate(self, system: System, neighbors: NeighborList) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        graph = Graph.build(system, neighbors, self.dtype)
+    def _evaluate(
+        self, system: System, lists: PairLists, isolated: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        neighbors = lists(self.cutoff)
+        graph = Graph.build(system, neighbors, self.dtype, lists)
         if self.atom_filter >= 0:
             graph.readout = system.z > self.atom_filter
         features = self.representation(graph)
         properties = {name: head(features, graph) for name, head in self.properties.items()}
         charges = properties["charges"] if "charges" in properties else _partial_charges(features)
-        energies = self._network_energies(features, graph, neighbors) * self.energy_scale
-        energies = energies + self.prior_energies(system, neighbors, charges)
+        energies = self._network_energies(features, graph, neighbors, isolated) * self.energy_scale
+        energies = energies + self._prior_energies(system, lists, charges)
         if graph.readout is not None:
             energies = torch.where(graph.readout, energies, 0.0)
         return energies, charges, properties
 
-    def _network_energies(self, features: Features, graph: Graph, neighbors: NeighborList) -> Tensor:
+    def _network_energies(
+        self, features: Features, graph: Graph, neighbors: NeighborList, isolated: Tensor | None
+    ) -> Tensor:
         """ε_i − ε_i⁰ in the head's unit, [N] float64."""
         if self.head is None:
             return torch.zeros(graph.num_atoms, dtype=torch.float64, device=self.device)
@@ -240,14 +273,14 @@ class Potential(nn.Module):
             if self.representation.local:
                 alone = torch.diff(neighbors.row_ptr) == 0
             else:
-                size = torch.bincount(graph.batch, minlength=graph.num_systems)
+                size = sum_over_systems(torch.ones_like(energies), graph.batch, graph.num_systems)
                 alone = (torch.diff(neighbors.row_ptr) == 0) & (size == 1)[graph.batch]
             alone = alone & (graph.charge == 0)[graph.batch]
-            isolated = self.isolated_energies()[graph.z]
+            zero = (self.isolated_energies() if isolated is None else isolated)[graph.z]
             if getattr(self.head, "reduce", "sum") == "mean":
-                isolated = isolated / atom_counts(graph).clamp(min=1)[graph.batch]
+                zero = zero / atom_counts(graph).clamp(min=1)[graph.batch]
             # equal up to rounding for an atom alone: make it exact
-            energies = torch.where(alone, 0.0, energies - isolated)
+            energies = torch.where(alone, 0.0, energies - zero)
         return energies
 
     def prior_energies(
@@ -262,13 +295,19 @@ class Potential(nn.Module):
             system: N atoms.
             neighbors: edges within `cutoff`, to reuse a list.
             charges: [N] charges in e for priors that use the network's.
+
+        Raises:
+            ValueError: a prior does not know such a structure.
         """
-        total = torch.zeros(system.num_atoms, dtype=torch.float64, device=self.device)
-        lists: dict[float, NeighborList] = {} if neighbors is None else {self.cutoff: neighbors}
         for prior in self.priors:
-            if prior.cutoff is not None and prior.cutoff not in lists:
-                lists[prior.cutoff] = pair_list(system, prior.cutoff)
-            pairs = None if prior.cutoff is None else lists[prior.cutoff]
+            prior.check(system)
+        lists = PairLists(system, {} if neighbors is None else {self.cutoff: neighbors})
+        return self._prior_energies(system, lists, charges)
+
+    def _prior_energies(self, system: System, lists: PairLists, charges: Tensor | None) -> Tensor:
+        total = torch.zeros(system.num_atoms, dtype=torch.float64, device=self.device)
+        for prior in self.priors:
+            pairs = None if prior.cutoff is None else lists(prior.cutoff)
             # plug-in priors may take two arguments
             total = total + (prior(system, pairs, charges) if prior.uses_charges else prior(system, pairs))
         return total
@@ -323,7 +362,6 @@ def _with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, di
     if forces:
         pos = leaves["pos"] = pos if pos.requires_grad else pos.detach().requires_grad_()
     if stress:
-        require_stress(system)
         strain = leaves["strain"] = pos.new_zeros(system.num_systems, 3, 3).requires_grad_()
         symmetric = (strain + strain.transpose(1, 2)) / 2
         pos = pos + torch.einsum("ni,nij->nj", pos, symmetric[system.batch])

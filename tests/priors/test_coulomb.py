@@ -21,6 +21,7 @@ PERIODIC = ("cubic cell", "triclinic cell", "left-handed cell", "tiny cell")
 
 
 def energy(prior: Coulomb, system: System) -> float:
+    prior.check(system)
     return float(prior(system, pair_list(system, prior.cutoff)).sum())
 
 

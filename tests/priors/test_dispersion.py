@@ -23,6 +23,7 @@ PAPER = {1: (0.14, 1.001), 6: (1.75, 1.452), 8: (0.70, 1.342), 14: (9.23, 1.716)
 
 
 def energy(prior, system: System) -> float:
+    prior.check(system)
     return float(prior(system, pair_list(system, prior.cutoff)).sum())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from ..neighbors import NeighborList
 from ..neighbors.result import safe_norm
 from ..system import System
+
+if TYPE_CHECKING:
+    from ..priors.pairs import PairLists
 
 __all__ = [
     "Features",
@@ -43,6 +47,7 @@ class Graph:
         vectors: [E, 3] pos[sender] + shift·cell − pos[receiver] in Å.
         distances: [E] in Å.
         system: the structure itself, for heads that read positions or pairs beyond the cutoff; None for atoms alone.
+        pairs: its pair lists by cutoff, for such heads; None for atoms alone.
         readout: [N] the atoms that heads count; None means all.
     """
 
@@ -55,11 +60,16 @@ class Graph:
     vectors: Tensor
     distances: Tensor
     system: System | None = None
+    pairs: PairLists | None = None
     readout: Tensor | None = None
 
     @classmethod
-    def build(cls, system: System, neighbors: NeighborList, dtype: torch.dtype) -> Graph:
+    def build(
+        cls, system: System, neighbors: NeighborList, dtype: torch.dtype, pairs: PairLists | None = None
+    ) -> Graph:
         """The graph of a system in the model's floating-point type."""
+        from ..priors.pairs import PairLists
+
         vectors = neighbors.vectors(system).to(dtype)
         receiver, sender = neighbors.edge_index
         return cls(
@@ -72,6 +82,7 @@ class Graph:
             vectors=vectors,
             distances=safe_norm(vectors),
             system=system,
+            pairs=pairs or PairLists(system),
         )
 
     @classmethod
@@ -133,7 +144,12 @@ class Representation(nn.Module, ABC):
         """Per-atom features; must not depend on the order of edges."""
 
 
-class Head(nn.Module, ABC):
+class _Readout(nn.Module, ABC):
+    def check(self, system: System) -> None:
+        """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""
+
+
+class Head(_Readout):
     """Per-atom features → per-atom energies. Registered in `torchmdnet2.registry.HEADS`."""
 
     @abstractmethod
@@ -141,7 +157,7 @@ class Head(nn.Module, ABC):
         """[N] atomic energies in the model's unit (scaled to eV by the Potential)."""
 
 
-class PropertyHead(nn.Module, ABC):
+class PropertyHead(_Readout):
     """Per-atom features → a property that is not the energy. Registered in `torchmdnet2.registry.HEADS`.
 
     Attributes:

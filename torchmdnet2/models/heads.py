@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..priors.electrostatics import Electrostatics, Method
-from ..priors.pairs import pair_list
 from ..registry import HEADS
 from .base import Features, Graph, Head, atom_counts
 from .layers import MLP, GatedEquivariantBlock
@@ -162,7 +161,7 @@ class ScalarCoulombHead(Head):
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies, in the model's unit."""
         energies = self.output_network(features.x).squeeze(1)
-        if graph.system is None:
+        if graph.system is None or graph.pairs is None:
             return energies
         channels = 0 if features.charges is None else features.charges.shape[1] * features.charges.shape[2]
         if features.charges is None or channels != self.qweights.numel():
@@ -170,7 +169,7 @@ class ScalarCoulombHead(Head):
                 f"the head has weights for {self.qweights.numel()} charge channels (stages × q_dim), the model has "
                 f"{channels}"
             )
-        pairs = pair_list(graph.system, self.coulomb.cutoff)
+        pairs = graph.pairs(self.coulomb.cutoff)
         weights = self.qweights.double()
         return energies.double() + self.coulomb(
             graph.system, pairs, features.charges.flatten(1), weights / weights.sum()

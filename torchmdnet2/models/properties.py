@@ -5,12 +5,14 @@ Shapes: N atoms, B structures, F features.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..registry import HEADS
+from ..system import System
 from .base import Features, Graph, PropertyHead, pool, sum_over_systems
 from .heads import Reduce, VectorNetwork, _check_reduce, scalar_network
 
@@ -18,28 +20,38 @@ __all__ = ["ChargesHead", "DipoleHead", "ScalarPropertyHead", "SpatialExtentHead
 
 
 def centered_positions(graph: Graph) -> Tensor:
-    """Positions relative to the centre of mass of the atoms that are read out, [N, 3] Å, float64.
-
-    Raises:
-        ValueError: a structure is periodic, where there is no such centre.
-    """
+    """Positions relative to the centre of mass of the atoms that are read out, [N, 3] Å, float64."""
     system = graph.system
     assert system is not None
-    periodic = system.pbc.any(1)
-    if bool(periodic.any()):
-        raise ValueError(
-            f"system {int(periodic.nonzero()[0, 0])} is periodic: its dipole and extent depend on the choice of the "
-            'cell, so the model does not give them (potential.properties.pop("dipole") leaves the energy alone)'
-        )
-    from ase.data import atomic_masses
-
-    masses = torch.as_tensor(atomic_masses, dtype=torch.float64, device=system.device)[system.z]
+    masses = _atomic_masses(system.device)[system.z]
     if graph.readout is not None:
         masses = masses * graph.readout
     pos = system.pos.double()
     mass = sum_over_systems(masses, graph.batch, graph.num_systems).clamp(min=1e-300)
     centre = sum_over_systems(masses[:, None] * pos, graph.batch, graph.num_systems) / mass[:, None]
     return pos - centre[graph.batch]
+
+
+@lru_cache
+def _atomic_masses(device: torch.device) -> Tensor:
+    """By atomic number, in amu, made once per device."""
+    from ase.data import atomic_masses
+
+    with torch.inference_mode(False):
+        return torch.as_tensor(atomic_masses, dtype=torch.float64, device=device)
+
+
+class _Centered(PropertyHead):
+    """What needs `centered_positions`."""
+
+    def check(self, system: System) -> None:
+        """Raise ValueError for a periodic structure, which has no such centre."""
+        periodic = system.pbc.any(1)
+        if bool(periodic.any()):
+            raise ValueError(
+                f"system {int(periodic.nonzero()[0, 0])} is periodic: its dipole and extent depend on the choice of "
+                'the cell, so the model does not give them (potential.properties.pop("dipole") leaves the energy alone)'
+            )
 
 
 class _AtomNetwork(PropertyHead):
@@ -81,13 +93,14 @@ class ChargesHead(_AtomNetwork):
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         charges = self.atom_values(features)[0]
-        size = torch.bincount(graph.batch, minlength=graph.num_systems).clamp(min=1)
+        ones = torch.ones_like(charges)
+        size = sum_over_systems(ones, graph.batch, graph.num_systems).clamp(min=1)
         missing = graph.charge.double() - sum_over_systems(charges, graph.batch, graph.num_systems)
         return charges + (missing / size)[graph.batch]
 
 
 @HEADS.register("dipole")
-class DipoleHead(_AtomNetwork):
+class DipoleHead(_Centered, _AtomNetwork):
     """Dipole moment [B, 3] in e·Å: Σ_i [c_i (r_i − r_com) + μ_i], μ_i being the vector features' share.
 
     For molecules only. Its length is what TorchMD-Net's DipoleMoment gives.
@@ -119,7 +132,7 @@ class DipoleHead(_AtomNetwork):
 
 
 @HEADS.register("spatial_extent")
-class SpatialExtentHead(_AtomNetwork):
+class SpatialExtentHead(_Centered, _AtomNetwork):
     """Electronic spatial extent ⟨R²⟩ [B]: Σ_i c_i |r_i − r_com|², for molecules only.
 
     Args:

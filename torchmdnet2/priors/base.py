@@ -31,6 +31,9 @@ class Prior(Float64Buffers, ABC):
     cutoff: float | None = None
     uses_charges: bool = False
 
+    def check(self, system: System) -> None:
+        """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""
+
     @abstractmethod
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         """

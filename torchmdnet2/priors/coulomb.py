@@ -72,6 +72,19 @@ class Coulomb(Prior):
         self.register_buffer("table", table)
         self.register_buffer("per_atom", per_atom)
 
+    def check(self, system: System) -> None:
+        """Raise ValueError for another number of atoms than there are charges."""
+        if self.source != "atom":
+            return
+        size = torch.bincount(system.batch, minlength=system.num_systems)
+        wrong = (size != self.per_atom.shape[0]).nonzero()
+        if wrong.numel():
+            first = int(wrong[0, 0])
+            raise ValueError(
+                f"system {first} has {int(size[first])} atoms, and the prior 'coulomb' has fixed charges of "
+                f"{self.per_atom.shape[0]} atoms"
+            )
+
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         assert neighbors is not None
         if self.source == "predicted":
@@ -86,14 +99,11 @@ class Coulomb(Prior):
 
     def _repeat(self, system: System) -> Tensor:
         """The charges of the atoms of every structure, in the order of the batch."""
-        size = torch.bincount(system.batch, minlength=system.num_systems)
-        wrong = (size != self.per_atom.shape[0]).nonzero()
-        if wrong.numel():
-            first = int(wrong[0, 0])
-            raise ValueError(
-                f"system {first} has {int(size[first])} atoms, and the prior 'coulomb' has fixed charges of "
-                f"{self.per_atom.shape[0]} atoms"
-            )
-        q = torch.empty(system.num_atoms, dtype=torch.float64, device=system.device)
-        q[torch.argsort(system.batch, stable=True)] = self.per_atom.repeat(system.num_systems)
-        return q
+        batch = system.batch
+        order = torch.argsort(batch, stable=True)
+        size = torch.zeros(system.num_systems, dtype=torch.long, device=system.device)
+        size = size.index_add(0, batch, torch.ones_like(batch))
+        place = torch.arange(system.num_atoms, device=system.device) - (size.cumsum(0) - size)[batch[order]]
+        # atoms beyond the list are those that a padded structure ends with
+        charges = self.per_atom[place.clamp(max=self.per_atom.shape[0] - 1)]
+        return torch.zeros_like(charges).index_copy(0, order, charges)

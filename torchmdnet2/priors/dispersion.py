@@ -63,11 +63,14 @@ class D2(Prior):
         self.register_buffer("c6", torch.tensor([0.0, *_C6], dtype=torch.float64) * _NM6_J_MOL)
         self.register_buffer("radii", torch.tensor([0.0, *_R0], dtype=torch.float64))
 
-    def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
-        assert neighbors is not None
+    def check(self, system: System) -> None:
+        """Raise ValueError for elements beyond xenon."""
         unknown = system.z >= self.c6.shape[0]
         if bool(unknown.any()):
             raise ValueError(f"the prior 'd2' ends at xenon (Z = 54), and there is Z = {int(system.z[unknown][0])}")
+
+    def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
+        assert neighbors is not None
         d = pair_distances(system, neighbors)
         receiver, sender = system.z[neighbors.edge_index]
         c6 = (self.c6[receiver] * self.c6[sender]).sqrt()

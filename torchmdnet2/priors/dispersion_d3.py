@@ -80,13 +80,17 @@ class D3(Prior):
         for name, value in _reference_values(self.elements).items():
             self.register_buffer(name, value)
 
-    def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
-        assert neighbors is not None
+    def check(self, system: System) -> None:
+        """Raise ValueError for elements that it was made without, MissingBackend without reference values."""
         if bool((self.c6 < 0).any()):
             raise MissingBackend("the prior 'd3' needs reference values: pip install tad-dftd3")
         types = self.index[system.z]
         if bool((types < 0).any()):
             raise ValueError(f"the prior 'd3' was made without Z = {int(system.z[types < 0][0])}")
+
+    def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
+        assert neighbors is not None
+        types = self.index[system.z]
         receiver, sender = neighbors.edge_index
         d = pair_distances(system, neighbors)
         end = taper(d, self.cutoff - self.switch_width, self.cutoff)

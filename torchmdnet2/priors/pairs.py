@@ -6,6 +6,7 @@ Shapes: N atoms, E directed edges.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from ..neighbors import NeighborList, neighbor_list
 from ..system import System
 
-__all__ = ["all_pairs", "pair_list", "sum_pairs", "taper"]
+__all__ = ["PairLists", "all_pairs", "pair_list", "sum_pairs", "taper"]
 
 MIN_DISTANCE = 1e-3
 """Å. Closer pairs count as this far apart, so that atoms on top of each other have finite energies."""
@@ -26,6 +27,24 @@ def pair_list(system: System, cutoff: float) -> NeighborList:
         ValueError: the cutoff is infinite and a structure is periodic.
     """
     return all_pairs(system) if math.isinf(cutoff) else neighbor_list(system, cutoff)
+
+
+class PairLists:
+    """The pair lists of one structure by cutoff in Å, each searched when it is first asked for.
+
+    Args:
+        system: N atoms.
+        known: lists that are there already.
+    """
+
+    def __init__(self, system: System, known: Mapping[float, NeighborList] | None = None):
+        self.system, self.known = system, dict(known or {})
+
+    def __call__(self, cutoff: float) -> NeighborList:
+        """The directed pairs within a cutoff, as `pair_list`."""
+        if cutoff not in self.known:
+            self.known[cutoff] = pair_list(self.system, cutoff)
+        return self.known[cutoff]
 
 
 def all_pairs(system: System) -> NeighborList:
