@@ -22,7 +22,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model": {"name": "tensornet2", "q_dim": 4, **_SIZE},
         "head": {
             "name": "scalar_coulomb", "q_weights": _CHANNELS, "method": "reaction_field", "coulomb_cutoff": 6.0,
-            "dielectric": None,
         },
     },
     "tensornet2_all_pairs": {
@@ -45,6 +44,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "transformer": {"model": {"name": "transformer", **_ATTENTION}},
     "transformer_values": {"model": {"name": "transformer", "distance_influence": "values", **_ATTENTION}},
     "graph_network": {"model": {"name": "graph_network", **_SIZE}},
+    "graph_network_mean": {"model": {"name": "graph_network", "aggregation": "mean", **_SIZE}},
+    "graph_network_softmax": {"model": {"name": "graph_network", "aggregation": "softmax", **_SIZE}},
 }  # fmt: skip
 
 

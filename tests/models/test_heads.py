@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from variants import ELEMENTS, variant
@@ -110,9 +112,8 @@ def test_w2_mean_of_a_property(potential):
     assert float(potential(far).properties["gap"]) == pytest.approx(sum(gaps) / 2, abs=1e-12)
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "max"])
-def test_w2_aggregation_over_neighbors(aggregation):
-    """W2: a message that is the same from each of n neighbors is their mean and maximum, also when negative."""
+def aggregate(aggregation: str, messages: list[float], envelope: list[float]) -> list[float]:
+    """What atom 0 of four gets from the others, and what the others get."""
     from torchmdnet2.models.base import Graph
     from torchmdnet2.models.graph_network import ContinuousFilter
 
@@ -123,10 +124,43 @@ def test_w2_aggregation_over_neighbors(aggregation):
         layer.lin2.bias.zero_()
     graph = Graph.isolated(torch.ones(4, dtype=torch.long), torch.float64)
     graph.receiver, graph.sender = torch.tensor([0, 0, 0]), torch.tensor([1, 2, 3])
+    x = torch.tensor([0.0, *messages], dtype=torch.float64)[:, None]
+    out = layer(x, graph, torch.ones(3, 1).double(), torch.tensor(envelope, dtype=torch.float64))
+    return out[:, 0].tolist()
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "softmax", "max"])
+def test_w2_aggregation_over_neighbors(aggregation):
+    """W2: a message that is the same from each of n neighbors is their mean and maximum, also when negative."""
     for value in (-3.0, 3.0):
-        x = torch.full((4, 1), value, dtype=torch.float64)
-        out = layer(x, graph, torch.ones(3, 1, dtype=torch.float64))
-        assert out[:, 0].tolist() == [value, 0, 0, 0]
+        assert aggregate(aggregation, [value] * 3, [1.0] * 3) == pytest.approx([value, 0, 0, 0], abs=1e-14)
+
+
+def test_aggregations_by_hand():
+    messages, envelope = [0.3, -1.2, 2.0], [1.0, 0.8, 0.25]
+    product = [m * c for m, c in zip(messages, envelope, strict=True)]
+    share = [c * math.exp(m) for m, c in zip(messages, envelope, strict=True)]
+    expected = {
+        "add": sum(product),
+        "mean": sum(product) / 2.05,
+        "max": 0.5,
+        "softmax": sum(s * m for s, m in zip(share, messages, strict=True)) / sum(share),
+    }
+    for aggregation, value in expected.items():
+        assert aggregate(aggregation, messages, envelope)[0] == pytest.approx(value, rel=1e-12), aggregation
+    # weights that sum to less than one: the mean of the last neighbors goes to zero with them
+    weak = [0.1 * c for c in envelope]
+    size = 0.205 + (1 - 0.205) ** 3 / 3
+    assert aggregate("mean", messages, weak)[0] == pytest.approx(0.1 * sum(product) / size, rel=1e-12)
+    assert aggregate("softmax", messages, weak)[0] == pytest.approx(expected["softmax"] * 0.205 / size, rel=1e-12)
+    assert aggregate("softmax", [800.0, -800.0, 1.0], envelope)[0] == pytest.approx(800.0)
+    assert all(aggregate(kind, messages, [0.0] * 3)[0] == 0 for kind in expected)
+
+
+def test_maximum_warns():
+    """'max' has kinks: whoever takes it is told, with the smooth form that there is."""
+    with pytest.warns(UserWarning, match="take 'softmax'"):
+        variant("graph_network", model={"name": "graph_network", "aggregation": "max", "hidden_channels": 8})
 
 
 def test_properties_without_an_energy():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ MADELUNG = {
 }
 
 
-@pytest.mark.parametrize(("method", "cutoff", "bar"), [("ewald", 5.0, 1e-8), ("ewald", 9.0, 1e-8), ("pme", 9.0, 1e-7)])
+@pytest.mark.parametrize(("method", "cutoff", "bar"), [("ewald", 5.0, 1e-8), ("ewald", 9.0, 1e-8), ("pme", 9.0, 1e-8)])
 @pytest.mark.parametrize("crystal", MADELUNG)
 def test_madelung_constants(crystal, method, cutoff, bar):
     """Energy per ion pair −M k_e/d of unit charges, to 1e-6 and better; the constants are those of the literature."""
@@ -60,7 +61,7 @@ def test_ewald_does_not_depend_on_its_cutoff():
         assert torch.allclose(f1, f2, rtol=0, atol=1e-7), name
 
 
-@pytest.mark.parametrize("accuracy", [1e-4, 1e-6, 1e-8])
+@pytest.mark.parametrize("accuracy", [1e-4, 1e-6, 1e-8, 1e-10])
 @pytest.mark.parametrize("name", PERIODIC)
 def test_particle_mesh_is_ewald(name, accuracy):
     """Energy and forces of the mesh agree with the sum of plane waves to the accuracy asked for."""
@@ -86,6 +87,36 @@ def test_conformance_of_the_mesh(name):
     checks.stress_is_strain_derivative(potential, SYSTEMS[name])
     checks.batch_equals_singles(potential, SYSTEMS[name])
     checks.order_does_not_matter(potential, SYSTEMS[name])
+
+
+def test_full_conformance_of_a_fine_mesh():
+    """With the accuracy turned up, the mesh passes every shipped check, translation and total force included."""
+    prior = Coulomb(CHARGES, "pme", 5.0, accuracy=1e-12)
+    check_prior(prior, [SYSTEMS["triclinic cell"]])
+
+
+def test_mesh_work_grows_with_the_number_of_atoms():
+    """N log N: mesh points per volume stay the same, and 27 times the atoms take far less than 27² times as long."""
+    from torchmdnet2.priors import mesh
+
+    def sizes(length: float) -> list[int]:
+        order, spacing = mesh.order_and_spacing(1e-9, 0.4)
+        return mesh.mesh_sizes(length * torch.eye(3, dtype=torch.float64), order, spacing)
+
+    assert math.prod(sizes(120.0)) <= 27 * 1.3 * math.prod(sizes(40.0))
+
+    def seconds(repeat: int) -> float:
+        system = System.from_ase(bulk("NaCl", "rocksalt", a=5.6, cubic=True) * (repeat, repeat, repeat))
+        prior = Coulomb({11: 1.0, 17: -1.0}, "pme", 6.0, accuracy=1e-6)
+        pairs = pair_list(system, 6.0)
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            prior(system, pairs)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert seconds(6) < 27 * 5 * seconds(2)
 
 
 def test_accuracy_means_what_it_says():
@@ -139,30 +170,52 @@ def test_damped_ewald_is_ewald_less_the_damped_part():
     assert energy(plain, system) - energy(damped, system) == pytest.approx(missing, rel=1e-10)
 
 
+@pytest.mark.parametrize("width", [0.0, 1.0])
 @pytest.mark.parametrize("dielectric", [None, 78.3, 2.0])
-def test_reaction_field_against_a_plain_sum(dielectric):
+def test_reaction_field_against_a_plain_sum(dielectric, width):
     ratio = 0.5 if dielectric is None else (dielectric - 1) / (2 * dielectric + 1)
     molecule = SYSTEMS["molecule"]
-    prior = Coulomb(CHARGES, "reaction_field", 2.5, dielectric=dielectric)
+    prior = Coulomb(CHARGES, "reaction_field", 2.5, dielectric=dielectric, switch_width=width)
     expected = 0.0
     for i in range(6):
         for j in range(i):
             d = math.dist(molecule.pos[i].tolist(), molecule.pos[j].tolist())
             if d < 2.5:
+                t = max(0, (d - 2.5 + width) / width) if width else 0
                 kernel = 1 / d + ratio * d * d / 2.5**3 - (1 + ratio) / 2.5
+                kernel *= 1 - 10 * t**3 + 15 * t**4 - 6 * t**5
                 expected += COULOMB * CHARGES[int(molecule.z[i])] * CHARGES[int(molecule.z[j])] * kernel
     assert energy(prior, molecule) == pytest.approx(expected, rel=1e-12)
 
 
-def test_reaction_field_force_at_the_cutoff():
-    """The energy ends at zero for any medium; the force jumps by 3 k_e q q/((2ε+1) r_c²), which vanishes for ε = ∞."""
-    for dielectric, jump in ((None, 0.0), (78.3, 3 / (2 * 78.3 + 1) / 36)):
-        pos = torch.tensor([[0.0, 0, 0], [6 - 1e-9, 0, 0]], dtype=torch.float64, requires_grad=True)
-        system = System(z=torch.tensor([1, 1]), pos=pos)
-        total = Coulomb({1: 1.0}, "reaction_field", 6.0, dielectric=dielectric)(system, pair_list(system, 6.0)).sum()
-        force = torch.autograd.grad(total, pos)[0][1, 0]
-        assert total.item() == pytest.approx(0, abs=1e-7)
-        assert abs(float(force)) == pytest.approx(COULOMB * jump, abs=1e-7)
+def pair_force(prior: Coulomb, d: float) -> tuple[float, float]:
+    """Energy and force along the line of two unit charges at a distance."""
+    pos = torch.tensor([[0.0, 0, 0], [d, 0, 0]], dtype=torch.float64, requires_grad=True)
+    system = System(z=torch.tensor([1, 1]), pos=pos)
+    total = prior(system, pair_list(system, prior.cutoff)).sum()
+    return total.item(), -float(torch.autograd.grad(total, pos)[0][1, 0])
+
+
+@pytest.mark.parametrize("dielectric", [None, 78.3, 2.0])
+def test_r9_reaction_field_at_the_cutoff(dielectric):
+    """R9: by default neither energy nor force jumps as a pair crosses the cutoff, whatever the medium."""
+    prior = Coulomb({1: 1.0}, "reaction_field", 6.0, dielectric=dielectric)
+    forces = [pair_force(prior, 6.0 + x)[1] for x in (-1e-5, 1e-5)]
+    assert abs(forces[0] - forces[1]) <= 1e-6 and forces[1] == 0
+    start = [pair_force(prior, 5.0 + x) for x in (-1e-7, 1e-7)]
+    assert abs(start[0][1] - start[1][1]) <= 1e-6 and abs(start[0][1]) > 1e-3
+    # the pure reaction field below the last Å
+    plain = Coulomb({1: 1.0}, "reaction_field", 6.0, dielectric=dielectric, switch_width=0.0)
+    assert pair_force(prior, 4.9) == pair_force(plain, 4.9)
+
+
+@pytest.mark.parametrize(("dielectric", "jump"), [(None, 0.0), (78.3, 3 / (2 * 78.3 + 1) / 36)])
+def test_plain_reaction_field_at_the_cutoff(dielectric, jump):
+    """Without switching, the force jumps by 3 k_e q q/((2ε+1) r_c²), which vanishes for ε = ∞."""
+    prior = Coulomb({1: 1.0}, "reaction_field", 6.0, dielectric=dielectric, switch_width=0.0)
+    energy, force = pair_force(prior, 6 - 1e-9)
+    assert energy == pytest.approx(0, abs=1e-7)
+    assert force == pytest.approx(COULOMB * jump, abs=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -236,6 +289,7 @@ def test_errors():
         {"damping": "gauss"},
         {"dielectric": 0.5},
         {"accuracy": 1.0},
+        {"method": "reaction_field", "cutoff": 3.0, "switch_width": 3.0},
         {"charges": "own"},
     ):
         with pytest.raises(ValueError, match="must be"):

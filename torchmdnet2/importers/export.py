@@ -150,6 +150,8 @@ def _output(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
         if head.get("method") == "reaction_field":
             if head.get("dielectric", 78.3) != 78.3:
                 raise ValueError("TorchMD-Net's reaction field has the dielectric constant 78.3")
+            if head.get("switch_width", 1.0) != 0:
+                raise ValueError("TorchMD-Net's reaction field is not switched off smoothly (switch_width 0)")
             args["coulomb_cutoff"] = head.get("coulomb_cutoff", 10.0)
             state["output_model.distance.box"] = torch.zeros(3, 3, dtype=potential.dtype)
     return args

@@ -165,7 +165,9 @@ def _head(args: Mapping[str, Any], name: str, mean: float, std: float, decisions
             return {"head": {**head, "method": "all_pairs"}}
         dielectric = float(args.get("coulomb_epsilon_solvent") or 78.3)
         decisions.append(f"Coulomb energy by the reaction field, cutoff {cutoff} Å, dielectric constant {dielectric}")
-        return {"head": {**head, "method": "reaction_field", "coulomb_cutoff": cutoff, "dielectric": dielectric}}
+        decisions.append("its force jumps a little at the cutoff, as trained: switch_width of the head makes it smooth")
+        head |= {"method": "reaction_field", "coulomb_cutoff": cutoff, "dielectric": dielectric, "switch_width": 0.0}
+        return {"head": head}
     if output in ("DipoleMoment", "VectorOutput"):
         if mean != 0:
             raise BadCheckpoint(

@@ -86,8 +86,11 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
         notes.append("vector_cutoff is on, as it is by default here: without it the energy jumps at the cutoff")
     if MODELS[name] == "graph_network":
         aggregation = ours["model"].get("aggregation", "add")
-        if aggregation != "add":
-            notes.append(f"aggr: '{aggregation}' is right here; TorchMD-Net counts a message of zero too many")
+        if aggregation == "max":
+            ours["model"]["aggregation"] = "softmax"
+            notes.append("aggr: 'softmax' is a maximum whose forces do not jump; TorchMD-Net's 'max' is never below zero")
+        elif aggregation != "add":
+            notes.append("aggr: 'mean' is weighted by the cutoff function here; TorchMD-Net divides by one too many")
     ours["head"] = _head(theirs, ours["model"])
     ours["priors"] = _priors(theirs, notes)
     ours["training"] = _training(theirs, notes)

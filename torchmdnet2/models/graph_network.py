@@ -7,7 +7,8 @@ Shapes: N atoms, E directed edges, F features, R radial functions.
 
 from __future__ import annotations
 
-from typing import Literal
+import warnings
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +17,27 @@ from ..registry import REPRESENTATIONS
 from .attention import NeighborEmbedding
 from .base import Features, Graph, Representation
 from .layers import activation as make_activation
+from .layers import safe_divide
 from .radial import CosineCutoff, radial_basis
 
-__all__ = ["GraphNetwork"]
+__all__ = ["Aggregation", "GraphNetwork"]
+
+Aggregation = Literal["add", "mean", "softmax", "max"]
 
 
 class ContinuousFilter(nn.Module):
-    """h_i = lin2(aggr_j W_ij ⊙ lin1(x)_j)."""
+    """h_i = lin2(aggr_j W_ij ⊙ lin1(x)_j) with an aggregation that is smooth when neighbors come and go.
 
-    def __init__(self, hidden_channels: int, num_filters: int, aggregation: str):
+    With messages m_j, cutoff function C_j and s = Σ_j C_j:
+
+    * "add": Σ_j C_j m_j.
+    * "mean": Σ_j C_j m_j / D(s), the weighted mean: D(s) = s for s ≥ 1; below, D = s + (1 − s)³/3 lets the mean of the
+      last neighbor go to zero with it (two continuous derivatives).
+    * "softmax": Σ_j C_j e^{m_j} m_j / Σ_j C_j e^{m_j} · s/D(s), channel by channel: a smooth maximum.
+    * "max": the largest C_j m_j. It has kinks.
+    """
+
+    def __init__(self, hidden_channels: int, num_filters: int, aggregation: Aggregation):
         super().__init__()
         self.aggregation = aggregation
         self.lin1 = nn.Linear(hidden_channels, num_filters, bias=False)
@@ -33,26 +46,39 @@ class ContinuousFilter(nn.Module):
         nn.init.xavier_uniform_(self.lin2.weight)
         nn.init.zeros_(self.lin2.bias)
 
-    def forward(self, x: Tensor, graph: Graph, weight: Tensor) -> Tensor:
-        """x [N, F], filters W [E, F'] → [N, F]."""
-        messages = self.lin1(x)[graph.sender] * weight
-        zeros = messages.new_zeros(graph.num_atoms, messages.shape[1])
-        if self.aggregation == "max":
+    def forward(self, x: Tensor, graph: Graph, filters: Tensor, envelope: Tensor) -> Tensor:
+        """x [N, F], filters W [E, F'] without the cutoff function, cutoff function [E] → [N, F]."""
+        messages = self.lin1(x)[graph.sender] * filters
+        envelope = envelope[:, None]
+
+        def total(values: Tensor) -> Tensor:
+            zeros = values.new_zeros(graph.num_atoms, values.shape[1])
+            return zeros.index_add(0, graph.receiver, values)
+
+        def largest(values: Tensor) -> Tensor:
             # include_self=False: the zeros count only for atoms without neighbors
-            index = graph.receiver[:, None].expand_as(messages)
-            total = zeros.scatter_reduce(0, index, messages, "amax", include_self=False)
-        else:
-            total = zeros.index_add(0, graph.receiver, messages)
+            zeros = values.new_zeros(graph.num_atoms, values.shape[1])
+            index = graph.receiver.long()[:, None].expand_as(values)
+            return zeros.scatter_reduce(0, index, values, "amax", include_self=False)
+
+        if self.aggregation == "add":
+            return self.lin2(total(messages * envelope))
+        if self.aggregation == "max":
+            return self.lin2(largest(messages * envelope))
+        weight = total(envelope)
+        size = weight + (1 - weight).clamp(min=0) ** 3 / 3
         if self.aggregation == "mean":
-            count = torch.bincount(graph.receiver, minlength=graph.num_atoms).clamp(min=1)
-            total = total / count[:, None]
-        return self.lin2(total)
+            return self.lin2(total(messages * envelope) / size)
+        share = envelope * torch.exp(messages - largest(messages.detach())[graph.receiver])
+        return self.lin2(safe_divide(total(share * messages), total(share)) * weight / size)
 
 
 class InteractionBlock(nn.Module):
     """x_i changes by lin(act(conv(x)_i)), filters W = C(d) · (Linear, act, Linear)(φ(d))."""
 
-    def __init__(self, hidden_channels: int, num_rbf: int, num_filters: int, act: str, cutoff: CosineCutoff, aggr: str):
+    def __init__(
+        self, hidden_channels: int, num_rbf: int, num_filters: int, act: str, cutoff: CosineCutoff, aggr: Aggregation
+    ):
         super().__init__()
         self.cutoff = cutoff
         self.mlp = nn.Sequential(
@@ -67,8 +93,7 @@ class InteractionBlock(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, rbf: Tensor) -> Tensor:
         """x [N, F] → its change [N, F]."""
-        weight = self.mlp(rbf) * self.cutoff(graph.distances)[:, None]
-        return self.lin(self.act(self.conv(x, graph, weight)))
+        return self.lin(self.act(self.conv(x, graph, self.mlp(rbf), self.cutoff(graph.distances))))
 
 
 @REPRESENTATIONS.register("graph_network")
@@ -83,8 +108,9 @@ class GraphNetwork(Representation):
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
         neighbor_embedding: start from the elements of the neighbors too.
-        aggregation: "add", "mean" or "max" over the neighbors. Only "add" is smooth when a neighbor crosses the
-            cutoff: the others are for properties, not for dynamics.
+        aggregation: over the neighbors: "add", "mean" or "softmax" (a smooth maximum), which are smooth when a neighbor
+            crosses the cutoff; or "max", whose forces jump there and wherever two neighbors change places: for
+            properties, not for dynamics; a warning says so.
         cutoff: Å.
         cutoff_lower: Å; edges contribute only beyond it.
         max_z: atomic numbers 0 … max_z − 1.
@@ -99,14 +125,20 @@ class GraphNetwork(Representation):
         trainable_rbf: bool = True,
         activation: str = "silu",
         neighbor_embedding: bool = True,
-        aggregation: Literal["add", "mean", "max"] = "add",
+        aggregation: Aggregation = "add",
         cutoff: float = 5.0,
         cutoff_lower: float = 0.0,
         max_z: int = 100,
     ):
         super().__init__()
-        if aggregation not in ("add", "mean", "max"):
-            raise ValueError(f"aggregation must be add, mean or max, got '{aggregation}'")
+        if aggregation not in get_args(Aggregation):
+            raise ValueError(f"aggregation must be {', '.join(get_args(Aggregation))}, got '{aggregation}'")
+        if aggregation == "max":
+            warnings.warn(
+                "graph_network with aggregation 'max' has forces that jump when atoms move: take 'softmax', a smooth "
+                "maximum, for dynamics and relaxations",
+                stacklevel=2,
+            )
         self.cutoff, self.hidden_channels, self.max_z = float(cutoff), hidden_channels, max_z
         f = hidden_channels
         self.envelope = CosineCutoff(cutoff_lower, cutoff)

@@ -130,6 +130,8 @@ class ScalarCoulombHead(Head):
         coulomb_cutoff: Å; not used by "all_pairs".
         dielectric: outside the reaction field's cutoff; None means infinite.
         accuracy: of the Ewald summation, relative.
+        switch_width: Å before the cutoff over which the reaction field's energy goes smoothly to zero; 0 reproduces
+            TorchMD-Net, whose force jumps there.
 
     Raises:
         ValueError: an option is out of range; the model has no charges or another number of channels.
@@ -147,6 +149,7 @@ class ScalarCoulombHead(Head):
         coulomb_cutoff: float = 10.0,
         dielectric: float | None = 78.3,
         accuracy: float = 1e-9,
+        switch_width: float = 1.0,
     ):
         super().__init__()
         weights = torch.tensor([float(w) for w in q_weights])
@@ -155,8 +158,9 @@ class ScalarCoulombHead(Head):
         self.output_network = scalar_network(hidden_channels, activation, num_hidden_layers)
         self.register_buffer("qweights", weights)
         self.coulomb = Electrostatics(
-            method, coulomb_cutoff, damping="exp", damping_upper=4.6, dielectric=dielectric, accuracy=accuracy
-        )
+            method, coulomb_cutoff, damping="exp", damping_upper=4.6, dielectric=dielectric, accuracy=accuracy,
+            switch_width=switch_width,
+        )  # fmt: skip
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies, in the model's unit."""

@@ -31,6 +31,8 @@ class Coulomb(Prior):
         damping_lower, damping_upper: Å.
         dielectric: outside the reaction field's cutoff; None means infinite.
         accuracy: of the Ewald summation, relative.
+        switch_width: Å before the cutoff over which the reaction field's energy goes smoothly to zero; 0 ends it with
+            a jump of the force.
 
     Raises:
         ValueError: an option is unknown or out of range; charges are needed that the network does not predict; a
@@ -50,9 +52,12 @@ class Coulomb(Prior):
         damping_upper: float = 4.6,
         dielectric: float | None = None,
         accuracy: float = 1e-9,
+        switch_width: float = 1.0,
     ):
         super().__init__()
-        self.energy = Electrostatics(method, cutoff, damping, damping_lower, damping_upper, dielectric, accuracy)
+        self.energy = Electrostatics(
+            method, cutoff, damping, damping_lower, damping_upper, dielectric, accuracy, switch_width
+        )
         self.cutoff = self.energy.cutoff
         table, per_atom = torch.zeros(128, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
         if isinstance(charges, str):

@@ -93,7 +93,7 @@ class Electrostatics(nn.Module):
         self.switch_width = float(switch_width)
         # real and reciprocal terms fall like exp(−(α r)²) and exp(−(k/2α)²): both reach the accuracy together
         self.reach = math.sqrt(-math.log(accuracy))
-        self.order, self.spacing = order_and_spacing(accuracy, self.reach / self.cutoff)
+        self.accuracy = float(accuracy)
 
     def forward(self, system: System, neighbors: NeighborList, charges: Tensor, weights: Tensor) -> Tensor:
         """
@@ -151,7 +151,7 @@ class Electrostatics(nn.Module):
             if bool(periodic[b]):
                 cell = system.cell[b].double()
                 if self.method == "pme":
-                    potential = mesh_potential(pos, cell, charges, alpha, self.order, self.spacing)
+                    potential = mesh_potential(pos, cell, charges, alpha, *order_and_spacing(self.accuracy, alpha))
                 else:
                     potential = _wave_potential(pos, cell, charges, alpha, 2 * alpha * self.reach)
                 part = _long_range(potential, cell, charges, alpha)
