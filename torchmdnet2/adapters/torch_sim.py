@@ -1,0 +1,109 @@
+"""torch-sim: a potential as a model for batched simulations on the device. Needs Python 3.12 and torch-sim-atomistic.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch_sim.models.interface import ModelInterface
+
+from ..evaluator import Evaluator
+from ..potential import Potential
+from ..system import System
+from .model import open_model
+
+if TYPE_CHECKING:
+    from torch_sim.state import SimState
+
+__all__ = ["TorchMDNet2Model"]
+
+
+class TorchMDNet2Model(ModelInterface):
+    """Energy (eV), forces (eV/Å) and stress (eV/Å³, tensile positive) for torch-sim.
+
+    Runs on the Evaluator. Total charges and multiplicities 2S+1 are those of the state's system extras `charge` and
+    `spin` [B], else 0. Structures without a cell have no stress: theirs is given as zero.
+
+    Args:
+        model: path of a .tmn file, or a Potential (copied: later changes to it have no effect here).
+        device: "cpu", "cuda", "cuda:1", …
+        dtype: floating-point type of network and states, torch.float32 or torch.float64; None keeps the stored one.
+        compute_forces, compute_stress: what `forward` gives beside the energy; can be set later.
+
+    Raises:
+        FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
+        ValueError: the device or dtype cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike | Potential,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | str | None = None,
+        compute_forces: bool = True,
+        compute_stress: bool = False,
+    ):
+        super().__init__()
+        self.potential, _ = open_model(model, device, dtype)
+        self._device, self._dtype = self.potential.device, self.potential.dtype
+        self._compute_forces, self._compute_stress = compute_forces, compute_stress
+        self._evaluator = Evaluator(self.potential)
+        self._known: tuple[Any, ...] = ()
+        self._template: System | None = None
+
+    @ModelInterface.compute_forces.setter  # type: ignore[attr-defined]
+    def compute_forces(self, value: bool) -> None:
+        self._compute_forces = value
+
+    @ModelInterface.compute_stress.setter  # type: ignore[attr-defined]
+    def compute_stress(self, value: bool) -> None:
+        self._compute_stress = value
+
+    def forward(self, state: SimState, **kwargs: Any) -> dict[str, Tensor]:
+        """Energies and, as set, forces and stress of all structures of a state; the state is not changed.
+
+        Args:
+            state: N atoms in B structures, on the model's device.
+            kwargs: ignored.
+
+        Returns:
+            "energy" [B], "forces" [N, 3], "stress" [B, 3, 3], in the type of the state's positions.
+
+        Raises:
+            ValueError, UnknownElement: as the Potential; ValueError when a result is not finite.
+        """
+        system = self._system(state)
+        flat = system.volume == 0
+        if self._compute_stress and bool(flat.any()):
+            # any volume will do where the cell does not enter
+            cell = torch.where(flat[:, None, None] & ~system.pbc.any(), torch.eye(3).to(system.cell), system.cell)
+            system = system.replace(cell=cell)
+        result = self._evaluator(system, forces=self._compute_forces, stress=self._compute_stress)
+        output = {"energy": result.energy.to(system.dtype)}
+        if result.forces is not None:
+            output["forces"] = result.forces
+        if result.stress is not None:
+            output["stress"] = torch.where(flat[:, None, None], 0.0, result.stress).to(system.dtype)
+        if not all(bool(torch.isfinite(value).all()) for value in output.values()):
+            raise ValueError("the model's result is not finite: a structure is far from anything physical")
+        return {name: value.detach() for name, value in output.items()}
+
+    def _system(self, state: SimState) -> System:
+        """The state as a System; the same tensors for what has not changed, which the evaluator then need not check."""
+        charge, spin = getattr(state, "charge", None), getattr(state, "spin", None)
+        pbc = torch.as_tensor(state.pbc, device=self._device)
+        given = [t for t in (state.atomic_numbers, state.system_idx, charge, spin) if t is not None]
+        known = (*((id(t), t._version) for t in given), tuple(pbc.tolist()), state.n_systems)
+        pos, cell = state.positions.detach(), state.row_vector_cell.detach().contiguous()
+        if known != self._known or self._template is None:
+            self._template = System(
+                z=state.atomic_numbers, pos=pos, batch=state.system_idx, cell=cell, pbc=pbc, charge=charge, spin=spin
+            )
+            # held, so that no other tensor takes an address that is known
+            self._known, self._held = known, given
+        return self._template.replace(pos=pos, cell=cell)
