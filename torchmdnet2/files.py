@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["atomic_write"]
+__all__ = ["atomic_write", "umask"]
 
 
 def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
@@ -27,7 +27,7 @@ def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o666 & ~_umask())
+        os.chmod(aside, 0o666 & ~umask())
         os.replace(aside, path)
     except BaseException:
         Path(aside).unlink(missing_ok=True)
@@ -40,7 +40,8 @@ def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
             os.close(folder)
 
 
-def _umask() -> int:
+def umask() -> int:
+    """The process's mask of permissions."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -1,6 +1,7 @@
 import pytest
 
-from torchmdnet2.data import AseDataset, ConcatDataset, HDF5Dataset, open_dataset, write_hdf5
+from torchmdnet2.data import ConcatDataset, HDF5Dataset, open_dataset, write_hdf5
+from torchmdnet2.data.memory import LoadedDataset
 from torchmdnet2.errors import BadData
 
 from .frames import make_sample
@@ -23,7 +24,7 @@ def energies(data):
 
 
 def test_format_follows_the_extension(folder):
-    assert isinstance(open_dataset(folder / "a.xyz"), AseDataset)
+    assert isinstance(open_dataset(folder / "a.xyz"), LoadedDataset)
     assert isinstance(open_dataset(str(folder / "d.h5"), format="auto"), HDF5Dataset)
     (folder / "d.dat").write_bytes((folder / "d.h5").read_bytes())
     assert isinstance(open_dataset(folder / "d.dat", format="hdf5"), HDF5Dataset)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import glob as _glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 
 from ..errors import BadData
 from ..registry import did_you_mean
-from .ase_formats import AseDataset
+from .ace_format import AceReader, is_ace
+from .ase_formats import AseDataset, AseReader
+from .cache import CachedDataset
 from .check import check_sample
 from .collate import collate
-from .conversion import missing_key
 from .dataset import LABELS, ConcatDataset, Dataset, Sample, Subset
 from .hdf5 import HDF5Dataset
 from .hdf5_writer import write_hdf5
-from .memory import InMemoryDataset
+from .memory import InMemoryDataset, LoadedDataset
+from .npy_format import NpyReader
+from .reader import Reader
 from .sampler import AtomBatchSampler, BatchSampler, MoleculeBatchSampler
+from .sources import AUTO_BYTES, cache_root, cached, missing_keys
 from .splits import Splits, make_splits
 from .statistics import Statistics, fit_atomref, statistics
 
@@ -27,6 +31,7 @@ __all__ = [
     "AseDataset",
     "AtomBatchSampler",
     "BatchSampler",
+    "CachedDataset",
     "ConcatDataset",
     "Dataset",
     "HDF5Dataset",
@@ -36,6 +41,7 @@ __all__ = [
     "Splits",
     "Statistics",
     "Subset",
+    "cache_root",
     "check_sample",
     "collate",
     "fit_atomref",
@@ -45,7 +51,15 @@ __all__ = [
     "write_hdf5",
 ]
 
-FORMATS = {"xyz": "extxyz", "extxyz": "extxyz", "db": "db", "traj": "traj", "h5": "hdf5", "hdf5": "hdf5"}
+FORMATS = {
+    "xyz": "extxyz",
+    "extxyz": "extxyz",
+    "db": "db",
+    "traj": "traj",
+    "h5": "hdf5",
+    "hdf5": "hdf5",
+    "npy": "npy",
+}
 """file extension -> format."""
 
 
@@ -54,6 +68,7 @@ def open_dataset(
     keys: Mapping[str, str | None] | None = None,
     units: Mapping[str, str | None] | None = None,
     format: str | None = None,
+    cache: str | PathLike = "off",
 ) -> Dataset:
     """Open one or several data files.
 
@@ -63,7 +78,10 @@ def open_dataset(
             least one frame of one of the files.
         units: quantity -> unit that the files are written in, as {"energy": "hartree", "length": "bohr"}. Units that
             an HDF5 file states itself are used instead.
-        format: "extxyz", "db", "traj", "hdf5", or None or "auto": by the file's extension.
+        format: "extxyz", "db", "traj", "hdf5", "npy" (see `NpyReader`), a format of ase.io by its name there, or None
+            or "auto": by the file's extension, before .gz, .bz2 or .xz.
+        cache: "off"; "auto": files of more than 200 MiB together are converted once into a cache in `cache_root()`;
+            or a folder where caches are always made. See `CachedDataset`.
 
     Returns:
         The data set; of several files one after the other.
@@ -72,33 +90,65 @@ def open_dataset(
         FileNotFoundError: a file is not there, or a pattern matches none.
         BadData: an unknown extension, a file named twice, a key that is nowhere, a damaged file, values that cannot
             be used; the message names the file and the frame.
+        OSError: the folder of the cache cannot be written.
     """
     paths = _expand([path] if isinstance(path, str | PathLike) else list(path))
-    datasets = [_open(p, keys, units, None if format == "auto" else format) for p in paths]
-    available = {key for dataset in datasets for key in dataset.available}
-    for name, key in datasets[0].asked.items():
-        if not any(dataset.counts[name] for dataset in datasets):
-            raise missing_key(name, key, available, ", ".join(paths))
+    chosen = None if format == "auto" else format
+    if chosen is not None and chosen not in FORMATS.values() and chosen not in _ase_formats():
+        known = sorted(set(FORMATS.values()))
+        hint = did_you_mean(chosen, known) or "."
+        raise BadData(f"unknown data format '{chosen}'{hint} Known: auto, {', '.join(known)}, and those of ase.io")
+    formats = [_format_of(p) if chosen is None else chosen for p in paths]
+
+    def readers() -> list[Reader]:
+        if formats[0] == "npy":  # which belong together
+            return [NpyReader(paths, keys, units)]
+        return [_reader(p, keys, units, f) for p, f in zip(paths, formats, strict=True)]
+
+    large = cache == "auto" and sum(Path(p).stat().st_size for p in paths) > AUTO_BYTES
+    if large or str(cache) not in ("auto", "off"):
+        files = readers()[0].files if formats[0] == "npy" else paths
+        options = {"keys": _plain(keys), "units": _plain(units), "format": chosen}
+        return cached(readers, files, options, cache_root() if large else Path(cache))
+    datasets = [_loaded(reader) for reader in readers()]
+    missing_keys(datasets)
     return datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
 
 
-def _open(
-    path: str, keys: Mapping[str, str | None] | None, units: Mapping[str, str | None] | None, format: str | None
-) -> AseDataset | HDF5Dataset:
-    if format is None:
-        extension = Path(path).suffix.lstrip(".").lower()
-        if extension not in FORMATS:
-            raise BadData(
-                f"{path}: the extension '.{extension}' does not tell its format{did_you_mean(extension, FORMATS)} "
-                f"Known: {', '.join(FORMATS)}; or give the format"
-            )
-        format = FORMATS[extension]
-    elif format not in FORMATS.values():
-        known = sorted(set(FORMATS.values()))
-        raise BadData(f"unknown data format '{format}'{did_you_mean(format, known)} Known: auto, {', '.join(known)}")
-    if format == "hdf5":
-        return HDF5Dataset(path, keys, units, require_keys=False)
-    return AseDataset(path, keys, units, format, require_keys=False)
+def _ase_formats() -> Collection[str]:
+    from ase.io.formats import ioformats
+
+    return ioformats.keys()
+
+
+def _format_of(path: str) -> str:
+    suffixes = [suffix.lstrip(".").lower() for suffix in Path(path).suffixes]
+    compressed = suffixes and suffixes[-1] in ("gz", "bz2", "xz")
+    extension = (["", *suffixes])[-2 if compressed else -1]
+    if extension not in FORMATS:
+        raise BadData(
+            f"{path}: the extension '.{extension}' does not tell its format{did_you_mean(extension, FORMATS)} "
+            f"Known: {', '.join(FORMATS)}; or give the format"
+        )
+    return FORMATS[extension]
+
+
+def _reader(
+    path: str, keys: Mapping[str, str | None] | None, units: Mapping[str, str | None] | None, format: str
+) -> Reader:
+    if format == "npy":
+        raise BadData(f"{path}: .npy files cannot be mixed with other formats")
+    if format != "hdf5":
+        return AseReader(path, keys, units, format)
+    return AceReader(path, keys, units) if is_ace(path) else HDF5Dataset(path, keys, units, require_keys=False)
+
+
+def _loaded(reader: Reader) -> HDF5Dataset | LoadedDataset:
+    return reader if isinstance(reader, HDF5Dataset) else LoadedDataset(reader, require_keys=False)
+
+
+def _plain(options: Mapping[str, str | None] | None) -> dict[str, str | None] | None:
+    return None if options is None else dict(options)
 
 
 def _expand(paths: Sequence[str | PathLike]) -> list[str]:

@@ -1,0 +1,381 @@
+"""The cache holds what the source holds, is made again when the source changes, and never gives damaged numbers."""
+
+import gzip
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2.data import (
+    LABELS,
+    CachedDataset,
+    ConcatDataset,
+    HDF5Dataset,
+    cache_root,
+    collate,
+    open_dataset,
+    sources,
+    write_hdf5,
+)
+from torchmdnet2.data.cache import write_cache
+from torchmdnet2.data.columns import BLOCK, Column, ColumnWriter, expand
+from torchmdnet2.data.edges import EdgeMemory, search
+from torchmdnet2.errors import BadData
+from torchmdnet2.neighbors import neighbor_list
+
+from .frames import METHANE, make_mixture, make_sample, same
+from .test_readers import some_orders
+
+KEYS = {name: name for name in LABELS}
+
+
+@pytest.fixture
+def source(tmp_path):
+    write_hdf5(tmp_path / "a.h5", make_mixture() + [make_sample(seed=k) for k in range(5)])
+    return tmp_path / "a.h5"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "caches"
+
+
+def cached(source, folder, keys=KEYS):
+    return open_dataset(source, keys, cache=folder)
+
+
+def check_equal(data, reference):
+    assert len(data) == len(reference) and data.sizes().tolist() == reference.sizes().tolist()
+    for k, sample in enumerate(reference):
+        assert same(data[k], sample) and data[k].labels.keys() == sample.labels.keys()
+        assert data.name(k) == reference.name(k)
+    for order in some_orders(len(data)):
+        got, expected = data.batch(order), collate([reference[i] for i in order])
+        assert same(got, expected) and got.labels.keys() == expected.labels.keys()
+        assert torch.equal(got.system.batch, expected.system.batch)
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+def test_expand():
+    assert expand(np.array([2, 7, 5]), np.array([3, 1, 0])).tolist() == [2, 3, 4, 7]
+    assert expand(np.zeros(0, int), np.zeros(0, int)).tolist() == []
+
+
+def test_columns_keep_rows_of_any_number_and_shape(tmp_path):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=(30_000, 3))
+    writer = ColumnWriter(tmp_path, "x", "f8", (3,))
+    for part in np.split(values, [1, 1, 5, 4000, 12_345]):
+        writer.append(part)
+    column = Column(tmp_path, "x", json.loads(json.dumps(writer.finish())))
+    assert np.array_equal(column.all(), values)
+    first, count = rng.integers(0, 20_000, 50), rng.integers(0, 9_000, 50)
+    column = Column(tmp_path, "x", ColumnWriterFacts(column))
+    assert np.array_equal(column.ranges(first, count), values[expand(first, count)])
+    with pytest.raises(ValueError, match="shape"):
+        ColumnWriter(tmp_path, "y", "f8", (3,)).append(values[:, :2])
+
+
+def ColumnWriterFacts(column):
+    import hashlib
+
+    sums = column.path.with_suffix(".crc").read_bytes()
+    return {"dtype": "<f8", "row": [3], "rows": len(column), "crc_sha256": hashlib.sha256(sums).hexdigest()}
+
+
+def test_every_block_of_a_column_is_checked(tmp_path):
+    values = np.arange(40_000, dtype=np.int64)
+    writer = ColumnWriter(tmp_path, "x", "i8")
+    writer.append(values)
+    facts = writer.finish()
+    blob = bytearray((tmp_path / "x.bin").read_bytes())
+    blob[3 * BLOCK + 77] ^= 4
+    (tmp_path / "x.bin").write_bytes(blob)
+    bad = 3 * BLOCK // 8 + 9
+    column = Column(tmp_path, "x", facts)
+    assert np.array_equal(column.rows(np.array([0, 20_000])), [0, 20_000])  # other blocks can be used
+    for read in (
+        lambda c: c.rows(np.array([1, bad])),
+        lambda c: c.ranges(np.array([bad - 3]), np.array([2])),
+        lambda c: c.ranges(np.array([5]), np.array([39_000])),
+        lambda c: c.all(),
+    ):
+        with pytest.raises(BadData, match=rf"x\.bin: the cache is damaged between bytes {3 * BLOCK} and {4 * BLOCK}"):
+            read(Column(tmp_path, "x", facts))
+
+
+# --- any source ------------------------------------------------------------------------------------------------------
+
+
+def test_hdf5(source, folder):
+    data = cached(source, folder)
+    assert isinstance(data, CachedDataset)
+    check_equal(data, HDF5Dataset(source, KEYS))
+    assert "11 frames in 6 groups" in data.summary()
+    assert data.facts["labelled"] == {"energy": 10, "forces": 9, "stress": 2, "dipole": 1, "charges": 1}
+    assert data.facts["elements"] == {"1": [11, 2 * 8 + 3 * 4], "6": [3, 3], "8": [8, 8]}
+    assert data.facts["atoms"] == [3, 39 / 11, 5]
+
+
+def test_extended_xyz_also_compressed_and_several_files(tmp_path, folder):
+    text = "".join(
+        f"2\nProperties=species:S:1:pos:R:3:forces:R:3 {'energy=' + str(k) if k % 3 else ''} charge={k % 2}"
+        f"{' Lattice=' + chr(34) + '5 0 0 0 6 0 1 0 7' + chr(34) if k % 2 else ''}\nH 0 0 {k} 0 0 1\nO 1 0 0 0 0 -1\n"
+        for k in range(9)
+    )
+    (tmp_path / "b.xyz").write_text(text)
+    (tmp_path / "c.extxyz.gz").write_bytes(gzip.compress(text.encode()))
+    paths = [tmp_path / "b.xyz", tmp_path / "c.extxyz.gz"]
+    reference = open_dataset(paths)
+    assert isinstance(reference, ConcatDataset)
+    check_equal(open_dataset(paths, cache=folder), reference)
+
+
+def test_a_key_that_is_nowhere(source, folder):
+    with pytest.raises(BadData, match="no frame has 'enrgy'"):
+        cached(source, folder, {"energy": "enrgy"})
+    assert [path for path in folder.iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_further_labels(tmp_path, folder):
+    sample = make_sample()
+    sample.labels["scalar:gap"] = torch.tensor([1.5], dtype=torch.float64)
+    write_hdf5(tmp_path / "g.h5", [make_sample(METHANE), sample])
+    keys = {"energy": "energy", "scalar:gap": "gap"}
+    check_equal(cached(tmp_path / "g.h5", folder, keys), HDF5Dataset(tmp_path / "g.h5", keys))
+
+
+# --- when it is made again -------------------------------------------------------------------------------------------
+
+
+def made(monkeypatch):
+    """Counts how many caches are made."""
+    calls = []
+    build = sources._build
+    monkeypatch.setattr(sources, "_build", lambda *args: (calls.append(args[0]), build(*args)))
+    return calls
+
+
+def test_made_once_and_again_when_the_source_changes(source, folder, monkeypatch):
+    calls = made(monkeypatch)
+    first = cached(source, folder)[0]
+    cached(source, folder)
+    assert len(calls) == 1
+    os.utime(source, ns=(0, 0))  # copied, say: the content decides, and is hashed only once
+    cached(source, folder)
+    assert len(calls) == 1
+    monkeypatch.setattr(sources, "file_facts", lambda path: pytest.fail("hashed again"))
+    cached(source, folder)
+    monkeypatch.undo()
+    calls = made(monkeypatch)
+    write_hdf5(source, [make_sample(seed=100 + k, labels=list(LABELS), cell=4 * np.eye(3)) for k in range(11)])
+    assert not same(cached(source, folder)[0], first) and len(calls) == 1
+    blob = bytearray(source.read_bytes())
+    energy = HDF5Dataset(source)[3].labels["energy"].numpy().tobytes()
+    blob[blob.index(energy)] ^= 1  # same size; the new time tells it
+    source.write_bytes(blob)
+    with pytest.raises(BadData, match=r"a\.h5, group 'group_0000000', frame \d: dataset 'energy' is damaged"):
+        cached(source, folder)
+
+
+def test_other_options_have_their_own(source, folder, monkeypatch):
+    calls = made(monkeypatch)
+    assert cached(source, folder)[0].labels.keys() == {"energy", "forces"}
+    assert cached(source, folder, {"energy": "energy"})[0].labels.keys() == {"energy"}
+    cached(source, folder)
+    assert len(set(calls)) == len(calls) == 2
+
+
+def test_auto_is_for_large_sources(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHMDNET2_CACHE", str(tmp_path / "own"))
+    assert cache_root() == tmp_path / "own"
+    assert isinstance(open_dataset(source, KEYS, cache="auto"), HDF5Dataset)
+    monkeypatch.setattr("torchmdnet2.data.AUTO_BYTES", 1000)
+    data = open_dataset(source, KEYS, cache="auto")
+    assert isinstance(data, CachedDataset) and data.folder.parent == tmp_path / "own"
+    assert isinstance(open_dataset(source, KEYS), HDF5Dataset)
+
+
+def test_a_folder_that_cannot_be_written(source, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"the cache .* cannot be written.*data\.cache"):
+        cached(source, tmp_path / "file")
+
+
+def fork(function):
+    """Run a function in a process of its own."""
+    process = multiprocessing.get_context("fork").Process(target=function)
+    process.start()
+    return process
+
+
+def test_killed_while_it_is_made(source, folder, monkeypatch):
+    """No part of a cache is ever taken for a whole one."""
+
+    def dies():
+        monkeypatch.setattr("torchmdnet2.data.cache.CacheWriter.finish", lambda *args, **facts: os._exit(9))
+        open_dataset(source, cache=folder)
+
+    process = fork(dies)
+    process.join()
+    assert process.exitcode == 9
+    check_equal(open_dataset(source, cache=folder), HDF5Dataset(source))
+
+
+def test_several_processes_at_once(source, folder):
+    def makes():
+        data = open_dataset(source, cache=folder)
+        assert data.edges(3.0).count.sum() > 0 and same(data[7], HDF5Dataset(source)[7])
+
+    running = [fork(makes) for _ in range(4)]
+    for process in running:
+        process.join()
+    assert [process.exitcode for process in running] == [0] * 4
+    assert len([path for path in folder.iterdir() if not path.name.startswith(".")]) == 1
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def read_everything(data):
+    for k in range(len(data)):
+        data[k]
+    data.edges(3.0).gather(np.arange(len(data)))
+
+
+def test_every_byte_of_every_file_matters(source, folder):
+    data = cached(source, folder)
+    data.edges(3.0)
+    rng = np.random.default_rng(0)
+    files = sorted(path for path in data.folder.rglob("*") if path.suffix in (".bin", ".crc", ".json"))
+    assert len(files) > 20
+    for path in files:
+        content = path.read_bytes()
+        if not content:
+            continue
+        for place in rng.integers(0, len(content), 3):
+            broken = bytearray(content)
+            broken[place] ^= 1 << int(rng.integers(8))
+            path.write_bytes(broken)
+            with pytest.raises(BadData) as error:
+                read_everything(CachedDataset(data.folder))
+            assert str(path.with_suffix("")) in str(error.value), path
+        for length in (0, len(content) - 1):
+            path.write_bytes(content[:length])
+            with pytest.raises(BadData, match=path.name.split(".")[0]):
+                read_everything(CachedDataset(data.folder))
+        path.unlink()
+        if path.parent == data.folder or path.name != "index.json":  # lists that are not there are made
+            with pytest.raises(BadData, match=path.name.split(".")[0]):
+                read_everything(CachedDataset(data.folder))
+        path.write_bytes(content)
+    read_everything(CachedDataset(data.folder))
+
+
+def test_a_cache_of_another_version_is_refused(source, folder):
+    from torchmdnet2.data import folders
+
+    data = cached(source, folder)
+    folders.write_index(data.folder, {**data.facts, "format": "torchmdnet2 cache 2"})
+    with pytest.raises(BadData, match=r"index\.json: this cache is of the format 'torchmdnet2 cache 2'"):
+        CachedDataset(data.folder)
+
+
+# --- neighbor lists --------------------------------------------------------------------------------------------------
+
+
+def same_list(a, b):
+    return all(torch.equal(getattr(a, n), getattr(b, n)) for n in ("edge_index", "shift", "row_ptr"))
+
+
+@pytest.mark.parametrize("cutoff", [1.5, 6.0])
+def test_lists_equal_a_fresh_search(source, folder, cutoff, monkeypatch):
+    """Dense search of molecules, per-frame search of the rest; from memory, from files, and from neither."""
+    data, periodic = cached(source, folder), {3, 4}
+    files, memory, none = data.edges(cutoff), EdgeMemory(cutoff, 2**30), EdgeMemory(cutoff, 0)
+    molecules = [k for k in range(len(data)) if k not in periodic]
+    most = 0
+    for order in [*some_orders(len(data)), molecules, molecules[::-1]]:
+        frames, batch = np.array(order), data.batch(order).system
+        expected = neighbor_list(batch, cutoff)
+        found = [files.gather(frames), *(store.gather(frames, batch) for store in (memory, memory, none))]
+        for edges in found:
+            assert same_list(edges.joined(data.sizes()[frames], cutoff), expected)
+            assert edges.count.tolist() == files.count[frames].tolist()
+        most = max(most, int(expected.row_ptr.diff().max()))
+    assert files.neighbors[2] == most and 0 <= files.neighbors[0] <= files.neighbors[1] <= most
+    monkeypatch.setattr("torchmdnet2.data.edges._DENSE_PAIRS", 50)
+    batch = data.batch(molecules).system
+    assert same_list(search(batch, cutoff).joined(data.sizes()[molecules], cutoff), neighbor_list(batch, cutoff))
+
+
+def test_it_travels_to_workers_by_its_name(source, folder):
+    data = cached(source, folder)
+    blob = pickle.dumps(data)
+    assert len(blob) < 1000
+    check_equal(pickle.loads(blob), data)
+
+
+# --- size ------------------------------------------------------------------------------------------------------------
+
+MANY = """
+import sys, time, torch
+from torchmdnet2.data import CachedDataset, Sample
+from torchmdnet2.data.cache import write_cache
+from torchmdnet2.data.reader import Chunk
+from torchmdnet2.system import System
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+seen = []
+def chunks(total, step=1000):
+    z = torch.tensor([8, 1, 1])
+    for first in range(0, total, step):
+        seen.append(resident())
+        generator = torch.Generator().manual_seed(first)
+        pos = torch.randn(3 * step, 3, generator=generator, dtype=torch.float64)
+        system = System(z=z.repeat(step), pos=pos, batch=torch.arange(step).repeat_interleave(3))
+        yield Chunk(Sample(system, {"energy": pos[::3, 0].clone(), "forces": -pos}), "many", first)
+from pathlib import Path
+root, total = Path(sys.argv[1]), int(sys.argv[2])
+write_cache(root / "few", chunks(5000))
+CachedDataset(root / "few").edges(3.0)
+before = resident()
+seen.clear()
+write_cache(root / "many", chunks(total))
+grown = max(seen) - before
+CachedDataset(root / "many").edges(3.0)
+start = time.perf_counter()
+data = CachedDataset(root / "many")
+data.batch([0, total // 2, total - 1])
+opened = time.perf_counter() - start
+size = sum(path.stat().st_size for path in (root / "many").iterdir() if path.is_file()) / 2**20
+print(len(data), grown, size, opened)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_frames(tmp_path):
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("memory is read from /proc")
+    output = subprocess.run(
+        [sys.executable, "-c", MANY, str(tmp_path), "200000"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    frames, grown, size, opened = int(output[0]), *map(float, output[1:])
+    print(f"{frames} frames, {size:.0f} MiB written with {grown:.1f} MiB more memory, opened in {1e3 * opened:.0f} ms")
+    assert frames == 200_000 and size > 40
+    assert grown < 15
+    assert opened < 0.5
+
+
+def test_writing_nothing(tmp_path):
+    with pytest.raises(BadData, match="no frames"):
+        write_cache(tmp_path / "x", [])
+    assert list(tmp_path.iterdir()) == []

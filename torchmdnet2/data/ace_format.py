@@ -1,0 +1,153 @@
+"""HDF5 files of TorchMD-Net's "Ace" layout, which says so in its attributes.
+
+Version 1.0: molecule/{atomic_numbers, formal_charges, conformations/name/{positions, formation_energy, forces,
+partial_charges, dipole_moment}}. Version 2.0: master/molecule/{atomic_numbers, formal_charges, positions [S, N, 3],
+formation_energies [S], forces, partial_charges [S, N], dipole_moments [S, 3]}. All but the integers have an attribute
+`units`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from ..errors import BadData
+from ..system import System
+from .check import check_batch
+from .conversion import checked_keys, label_factors
+from .dataset import LABELS, Sample, label_names
+from .reader import Chunk, Reader
+
+__all__ = ["AceReader", "is_ace"]
+
+_NAMES = {
+    "energy": ("formation_energies", "formation_energy"),
+    "forces": ("forces",),
+    "charges": ("partial_charges",),
+    "dipole": ("dipole_moments", "dipole_moment"),
+}
+"""label -> its names in one version or the other"""
+
+_UNIT_KIND = {"pos": "length", "charges": "charge"}
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError)
+
+
+def is_ace(path: str | PathLike) -> bool:
+    """Whether an HDF5 file says that it has this layout; a file that cannot be read has not."""
+    try:
+        with h5py.File(path, "r") as file:
+            return _text(file.attrs.get("layout", "")) == "Ace"
+    except (OSError, RuntimeError):
+        return False
+
+
+class AceReader(Reader):
+    """Frames of such a file.
+
+    Args:
+        path: the file.
+        keys: label -> name of its dataset; a label's own name stands for the layout's. The total charge is the sum of
+            the formal charges unless `charge` is None. Without keys energy and forces are read where they are there.
+        units: of datasets that do not state one.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike,
+        keys: Mapping[str, str | None] | None = None,
+        units: Mapping[str, str | None] | None = None,
+    ):
+        self.path, self.files = str(path), [str(path)]
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no data file {self.path}")
+        given = {"energy": "energy", "forces": "forces"} if keys is None else keys
+        self.asked = checked_keys(given, self.path) if keys is not None else {}
+        for name in ("charge", "spin"):  # the first is there anyway, the second never
+            self.asked.pop(name, None)
+        self.keys = {name: key for name, key in checked_keys(given, self.path).items() if name in LABELS}
+        self._charged = given.get("charge", "charge") is not None
+        self._declared = label_factors(units or {}, self.path)
+        self.available, self.counts = set(), Counter()
+
+    def chunks(self) -> Iterator[Chunk]:
+        self.num_frames = 0
+        try:
+            with h5py.File(self.path, "r") as file:
+                version = _text(file.attrs.get("layout_version", ""))
+                if version not in ("1.0", "2.0"):
+                    raise BadData(f"{self.path}: version '{version}' of the Ace layout is not known, only 1.0 and 2.0")
+                for chunk in self._version_1(file) if version == "1.0" else self._version_2(file):
+                    self.num_frames += chunk.sample.system.num_systems
+                    yield chunk
+        except BadData:
+            raise
+        except _DAMAGE as error:
+            raise BadData(f"{self.path}: it is damaged or not of the Ace layout: {error}") from error
+        if self.num_frames == 0:
+            raise BadData(f"{self.path}: there are no frames in it")
+
+    def _version_1(self, file: h5py.File) -> Iterator[Chunk]:
+        for name, molecule in file.items():
+            for k, frame in enumerate(molecule["conformations"].values()):
+                yield self._chunk(molecule, frame, f"{self.path}, molecule '{name}'", k, single=True)
+
+    def _version_2(self, file: h5py.File) -> Iterator[Chunk]:
+        for master in file.values():
+            for name, molecule in master.items():
+                if len(molecule["positions"]):
+                    yield self._chunk(molecule, molecule, f"{self.path}, molecule '{name}'", 0, single=False)
+
+    def _chunk(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Chunk:
+        z = np.asarray(molecule["atomic_numbers"][()])
+        pos = self._values(frames["positions"], "pos", where, single)
+        if z.ndim != 1 or pos.shape[1:] != (len(z), 3):
+            raise BadData(f"{where}: {z.shape} atomic numbers and positions of the shape {pos.shape} do not fit")
+        count = len(pos)
+        charge = int(np.asarray(molecule["formal_charges"][()]).sum()) if self._charged else 0
+        system = System(
+            z=torch.from_numpy(z.astype(np.int64)).repeat(count),
+            pos=pos.reshape(-1, 3),
+            batch=torch.arange(count).repeat_interleave(len(z)),
+            charge=torch.full((count,), float(charge)),
+            spin=torch.zeros(count, dtype=torch.long),
+        )
+        inside = set(frames) - {"positions", "atomic_numbers", "formal_charges"}
+        self.available |= inside
+        labels = {}
+        for name in label_names(self.keys):
+            key = self.keys[name]
+            names = _NAMES.get(name, (key,)) if key == name else (key,)
+            found = next((n for n in names if n in inside), None)
+            if found is not None:
+                value, shape = self._values(frames[found], name, where, single), LABELS[name].of(system)
+                if value.numel() != int(np.prod(shape)) or len(value) != count:
+                    raise BadData(f"{where}: {found} has the shape {tuple(value.shape)}, which does not fit {count} "
+                                  f"frames of {len(z)} atoms")  # fmt: skip
+                labels[name] = value.reshape(shape)
+                self.counts[name] += count
+        return Chunk(check_batch(Sample(system, labels), where, first), where, first)
+
+    def _values(self, dataset: h5py.Dataset, name: str, where: str, single: bool) -> torch.Tensor:
+        """Numbers in the package's units, [S, …]."""
+        stated, kind = dataset.attrs.get("units"), _UNIT_KIND.get(name, name)
+        unit = "length" if name == "pos" else name
+        label = dataset.name.rsplit("/", 1)[-1]
+        if stated is not None:
+            by = label_factors({kind: _text(stated)}, f"{where}, dataset '{label}'")[unit]
+        elif unit in self._declared:
+            by = self._declared[unit]
+        else:
+            raise BadData(f"{where}: dataset '{label}' has no attribute 'units'; declare units")
+        values = torch.from_numpy(np.array(dataset[()], dtype=np.float64)) * by
+        return values[None] if single else values
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

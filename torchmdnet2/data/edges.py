@@ -1,0 +1,154 @@
+"""Neighbor lists of many frames, kept compactly: searched once, joined to batches without a loop over frames.
+
+Shapes: N atoms of all frames together, E directed edges, B frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..neighbors import NeighborList, neighbor_list
+from ..system import System
+
+__all__ = ["EdgeMemory", "Edges", "search"]
+
+_DENSE_ATOMS = 128  # up to this size all pairs of a molecule are looked at
+_DENSE_PAIRS = 2**19  # at once
+
+
+@dataclass(eq=False)
+class Edges:
+    """Edges of some frames, one frame after the other, in the order of a `NeighborList`.
+
+    Attributes:
+        degree: [N] number of edges of each receiver.
+        sender: [E] index of the sender within its frame.
+        shift: [E, 3] cell shifts, or None where all are zero.
+        count: [B] number of edges of each frame.
+    """
+
+    degree: np.ndarray
+    sender: np.ndarray
+    shift: np.ndarray | None
+    count: np.ndarray
+
+    def joined(self, sizes: np.ndarray, cutoff: float) -> NeighborList:
+        """The neighbor list of the batch of these frames.
+
+        Args:
+            sizes: [B] atoms of each frame.
+            cutoff: Å, that they were searched with.
+        """
+        degree = torch.from_numpy(self.degree.astype(np.int64))
+        num_atoms, num_edges = len(self.degree), len(self.sender)
+        row_ptr = torch.zeros(num_atoms + 1, dtype=torch.long)
+        torch.cumsum(degree, 0, out=row_ptr[1:])
+        edge_index = torch.empty(2, num_edges, dtype=torch.long)
+        edge_index[0] = torch.repeat_interleave(degree, output_size=num_edges)
+        first_atom = np.cumsum(sizes) - sizes
+        np.add(self.sender, np.repeat(first_atom, self.count), out=edge_index[1].numpy(), casting="unsafe")
+        if self.shift is None:
+            shift = torch.zeros(num_edges, 3, dtype=torch.long)
+        else:
+            shift = torch.from_numpy(self.shift.astype(np.int64))
+        return NeighborList(edge_index, shift, row_ptr, float(cutoff))
+
+
+def search(system: System, cutoff: float) -> Edges:
+    """The edges of a batch of frames, as `neighbor_list` finds them.
+
+    Args:
+        system: B frames on the CPU, atoms in order.
+        cutoff: Å; pairs at d < cutoff are listed.
+    """
+    sizes = np.bincount(system.batch.numpy(), minlength=system.num_systems)
+    if sizes.max(initial=0) <= _DENSE_ATOMS and not bool(system.pbc.any()):
+        return _search_dense(system.pos.detach().numpy(), sizes, cutoff)
+    found = neighbor_list(system, cutoff)
+    ends = np.cumsum(sizes)
+    row_ptr = found.row_ptr.numpy()
+    count = np.diff(row_ptr[np.concatenate([[0], ends])])
+    sender = found.edge_index[1].numpy() - np.repeat(ends - sizes, count)
+    shift = found.shift.numpy()
+    return Edges(np.diff(row_ptr), sender, shift if shift.any() else None, count)
+
+
+def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> Edges:
+    """Molecules without periodicity, padded to one size: all pairs of many of them at once."""
+    ends = np.cumsum(sizes)
+    degrees, senders, counts = [], [], []
+    width = int(sizes.max(initial=1))
+    step = max(1, _DENSE_PAIRS // width**2)
+    for first in range(0, len(sizes), step):
+        part = sizes[first : first + step]
+        real = np.arange(width) < part[:, None]  # [b, width]
+        padded = np.full((len(part), width, 3), np.nan)  # NaN is near to nothing
+        padded[real] = pos[ends[first] - sizes[first] : ends[first + len(part) - 1]]
+        square = np.zeros((len(part), width, width))
+        for axis in range(3):
+            delta = padded[:, None, :, axis] - padded[:, :, None, axis]
+            square += delta * delta
+        near = square < float(cutoff) ** 2
+        near[:, np.arange(width), np.arange(width)] = False
+        degrees.append(near.sum(2)[real])
+        counts.append(near.sum((1, 2)))
+        senders.append(near.nonzero()[2])
+    return Edges(np.concatenate(degrees), np.concatenate(senders), None, np.concatenate(counts))
+
+
+class EdgeMemory:
+    """Lists that are kept in memory while there is room, and searched again otherwise.
+
+    Args:
+        cutoff: Å.
+        room: bytes for all of them.
+    """
+
+    def __init__(self, cutoff: float, room: int):
+        self.cutoff, self._room = float(cutoff), room
+        self._kept: dict[int, Edges] = {}
+
+    def gather(self, frames: np.ndarray, system: System) -> Edges:
+        """The edges of some frames.
+
+        Args:
+            frames: [B] their names: numbers, the same for the same frame.
+            system: their structures.
+        """
+        names = frames.tolist()
+        if any(name not in self._kept for name in names):
+            found = search(system, self.cutoff)
+            self._keep(names, found, np.bincount(system.batch.numpy(), minlength=len(names)))
+            return found
+        parts = [self._kept[name] for name in names]
+        shift = None
+        if any(part.shift is not None for part in parts):
+            shift = np.concatenate(
+                [np.zeros((len(p.sender), 3), np.int32) if p.shift is None else p.shift for p in parts]
+            )
+        return Edges(
+            np.concatenate([part.degree for part in parts]),
+            np.concatenate([part.sender for part in parts]),
+            shift,
+            np.concatenate([part.count for part in parts]),
+        )
+
+    def _keep(self, names: list[int], edges: Edges, sizes: np.ndarray) -> None:
+        atoms, ends = np.cumsum(sizes), np.cumsum(edges.count)
+        for k, name in enumerate(names):
+            if name in self._kept or self._room <= 0:
+                continue
+            rows, own = slice(atoms[k] - sizes[k], atoms[k]), slice(ends[k] - edges.count[k], ends[k])
+            part = Edges(
+                edges.degree[rows].astype(np.int32),
+                edges.sender[own].astype(np.int32),
+                None if edges.shift is None else edges.shift[own].astype(np.int32),
+                edges.count[k : k + 1],
+            )
+            size = 600 + part.degree.nbytes + part.sender.nbytes + (0 if part.shift is None else part.shift.nbytes)
+            if size <= self._room:
+                self._room -= size
+                self._kept[name] = part

@@ -1,0 +1,82 @@
+"""Folders that are made once: complete or not there, by one process at a time, with a checked index.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadData
+from ..files import atomic_write, umask
+
+__all__ = ["build_folder", "locked", "read_index", "write_index"]
+
+_FORMAT = "torchmdnet2 cache 1"
+
+
+@contextmanager
+def build_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that replaces `folder` when the block ends, and vanishes when it raises."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        yield aside
+        aside.chmod(0o777 & ~umask())
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
+            os.rename(folder, old / "cache")
+            os.rename(aside, folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock of a process that dies is gone with it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two builders work twice, and the last one's folder stays
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write_index(folder: Path, content: dict[str, Any]) -> None:
+    """index.json with a checksum of itself."""
+    text = json.dumps({"format": _FORMAT, **content}, ensure_ascii=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    atomic_write(folder / "index.json", json.dumps({"sha256": digest, "content": text}))
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What `write_index` wrote.
+
+    Raises:
+        BadData: it is missing, damaged, or of another version.
+    """
+    path = folder / "index.json"
+    remedy = "Delete the folder, and it is made again"
+    try:
+        outer = json.loads(path.read_text(encoding="utf-8"))
+        text = outer["content"]
+        if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
+            raise ValueError("its checksum is wrong")
+        content = json.loads(text)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadData(f"{path}: the cache is damaged: {error}. {remedy}") from error
+    if content.get("format") != _FORMAT:
+        raise BadData(f"{path}: this cache is of the format {content.get('format')!r}, not '{_FORMAT}'. {remedy}")
+    return content

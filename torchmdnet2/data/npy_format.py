@@ -1,0 +1,121 @@
+"""Sets of .npy files, one set per molecule, as TorchMD-Net's `Custom` data set has them.
+
+Coordinates [S, N, 3], atomic numbers [N], energies [S] or [S, 1], forces [S, N, 3] of S frames; the files of each
+quantity are sorted by name and belong together by their order.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from ..errors import BadData
+from ..system import System
+from .check import check_batch
+from .conversion import checked_keys, label_factors
+from .dataset import LABELS, Sample
+from .reader import Chunk, Reader
+
+__all__ = ["NpyReader"]
+
+_CHUNK_ATOMS = 65_536  # read at once, at most
+
+
+class NpyReader(Reader):
+    """Frames of .npy files, mapped into memory.
+
+    Args:
+        coordinates: files of coordinates, in order.
+        keys: "numbers" and labels -> pattern of their files, as {"numbers": "z_*.npy", "energy": "e_*.npy"}.
+        units: "energy" and "length", and where they do not follow "forces", "stress", "dipole"; the files say nothing.
+
+    Raises:
+        BadData: numbers or units are missing, or a quantity has another number of files than the coordinates.
+    """
+
+    def __init__(
+        self, coordinates: Sequence[str], keys: Mapping[str, str | None] | None, units: Mapping[str, str | None] | None
+    ):
+        self.path = coordinates[0] if len(coordinates) == 1 else f"{coordinates[0]} … {coordinates[-1]}"
+        patterns = {name: pattern for name, pattern in (keys or {}).items() if pattern is not None}
+        if "numbers" not in patterns:
+            raise BadData(f"{self.path}: atomic numbers are needed: give keys.numbers, as in {{numbers: 'z_*.npy'}}")
+        numbers = patterns.pop("numbers")
+        self.keys = self.asked = checked_keys(patterns, self.path)
+        self.available, self.counts = set(patterns.values()), Counter()
+        self._factors = label_factors(units or {}, self.path)
+        for name in ("length", *self.keys):
+            if name in LABELS and ":" in name:
+                self._factors.setdefault(name, 1.0)
+            if name in (*LABELS, "length") and name not in self._factors:
+                raise BadData(f"{self.path}: .npy files state no units; declare them, as in "
+                              "{energy: kcal/mol, length: angstrom}")  # fmt: skip
+        self._sets = {"pos": list(coordinates), "z": self._matches("numbers", numbers, len(coordinates))}
+        for name, pattern in self.keys.items():
+            if name == "virial":
+                raise BadData(f"{self.path}: a virial is not read from .npy files; store the stress")
+            self._sets[name] = self._matches(name, pattern, len(coordinates))
+        self.files = [file for files in self._sets.values() for file in files]
+
+    def _matches(self, name: str, pattern: str, number: int) -> list[str]:
+        files = sorted(glob.glob(pattern, recursive=True))
+        if len(files) != number:
+            raise BadData(
+                f"{self.path}: there are {number} files of coordinates and {len(files)} of {name} ('{pattern}')"
+            )
+        return files
+
+    def chunks(self) -> Iterator[Chunk]:
+        self.num_frames = 0
+        for k, where in enumerate(self._sets["pos"]):
+            arrays = {name: (files[k], _load(files[k])) for name, files in self._sets.items()}
+            pos, z = arrays["pos"][1], arrays["z"][1]
+            if pos.ndim != 3 or pos.shape[2] != 3 or 0 in pos.shape:
+                raise BadData(f"{where}: coordinates of the shape [frames, atoms, 3] are expected, not {pos.shape}")
+            frames, atoms = pos.shape[:2]
+            if z.shape != (atoms,) or (z != np.round(z)).any():
+                raise BadData(f"{arrays['z'][0]}: {atoms} whole atomic numbers are expected, as in {where}")
+            for name in self.keys:
+                wanted = (frames, *((atoms,) if name in LABELS and LABELS[name].per_atom else ()),
+                          *(LABELS[name].row if name in LABELS else ()))  # fmt: skip
+                path, array = arrays[name]
+                if array.shape not in (wanted, (*wanted, 1)):
+                    raise BadData(f"{path}: {name} has the shape {array.shape}; {where} needs {wanted}")
+                self.counts[name] += frames
+            step = max(1, _CHUNK_ATOMS // atoms)
+            for first in range(0, frames, step):
+                part = slice(first, min(first + step, frames))
+                sample = self._sample({name: array for name, (_, array) in arrays.items()}, part)
+                self.num_frames += sample.system.num_systems
+                yield Chunk(check_batch(sample, where, first), where, first)
+
+    def _sample(self, arrays: Mapping[str, np.ndarray], part: slice) -> Sample:
+        def rows(name: str) -> torch.Tensor:
+            return torch.from_numpy(np.array(arrays[name][part], dtype=np.float64)) * self._factors.get(name, 1.0)
+
+        pos = torch.from_numpy(np.array(arrays["pos"][part], dtype=np.float64)) * self._factors["length"]
+        frames, atoms = pos.shape[:2]
+        z = torch.from_numpy(arrays["z"].astype(np.int64))
+        system = System(
+            z=z.repeat(frames),
+            pos=pos.reshape(-1, 3),
+            batch=torch.arange(frames).repeat_interleave(atoms),
+            charge=rows("charge").reshape(frames) if "charge" in arrays else torch.zeros(frames),
+            spin=rows("spin").reshape(frames) if "spin" in arrays else torch.zeros(frames),
+        )
+        labels = {name: rows(name).reshape(LABELS[name].of(system)) for name in self.keys if name in LABELS}
+        return Sample(system, labels)
+
+
+def _load(path: str) -> np.ndarray:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BadData(f"{path}: it is damaged or not a .npy file of numbers: {error}") from error
+    if array.dtype.kind not in "iuf":
+        raise BadData(f"{path}: numbers are expected, not {array.dtype}")
+    return array

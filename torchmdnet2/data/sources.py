@@ -1,0 +1,131 @@
+"""From files to a data set: which reader reads what, and when a cache made earlier can be used again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import BadData
+from .cache import CachedDataset, write_cache
+from .conversion import missing_key
+from .folders import locked, read_index, write_index
+from .reader import Reader
+
+__all__ = ["AUTO_BYTES", "cache_root", "cached", "file_facts", "missing_keys"]
+
+AUTO_BYTES = 200 * 2**20
+"""Sources larger than this together are cached where the user did not say; smaller ones are read into memory."""
+
+
+def cache_root() -> Path:
+    """Where caches go that the user gave no place for: $TORCHMDNET2_CACHE, else the user's cache folder."""
+    own = os.environ.get("TORCHMDNET2_CACHE")
+    if own:
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "torchmdnet2" / "data"
+
+
+def cached(
+    make: Callable[[], Sequence[Reader]], files: Sequence[str], options: Mapping[str, Any], root: Path
+) -> CachedDataset:
+    """The cache of some files; made when there is none, or when it was made from something else.
+
+    A cache is found by the files' names and the options. It is used when all files have the size and the time of
+    change that they had; when only a time differs, their sha256 decides.
+
+    Args:
+        make: readers of the files, in order; called only when the cache has to be made.
+        files: all that is read.
+        options: keys, units and the like, as plain data.
+        root: folder of caches.
+
+    Raises:
+        BadData: a source cannot be used, or the cache is damaged.
+        OSError: the folder cannot be written.
+    """
+    name = json.dumps([[os.path.abspath(file) for file in files], options], sort_keys=True)
+    folder = root / f"{Path(files[0]).stem}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    try:
+        if not _is_current(folder, files):  # looked at first, so that folders that cannot be written can be used
+            with locked(root / f".{folder.name}.lock"):
+                if not _is_current(folder, files):
+                    _build(folder, make(), files)
+    except OSError as error:
+        raise OSError(
+            f"the cache {folder} cannot be written: {error}; choose another folder with data.cache"
+        ) from error
+    return CachedDataset(folder)
+
+
+def file_facts(path: str) -> dict[str, Any]:
+    """Name, size, time of change and sha256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        stat = os.fstat(file.fileno())
+        while block := file.read(2**22):
+            digest.update(block)
+    return {"path": path, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": digest.hexdigest()}
+
+
+def missing_keys(parts: Sequence[Any]) -> None:
+    """Raise BadData when a key that was asked for is in none of several files.
+
+    Args:
+        parts: readers or data sets, with the attributes asked, counts, available and path.
+    """
+    available = {key for part in parts for key in part.available}
+    for name, key in parts[0].asked.items():
+        if not any(part.counts[name] for part in parts):
+            raise missing_key(name, key, available, ", ".join(part.path for part in parts))
+
+
+def _is_current(folder: Path, files: Sequence[str]) -> bool:
+    if not (folder / "index.json").exists():
+        return False
+    content = read_index(folder)
+    moved = []
+    for then, path in zip(content["sources"], files, strict=True):
+        stat = os.stat(path)
+        if stat.st_size != then["size"]:
+            return False
+        if stat.st_mtime_ns != then["mtime_ns"]:
+            moved.append((then, path))
+    for then, path in moved:
+        now = file_facts(path)
+        if now["sha256"] != then["sha256"]:
+            return False
+        then.update(now)
+    if moved:  # the same content with another time: not to be hashed again
+        with suppress(OSError):
+            write_index(folder, content)
+    return True
+
+
+def _build(folder: Path, readers: Sequence[Reader], files: Sequence[str]) -> None:
+    sources = [file_facts(path) for path in files]
+
+    def facts() -> dict[str, Any]:
+        missing_keys(readers)
+        for source in sources:
+            stat = os.stat(source["path"])
+            if (stat.st_size, stat.st_mtime_ns) != (source["size"], source["mtime_ns"]):
+                raise BadData(f"{source['path']}: the file changed while it was read")
+        counts: Counter[str] = Counter()
+        for reader in readers:
+            counts.update(reader.counts)
+        return {
+            "sources": sources,
+            "asked": readers[0].asked,
+            "counts": dict(counts),
+            "available": sorted(set().union(*(reader.available for reader in readers))),
+            "summary": "\n".join(reader.summary() for reader in readers),
+        }
+
+    write_cache(folder, (chunk for reader in readers for chunk in reader.chunks()), facts)
