@@ -151,7 +151,9 @@ def test_early_stopping_and_weight_average():
     assert best.epoch == 1
     average, current = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     before = average.weight.clone()
-    update_average(average, current, 0.9, step=10**6)
+    share = LearningRate(TrainingConfig(ema_decay=0.9), 10).average_share
+    assert [share(0), share(10**6)] == pytest.approx([0.9, 0.1])
+    update_average(average, current, share(10**6))
     torch.testing.assert_close(average.weight, 0.9 * before + 0.1 * current.weight)
-    update_average(average, current, 0.0, step=10**6)
+    update_average(average, current, 1.0)
     assert torch.equal(average.weight, current.weight)

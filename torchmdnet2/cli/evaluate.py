@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,33 +35,32 @@ def _evaluate(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
     from ..training.batches import Frames
     from ..training.evaluation import evaluate
+    from ..training.labels import label_keys, label_units
+    from ..training.parts import predicted_shapes
     from ..training.trainer import Properties
 
     if options.batch_size < 1:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
     potential = load(options.model, device_of(device_name(options.device)), dtype_of(options.dtype))
     trained = potential.metadata.get("config", {}).get("data", {})
-    keys = _chosen(
-        options,
-        "key",
-        ("energy", "forces", "stress", "virial", "charge", "spin"),
-        trained.get("keys") or {"energy": "energy", "forces": "forces"},
-    )
-    units = _chosen(options, "unit", ("energy", "length", "forces", "stress"), trained.get("units", {}))
+    keys = _chosen(options, "key", trained.get("keys") or {"energy": "energy", "forces": "forces"})
+    units = _chosen(options, "unit", trained.get("units") or {})
+    shapes = predicted_shapes(potential)
+    keys, units = label_keys(keys, shapes), label_units(units, shapes)
     dataset = open_dataset(options.data if len(options.data) > 1 else options.data[0], keys=keys, units=units)
     frames = Frames(dataset, _frames_of_split(options, len(dataset)), potential.cutoff, cache_bytes=0)
     wanted = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
-    found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False)
+    found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False, units=trained.get("units") or {})
     if options.json:
         print(json.dumps({"frames": len(frames), **found.errors}, indent=1, ensure_ascii=False))
     else:
         _print_errors(found.errors, f"{options.model} on {len(frames)} frames of {', '.join(options.data)}")
 
 
-def _chosen(options: argparse.Namespace, kind: str, names: Sequence[str], trained: dict[str, Any]) -> dict[str, str]:
-    """Keys or units: what the command line says, else what the model was trained with, without the absent ones."""
-    values = {name: getattr(options, f"{name}_{kind}", None) or trained.get(name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+def _chosen(options: argparse.Namespace, kind: str, trained: dict[str, Any]) -> dict[str, Any]:
+    """Keys or units: what the command line says, else what the model was trained with."""
+    given = {name: getattr(options, f"{name}_{kind}", None) for name in ("energy", "length", "forces", "stress")}
+    return {**trained, **{name: value for name, value in given.items() if value is not None}}
 
 
 def _frames_of_split(options: argparse.Namespace, total: int) -> list[int]:
@@ -86,12 +84,14 @@ def _frames_of_split(options: argparse.Namespace, total: int) -> list[int]:
 def _print_errors(errors: dict[str, Any], title: str) -> None:
     from rich.table import Table
 
+    from ..training.metrics import shown
+
     table = Table(title=title, title_justify="left")
     for name in ("property", "MAE", "RMSE", "unit", "labels"):
         table.add_column(name, justify="left" if name in ("property", "unit") else "right")
     for name, value in errors.items():
         entries = {f"forces on {z}": e for z, e in value.items()} if name == "forces_by_element" else {name: value}
         for label, error in entries.items():
-            milli = (f"{1e3 * error[kind]:.3f}" for kind in ("mae", "rmse"))
-            table.add_row(label.replace("_", " "), *milli, f"m{error['unit']}", str(error["count"]))
+            (mae, unit), (rmse, _) = (shown(error[kind], error["unit"]) for kind in ("mae", "rmse"))
+            table.add_row(label.replace("_", " "), f"{mae:.3f}", f"{rmse:.3f}", unit, str(error["count"]))
     make_console().print(table)

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from ..potential import SYMBOLS
+from .metrics import shown
 
 __all__ = ["model_card"]
 
@@ -59,8 +60,8 @@ def _errors(errors: Mapping[str, Any]) -> list[str]:
             entries = sorted(value.items()) if name == "forces_by_element" else [("", value)]
             for element, error in entries:
                 label = f"forces on {element}" if element else name.replace("_", " ")
-                mae, rmse = 1e3 * error["mae"], 1e3 * error["rmse"]
-                rows.append(f"| {subset} | {label} | {mae:.3f} | {rmse:.3f} | m{error['unit']} | {error['count']} |")
+                (mae, unit), (rmse, _) = shown(error["mae"], error["unit"]), shown(error["rmse"], error["unit"])
+                rows.append(f"| {subset} | {label} | {mae:.3f} | {rmse:.3f} | {unit} | {error['count']} |")
     if not rows:
         return []
     return [

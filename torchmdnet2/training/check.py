@@ -11,7 +11,6 @@ import torch
 from ..units import KB
 from .batches import epoch_order
 from .config import Config
-from .loss import weights
 from .metrics import UNITS
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
 
     with own_torch_state(config):
         setup = make_setup(config)
-        require_labels(setup.facts, list(weights(config.training.loss)))
+        require_labels(setup.facts, config.training.loss)
         trainer = make_trainer(setup, None)
         introduce(setup, trainer, log)
         facts = setup.facts

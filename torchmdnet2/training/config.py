@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from ..errors import BadConfig
 from ..models.base import PropertyHead
 from ..registry import HEADS, REPRESENTATIONS
+from .base_model import complete
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
 from .labels import check_labels
 from .loss_config import LossConfig, Moment
@@ -229,7 +230,7 @@ def parse_config(raw: Any, source: str = "configuration") -> Config:
     if not isinstance(raw, Mapping):
         raise BadConfig(f"{source}: should be sections (data, model, training, …), got {type(raw).__name__}")
     try:
-        return Config.model_validate(dict(raw))
+        return Config.model_validate(complete(raw))
     except ValidationError as error:
         raise first_error(error, source) from None
 

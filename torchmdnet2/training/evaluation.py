@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 
 from ..potential import Potential
 from .batches import Frames, Loader, in_order
-from .config import LossConfig
+from .labels import prediction, property_of
 from .loss import atoms_per_system, residuals
+from .loss_config import LossConfig
 from .metrics import ErrorSums
 from .trainer import Properties, predict
 
@@ -25,7 +27,7 @@ class Evaluation:
     Attributes:
         errors: MAE, RMSE, count and unit by property, and of forces by element (`ErrorSums.summary`).
         pairs: property -> (label, prediction) arrays of the labels that are present: "energy_per_atom" [n] in
-            eV/atom, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³.
+            eV/atom, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³, and all others by name.
     """
 
     errors: dict[str, Any]
@@ -39,6 +41,7 @@ def evaluate(
     batch_size: int = 32,
     num_workers: int = 0,
     keep_pairs: bool = True,
+    units: Mapping[str, Any] | None = None,
 ) -> Evaluation:
     """Errors on all given frames.
 
@@ -49,12 +52,13 @@ def evaluate(
         batch_size: frames at a time; changes the result by rounding only.
         num_workers: reading processes.
         keep_pairs: keep labels and predictions too.
+        units: the section `data.units` as plain data, for the units of further labels.
 
     Raises:
         UnknownElement: a frame holds an element that the potential was not trained on.
     """
     properties = properties or Properties()
-    sums = ErrorSums(LossConfig(), potential.device)
+    sums = ErrorSums(LossConfig(), potential.device, units)
     kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for batch in Loader(frames, num_workers)(in_order(len(frames), batch_size)):
         batch = batch.to(potential.device)
@@ -62,11 +66,15 @@ def evaluate(
         found = residuals(result, batch.sample.labels)
         sums.add(found, batch.sample.system)
         for name, residual in found.items() if keep_pairs else ():
-            label, predicted = batch.sample.labels[name].double(), getattr(result, name).double()
+            value = prediction(result, name)
+            assert value is not None
+            label, predicted = batch.sample.labels[name].double(), value.double()
             if name == "energy":
                 atoms = atoms_per_system(batch.sample.system).clamp(min=1)
                 name, label, predicted = "energy_per_atom", label / atoms, predicted / atoms
-            kept.setdefault(name, []).append((_chosen(label, residual.present), _chosen(predicted, residual.present)))
+            kept.setdefault(property_of(name), []).append(
+                (_chosen(label, residual.present), _chosen(predicted, residual.present))
+            )
     pairs = {
         name: (np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
         for name, parts in kept.items()

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..data.dataset import LABELS
 from ..potential import Result
 from ..system import System
-from .config import LossConfig
+from .labels import prediction
+from .loss_config import LossConfig
 
-__all__ = ["Residual", "atoms_per_system", "penalty", "residuals", "total_loss", "weights"]
+__all__ = ["Residual", "atoms_per_system", "penalty", "penalty_sums", "residuals", "total_loss"]
 
 
 @dataclass(eq=False)
@@ -23,7 +25,8 @@ class Residual:
     """Prediction − label of one property, 0 where the label is absent.
 
     Attributes:
-        error: energy [B] in eV (float64), forces [N, 3] in eV/Å, stress [B, 3, 3] in eV/Å³.
+        error: energy [B] in eV (float64), forces [N, 3] in eV/Å, stress [B, 3, 3] in eV/Å³, dipole [B, 3] in e·Å,
+            charges [N] in e, further labels in their own shape and unit.
         present: same shape; False where the label is absent (NaN).
     """
 
@@ -36,24 +39,29 @@ def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residua
 
     Args:
         result: of the potential.
-        labels: "energy" [B], "forces" [N, 3], "stress" [B, 3, 3]; NaN where absent.
+        labels: by name as in `data.dataset.LABELS`; NaN where absent.
 
     Returns:
-        One Residual per property. Differences are formed in the label's precision (float64 for energies, which
-        may be large).
+        One Residual per label. Differences are formed in the label's precision (float64 for energies, which may be
+        large).
     """
     found = {}
-    for name, predicted in (("energy", result.energy), ("forces", result.forces), ("stress", result.stress)):
-        label = labels.get(name)
-        if label is None or predicted is None:
+    for name in sorted(labels, key=_order):
+        label, predicted = labels[name], prediction(result, name)
+        if predicted is None:
             continue
         present = torch.isfinite(label)
-        if name != "energy":  # a vector or tensor with an absent component is absent
-            inner = tuple(range(1, label.ndim))
-            present = present.all(dim=inner, keepdim=True).expand_as(label)
+        if label.ndim > 1:  # a vector or tensor with an absent component is absent
+            present = present.all(dim=tuple(range(1, label.ndim)), keepdim=True).expand_as(label)
         error = torch.where(present, predicted - torch.where(present, label, 0), 0)
         found[name] = Residual(error, present)
     return found
+
+
+def _order(name: str) -> tuple[int, str]:
+    """The same sum in the same order, whatever the order of the labels in the file."""
+    known = list(LABELS)
+    return (known.index(name) if name in known else len(known), name)
 
 
 def penalty(error: Tensor, kind: str, delta: float) -> Tensor:
@@ -71,21 +79,16 @@ def atoms_per_system(system: System) -> Tensor:
     return ones.new_zeros(system.num_systems).index_add(0, system.batch, ones)
 
 
-def weights(config: LossConfig) -> dict[str, float]:
-    """Weight of each property, without those that are 0."""
-    table = {"energy": config.energy, "forces": config.forces, "stress": config.stress}
-    return {name: weight for name, weight in table.items() if weight > 0}
-
-
 def penalty_sums(found: Mapping[str, Residual], system: System, config: LossConfig) -> dict[str, tuple[Tensor, Tensor]]:
     """Per weighted property: Σ ℓ over the labels present, and how many there are (both scalars)."""
     sums = {}
-    for name in weights(config):
-        if name in found:
-            error = found[name].error
+    for name, residual in found.items():
+        if config.weight(name) > 0:
+            error = residual.error
             if name == "energy" and config.per_atom:
                 error = error / atoms_per_system(system).clamp(min=1)
-            sums[name] = (penalty(error, config.kind, config.huber_delta).sum(), found[name].present.sum())
+            losses = penalty(error, config.kind_of(name), config.huber_delta)
+            sums[name] = (losses.sum(), residual.present.sum())
     return sums
 
 
@@ -97,5 +100,6 @@ def total_loss(sums: Mapping[str, tuple[Tensor, Tensor]], config: LossConfig) ->
     """
     if not sums:
         raise ValueError("no label to train on: none of the properties with a weight is in the data")
-    table = weights(config)
-    return sum((table[name] * total / count.clamp(min=1) for name, (total, count) in sums.items()), start=0.0)  # type: ignore[return-value]
+    return sum(  # type: ignore[return-value]
+        (config.weight(name) * total / count.clamp(min=1) for name, (total, count) in sums.items()), start=0.0
+    )

@@ -11,13 +11,29 @@ from torch import Tensor
 
 from ..potential import SYMBOLS
 from ..system import System
-from .config import LossConfig
-from .loss import Residual, atoms_per_system, penalty_sums, weights
+from .labels import BUILT_IN, property_of, unit_of
+from .loss import Residual, atoms_per_system, penalty_sums
+from .loss_config import LossConfig
 
-__all__ = ["UNITS", "ErrorSums"]
+__all__ = ["UNITS", "ErrorSums", "in_words", "shown"]
 
-UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", "forces": "eV/Å", "stress": "eV/Å³"}
-"""Property -> unit of its errors; forces and stress by component."""
+UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", **{k: v for k, v in BUILT_IN.items() if k != "energy"}}
+"""Property -> unit of its errors; vectors and tensors by component."""
+
+
+def shown(error: float, unit: str) -> tuple[float, str]:
+    """An error as people read it: thousandths of a unit, as in (12.3, "meV/Å"); a plain number as it is."""
+    return (1e3 * error, f"m{unit}") if unit else (error, "")
+
+
+def in_words(errors: Mapping[str, Any]) -> str:
+    """ "energy MAE 1.200 RMSE 1.900 meV, …" from an `ErrorSums.summary`."""
+    texts = []
+    for name, value in errors.items():
+        if name != "forces_by_element":
+            (mae, unit), (rmse, _) = shown(value["mae"], value["unit"]), shown(value["rmse"], value["unit"])
+            texts.append(f"{name.replace('_', ' ')} MAE {mae:.3f} RMSE {rmse:.3f} {unit}".rstrip())
+    return ", ".join(texts)
 
 
 class ErrorSums:
@@ -26,10 +42,12 @@ class ErrorSums:
     Args:
         loss: how the loss is made.
         device: where the batches are; nothing is read back before a result is asked for.
+        units: the section `data.units` as plain data, for the units of further labels.
     """
 
-    def __init__(self, loss: LossConfig, device: torch.device | str = "cpu"):
+    def __init__(self, loss: LossConfig, device: torch.device | str = "cpu", units: Mapping[str, Any] | None = None):
         self.loss_config = loss
+        self.units = units
         self.device = torch.device(device)
         # name -> [count, Σ|e|, Σe²]; forces_by_element: [Z, 3] of these; loss_*: [count, Σℓ, 0]
         self.sums: dict[str, Tensor] = {}
@@ -56,9 +74,9 @@ class ErrorSums:
     def loss(self) -> float:
         """Weighted sum of the mean losses; NaN before anything was added."""
         parts = [
-            (w, self.sums[f"loss_{n}"].tolist())
-            for n, w in weights(self.loss_config).items()
-            if f"loss_{n}" in self.sums
+            (self.loss_config.weight(name.removeprefix("loss_")), value.tolist())
+            for name, value in sorted(self.sums.items())  # in the same order after a resume
+            if name.startswith("loss_")
         ]
         return sum(w * total / max(count, 1) for w, (count, total, _) in parts) if parts else math.nan
 
@@ -73,9 +91,10 @@ class ErrorSums:
     def summary(self) -> dict[str, Any]:
         """{"energy": {"mae", "rmse", "count", "unit"}, …, "forces_by_element": {"H": {…}, …}}, plain numbers."""
         result: dict[str, Any] = {}
-        for name, unit in UNITS.items():
-            if name in self.sums and self.sums[name][0] > 0:
-                result[name] = {**_errors(self.sums[name].tolist()), "unit": unit}
+        for name in self._properties():
+            if self.sums[name][0] > 0:
+                unit = UNITS[name] if name in UNITS else unit_of(name, self.units)
+                result[property_of(name)] = {**_errors(self.sums[name].tolist()), "unit": unit}
         if "forces_by_element" in self.sums:
             rows = self.sums["forces_by_element"].tolist()
             result["forces_by_element"] = {
@@ -86,10 +105,15 @@ class ErrorSums:
     def row(self, prefix: str) -> dict[str, float]:
         """Loss, MAE and RMSE of all properties as one flat row, for the metrics table."""
         row = {f"{prefix}_loss": self.loss()}
-        for name in UNITS:
-            if name in self.sums:
-                row[f"{prefix}_{name}_mae"], row[f"{prefix}_{name}_rmse"] = self.mae(name), self.rmse(name)
+        for name in self._properties():
+            own = f"{prefix}_{property_of(name)}"
+            row[f"{own}_mae"], row[f"{own}_rmse"] = self.mae(name), self.rmse(name)
         return row
+
+    def _properties(self) -> list[str]:
+        """The labels that errors were added of, in a fixed order."""
+        further = sorted(name for name in self.sums if ":" in name and not name.startswith("loss_"))
+        return [name for name in UNITS if name in self.sums] + further
 
 
 def _three(error: Tensor, present: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ from .card import model_card
 from .config import Config
 from .defaults import config_yaml
 from .evaluation import Evaluation, evaluate
+from .labels import property_of
 from .log import TrainingLog, write_metrics
-from .loss import weights
+from .metrics import in_words
 from .report import draw_report
 from .setup import SUBSETS, Setup, device_of, make_setup, require_labels
 from .state import load_state
@@ -69,7 +70,7 @@ def run_training(
     (folder / _DONE).unlink(missing_ok=True)
     with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
         setup = make_setup(config)
-        require_labels(setup.facts, list(weights(config.training.loss)))
+        require_labels(setup.facts, config.training.loss)
         trainer = make_trainer(setup, folder / _STATE)
         if resuming:
             _check_identity(trainer.identity, load_state(folder / _STATE)[1]["identity"], folder)
@@ -120,12 +121,14 @@ def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
     total = len(setup.frames["train"])
     log.say(f"torchmdnet2 {__version__}, {trainer.device}, {setup.config.training.precision}")
     log.say(f"frames: {counts}")
-    asked = {"energy": True, "forces": setup.properties.forces, "stress": setup.properties.stress}
     for name, labelled in facts["labelled"].items():
-        if asked[name] and labelled < total:
+        if labelled < total:
             log.say(
-                f"note: {total - labelled} of {total} training frames have no {name}; they are left out of that loss"
+                f"note: {total - labelled} of {total} training frames have no {property_of(name)}; they are left out "
+                "of that loss"
             )
+    for note in setup.notes:
+        log.say(note)
     log.say(f"{setup.config.model['name']}: {parameters} parameters, cutoff {setup.potential.cutoff} Å")
     if trainer.step_count:
         log.say(f"resumed at epoch {trainer.epoch + 1}, step {trainer.step_count}")
@@ -166,7 +169,9 @@ def _check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> 
     """Resuming another configuration or other data would be neither the old run nor a new one."""
     different = sorted(_differences(now, then))
     harmless: tuple[str, ...] = ("config.output.", "config.data.num_workers")
-    if now["config"]["training"]["lr_schedule"] != "cosine":  # whose rates depend on the number of epochs
+    training = now["config"]["training"]
+    # what depends on the number of epochs
+    if training["lr_schedule"] != "cosine" and not training.get("swa") and not training["loss"].get("schedule"):
         harmless += ("config.training.max_epochs", "config.training.early_stopping_patience")
     different = [path for path in different if not path.startswith(harmless)]
     if different:
@@ -216,12 +221,7 @@ def _finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> P
         draw_report(folder, trainer.history, evaluations[subsets[-1]], subsets[-1])
         atomic_write(folder / "card.md", model_card(best.config, metadata, title=folder.name))
     for name in subsets:
-        texts = [
-            f"{prop.replace('_', ' ')} MAE {1e3 * value['mae']:.3f} RMSE {1e3 * value['rmse']:.3f} m{value['unit']}"
-            for prop, value in errors[name].items()
-            if prop != "forces_by_element"
-        ]
-        log.say(f"{name}: " + ", ".join(texts))
+        log.say(f"{name}: {in_words(errors[name])}")
     atomic_write(folder / _DONE, json.dumps(errors, indent=1))
     log.say(f"model: {folder / _BEST}")
     return folder / _BEST
@@ -236,6 +236,7 @@ def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
         setup.properties,
         batch_size=2 * setup.config.training.batch_size,
         num_workers=setup.config.data.num_workers,
+        units=setup.config.data.units.model_dump(),
     )
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from .config import TrainingConfig
+from .optimizers import ScheduleFreeAdamW
 
-__all__ = ["BestEpoch", "LearningRate", "update_average"]
+__all__ = ["BestEpoch", "LearningRate", "copy_averaged", "update_average"]
 
 
 class LearningRate:
@@ -23,6 +24,11 @@ class LearningRate:
 
     def __init__(self, config: TrainingConfig, total_steps: int):
         self.config, self.total_steps = config, total_steps
+        steps_per_epoch = total_steps // config.max_epochs
+        # first step of the stage that weights are averaged equally in
+        self.swa_step = (
+            total_steps if config.swa is None else config.swa.first_epoch(config.max_epochs) * steps_per_epoch
+        )
         self.factor = 1.0  # of plateau
         self.best = math.inf
         self.bad_epochs = 0
@@ -30,6 +36,8 @@ class LearningRate:
     def rate(self, step: int) -> float:
         """Learning rate of step 0, 1, …"""
         c = self.config
+        if c.swa is not None and c.swa.lr is not None and step >= self.swa_step:
+            return c.swa.lr
         warm = min(1.0, (step + 1) / c.warmup_steps) if c.warmup_steps else 1.0
         if c.lr_schedule == "cosine":
             span = max(1, self.total_steps - c.warmup_steps)
@@ -38,6 +46,16 @@ class LearningRate:
         if c.lr_schedule == "plateau":
             return warm * max(c.lr_min, c.lr * self.factor)
         return warm * c.lr
+
+    def average_share(self, step: int) -> float:
+        """How much of the weights after step 0, 1, … goes into their average.
+
+        Exponential: 1 − min(ema_decay, (1 + step)/(10 + step)), so that the first steps, far from the solution, are
+        forgotten soon. In the stage of equal weights: 1, 1/2, 1/3, …
+        """
+        if self.config.swa is not None and step >= self.swa_step:
+            return 1 / (step - self.swa_step + 1)
+        return 1 - min(self.config.ema_decay, (1 + step) / (10 + step))
 
     def end_of_epoch(self, loss: float) -> None:
         """Tell the validation loss; plateau reduces after `lr_patience` epochs without improvement."""
@@ -87,17 +105,19 @@ class BestEpoch:
 
 
 @torch.no_grad()
-def update_average(average: nn.Module, current: nn.Module, decay: float, step: int) -> None:
-    """Move the averaged weights towards the current ones.
-
-    average ← d·average + (1 − d)·current with d = min(decay, (1 + step)/(10 + step)), so that the first steps,
-    far from the solution, are forgotten soon.
+def update_average(average: nn.Module, current: nn.Module, share: float) -> None:
+    """Move the averaged weights towards the current ones: average ← (1 − share)·average + share·current.
 
     Args:
         average, current: modules with the same parameters.
-        decay: 0 copies the current weights.
-        step: 0, 1, …
+        share: see `LearningRate.average_share`; 1 copies the current weights.
     """
-    weight = 1 - min(decay, (1 + step) / (10 + step))
     for a, c in zip(average.parameters(), current.parameters(), strict=True):
-        a.lerp_(c, weight)
+        a.lerp_(c, share)
+
+
+@torch.no_grad()
+def copy_averaged(average: nn.Module, current: nn.Module, optimizer: ScheduleFreeAdamW) -> None:
+    """Take over the average that a schedule-free optimizer keeps."""
+    for a, c in zip(average.parameters(), current.parameters(), strict=True):
+        a.copy_(optimizer.averaged(c))

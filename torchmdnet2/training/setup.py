@@ -6,18 +6,24 @@ import glob
 import hashlib
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..data import Dataset, make_splits, open_dataset
 from ..errors import BadConfig, BadData
-from ..potential import SYMBOLS, Potential
+from ..potential import Potential
+from .base_model import open_base
 from .batches import Frames
 from .config import Config, DataConfig
+from .initial import fine_tuned, freeze, refit_references
+from .labels import label_keys, label_units
+from .loss_config import LossConfig
+from .parts import predicted_shapes, untrained
+from .references import potential_config
 from .trainer import Properties
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
@@ -36,7 +42,8 @@ class Setup:
         splits: subset -> {"files": …, "indices": …}, as in splits.json.
         properties: what is predicted besides the energy.
         facts: statistics of the training frames, for the log and the model card.
-        digests: data file -> sha256.
+        digests: data file, and file of `init` -> sha256.
+        notes: what was loaded and what is new, in words; empty without `init`.
     """
 
     config: Config
@@ -46,6 +53,7 @@ class Setup:
     properties: Properties
     facts: dict[str, Any]
     digests: dict[str, str]
+    notes: list[str] = field(default_factory=list)
 
 
 def make_setup(config: Config) -> Setup:
@@ -55,21 +63,28 @@ def make_setup(config: Config) -> Setup:
         FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
         BadConfig: the split asks for more frames than there are; the device is not there.
     """
-    data = open_subsets(config.data)
+    shapes = predicted_shapes(untrained(config.parts()))
+    keys = label_keys(config.data.keys.model_dump(), shapes)
+    data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
     cutoff = float(config.model["cutoff"])
     frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
-    keys = config.data.keys
-    properties = Properties(forces=keys.forces is not None, stress=(keys.stress or keys.virial) is not None)
+    properties = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
     facts = survey(frames["train"])
-    complete = potential_config(config, frames["train"], facts)
+    notes: list[str] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
-        potential = Potential.from_config(complete)
+        if config.init is None:
+            potential = Potential.from_config(potential_config(config, frames["train"], facts))
+        else:
+            potential, notes = started(config, frames["train"], facts)
     potential = potential.to(device_of(config.training.device), getattr(torch, config.training.precision))
     splits = {
         name: {"files": files_of(config.data, name), "indices": list(indices)} for name, (_, indices) in data.items()
     }
-    return Setup(config, potential, frames, splits, properties, facts, file_digests(config.data))
+    digests = file_digests(config.data)
+    if config.init is not None:
+        digests[config.init.file] = hashlib.sha256(Path(config.init.file).read_bytes()).hexdigest()
+    return Setup(config, potential, frames, splits, properties, facts, digests, notes)
 
 
 def device_of(name: str) -> torch.device:
@@ -84,10 +99,10 @@ def device_of(name: str) -> torch.device:
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
-def open_subsets(config: DataConfig) -> dict[str, tuple[Dataset, list[int]]]:
+def open_subsets(
+    config: DataConfig, keys: dict[str, str], units: dict[str, str]
+) -> dict[str, tuple[Dataset, list[int]]]:
     """subset -> (data set, indices of its frames); validation and test have own files or are split from train's."""
-    keys = {name: key for name, key in config.keys.model_dump().items() if key is not None}
-    units = {name: unit for name, unit in config.units.model_dump().items() if unit is not None}
 
     def opened(path: str | list[str]) -> Dataset:
         return open_dataset(path, keys=keys, units=units, format=config.format)
@@ -104,6 +119,10 @@ def open_subsets(config: DataConfig) -> dict[str, tuple[Dataset, list[int]]]:
             subsets[name] = (main, divided[name])
     if "train" not in subsets:
         raise BadConfig("data.split: no frame is left for training")
+    if config.split.bootstrap is not None:
+        dataset, indices = subsets["train"]
+        drawn = np.random.default_rng(config.split.bootstrap).integers(0, len(indices), len(indices))
+        subsets["train"] = (dataset, sorted(indices[k] for k in drawn.tolist()))
     return subsets
 
 
@@ -160,7 +179,19 @@ def file_digests(config: DataConfig) -> dict[str, str]:
     return digests
 
 
-# --- statistics and the potential -----------------------------------------------------------------------------------
+def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Potential, list[str]]:
+    """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words."""
+    assert config.init is not None
+    base = open_base(config.init.file, config.init.energy_unit)
+    potential, notes = fine_tuned(base, config.parts(), facts["elements"])
+    if any(prior.get("energies") == "fit" for prior in config.priors):
+        notes.append(refit_references(potential.to(device_of(config.training.device)), frames, facts, 32))
+    frozen = freeze(potential, config.init.freeze)
+    notes.append(f"{frozen} of {sum(p.numel() for p in potential.parameters())} parameters are frozen")
+    return potential, [f"start: {config.init.file}", *notes]
+
+
+# --- statistics ------------------------------------------------------------------------------------------------------
 
 
 def survey(frames: Frames) -> dict[str, Any]:
@@ -168,7 +199,7 @@ def survey(frames: Frames) -> dict[str, Any]:
     elements: set[int] = set()
     charges: set[int] = set()
     spins: set[int] = set()
-    labelled = {"energy": 0, "forces": 0, "stress": 0}
+    labelled: dict[str, int] = {}
     force_square, force_count = 0.0, 0
     compositions: list[dict[int, int]] = []
     energies: list[float] = []
@@ -185,9 +216,8 @@ def survey(frames: Frames) -> dict[str, Any]:
         spins |= set(system.spin.tolist())
         atoms.append(system.num_atoms)
         edges.append(batch.neighbors.num_edges)
-        for name in labelled:
-            if name in labels and bool(torch.isfinite(labels[name]).any()):
-                labelled[name] += 1
+        for name, value in labels.items():
+            labelled[name] = labelled.get(name, 0) + int(bool(torch.isfinite(value).any()))
         if "forces" in labels:
             known = labels["forces"][torch.isfinite(labels["forces"]).all(1)].double()
             force_square += float(known.square().sum())
@@ -210,75 +240,7 @@ def survey(frames: Frames) -> dict[str, Any]:
     }
 
 
-def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> dict[str, Any]:
-    """The potential's configuration with what is fitted: reference energies and the energy scale."""
-    subtract_priors(config, frames, facts)
-    priors = []
-    references: dict[int, float] = {}
-    for prior in config.priors:
-        if prior["name"] == "atomref":
-            if prior["energies"] == "fit":
-                references = fit_references(facts)
-                prior = {**prior, "energies": {str(z): energy for z, energy in references.items()}}
-            else:
-                references = {int(z): energy for z, energy in (prior["energies"] or {}).items()}
-                missing = [SYMBOLS[z] for z in facts["elements"] if z not in references]
-                if missing:
-                    raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}")
-        priors.append(prior)
-    return {
-        "model": config.model,
-        "head": config.head,
-        "priors": priors,
-        "energy_scale": energy_scale(config, facts, references),
-        "elements": facts["elements"],
-    }
-
-
-def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> None:
-    """Take the energies of the physical priors off `facts["energies"]`: references are fitted to what remains.
-
-    Reference energies and priors that need the network's charges are left out.
-    """
-    others = [prior for prior in config.priors if prior["name"] != "atomref"]
-    with torch.random.fork_rng(devices=[]):
-        potential = Potential.from_config({"model": config.model, "head": config.head, "priors": others})
-    known = [prior for prior in potential.priors if not prior.uses_charges]
-    if not known:
-        return
-    potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
-    with torch.no_grad():
-        for k, position in enumerate(facts["energy_positions"]):
-            batch = frames[position]
-            facts["energies"][k] -= float(potential.prior_energies(batch.sample.system, batch.neighbors).sum())
-
-
-def fit_references(facts: dict[str, Any]) -> dict[int, float]:
-    """Energy of each element in eV by least squares over the training frames, of least norm where not unique."""
-    elements = facts["elements"]
-    if not facts["energies"]:
-        return dict.fromkeys(elements, 0.0)
-    counts = torch.tensor([[c.get(z, 0) for z in elements] for c in facts["compositions"]], dtype=torch.float64)
-    target = torch.tensor(facts["energies"], dtype=torch.float64)
-    solution = torch.linalg.lstsq(counts, target[:, None], driver="gelsd").solution[:, 0]
-    return dict(zip(elements, solution.tolist(), strict=True))
-
-
-def energy_scale(config: Config, facts: dict[str, Any], references: dict[int, float]) -> float:
-    """eV per unit of the network: the rms of the forces (× 1 Å), or the spread of energies without references."""
-    if config.training.energy_scale != "auto":
-        return float(config.training.energy_scale)
-    if facts["forces_rms"]:
-        return facts["forces_rms"]
-    rest = [
-        (energy - sum(references.get(z, 0.0) * n for z, n in c.items())) / math.sqrt(max(1, sum(c.values())))
-        for energy, c in zip(facts["energies"], facts["compositions"], strict=True)
-    ]
-    spread = float(torch.tensor(rest, dtype=torch.float64).std()) if len(rest) > 1 else 0.0
-    return spread if spread > 0 else 1.0
-
-
-def require_labels(facts: dict[str, Any], weights: Sequence[str]) -> None:
+def require_labels(facts: dict[str, Any], loss: LossConfig) -> None:
     """Raise BadData unless at least one weighted property is labelled in at least one training frame."""
-    if not any(facts["labelled"][name] for name in weights):
+    if not any(count and max(loss.weight(name), loss.final.weight(name)) for name, count in facts["labelled"].items()):
         raise BadData("none of the training frames has a label to train on; see data.keys and training.loss")

@@ -11,7 +11,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,12 @@ from ..potential import Potential, Result
 from ..system import System
 from .batches import Batch, Frames, Loader, epoch_order, in_order
 from .config import TrainingConfig
+from .loop import PackedLoop, why_not_packed
 from .loss import penalty_sums, residuals, total_loss
+from .loss_config import LossConfig
 from .metrics import ErrorSums
-from .schedule import BestEpoch, LearningRate, update_average
+from .optimizers import ScheduleFreeAdamW, make_optimizer, set_rate
+from .schedule import BestEpoch, LearningRate, copy_averaged, update_average
 from .state import load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
 
 __all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict"]
@@ -91,19 +94,22 @@ class Trainer:
         self.state_path, self.save_every, self.identity = state_path, save_every, identity or {}
 
         self.parameters = [p for p in potential.parameters() if p.requires_grad]
-        matrices = [p for p in self.parameters if p.ndim >= 2]
-        others = [p for p in self.parameters if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, fused=True)
+        self.optimizer = make_optimizer(potential, config.optimizer, config.weight_decay, config.layer_lr_decay)
 
         self.steps_per_epoch = -(-len(train) // config.batch_size)
         self.total_steps = config.max_epochs * self.steps_per_epoch
         self.learning_rate = LearningRate(config, self.total_steps)
         self.best = BestEpoch(config.early_stopping_patience)
         self.epoch, self.position, self.step_count = 0, 0, 0  # position: batches of this epoch that are done
-        self.sums = ErrorSums(config.loss, self.device)
+        self.sums = ErrorSums(self.loss, self.device)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of this epoch, over all its interruptions
+        self.packed: PackedLoop | None = None
+
+    @property
+    def loss(self) -> LossConfig:
+        """The loss of this epoch."""
+        return self.config.loss.at(self.epoch, self.config.max_epochs)
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -125,8 +131,7 @@ class Trainer:
         """The steps of this epoch that are not yet done."""
         order = epoch_order(len(self.train), self.config.batch_size, self.config.seed, self.epoch)
         start = time.monotonic()
-        for batch in self.train_loader(order[self.position :]):
-            loss = self.step(batch.to(self.device))
+        for loss in self.steps(order[self.position :]):
             self.position += 1
             self.step_count += 1
             hooks.step(self, loss)
@@ -135,11 +140,24 @@ class Trainer:
                 self.save()
         self.seconds += time.monotonic() - start
 
+    def steps(self, order: list[list[int]]) -> Iterator[float]:
+        """A step for each batch; yields the loss, or the newest that is known."""
+        if self.packed is not None:
+            yield from self.packed.steps(order)
+        else:
+            for batch in self.train_loader(order):
+                yield self.step(batch.to(self.device))
+
+    def pack(self) -> str | None:
+        """Replay the steps from packed frames from now on; returns why that cannot be, in words, or None."""
+        reason = why_not_packed(self)
+        if reason is None:
+            self.packed = PackedLoop(self)
+        return reason
+
     def step(self, batch: Batch) -> float:
         """One step of the optimizer; returns the loss."""
-        rate = self.learning_rate.rate(self.step_count)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimizer, self.learning_rate.rate(self.step_count))
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.backward(batch)
         largest = self.config.gradient_clipping or math.inf
@@ -148,23 +166,29 @@ class Trainer:
         if not (math.isfinite(value) and math.isfinite(float(norm))):
             raise TrainingDiverged(self._blame(batch, value))
         self.optimizer.step()
-        update_average(self.average, self.potential, self.config.ema_decay, self.step_count)
+        if isinstance(self.optimizer, ScheduleFreeAdamW):
+            copy_averaged(self.average, self.potential, self.optimizer)
+        else:
+            update_average(self.average, self.potential, self.learning_rate.average_share(self.step_count))
         return value
 
     def backward(self, batch: Batch) -> Tensor:
         """The loss of a batch, its gradients added to the parameters' and its errors to the epoch's."""
         result = predict(self.potential, batch, self.properties, create_graph=True)
         found = residuals(result, batch.sample.labels)
-        sums = penalty_sums(found, batch.sample.system, self.config.loss)
+        loss_config = self.loss
+        sums = penalty_sums(found, batch.sample.system, loss_config)
         if not sums:  # a batch without any label teaches nothing
             return torch.zeros(())
-        loss = total_loss(sums, self.config.loss)
+        loss = total_loss(sums, loss_config)
         loss.backward()
         self.sums.add(found, batch.sample.system)
         return loss.detach()
 
     def end_epoch(self, hooks: Hooks) -> None:
         """Validate, remember, save."""
+        if self.packed is not None:
+            self.packed.check()
         row: dict[str, Any] = {
             "epoch": self.epoch + 1,
             "step": self.step_count,
@@ -181,7 +205,7 @@ class Trainer:
         row["best"] = self.best.end_of_epoch(self.epoch, watched)
         self.history.append(row)
         self.epoch, self.position, self.seconds = self.epoch + 1, 0, 0.0
-        self.sums = ErrorSums(self.config.loss, self.device)
+        self.sums = ErrorSums(self.loss, self.device)
         if row["best"]:
             hooks.best(self)
         self.save()
@@ -190,7 +214,7 @@ class Trainer:
     def validate(self) -> ErrorSums:
         """Errors of the averaged weights on the validation frames."""
         assert self.validation is not None and self.validation_loader is not None
-        sums = ErrorSums(self.config.loss, self.device)
+        sums = ErrorSums(self.config.loss.final, self.device)
         for batch in self.validation_loader(in_order(len(self.validation), 2 * self.config.batch_size)):
             batch = batch.to(self.device)
             result = predict(self.average, batch, self.properties)
@@ -246,8 +270,9 @@ class Trainer:
         load_exactly(self.potential, select(tensors, "model"), path)
         load_exactly(self.average, select(tensors, "average"), path)
         restore_optimizer(self.optimizer, select(tensors, "optimizer"))
-        self.sums.sums = {name: value.to(self.device) for name, value in select(tensors, "sums").items()}
         self.epoch, self.position, self.step_count = state["epoch"], state["position"], state["step"]
+        self.sums = ErrorSums(self.loss, self.device)
+        self.sums.sums = {name: value.to(self.device) for name, value in select(tensors, "sums").items()}
         self.seconds, self.history = state["seconds"], state["history"]
         self.learning_rate.restore(state["learning_rate"])
         self.best.restore(state["best"])

@@ -1,0 +1,143 @@
+"""What is fitted before training: reference energies, energy scale, scales and shifts of properties."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadConfig
+from ..potential import SYMBOLS, Potential
+from .batches import Frames
+from .config import Config
+from .labels import DIPOLE_NORM, property_of
+
+__all__ = ["energy_scale", "fit_references", "least_norm", "potential_config"]
+
+
+def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> dict[str, Any]:
+    """The potential's configuration with what is fitted: reference energies, energy scale, property scales.
+
+    Args:
+        config: of the run.
+        frames: those of training.
+        facts: of `survey`; the energies in it are reduced by those of the physical priors.
+    """
+    subtract_priors(config, frames, facts)
+    priors = []
+    references: dict[int, float] = {}
+    for prior in config.priors:
+        if prior["name"] == "atomref":
+            if isinstance(prior["energies"], str):  # fit; fine-tuning, which also knows keep, has its own way
+                references = fit_references(facts)
+                prior = {**prior, "energies": {str(z): energy for z, energy in references.items()}}
+            else:
+                references = {int(z): energy for z, energy in (prior["energies"] or {}).items()}
+                require_references(references, facts["elements"])
+        priors.append(prior)
+    return {
+        **config.parts(),
+        "properties": [fit_property(head, frames) for head in config.properties],
+        "priors": priors,
+        "energy_scale": energy_scale(config, facts, references),
+        "elements": facts["elements"],
+    }
+
+
+def require_references(references: dict[int, float], elements: list[int]) -> None:
+    """Raise BadConfig unless every element has a reference energy."""
+    missing = [SYMBOLS[z] for z in elements if z not in references]
+    if missing:
+        raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}")
+
+
+def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> None:
+    """Take the energies of the physical priors off `facts["energies"]`: references are fitted to what remains.
+
+    Reference energies and priors that need the network's charges are left out.
+    """
+    others = [prior for prior in config.priors if prior["name"] != "atomref"]
+    with torch.random.fork_rng(devices=[]):
+        potential = Potential.from_config({"model": config.model, "head": None, "priors": others})
+    known = [prior for prior in potential.priors if not prior.uses_charges]
+    if not known:
+        return
+    potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
+    with torch.no_grad():
+        for k, position in enumerate(facts["energy_positions"]):
+            batch = frames[position]
+            facts["energies"][k] -= float(potential.prior_energies(batch.sample.system, batch.neighbors).sum())
+
+
+def fit_references(facts: dict[str, Any]) -> dict[int, float]:
+    """Energy of each element in eV by least squares over the training frames, of least norm where not unique."""
+    elements = facts["elements"]
+    if not facts["energies"]:
+        return dict.fromkeys(elements, 0.0)
+    return least_norm(facts["compositions"], facts["energies"], elements)
+
+
+def least_norm(compositions: list[dict[int, int]], energies: list[float], elements: list[int]) -> dict[int, float]:
+    """Element -> eV by least squares; where compositions do not tell elements apart, the smallest numbers that do."""
+    counts = torch.tensor([[c.get(z, 0) for z in elements] for c in compositions], dtype=torch.float64)
+    target = torch.tensor(energies, dtype=torch.float64)
+    solution = torch.linalg.lstsq(counts, target[:, None], driver="gelsd").solution[:, 0]
+    return dict(zip(elements, solution.tolist(), strict=True))
+
+
+def energy_scale(config: Config, facts: dict[str, Any], references: dict[int, float]) -> float:
+    """eV per unit of the network: the rms of the forces (× 1 Å), or the spread of energies without references."""
+    if config.training.energy_scale != "auto":
+        return float(config.training.energy_scale)
+    if facts["forces_rms"]:
+        return facts["forces_rms"]
+    rest = [
+        (energy - sum(references.get(z, 0.0) * n for z, n in c.items())) / math.sqrt(max(1, sum(c.values())))
+        for energy, c in zip(facts["energies"], facts["compositions"], strict=True)
+    ]
+    spread = float(torch.tensor(rest, dtype=torch.float64).std()) if len(rest) > 1 else 0.0
+    return spread if spread > 0 else 1.0
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+
+def fit_property(head: dict[str, Any], frames: Frames) -> dict[str, Any]:
+    """The head's configuration, `scale: fit` and `shift: fit` replaced by numbers.
+
+    The shift is the mean of the labels, the scale their spread, divided by what a network of order one would make
+    of it: √atoms for sums over atoms, the sum of squared distances for a spatial extent.
+    """
+    fitted = [key for key in ("scale", "shift") if head.get(key) == "fit"]
+    if not fitted:
+        return head
+    values, sizes = _labels_of(head, frames)
+    if values.numel() == 0:
+        raise BadConfig(f"properties: '{head['name']}' cannot be fitted: no training frame has its label")
+    shift = float(values.mean()) if head["name"] not in ("dipole", "vector") else 0.0
+    spread = float((values - (shift if "shift" in fitted else 0.0)).square().mean().sqrt())
+    scale = spread / float(sizes.mean())
+    return {**head, **{key: {"scale": scale or 1.0, "shift": shift}[key] for key in fitted}}
+
+
+def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
+    """The labels [n] of a head, and what a network of order one would give for them [n]."""
+    names = {head.get("property", head["name"])} | ({DIPOLE_NORM} if head["name"] == "dipole" else set())
+    values, sizes = [], []
+    for i in range(len(frames)):
+        sample = frames[i].sample
+        for label, value in sample.labels.items():
+            if property_of(label) in names:
+                known = value[torch.isfinite(value)].double().flatten()
+                values.append(known)
+                sizes.append(torch.full_like(known, _size(head, sample.system.pos)))
+    return (torch.cat(values), torch.cat(sizes)) if values else (torch.zeros(0), torch.zeros(0))
+
+
+def _size(head: dict[str, Any], pos: Tensor) -> float:
+    if head["name"] == "spatial_extent":
+        return max(1.0, float((pos - pos.mean(0)).square().sum()))
+    summed = head["name"] == "dipole" or (head.get("per") == "system" and head.get("reduce") == "sum")
+    return math.sqrt(len(pos)) if summed else 1.0
