@@ -26,8 +26,8 @@ class Pairs:
     """Which atoms are paired, both as pairs and as rows of directed edges.
 
     Attributes:
-        first, second: [P] atoms of each pair; its vector points from the first to the second. Pairs that only fill
-            the room have first = second and stand in no row.
+        first, second: [P] atoms of each pair; its vector points from the first to the second.
+        count: [1] pairs that there are; further ones only fill the room, and stand in no row.
         row_ptr: [M + 1]; the edges of atom i are row_ptr[i] … row_ptr[i+1] − 1.
         sender: [≥ E] the other atom of each edge.
         pair: [≥ E] its pair p where the edge's receiver is the first atom, −p − 1 where it is the second.
@@ -35,6 +35,7 @@ class Pairs:
 
     first: Tensor
     second: Tensor
+    count: Tensor
     row_ptr: Tensor
     sender: Tensor
     pair: Tensor
@@ -51,7 +52,7 @@ class Pairs:
 
     def real(self) -> Tensor:
         """[P] 1.0 for pairs, 0.0 for those that fill the room."""
-        return (self.first != self.second).double()
+        return (torch.arange(self.num_pairs, device=self.first.device) < self.count).double()
 
 
 def _parity(num: Tensor) -> Tensor:
@@ -116,7 +117,7 @@ class Message(Form):
             num, features = y.shape[1:]
             out = y.new_empty(pairs.num_pairs + 1, 3, features)
             grid = (triton.cdiv(pairs.num_pairs, 4),)
-            _pair_dot[grid](out, y, g, pairs.first, pairs.second, num, pairs.num_pairs, F=features, BP=4,
+            _pair_dot[grid](out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
                             BF=triton.next_power_of_2(features))  # fmt: skip
             own = torch.linalg.vecdot(y, g, dim=1)  # [9, F]
             out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
@@ -171,14 +172,14 @@ class Embedding(Form):
         elif slot == 1:
             out = some.new_empty(total + 1, 9)
             grid = (triton.cdiv(total, 4),)
-            _embed_geometry[grid](out, f, z, g, pairs.first, pairs.second, num, total, BP=4, **sizes)
+            _embed_geometry[grid](out, f, z, g, pairs.first, pairs.second, pairs.count, num, total, BP=4, **sizes)
             assert f is not None and z is not None and g is not None
             out[-1].zero_()
             out[-1, 0] = torch.dot(f[-1, 0], _own_embedding(z, g))
         else:
             out = some.new_empty(total + 1, 3, features)
             grid = (triton.cdiv(total, 4),)
-            _embed_filters[grid](out, c, z, g, pairs.first, pairs.second, num, total, BP=4, **sizes)
+            _embed_filters[grid](out, c, z, g, pairs.first, pairs.second, pairs.count, num, total, BP=4, **sizes)
             assert c is not None and z is not None and g is not None
             out[-1].zero_()
             out[-1, 0] = c[-1, 0] * _own_embedding(z, g)
@@ -279,12 +280,12 @@ def _message(out, f, y, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, 
 
 
 @triton.jit
-def _pair_atoms(first, second, num_pairs, BP: tl.constexpr):
+def _pair_atoms(first, second, count, num_pairs, BP: tl.constexpr):
     """Pair numbers, their atoms, and which of them are real."""
     p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
     i = tl.load(first + p, mask=p < num_pairs, other=0).to(tl.int64)
     j = tl.load(second + p, mask=p < num_pairs, other=0).to(tl.int64)
-    return p, i, j, i != j
+    return p, i, j, p < tl.load(count)
 
 
 @triton.jit
@@ -298,9 +299,9 @@ def _both(y, g, at_i, at_j, mask):
 
 
 @triton.jit
-def _pair_dot(out, y, g, first, second, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
+def _pair_dot(out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
     """Gradient of the filters of pairs."""
-    p, i, j, real = _pair_atoms(first, second, num_pairs, BP)
+    p, i, j, real = _pair_atoms(first, second, count, num_pairs, BP)
     c = tl.arange(0, BF)
     mask = real[:, None] & (c < F)[None, :]
     plane = num.to(tl.int64) * F
@@ -429,9 +430,12 @@ def _weights(z, i, j, k, mask, F: tl.constexpr):
 
 
 @triton.jit
-def _embed_filters(out, c, z, g, first, second, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
+def _embed_filters(
+    out, c, z, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr
+
+):  # fmt: skip
     """Gradient of the filters of pairs."""
-    p, i, j, real = _pair_atoms(first, second, num_pairs, BP)
+    p, i, j, real = _pair_atoms(first, second, count, num_pairs, BP)
     k = tl.arange(0, BF)
     mask = real[:, None] & (k < F)[None, :]
     plane = num.to(tl.int64) * F
@@ -453,9 +457,12 @@ def _geometry_term(g, at_i, at_j, w_i, w_j, mask):
 
 
 @triton.jit
-def _embed_geometry(out, f, z, g, first, second, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
+def _embed_geometry(
+    out, f, z, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr
+
+):  # fmt: skip
     """Gradient of the geometry of pairs."""
-    p, i, j, real = _pair_atoms(first, second, num_pairs, BP)
+    p, i, j, real = _pair_atoms(first, second, count, num_pairs, BP)
     k = tl.arange(0, BF)
     mask = real[:, None] & (k < F)[None, :]
     plane = num.to(tl.int64) * F

@@ -1,0 +1,130 @@
+"""Epochs on packed frames: the trainer's steps and validation, replayed on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from .batches import Frames
+from .metrics import ErrorSums
+from .network import PackedNetwork
+from .packed import PackedFrames
+from .packing import frame_bytes, pack, reason_against
+from .replay import ErrorPass, Replayed, TrainingPass
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+__all__ = ["PackedLoop", "why_not_packed"]
+
+_CHECK_EVERY = 25
+_SAMPLE = 200
+
+
+def why_not_packed(trainer: Trainer) -> str | None:
+    """Why a training cannot be packed on its device, in words; None when it can."""
+    loss = trainer.config.loss
+    labels = [n for n in trainer.train[0].sample.labels if loss.weight(n) > 0 or loss.final.weight(n) > 0]
+    reason = reason_against(trainer.potential, labels)
+    if reason is None and not isinstance(trainer.optimizer, torch.optim.AdamW):
+        reason = f"the optimizer {type(trainer.optimizer).__name__}"
+    if reason is None and trainer.device.type == "cuda":
+        room = torch.cuda.mem_get_info(trainer.device)[0] // 3
+        need = _estimate(trainer.train) + (_estimate(trainer.validation) if trainer.validation else 0)
+        if need > room:
+            reason = f"{need / 1e9:.0f} GB of frames, with room for {room / 1e9:.0f}"
+    return reason
+
+
+def _estimate(frames: Frames) -> int:
+    """Memory that frames take when packed, from some of them."""
+    step = max(1, len(frames) // _SAMPLE)
+    sizes = [frame_bytes(frames[k]) for k in range(0, len(frames), step)]
+    return int(sum(sizes) / len(sizes) * len(frames))
+
+
+class PackedLoop:
+    """Steps and validation of a trainer on packed frames.
+
+    Args:
+        trainer: whose weights are changed, with the state of its optimizer in place.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+        config, cuda = trainer.config, trainer.device.type == "cuda"
+        stress = trainer.properties.stress
+        elements = len(trainer.potential.elements)
+
+        def network(potential: torch.nn.Module) -> PackedNetwork:
+            return PackedNetwork(potential, elements, trainer.properties.forces, stress, use_kernels=cuda)  # type: ignore[arg-type]
+
+        chosen = {id(p) for p in trainer.parameters}
+        average = [
+            a
+            for a, p in zip(trainer.average.parameters(), trainer.potential.parameters(), strict=True)
+            if id(p) in chosen
+        ]
+        self.training = TrainingPass(
+            network(trainer.potential),
+            trainer.loss,
+            [p for p in trainer.potential.parameters() if id(p) in chosen],
+            average,
+            trainer.optimizer,
+            config.gradient_clipping or math.inf,
+        )
+        self.step = self._replayed(pack(trainer.train, trainer.potential, stress), config.batch_size, self.training)
+        self.errors = ErrorPass(network(trainer.average), config.loss.final)
+        self.measure: Replayed | None = None
+        if trainer.validation is not None:
+            store = pack(trainer.validation, trainer.potential, stress)
+            self.measure = self._replayed(store, 2 * config.batch_size, self.errors)
+        self._since: list[Sequence[int]] = []  # batches since the last check
+        self._loss = math.nan
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the frames on the device."""
+        return sum(r.store.num_bytes for r in (self.step, self.measure) if r is not None)
+
+    def _replayed(self, store: PackedFrames, frames: int, work: ErrorPass) -> Replayed:
+        return Replayed(store, frames, work.body, work.warm_up, self.trainer.config.precision == "tf32")
+
+    def steps(self, order: Sequence[Sequence[int]]) -> Iterator[float]:
+        """Do the steps of these batches; yields, after each, the newest loss that is known."""
+        trainer = self.trainer
+        if self.training.set_loss(trainer.loss):
+            self.step.clear()
+        for chosen in order:
+            rate = trainer.learning_rate.rate(trainer.step_count)
+            rates = [rate * group.get("lr_scale", 1.0) for group in trainer.optimizer.param_groups]
+            self.training.set_rates(rates, trainer.learning_rate.average_share(trainer.step_count))
+            self._since.append(chosen)
+            self.step(chosen)
+            if len(self._since) >= _CHECK_EVERY:
+                self.check()
+            yield self._loss
+
+    def check(self) -> None:
+        """Wait for the device, and move the errors of its steps to the trainer.
+
+        Raises:
+            TrainingDiverged: a step was not finite; names the frames.
+        """
+        self._loss, done, first, bad = self.training.status.tolist()
+        since, self._since = self._since, []
+        if math.isfinite(first):
+            self.trainer.blame(since[len(since) - int(done - first)], bad)
+        self.trainer.sums.add_sums(self.training.take())
+
+    def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums:
+        """Errors of the averaged weights on the validation frames."""
+        assert self.measure is not None
+        for chosen in positions:
+            self.measure(chosen)
+        sums = ErrorSums(self.errors.loss, self.trainer.device)
+        sums.add_sums(self.errors.take())
+        return sums

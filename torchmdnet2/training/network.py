@@ -1,0 +1,169 @@
+"""Network energies and forces of a packed batch, made to be differentiated once more for the weights.
+
+Everything is a function of the vectors r of the pairs: forces and stress are sums of dE/dr. TensorNet runs on the
+multilinear forms, with one filter for both directions of a pair; other representations run as they are, on directed
+edges. `models/tensornet.py` is the specification of the former.
+
+Shapes as in packed.py: M atoms, N of them in frames, P pairs, B frames, K elements, F features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..kernels.forms_node import Inner, Product, Scale
+from ..kernels.forms_pair import Embedding, Message, PairSum
+from ..kernels.forms_scalar import SegmentSum, silu
+from ..models.base import Features, Graph, Head
+from ..models.layers import safe_divide
+from ..models.tensornet import TensorNet
+from ..neighbors.result import safe_norm
+from ..potential import Potential, Result
+from .packed import PackedBatch
+
+__all__ = ["PackedNetwork"]
+
+
+class PackedNetwork:
+    """Energies, forces and stress of the network alone, without priors.
+
+    Args:
+        potential: whose weights are used and trained.
+        num_elements: K.
+        forces, stress: what to compute.
+        use_kernels: the forms run as kernels (on a CUDA device).
+    """
+
+    def __init__(self, potential: Potential, num_elements: int, forces: bool, stress: bool, use_kernels: bool):
+        assert potential.head is not None
+        self.potential, self.num_elements = potential, num_elements
+        self.head: Head = potential.head
+        self.forces, self.stress, self.use_kernels = forces, stress, use_kernels
+
+    def __call__(self, batch: PackedBatch) -> Result:
+        """Energy [B + 1], and forces [N, 3] and stress [B + 1, 3, 3] where asked for, to be differentiated further."""
+        r = batch.r.detach().requires_grad_(self.forces or self.stress)
+        num = batch.forces.shape[0]
+        energies = self._atom_energies(batch, r)
+        per_frame = SegmentSum(batch.atom_ptr, batch.structure[:num], self.use_kernels)
+        energy = per_frame(energies[:num, None])[:, 0]
+        result = Result(energy, atom_energies=energies[:num])
+        if not r.requires_grad:
+            return result
+        (gradient,) = torch.autograd.grad(energies[:num].sum(), r, create_graph=True)
+        if self.forces:
+            result.forces = PairSum(batch.pairs, self.use_kernels)(gradient)[:num]
+        if self.stress:
+            virial = (r[:, :, None] * gradient[:, None, :]).flatten(1)
+            per_frame = SegmentSum(batch.pair_ptr, batch.pair_structure, self.use_kernels)
+            virial = per_frame(virial).unflatten(1, (3, 3)) / batch.volume[:, None, None]
+            result.stress = (virial + virial.transpose(1, 2)) / 2
+        return result
+
+    def _atom_energies(self, batch: PackedBatch, r: Tensor) -> Tensor:
+        """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64."""
+        graph = Graph(
+            z=batch.z,
+            batch=batch.structure,
+            num_systems=batch.charge.shape[0],
+            charge=batch.charge,
+            receiver=batch.z[:0],
+            sender=batch.z[:0],
+            vectors=r[:0],
+            distances=r[:0, 0],
+        )
+        representation = self.potential.representation
+        if isinstance(representation, TensorNet):
+            network = _PairTensorNet(representation, batch, self.num_elements, self.use_kernels)
+            features = Features(network(r))
+        else:
+            features = representation(_directed(graph, batch, r))
+        energies = self.head(features, graph).double()
+        if self.potential.subtract_isolated:
+            one_hot = _one_hot(batch.element, self.num_elements, energies.dtype)
+            energies = energies - one_hot @ energies[-self.num_elements :]
+        return energies * self.potential.energy_scale
+
+
+def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
+    """The graph with its pairs as two directed edges each; those that fill the room are beyond the cutoff."""
+    first, second = batch.pairs.first.long(), batch.pairs.second.long()
+    graph.receiver, graph.sender = torch.cat([first, second]), torch.cat([second, first])
+    graph.vectors = torch.cat([r, -r])
+    graph.distances = safe_norm(graph.vectors)
+    return graph
+
+
+class _PairTensorNet:
+    """TensorNet with the filters of pairs; fields of tensors are [9, M, F]."""
+
+    def __init__(self, model: TensorNet, batch: PackedBatch, num_elements: int, use_kernels: bool):
+        self.model, self.batch, self.num_elements = model, batch, num_elements
+        q = 1 + 0.1 * batch.charge[batch.structure]
+        self.message = Message(batch.pairs, use_kernels)
+        self.embedding = Embedding(batch.pairs, use_kernels)
+        self.inner, self.scale = Inner(use_kernels), Scale(use_kernels)
+        self.product = Product(q, model.group, use_kernels)
+        self.square = Product(q / 2, "O(3)", use_kernels)  # q D² = q/2 (D D + D D)
+        self.act: Callable[[Tensor], Tensor] = silu if use_kernels and isinstance(model.act, nn.SiLU) else model.act
+
+    def __call__(self, r: Tensor) -> Tensor:
+        """Scalar features [M, F]."""
+        model = self.model
+        r = torch.cat([r, r.new_zeros(1, 3)])  # the last row: an atom and itself
+        distances = safe_norm(r)
+        rbf, envelope = model.distance_expansion(distances), model.envelope(distances)[:, None]
+        x = self._embed(r, distances, rbf, envelope)
+        for layer in model.layers:
+            f = rbf
+            for linear in layer.linears_scalar:
+                f = self.act(linear(f))
+            x = self._interact(x, (f * envelope).unflatten(1, (3, -1)), layer.linears_tensor)
+        norms = self.inner(x, x).transpose(0, 1).flatten(1)
+        return self.act(model.linear(model.out_norm(norms)))
+
+    def _embed(self, r: Tensor, distances: Tensor, rbf: Tensor, envelope: Tensor) -> Tensor:
+        layer, batch = self.model.tensor_embedding, self.batch
+        elements = batch.z[-self.num_elements :]
+        of_receiver, of_sender = layer.emb2.weight.chunk(2, 1)
+        z = layer.emb.weight[elements]
+        table = torch.cat([z @ of_receiver.T + layer.emb2.bias, z @ of_sender.T], 1)
+        weights = _one_hot(batch.element, self.num_elements, table.dtype) @ table
+        projections = [layer.distance_proj1, layer.distance_proj2, layer.distance_proj3]
+        weight, bias = torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
+        f = (functional.linear(rbf, weight, bias) * envelope).unflatten(1, (3, -1))
+        # skew(u) is written for u from sender to receiver; a pair's vector points from its receiver to its sender
+        geometry = layer.geometry(-safe_divide(r, distances[:, None]))
+        x = self.embedding(f, geometry, weights)
+        gate = layer.init_norm(self.inner(x, x).sum(0))
+        for linear in layer.linears_scalar:
+            gate = self.act(linear(gate))
+        gate = gate.unflatten(1, (3, -1)).transpose(0, 1)
+        return self.scale(_mix(x, layer.linears_tensor, 0), gate)
+
+    def _interact(self, x: Tensor, f: Tensor, linears: nn.ModuleList) -> Tensor:
+        x = self._normalise(x)
+        y = _mix(x, linears, 0)
+        p = self.product(y, self.message(f, y))
+        d = _mix(self._normalise(p), linears, 3)
+        return x + d + self.square(d, d)
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        """X/(‖X‖² + 1)."""
+        inverse = 1 / (self.inner(x, x).sum(0) + 1)
+        return self.scale(x, inverse.expand(3, *inverse.shape))
+
+
+def _mix(x: Tensor, linears: nn.ModuleList, first: int) -> Tensor:
+    """Mix the channels of the parts of [9, M, F]: nine matrix products in one call."""
+    i, a, s = (linears[first + k].weight.T for k in range(3))
+    return torch.bmm(x, torch.stack([i, a, a, a, s, s, s, s, s]))
+
+
+def _one_hot(element: Tensor, num: int, dtype: torch.dtype) -> Tensor:
+    """[M, K]; a matrix product with it, unlike a gather, has a gradient without atomics."""
+    return (element[:, None] == torch.arange(num, device=element.device)).to(dtype)

@@ -1,0 +1,294 @@
+"""Training steps that the device repeats by itself: batch, forces, second derivatives, update, in one CUDA graph.
+
+Shapes as in packed.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ..potential import Result
+from ..system import System
+from .loss import penalty_sums, residuals
+from .loss_config import LossConfig
+from .metrics import ErrorSums
+from .network import PackedNetwork
+from .packed import Capacity, PackedBatch, PackedFrames
+
+__all__ = ["ErrorPass", "Replayed", "TrainingPass"]
+
+_MOST_GRAPHS = 12
+
+
+class Replayed:
+    """Something done to batches of packed frames, captured once per size of batch.
+
+    Args:
+        store: the frames.
+        frames: B, the most that a batch holds.
+        body: what to do with a batch; it must read nothing back from the device, and write its results to tensors
+            that exist beforehand.
+        warm_up: done before a capture, outside of it: compiles kernels, makes those tensors.
+        tf32: matrix products of float32 numbers rounded to 10 bits of mantissa, on tensor cores.
+
+    On devices that are not CUDA nothing is captured.
+    """
+
+    def __init__(
+        self,
+        store: PackedFrames,
+        frames: int,
+        body: Callable[[PackedBatch], None],
+        warm_up: Callable[[PackedBatch], None],
+        tf32: bool = False,
+    ):
+        self.store, self.frames, self.body, self.warm_up, self.tf32 = store, frames, body, warm_up, tf32
+        self.captures = 0
+        self._chosen = torch.full((frames,), -1, dtype=torch.int64, device=store.device)
+        self._cuda = store.device.type == "cuda"
+        self._graphs: OrderedDict[Capacity, torch.cuda.CUDAGraph | None] = OrderedDict()
+        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
+
+    def __call__(self, chosen: Sequence[int]) -> None:
+        """Do it with these frames, on the current stream, without waiting."""
+        index = torch.full((self.frames,), -1, dtype=torch.int64)
+        index[: len(chosen)] = torch.as_tensor(list(chosen))
+        # each its own pinned copy: the previous one may still be on its way
+        self._chosen.copy_(index.pin_memory() if self._cuda else index, non_blocking=True)
+        room = self.room(chosen)
+        if room not in self._graphs:
+            self._graphs[room] = self._prepare(room)
+        self._graphs.move_to_end(room)
+        graph = self._graphs[room]
+        if graph is None:
+            self._run(self.body, room)
+        else:
+            graph.replay()
+
+    def clear(self) -> None:
+        """Forget the graphs, because the body does something else from now on."""
+        self._graphs.clear()
+
+    def room(self, chosen: Sequence[int]) -> Capacity:
+        """Size of the graph for a batch: one of few, each a tenth larger than the one before."""
+        need = self.store.size(chosen)
+        return Capacity(self.frames, _ladder(need.atoms), _ladder(need.pairs))
+
+    def _run(self, body: Callable[[PackedBatch], None], room: Capacity) -> None:
+        with _matmul_precision(self.tf32):
+            body(self.store.batch(self._chosen, room))
+
+    def _prepare(self, room: Capacity) -> torch.cuda.CUDAGraph | None:
+        while len(self._graphs) >= _MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        if not self._cuda:
+            self._run(self.warm_up, room)
+            return None
+        with torch.cuda.device(self.store.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._run(self.warm_up, room)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=side, pool=self._pool, capture_error_mode="thread_local"):
+                self._run(self.body, room)
+        self.captures += 1
+        return graph
+
+
+def _ladder(needed: int) -> int:
+    """The next of the sizes 64, 70, 77, …: at most a tenth more than needed, in multiples of 16 when large."""
+    size = 64.0
+    while size < needed:
+        size *= 1.1
+    return -(-int(size) // 16) * 16
+
+
+@contextmanager
+def _matmul_precision(tf32: bool) -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+def as_labelled(batch: PackedBatch) -> tuple[System, dict[str, Tensor]]:
+    """The frames of a packed batch as the losses know them; the last structure has no labels."""
+    atoms, structures = batch.forces.shape[0], batch.energy.shape[0]
+    zeros = batch.forces.new_zeros(structures, 3, 3)
+    system = System(
+        z=batch.z[:atoms],
+        pos=torch.zeros_like(batch.forces),
+        batch=batch.structure[:atoms],
+        cell=zeros,
+        pbc=torch.zeros_like(zeros[:, 0], dtype=torch.bool),
+        charge=zeros[:, 0, 0],
+        spin=torch.zeros_like(zeros[:, 0, 0], dtype=torch.long),
+    )
+    labels = {"energy": batch.energy, "forces": batch.forces}
+    if batch.stress is not None:
+        labels["stress"] = batch.stress
+    return system, labels
+
+
+class ErrorPass:
+    """Errors of a network over packed frames, added up on the device.
+
+    Args:
+        network: energies and forces.
+        loss: which errors, and their weights.
+    """
+
+    def __init__(self, network: PackedNetwork, loss: LossConfig):
+        self.network, self.loss = network, loss
+        self._sums: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+
+    def body(self, batch: PackedBatch) -> None:
+        self._add(self.network(batch), batch)
+
+    def warm_up(self, batch: PackedBatch) -> None:
+        self._reserve(self.network(batch), batch)
+
+    def _reserve(self, result: Result, batch: PackedBatch) -> None:
+        """Make the places of the sums and weights, outside of a capture, whose memory is not kept."""
+        for name, value in self._errors(result, batch)[0].sums.items():
+            self._sums.setdefault(name, torch.zeros_like(value))
+        for name in ("energy", "forces", "stress"):
+            self._weights.setdefault(name, torch.zeros((), dtype=torch.float64, device=batch.r.device))
+        self.set_loss(self.loss)
+
+    def _errors(self, result: Result, batch: PackedBatch) -> tuple[ErrorSums, dict[str, tuple[Tensor, Tensor]]]:
+        system, labels = as_labelled(batch)
+        found = residuals(result, labels)
+        errors = ErrorSums(self.loss, batch.r.device)
+        errors.add(found, system)
+        return errors, penalty_sums(found, system, self.loss)
+
+    def _add(self, result: Result, batch: PackedBatch) -> Tensor:
+        """Add the errors of a batch; returns its loss."""
+        errors, sums = self._errors(result, batch)
+        for name, value in errors.sums.items():
+            self._sums[name].add_(value)
+        loss = batch.energy.new_zeros(())
+        for name, (total, count) in sums.items():
+            loss = loss + self._weights[name] * (total / count.clamp(min=1))
+        return loss
+
+    def set_loss(self, loss: LossConfig) -> bool:
+        """The loss from now on; True when graphs have to be captured anew, because other labels count."""
+        names = ("energy", "forces", "stress")
+        active = [[n for n in names if config.weight(n) > 0] for config in (loss, self.loss)]
+        self.loss = loss
+        for name, weight in self._weights.items():
+            weight.fill_(loss.weight(name))
+        return active[0] != active[1]
+
+    def take(self) -> dict[str, Tensor]:
+        """The sums since the last call, by name as in `ErrorSums.sums`."""
+        taken = {name: value.clone() for name, value in self._sums.items()}
+        for value in self._sums.values():
+            value.zero_()
+        return taken
+
+
+class TrainingPass(ErrorPass):
+    """A training step: loss, gradient, clipping, update of the weights and of their average.
+
+    A step whose loss or gradient is not finite changes no weight, and is remembered until `check`.
+
+    Args:
+        network, loss: as for ErrorPass.
+        parameters: what is trained.
+        average: as many parameters, the weight average.
+        optimizer: updates on the device where it can be captured (torch's fused AdamW), else by `update`.
+        clipping: largest norm of the gradient.
+    """
+
+    def __init__(
+        self,
+        network: PackedNetwork,
+        loss: LossConfig,
+        parameters: Sequence[nn.Parameter],
+        average: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        clipping: float,
+    ):
+        super().__init__(network, loss)
+        self.parameters, self.average, self.optimizer = list(parameters), list(average), optimizer
+        self.clipping = clipping
+        device = self.parameters[0].device
+        self._rates = torch.zeros(len(optimizer.param_groups), device=device)
+        self._share = torch.zeros((), device=device)
+        # loss of the last step; number of steps; first step that was not finite, and its loss
+        self.status = torch.tensor([0.0, 0.0, math.inf, 0.0], dtype=torch.float64, device=device)
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p)
+        self._make_capturable()
+
+    def _make_capturable(self) -> None:
+        """Rates as tensors, and the state of the optimizer made before a capture could make it."""
+        for k, group in enumerate(self.optimizer.param_groups):
+            group["lr"] = self._rates[k]
+            group["capturable"] = self._rates.is_cuda
+        if not self.optimizer.state_dict()["state"]:
+            self.optimizer.step()  # with gradients and rates of zero
+            for state in self.optimizer.state.values():
+                state["step"].zero_()
+
+    def body(self, batch: PackedBatch) -> None:
+        loss = self._gradients(batch)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([p.grad for p in self.parameters])))
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        scale = (self.clipping / (norm + 1e-6)).clamp(max=1.0)
+        torch._foreach_mul_([p.grad for p in self.parameters], scale)
+        bad = (~finite).float()
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        self.optimizer.step()
+        with torch.no_grad():
+            change = torch._foreach_sub(self.parameters, self.average)
+            torch._foreach_mul_(change, self._share)
+            torch._foreach_add_(self.average, change)
+            first = ~finite & torch.isinf(self.status[2])
+            self.status[2:] = torch.where(first, torch.stack([self.status[1], loss.double()]), self.status[2:])
+            self.status[0] = loss
+            self.status[1] += 1
+
+    def warm_up(self, batch: PackedBatch) -> None:
+        self._reserve(self.network(batch), batch)
+        kept = self.take()
+        self._gradients(batch)
+        for name, value in kept.items():
+            self._sums[name].copy_(value)
+
+    def _gradients(self, batch: PackedBatch) -> Tensor:
+        """The loss of a batch; its gradients are in `grad` of the parameters."""
+        loss = self._add(self.network(batch), batch)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for p, gradient in zip(self.parameters, gradients, strict=True):
+            assert p.grad is not None
+            if gradient is None:
+                p.grad.zero_()
+            else:
+                p.grad.copy_(gradient)
+        return loss.detach()
+
+    def set_rates(self, rates: Sequence[float], share: float) -> None:
+        """Learning rate of each group of parameters, and the share of the new weights in their average."""
+        if self._rates.is_cuda:
+            values = torch.tensor([*rates, share]).pin_memory()
+            self._rates.copy_(values[:-1], non_blocking=True)
+            self._share.copy_(values[-1], non_blocking=True)
+        else:
+            self._rates.copy_(torch.tensor(rates))
+            self._share.fill_(share)
