@@ -67,6 +67,12 @@ class TrainingConfig(Section):
         default="float32", description="of the network; energies are summed in float64"
     )
     batch_size: Annotated[int, Field(ge=1)] = Field(default=16, description="frames per step")
+    max_atoms: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="batches of so many atoms at most, instead of batch_size frames"
+    )
+    max_edges: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="batches of so many edges (directed neighbors) at most, instead of batch_size frames"
+    )
     max_epochs: Annotated[int, Field(ge=1)] = Field(default=300, description="passes over the training frames")
     lr: Positive = Field(default=1e-3, description="peak learning rate of AdamW")
     lr_schedule: Literal["cosine", "plateau", "constant"] = Field(
