@@ -92,6 +92,10 @@ class DataConfig(Section):
     keys: KeysConfig = Field(default_factory=KeysConfig)
     units: UnitsConfig = Field(default_factory=UnitsConfig)
     split: SplitConfig = Field(default_factory=SplitConfig)
+    cache: str = Field(
+        default="auto",
+        description="auto: files above 200 MiB are converted once, into the user's cache folder; off; or a folder for it",
+    )
     num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0, description="reading processes; 0: none beside training"
     )
