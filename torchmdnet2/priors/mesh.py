@@ -38,7 +38,7 @@ def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: in
         q: [N, C] e.
         alpha: Ewald parameter, 1/Å.
         order: p, even.
-        spacing: largest distance of mesh planes, Å.
+        spacing: largest distance of mesh points along the lattice vectors, Å.
 
     Returns:
         [N, C] e/Å, differentiable in positions, cell and charges.
@@ -56,9 +56,12 @@ def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: in
 
 
 def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
-    """M_1, M_2, M_3 for a cell [3, 3] in Å: planes at most `spacing` apart, at least p, numbers that transform fast."""
-    widths = 1 / torch.linalg.inv(cell.detach()).norm(dim=0)
-    return [_even_composite(max(order, math.ceil(float(w) / spacing))) for w in widths]
+    """M_1, M_2, M_3 for a cell [3, 3] in Å: points along the lattice vectors at most `spacing` apart.
+
+    Vectors, not planes: a wave k turns by k·a_i along the vector a_i, however skew the cell is.
+    """
+    lengths = cell.detach().norm(dim=1).tolist()
+    return [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
 
 
 def _spread(fractional: Tensor, sizes: list[int], order: int) -> tuple[Tensor, Tensor]:
