@@ -231,8 +231,7 @@ def _one(values: dict[str, np.ndarray], b: int, atoms: slice) -> dict[str, Any]:
 def _finite(results: dict[str, Any]) -> dict[str, Any]:
     """The same; NotFinite when something is not finite."""
     for name, value in results.items():
-        # a sum is cheaper, and finite where all terms are, unless they are huge
-        if not math.isfinite(value if isinstance(value, float) else value.sum()) and not np.isfinite(value).all():
+        if not (math.isfinite(value) if isinstance(value, float) else np.isfinite(value).all()):
             per_atom = name.removesuffix("_std") in _PER_ATOM
             raise NotFinite(name, int(np.argwhere(~np.isfinite(value))[0][0]) if per_atom else None)
     return results

@@ -95,7 +95,8 @@ class TorchMDNet2Model(ModelInterface):
 
     def _system(self, state: SimState) -> System:
         """The state as a System; the same tensors for what has not changed, which the evaluator then need not check."""
-        charge, spin = getattr(state, "charge", None), getattr(state, "spin", None)
+        charge: Any = getattr(state, "charge", None)
+        spin: Any = getattr(state, "spin", None)
         pbc = torch.as_tensor(state.pbc, device=self._device)
         given = [t for t in (state.atomic_numbers, state.system_idx, charge, spin) if t is not None]
         known = (*((id(t), t._version) for t in given), tuple(pbc.tolist()), state.n_systems)

@@ -1,0 +1,204 @@
+"""ASE and OpenMM on the GPU: what the CPU gives in float64, also when everything changes between calls."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.adapters.committee import CommitteeCalculator
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+CONFIG = {
+    "model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 16, "cutoff": 4.0},
+    "elements": [1, 6, 8],
+}
+ENERGY, FORCE, STRESS = 2e-5, 2e-5, 2e-6  # eV per atom, eV/Å, eV/Å³: float32 against float64
+
+
+@pytest.fixture(scope="module")
+def potential():
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        made = Potential.from_config(CONFIG)
+    made.energy_scale = 5.0
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def exact(potential):
+    return copy.deepcopy(potential).double()
+
+
+@pytest.fixture
+def calc(potential):
+    return TorchMDNet2Calculator(potential, device="cuda")
+
+
+def crystal() -> Atoms:
+    atoms = bulk("CO", "zincblende", a=4.4) * (3, 2, 2)
+    atoms.rattle(0.1, seed=3)
+    return atoms
+
+
+def assert_right(calc, exact, atoms: Atoms, stress: bool = False, charge: int = 0) -> None:
+    system = System.from_ase(atoms).replace(charge=torch.tensor([float(charge)], dtype=torch.float64))
+    expected = exact(system, stress=stress)
+    assert calc.get_property("energy", atoms) == pytest.approx(float(expected.energy), abs=ENERGY * len(atoms))
+    np.testing.assert_allclose(calc.get_property("forces", atoms), expected.forces.numpy(), atol=FORCE)
+    if stress:
+        found = calc.get_property("stress", atoms)
+        np.testing.assert_allclose(found, expected.stress[0].numpy().ravel()[[0, 4, 8, 5, 2, 1]], atol=STRESS)
+
+
+def test_moving_atoms_and_cells(calc, exact):
+    """Every step is right, those on the static buffers too; stress in between."""
+    atoms = crystal()
+    assert_right(calc, exact, atoms)
+    rng = np.random.default_rng(0)
+    for step in range(12):
+        atoms.rattle(0.03, rng=rng)
+        if step % 3 == 2:
+            atoms.set_cell(atoms.cell.array @ (np.eye(3) + 0.02 * rng.normal(size=(3, 3))), scale_atoms=True)
+        assert_right(calc, exact, atoms, stress=step % 4 > 1)
+    assert calc._evaluate._steps[False] is not None  # it did run on static buffers
+
+
+def test_results_are_fresh_arrays(calc):
+    atoms = crystal()
+    kept = []
+    for step in range(4):
+        atoms.rattle(0.05, seed=step)
+        forces = calc.get_property("forces", atoms)
+        kept.append((forces, forces.copy(), calc.results["forces"]))
+    for forces, then, held in kept:
+        assert np.array_equal(forces, then) and np.array_equal(held, then)
+
+
+def test_other_structures_and_charges_in_between(calc, exact):
+    ethanol, water = molecule("CH3CH2OH"), molecule("H2O")
+    for step in range(3):
+        for atoms, charge in ((ethanol, 0), (ethanol, 1), (water, 0), (ethanol, 1), (ethanol, 1), (ethanol, 1)):
+            atoms.rattle(0.02, seed=step)
+            atoms.info["charge"] = charge
+            assert_right(calc, exact, atoms, charge=charge)
+        ethanol.numbers[3] = 1 if ethanol.numbers[3] != 1 else 6
+    slab = crystal()
+    for pbc in ((True, True, False), (True, True, False), (True, True, False), (False, True, True), True, True, False):
+        slab.pbc = pbc
+        slab.rattle(0.01, seed=1)
+        assert_right(calc, exact, slab)
+
+
+def test_more_edges_than_there_is_room_for(calc, exact):
+    atoms = crystal()
+    atoms.pbc = False
+    compact = atoms.positions.copy()
+    atoms.positions *= 4
+    for _ in range(3):
+        atoms.rattle(0.01, seed=1)
+        assert_right(calc, exact, atoms)
+    atoms.positions[:] = compact
+    assert_right(calc, exact, atoms)
+
+
+def test_bad_positions_are_named_and_forgotten(calc, exact):
+    atoms = crystal()
+    for _ in range(3):
+        atoms.rattle(0.01, seed=1)
+        calc.get_property("forces", atoms)
+    good = atoms.positions[5, 1]
+    for bad in (np.nan, np.inf):
+        atoms.positions[5, 1] = bad
+        with pytest.raises(ValueError, match="atom 5"):
+            calc.get_property("forces", atoms)
+        assert calc.results == {}
+        atoms.positions[5, 1] = good
+        assert_right(calc, exact, atoms)
+
+
+def test_copies_pickles_threads_streams(potential, exact):
+    calc = TorchMDNet2Calculator(potential, device="cuda")
+    frames = [crystal() for _ in range(16)]
+    for k, atoms in enumerate(frames):
+        atoms.rattle(0.05, seed=k)
+    for other in (copy.copy(calc), copy.deepcopy(calc), pickle.loads(pickle.dumps(calc))):
+        for atoms in frames[:3]:
+            assert_right(other, exact, atoms)
+    expected = [calc.get_property("forces", atoms) for atoms in frames]
+
+    def work(atoms):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return calc.get_property("forces", atoms)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(work, frames * 3))
+    for ours, theirs in zip(found, expected * 3, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=0)
+
+
+def test_committee_and_batches(potential, exact):
+    calc = CommitteeCalculator([potential, potential], device="cuda")
+    frames = [crystal(), molecule("CH3CH2OH"), crystal()]
+    for atoms in frames:
+        assert_right(calc, exact, atoms)
+        assert calc.get_property("forces_std", atoms).max() == 0
+    for results, atoms in zip(calc.evaluate(frames), frames, strict=True):
+        np.testing.assert_allclose(results["forces"], exact(System.from_ase(atoms)).forces.numpy(), atol=FORCE)
+
+
+def test_double_precision_is_exact(potential, exact):
+    calc = TorchMDNet2Calculator(potential, device="cuda", dtype=torch.float64)
+    atoms = crystal()
+    np.testing.assert_allclose(
+        calc.get_property("forces", atoms), exact(System.from_ase(atoms)).forces.numpy(), atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("platform", ["CUDA", "CPU", "Reference"])
+def test_openmm(potential, exact, platform):
+    """On OpenMM's own CUDA platform too: the numbers of the CPU over a trajectory, and no race between streams."""
+    openmm = pytest.importorskip("openmm")
+    from openmm import app, unit
+
+    from torchmdnet2.adapters.openmm import create_force
+    from torchmdnet2.units import KJ_MOL
+
+    names = [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]
+    if platform not in names:
+        pytest.skip(f"OpenMM has no {platform} platform here")
+    atoms = crystal()
+    topology, system = app.Topology(), openmm.System()
+    residue = topology.addResidue("MOL", topology.addChain())
+    for number in atoms.numbers:
+        topology.addAtom("X", app.Element.getByAtomicNumber(int(number)), residue)
+        system.addParticle(12.0)
+    # OpenMM wants its boxes in reduced form
+    box = app.internal.unitcell.reducePeriodicBoxVectors(atoms.cell.standard_form()[0].array * 0.1 * unit.nanometer)
+    topology.setPeriodicBoxVectors(box)
+    system.setDefaultPeriodicBoxVectors(*box)
+    turned = atoms.cell.scaled_positions(atoms.positions) @ atoms.cell.standard_form()[0].array
+    system.addForce(create_force(potential, topology, device="cuda"))
+    context = openmm.Context(system, openmm.VerletIntegrator(1e-3), openmm.Platform.getPlatformByName(platform))
+    context.setPositions(turned / 10)
+    context.setVelocitiesToTemperature(300, 1)
+    for _ in range(10):
+        context.getIntegrator().step(3)
+        state = context.getState(getPositions=True, getEnergy=True, getForces=True)
+        atoms.positions = state.getPositions(asNumpy=True).value_in_unit(unit.angstrom)
+        atoms.cell = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(unit.angstrom)
+        expected = exact(System.from_ase(atoms))
+        energy = state.getPotentialEnergy().value_in_unit(unit.kilojoule_per_mole) * KJ_MOL
+        forces = state.getForces(asNumpy=True).value_in_unit(unit.kilojoule_per_mole / unit.nanometer) * KJ_MOL / 10
+        assert energy == pytest.approx(float(expected.energy), abs=ENERGY * len(atoms))
+        # OpenMM's CUDA and CPU platforms hold positions in float32
+        np.testing.assert_allclose(forces, expected.forces.numpy(), atol=1e-4)
