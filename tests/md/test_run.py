@@ -25,7 +25,10 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, run_md
 from torchmdnet2.md.guard import check_overlaps
+from torchmdnet2.md.integrators import VelocityVerlet as Integrator
 from torchmdnet2.md.output import Drift, Row
+from torchmdnet2.md.record import Recorder
+from torchmdnet2.md.run import Simulation
 from torchmdnet2.system import System
 
 
@@ -216,18 +219,16 @@ def test_restart_after_the_process_died(model_file, water, tmp_path, monkeypatch
     class Killed(BaseException):
         pass
 
-    from torchmdnet2.md.run import Simulation
-
-    record, save_now = Simulation._record, Simulation._save
+    record, save_now = Recorder.add, Simulation._save
     monkeypatch.setattr(Simulation, "_save", lambda self: save_now(self) if self.state.step <= 30 else None)
 
-    def die(self, row):
-        record(self, row)
-        if row.step == 45:
-            self.table.flush()
+    def die(self, state, rows):
+        record(self, state, rows)
+        if state.step == 45:
+            self.sync()
             raise Killed
 
-    monkeypatch.setattr(Simulation, "_record", die)
+    monkeypatch.setattr(Recorder, "add", die)
     with pytest.raises(Killed):
         run_md(model_file, water, options(tmp_path, 60, "dead", every=5, ensemble="nvt", restart_every=15))
     monkeypatch.undo()
@@ -239,16 +240,14 @@ def test_restart_after_the_process_died(model_file, water, tmp_path, monkeypatch
 
 def test_interruption_leaves_a_restart_file(model_file, water, tmp_path, monkeypatch):
     run_md(model_file, water, options(tmp_path, 60, "whole", every=5))
-    from torchmdnet2.md.run import Simulation
+    drift, count = Integrator.drift, itertools.count()
 
-    evaluate, count = Simulation._evaluate, itertools.count()
-
-    def interrupted(self, pos):
+    def interrupted(self, state):
         if next(count) == 33:
             raise KeyboardInterrupt
-        return evaluate(self, pos)
+        drift(self, state)
 
-    monkeypatch.setattr(Simulation, "_evaluate", interrupted)
+    monkeypatch.setattr(Integrator, "drift", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_md(model_file, water, options(tmp_path, 60, "part", every=5))
     run_md(model_file, water, options(tmp_path, 60, "part", every=5, restart=True))
@@ -328,26 +327,21 @@ def test_unusable_start(potential, tmp_path, atoms):
 @pytest.mark.parametrize("explosion", ["hot", "strong", "nan", "collapse"])
 def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, monkeypatch, explosion):
     """From step 34 on the model goes wrong; the message names step and atoms, the trajectory ends before."""
-    from torchmdnet2.md.run import Simulation
+    close = Integrator.close
 
-    evaluate = Simulation._evaluate
+    def wrong(self, state):
+        if state.step + 1 >= 34:
+            if explosion == "nan":
+                state.forces[1] = math.nan
+            elif explosion == "strong":
+                state.forces[1] += 300.0
+            elif explosion == "hot":
+                state.vel.mul_(8)
+            else:
+                state.pos[1] = state.pos[0] + 0.1
+        close(self, state)
 
-    def wrong(self, pos):
-        energy, forces = evaluate(self, pos)
-        if getattr(self, "state", None) is None or self.state.step + 1 < 34:
-            return energy, forces
-        forces = forces.clone()
-        if explosion == "nan":
-            forces[1] = math.nan
-        elif explosion == "strong":
-            forces[1] += 300.0
-        elif explosion == "hot":
-            self.state.vel = self.state.vel * 8
-        else:
-            self.state.pos[1] = self.state.pos[0] + 0.1
-        return energy, forces
-
-    monkeypatch.setattr(Simulation, "_evaluate", wrong)
+    monkeypatch.setattr(Integrator, "close", wrong)
     words = {
         "hot": "temperature|conserved energy",
         "strong": r"force of .*atom 1 \(H\)",
@@ -379,7 +373,7 @@ def test_a_long_timestep_is_noticed(potential, tmp_path):
     "bad",
     [
         {"ensemble": "npt"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"temperature": -1.0},
-        {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.dcd",)},
+        {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.pdb",)}, {"replicas": 0},
         {"trajectories": ("a/t.xyz", "b/t.xyz")},
     ],
 )  # fmt: skip

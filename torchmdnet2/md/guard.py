@@ -1,4 +1,8 @@
-"""Refusing and stopping when the physics is off: overlapping atoms, exploding forces, temperature or energy."""
+"""Refusing and stopping when the physics is off: overlapping atoms, exploding forces, temperature or energy.
+
+Everything here looks at states on the host, which an engine copied there; the device does not wait for it.
+Shapes: N atoms in B replicas of n atoms each.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,29 @@ from dataclasses import dataclass
 
 import torch
 from ase.data import covalent_radii
+from torch import Tensor
 
 from ..neighbors import neighbor_list
 from ..potential import SYMBOLS
 from ..system import System
+from .output import Row
+from .state import Atomistics, State
 
-__all__ = ["Limits", "Unphysical", "check_overlaps", "closest_pair", "name_atom"]
+__all__ = ["Guard", "Limits", "NotFinite", "Unphysical", "check_overlaps", "closest_pair"]
 
 OVERLAP = 0.5
 """Atoms closer than this part of the sum of their covalent radii overlap; the shortest bonds are near 1."""
 
 
+_DENSE = 300_000  # pairs up to which all of them are looked at, which is faster than a neighbor search
+
+
 class Unphysical(RuntimeError):
     """A structure or trajectory that no longer means anything."""
+
+
+class NotFinite(Unphysical):
+    """Numbers that are NaN or infinite: physics gone wrong, or a step for which there was not enough room."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +55,14 @@ class Limits:
     def for_temperature(cls, temperature: float) -> Limits:
         return cls(temperature=max(cls.temperature, 10 * temperature))
 
-    def violation(self, energy: float, temperature: float, force: float, energy_error: float) -> str | None:
+    def violation(self, temperature: float, force: float, energy_error: float) -> str | None:
         """What is wrong, in words, or None.
 
         Args:
-            energy: potential energy, eV.
             temperature: K.
             force: largest force on an atom, eV/Å.
             energy_error: conserved energy against its first value, eV/atom.
         """
-        if not all(math.isfinite(v) for v in (energy, temperature, force, energy_error)):
-            return "energy, forces or velocities are not finite"
         if force > self.force:
             return f"a force of {force:.3g} eV/Å (limit {self.force:g})"
         if temperature > self.temperature:
@@ -59,6 +70,83 @@ class Limits:
         if abs(energy_error) > self.energy:
             return f"the conserved energy is off by {energy_error:.3g} eV/atom (limit {self.energy:g})"
         return None
+
+
+class Guard:
+    """Turns states into rows of the table, and refuses those that mean nothing.
+
+    Args:
+        system: N atoms in B replicas, on the CPU.
+        atoms: on the CPU.
+        timestep: fs.
+        limits: when to stop.
+        first_conserved: [B] conserved energies that later ones are compared with, eV; None takes those of the first
+            state that is looked at.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        atoms: Atomistics,
+        timestep: float,
+        limits: Limits,
+        first_conserved: Sequence[float] | None = None,
+    ):
+        self.system, self.atoms, self.timestep, self.limits = system, atoms, timestep, limits
+        self.first_conserved = None if first_conserved is None else list(first_conserved)
+
+    def __call__(self, state: State) -> list[Row]:
+        """The rows of a state, one for each replica.
+
+        Raises:
+            NotFinite: a number is NaN or infinite.
+            Unphysical: a limit is passed or atoms overlap; names the atoms.
+        """
+        rows = self.rows(state)
+        conserved = [row.conserved_eV for row in rows]
+        if self.first_conserved is None:
+            self.first_conserved = conserved
+        size = state.forces.norm(dim=1)
+        largest = size.view(len(rows), -1).amax(1).tolist()  # NaN if any is
+        for b, (row, force, first) in enumerate(zip(rows, largest, self.first_conserved, strict=True)):
+            known = (row.temperature_K, row.potential_eV, row.conserved_eV, force)
+            error = (row.conserved_eV - first) / self.atoms.num_atoms
+            wrong = self.limits.violation(row.temperature_K, force, error)
+            if not all(map(math.isfinite, known)):
+                raise NotFinite(f"energy, forces or velocities are not finite; {self._worst_atom(state, size, b)}")
+            if wrong is not None:
+                raise Unphysical(f"{wrong}; {self._worst_atom(state, size, b)}")
+        check_overlaps(self.system.replace(pos=state.pos))
+        return rows
+
+    def rows(self, state: State) -> list[Row]:
+        """The rows of a state, whatever they hold."""
+        kinetic = self.atoms.kinetic_energy(state.vel).tolist()
+        potential, heat = state.energy.tolist(), state.heat.sum(1).tolist()
+        return [
+            Row(
+                step=state.step,
+                time_ps=state.step * self.timestep * 1e-3,
+                temperature_K=self.atoms.temperature(k),
+                potential_eV=p,
+                kinetic_eV=k,
+                conserved_eV=p + k - q,
+            )
+            for p, k, q in zip(potential, kinetic, heat, strict=True)
+        ]
+
+    def _worst_atom(self, state: State, size: Tensor, replica: int) -> str:
+        n = self.atoms.num_atoms
+        own = slice(replica * n, (replica + 1) * n)
+        worst = int(torch.nan_to_num(size[own], nan=math.inf).argmax()) + replica * n
+        words = f"the largest force is on {_name(self.system, worst)}"
+        system = self.system.replace(pos=state.pos)
+        if bool(torch.isfinite(system.pos).all()):
+            pair = closest_pair(system)
+            if pair is not None:
+                _, i, j, distance = pair
+                words += f", the closest pair is {_name(system, i)} and {_name(system, j)} at {distance:.2f} Å"
+        return words
 
 
 def closest_pair(system: System) -> tuple[float, int, int, float] | None:
@@ -69,16 +157,23 @@ def closest_pair(system: System) -> tuple[float, int, int, float] | None:
     radii = torch.as_tensor(covalent_radii, dtype=torch.float64, device=system.device)[system.z]
     if not radii.numel():
         return None
-    edges = neighbor_list(system, float(2 * radii.max()))
-    if not edges.num_edges:
-        return None
-    distance = edges.distances(system).detach()
-    i, j = edges.edge_index
-    ratio = distance / (radii[i] + radii[j])
-    k = int(ratio.argmin())
-    if ratio[k] >= 1:
-        return None
-    return float(ratio[k]), int(i[k]), int(j[k]), float(distance[k])
+    if system.num_atoms**2 <= _DENSE and not bool(system.pbc.any()):
+        distance = torch.cdist(system.pos, system.pos, compute_mode="donot_use_mm_for_euclid_dist").flatten()
+        ratio = distance / (radii[:, None] + radii).flatten()
+        other = system.batch[:, None] != system.batch
+        ratio.masked_fill_(other.fill_diagonal_(True).flatten(), math.inf)
+        k = int(ratio.argmin())
+        i, j = divmod(k, system.num_atoms)
+    else:
+        edges = neighbor_list(system, float(2 * radii.max()))
+        if not edges.num_edges:
+            return None
+        distance = edges.distances(system).detach()
+        receiver, sender = edges.edge_index
+        ratio = distance / (radii[receiver] + radii[sender])
+        k = int(ratio.argmin())
+        i, j = int(receiver[k]), int(sender[k])
+    return (float(ratio[k]), i, j, float(distance[k])) if ratio[k] < 1 else None
 
 
 def check_overlaps(system: System) -> None:
@@ -91,12 +186,13 @@ def check_overlaps(system: System) -> None:
     if pair is not None and pair[0] < OVERLAP:
         _, i, j, distance = pair
         image = " (its periodic image: the cell is too small)" if i == j else ""
-        raise Unphysical(
-            f"{name_atom(system.z.tolist(), i)} and {name_atom(system.z.tolist(), j)}{image} "
-            f"are {distance:.3f} Å apart: they overlap"
-        )
+        raise Unphysical(f"{_name(system, i)} and {_name(system, j)}{image} are {distance:.3f} Å apart: they overlap")
 
 
-def name_atom(z: Sequence[int], atom: int) -> str:
-    """ "atom 4 (H)"."""
-    return f"atom {atom} ({SYMBOLS[z[atom]]})"
+def _name(system: System, atom: int) -> str:
+    """ "atom 4 (H)", and of several replicas which one."""
+    symbol, replica = SYMBOLS[int(system.z[atom])], int(system.batch[atom])
+    if system.num_systems == 1:
+        return f"atom {atom} ({symbol})"
+    first = int((system.batch < replica).sum())
+    return f"atom {atom - first} ({symbol}) of replica {replica}"

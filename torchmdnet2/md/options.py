@@ -12,8 +12,8 @@ from ..registry import did_you_mean
 
 __all__ = ["FORMATS", "MDOptions"]
 
-FORMATS = (".xyz", ".extxyz", ".traj")
-"""Trajectory formats, by the file's extension: extended XYZ and ASE's own."""
+FORMATS = (".xyz", ".extxyz", ".traj", ".dcd")
+"""Trajectory formats, by the file's extension: extended XYZ, ASE's own, and DCD (positions in float32 and cell)."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,14 @@ class MDOptions:
         temperature: K, of the first velocities and of the Langevin bath; None takes the velocities of the start
             structure when it has some, and 300 K.
         friction: 1/ps, of the Langevin bath.
-        seed: of velocities and noise; the same seed gives the same trajectory.
+        seed: of velocities and noise; the same seed gives the same trajectory. Replica k has seed + k.
+        replicas: independent copies of the start structure that are simulated side by side, in one batch; each has
+            velocities, noise, trajectory and table of its own.
         every: steps between rows of the table, frames of the trajectory and checks; None means a thousandth of
             `steps`, but 10 at least and 100 at most.
         output: prefix of all files that are written; one that ends in .xyz or .traj also chooses the format, and
-            a folder (existing, or written with a slash at the end) holds files named md.*.
+            a folder (existing, or written with a slash at the end) holds files named md.*. Of several replicas,
+            trajectories and tables have the replica's number before their extension: md.0.xyz.
         trajectories: trajectory files; empty means one, `output` + ".xyz".
         restart: continue from `output` + ".restart".
         restart_every: steps between restart files; None means about twenty in the whole run.
@@ -47,6 +50,7 @@ class MDOptions:
     temperature: float | None = None
     friction: float = 1.0
     seed: int = 0
+    replicas: int = 1
     every: int | None = None
     output: str = "md"
     trajectories: tuple[str, ...] = field(default=())
@@ -58,7 +62,7 @@ class MDOptions:
         if self.ensemble not in ("nve", "nvt"):
             hint = did_you_mean(self.ensemble, ["nve", "nvt"])
             raise BadConfig(f"ensemble: '{self.ensemble}' is unknown{hint} Known: nve, nvt (Langevin)")
-        for name, least in (("steps", 0), ("every", 1), ("restart_every", 1)):
+        for name, least in (("steps", 0), ("every", 1), ("restart_every", 1), ("replicas", 1)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise BadConfig(f"{name}: must be a whole number, at least {least}, got {value}")
@@ -80,6 +84,11 @@ class MDOptions:
         """`every`, as a number."""
         return self.every or min(100, max(10, self.steps // 1000))
 
+    @property
+    def target_temperature(self) -> float:
+        """K, of the bath and of velocities that are drawn."""
+        return 300.0 if self.temperature is None else self.temperature
+
     # --- files ---------------------------------------------------------------------------------------------------
 
     @property
@@ -90,22 +99,31 @@ class MDOptions:
             return path / "md"
         return path.with_suffix("") if path.suffix in FORMATS else path
 
-    def file(self, extension: str) -> Path:
-        """The output file with this extension, as in file(".csv")."""
-        return self.prefix.with_name(self.prefix.name + extension)
+    def file(self, extension: str, replica: int | None = None) -> Path:
+        """The output file with this extension, as in file(".csv"); of a replica, where it has one of its own."""
+        return self._numbered(self.prefix.with_name(self.prefix.name + extension), replica)
+
+    def trajectory_files(self, replica: int) -> tuple[Path, ...]:
+        """Where the frames of a replica go."""
+        suffix = Path(self.output).suffix
+        paths = [Path(path) for path in self.trajectories] or [self.file(suffix if suffix in FORMATS else ".xyz")]
+        return tuple(self._numbered(path, replica) for path in paths)
+
+    def _numbered(self, path: Path, replica: int | None) -> Path:
+        if replica is None or self.replicas == 1:
+            return path
+        return path.with_name(f"{path.stem}.{replica}{path.suffix}")
 
     @property
-    def trajectory_files(self) -> tuple[Path, ...]:
-        if self.trajectories:
-            return tuple(Path(path) for path in self.trajectories)
-        suffix = Path(self.output).suffix
-        return (self.file(suffix if suffix in FORMATS else ".xyz"),)
+    def seeds(self) -> list[int]:
+        """One for each replica."""
+        return [self.seed + k for k in range(self.replicas)]
 
     # --- what a restart must have in common -----------------------------------------------------------------------
 
     def physics(self) -> dict[str, Any]:
         """The choices that a restart file is bound to, as plain data."""
-        kept = ("timestep", "ensemble", "temperature", "friction", "seed")
+        kept = ("timestep", "ensemble", "temperature", "friction", "seed", "replicas")
         chosen = {name: value for name, value in asdict(self).items() if name in kept}
         if self.ensemble == "nve":
             chosen.pop("friction")

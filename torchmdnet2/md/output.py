@@ -1,7 +1,4 @@
-"""What a simulation writes: trajectory files, a table, a plot.
-
-Files can be cut back to where they were when a restart file was made.
-"""
+"""The table of a simulation, the drift and the plot."""
 
 from __future__ import annotations
 
@@ -9,17 +6,13 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import BadData
 from ..files import atomic_write
 
-if TYPE_CHECKING:
-    from ase import Atoms
-
-__all__ = ["Drift", "Row", "Table", "TrajectoryFile", "plot"]
+__all__ = ["Drift", "Row", "Table", "plot"]
 
 
 class Row(NamedTuple):
@@ -31,74 +24,6 @@ class Row(NamedTuple):
     potential_eV: float
     kinetic_eV: float
     conserved_eV: float
-
-
-class TrajectoryFile:
-    """Frames on disk, extended XYZ or ASE's .traj by the extension.
-
-    Args:
-        path: of the file; one that is there already is renamed to end in .old, unless `mark` is given.
-        mark: of an earlier run: keep the frames up to there and go on.
-
-    Raises:
-        BadData: the file holds less than the mark says.
-    """
-
-    def __init__(self, path: Path, mark: dict[str, int] | None = None):
-        self.path = path
-        self.binary = path.suffix == ".traj"
-        self.frames = 0
-        self._file: Any = None
-        if path.exists():
-            if mark is None:
-                os.replace(path, path.with_name(path.name + ".old"))
-            else:
-                self._cut(mark)
-
-    def write(self, atoms: Atoms) -> None:
-        """Append one frame."""
-        if self.binary:
-            from ase.io.trajectory import Trajectory
-
-            self._file = self._file or Trajectory(self.path, "a")
-            self._file.write(atoms)
-        else:
-            from ase.io.extxyz import write_xyz
-
-            self._file = self._file or open(self.path, "a")
-            write_xyz(self._file, [atoms])
-            self._file.flush()
-        self.frames += 1
-
-    def close(self) -> None:
-        """Close the file; the next frame opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def mark(self) -> dict[str, int]:
-        """Where the file ends now, on disk for good."""
-        self.close()
-        if not self.path.exists():
-            return {"frames": 0, "bytes": 0}
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
-        return {"frames": self.frames, "bytes": self.path.stat().st_size}
-
-    def _cut(self, mark: dict[str, int]) -> None:
-        self.frames = mark["frames"]
-        if self.path.stat().st_size < mark["bytes"]:
-            raise BadData(f"{self.path} is shorter than when the restart file was written; move it away to go on")
-        if not self.binary:
-            os.truncate(self.path, mark["bytes"])
-            return
-        from ase.io.trajectory import Trajectory
-
-        aside = self.path.with_name(f".{self.path.name}.part")
-        with Trajectory(self.path) as old, Trajectory(aside, "w") as new:
-            for k in range(self.frames):
-                new.write(old[k])
-        os.replace(aside, self.path)
 
 
 class Table:
@@ -124,7 +49,7 @@ class Table:
         self.rows.append(row)
         self._file.write(_line(row))
 
-    def flush(self) -> None:
+    def sync(self) -> None:
         """Everything so far is on disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -159,28 +84,39 @@ class Drift:
         return self.te / self.tt / self.num_atoms if self.count > 2 else float("nan")
 
 
-def plot(path: Path, rows: Sequence[Row], num_atoms: int, title: str, slope: float) -> None:
-    """Temperature and conserved energy over time, as a PNG."""
+def plot(path: Path, replicas: Sequence[Sequence[Row]], num_atoms: int, title: str, drifts: Sequence[float]) -> None:
+    """Temperature and conserved energy over time, as a PNG.
+
+    Args:
+        path: of the file.
+        replicas: rows of each replica.
+        num_atoms: of one replica.
+        title: above all.
+        drifts: of each replica, eV/atom/ps.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 5), layout="constrained")  # no pyplot: the user's figures and backend stay alone
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, sharex=True)
-    time = [row.time_ps for row in rows]
-    mean = float(np.mean([row.temperature_K for row in rows]))
-    above.plot(time, [row.temperature_K for row in rows], lw=0.8)
+    for rows in replicas:
+        time = [row.time_ps for row in rows]
+        above.plot(time, [row.temperature_K for row in rows], lw=0.8)
+        below.plot(time, [1e3 * (row.conserved_eV - rows[0].conserved_eV) / num_atoms for row in rows], lw=0.8)
+    mean = float(np.mean([row.temperature_K for rows in replicas for row in rows]))
     above.axhline(mean, color="gray", lw=0.8, ls="--", label=f"mean {mean:.0f} K")
     above.set_ylabel("temperature (K)")
     above.legend(loc="upper right")
     above.set_title(title)
-    first = rows[0].conserved_eV
-    below.plot(time, [1e3 * (row.conserved_eV - first) / num_atoms for row in rows], lw=0.8)
     below.set_ylabel("total energy − first (meV/atom)")
     below.set_xlabel("time (ps)")
-    below.text(
-        0.01, 0.95, "" if np.isnan(slope) else f"drift {slope:+.1e} eV/atom/ps", transform=below.transAxes, va="top"
-    )
+    worst = max(drifts, key=abs)
+    words = "" if np.isnan(worst) else f"drift {worst:+.1e} eV/atom/ps" + (" at most" if len(drifts) > 1 else "")
+    below.text(0.01, 0.95, words, transform=below.transAxes, va="top")
     figure.savefig(path, dpi=120)
 
 

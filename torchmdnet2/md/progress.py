@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -32,6 +33,7 @@ class Reporter:
         self.console, self.first, self.last, self.timestep = console, first, last, timestep
         self.started = self.printed = time.perf_counter()
         self.printed_step, self.shown = first, 0.0
+        self.ended: float | None = None
         self.bar: Progress | None = None
         if console is not None and console.is_terminal:
             self.bar = Progress(
@@ -48,18 +50,20 @@ class Reporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.ended = time.perf_counter()
         if self.bar is not None:
             self.bar.stop()
 
     def ns_per_day(self, step: int) -> float:
-        """Simulated time per day of computing, from the speed since the start; nan at the start."""
-        elapsed = time.perf_counter() - self.started
+        """Simulated time per day of computing, from the speed between start and end; nan at the start."""
+        elapsed = (self.ended or time.perf_counter()) - self.started
         return (step - self.first) * self.timestep * 1e-6 * 86400 / elapsed if step > self.first else float("nan")
 
-    def update(self, row: Row, drift: float) -> None:
-        """Tell about a row."""
+    def update(self, rows: Sequence[Row], drift: float) -> None:
+        """Tell about a step: the mean temperature of the replicas, and their largest drift."""
         if self.console is None:
             return
+        row = rows[0]._replace(temperature_K=sum(row.temperature_K for row in rows) / len(rows))
         clock = time.perf_counter()
         if self.bar is not None and clock - self.shown < 0.1 and row.step != self.last:
             return

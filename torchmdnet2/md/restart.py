@@ -11,7 +11,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..errors import BadCheckpoint, BadConfig
@@ -20,35 +19,30 @@ from .state import State
 
 __all__ = ["read_restart", "write_restart"]
 
-_FORMAT = "torchmdnet2-md-1"
+_FORMAT = "torchmdnet2-md-2"
 
 
-def write_restart(path: str | os.PathLike, state: State, generator: torch.Generator, facts: dict[str, Any]) -> None:
+def write_restart(path: str | os.PathLike, state: State, facts: dict[str, Any]) -> None:
     """Write a restart file.
 
     Args:
         path: replaced in one piece.
-        state: of the simulation.
-        generator: of the noise.
+        state: of the simulation. Noise needs none: it is a function of the seed and the step.
         facts: JSON-able: what a continuation must agree with, and how far the output files had got.
     """
     from safetensors.torch import save
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors().items()}
-    tensors["generator"] = generator.get_state()
     told = json.dumps({**facts, "step": state.step}, sort_keys=True)
     atomic_write(path, save(tensors, metadata={"format": _FORMAT, "facts": told, "digest": _digest(tensors, told)}))
 
 
-def read_restart(
-    path: str | os.PathLike, expected: dict[str, Any], device: torch.device
-) -> tuple[State, Tensor, dict[str, Any]]:
-    """The state, the generator's state and the facts of a restart file.
+def read_restart(path: str | os.PathLike, expected: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+    """The state (on the CPU) and the facts of a restart file.
 
     Args:
         path: of the file.
         expected: facts that must be the same as when it was written.
-        device: where the state goes.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -65,11 +59,12 @@ def read_restart(
         tensors = load(blob)
         size = int.from_bytes(blob[:8], "little")
         header = json.loads(blob[8 : 8 + size])["__metadata__"]
-        if header["format"] != _FORMAT or header["digest"] != _digest(tensors, header["facts"]):
+        if header["format"] != _FORMAT:
+            raise ValueError(f"its format is {header['format']}, and this version reads {_FORMAT}")
+        if header["digest"] != _digest(tensors, header["facts"]):
             raise ValueError("the checksum does not match")
         facts = json.loads(header["facts"])
-        generator = tensors.pop("generator")
-        state = State(**{name: value.to(device) for name, value in tensors.items()}, step=facts["step"])
+        state = State(**tensors, step=facts["step"])
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise BadCheckpoint(f"{path}: not a restart file, or damaged: {error}") from error
     for name, value in expected.items():
@@ -78,7 +73,7 @@ def read_restart(
                 f"{path} was written with {name} = {facts.get(name)} and this run has {value}: a restart continues the "
                 "same simulation; give the same options, or start without --restart"
             )
-    return state, generator, facts
+    return state, facts
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:

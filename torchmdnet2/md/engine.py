@@ -1,0 +1,121 @@
+"""Engines: what advances a state by many steps, on the host's command or ahead of it.
+
+Shapes: N atoms in B replicas.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from ..evaluator import Evaluator
+from ..runtime.reference import BoundStep
+from ..system import System
+from .integrators import VelocityVerlet
+from .state import State
+
+__all__ = ["Engine", "HostEngine", "make_engine"]
+
+
+class Engine(ABC):
+    """Advances the replicas of a simulation.
+
+    Args:
+        step: energy and forces of N atoms in B structures, float64; where the simulation begins.
+        dynamics: the integrator.
+
+    Attributes:
+        ahead: blocks that may be under way while the host looks at the one before.
+    """
+
+    ahead = 0
+
+    def __init__(self, step: BoundStep, dynamics: VelocityVerlet):
+        self.step, self.dynamics = step, dynamics
+
+    def begin(self, vel: Tensor) -> State:
+        """The state at the first positions, with these velocities; on the host."""
+        step = self.step
+        heat = torch.zeros(step.energy.shape[0], self.parts, dtype=torch.float64)
+        state = State(step.pos, vel, step.forces, step.energy, heat).to("cpu").clone()
+        self.load(state)
+        return state
+
+    @property
+    def parts(self) -> int:
+        """P, in which a replica's heat is summed."""
+        return 1
+
+    @abstractmethod
+    def load(self, state: State) -> None:
+        """Go on from another state."""
+
+    @abstractmethod
+    def launch(self, steps: int) -> None:
+        """Advance by some steps; returns before they are done where the device works on its own."""
+
+    @abstractmethod
+    def collect(self) -> State:
+        """The state after the oldest launch that was not collected, on the host. It stays as it is until two further
+        launches were made."""
+
+    @abstractmethod
+    def drop(self) -> None:
+        """Forget launches that were not collected."""
+
+    def check(self) -> bool:
+        """Whether the steps since the last check were good: as BoundStep.check."""
+        return self.step.check()
+
+
+class HostEngine(Engine):
+    """Step by step, commanded by the host: on the CPU, and where the potential cannot be captured in a CUDA graph."""
+
+    def __init__(self, step: BoundStep, dynamics: VelocityVerlet):
+        super().__init__(step, dynamics)
+        heat = torch.zeros_like(step.energy)[:, None]
+        self._state = State(step.pos, torch.zeros_like(step.pos), step.forces, step.energy, heat)
+        self._done: list[State] = []
+
+    def load(self, state: State) -> None:
+        with torch.no_grad():
+            self._state.copy_(state)
+
+    def launch(self, steps: int) -> None:
+        state, dynamics = self._state, self.dynamics
+        for _ in range(steps):
+            with torch.no_grad():
+                dynamics.open(state)
+            self.step.replay()
+            with torch.no_grad():
+                dynamics.close(state)
+        self._done.append(state.clone().to("cpu"))
+
+    def collect(self) -> State:
+        return self._done.pop(0)
+
+    def drop(self) -> None:
+        self._done.clear()
+
+
+def make_engine(evaluator: Evaluator, system: System, dynamics: VelocityVerlet, interval: int) -> Engine:
+    """The fastest engine that fits: captured in CUDA graphs where the potential's step can be.
+
+    Args:
+        evaluator: the potential; one without graphs of its own, which could not be captured in another.
+        system: N atoms in B structures, float64; where the simulation begins.
+        dynamics: the integrator.
+        interval: steps between the moments when the host looks.
+    """
+    step = evaluator.bind(system, stress=False)
+    if system.device.type == "cuda":
+        try:
+            from ..runtime.bound import FusedBoundStep
+            from .graphed import GraphEngine
+        except ImportError:  # no Triton
+            return HostEngine(step, dynamics)
+        if isinstance(step, FusedBoundStep):
+            return GraphEngine(step, dynamics, interval)
+    return HostEngine(step, dynamics)

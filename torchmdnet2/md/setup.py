@@ -1,0 +1,118 @@
+"""What a simulation begins with: the start structure checked, relaxed and in tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import BadData
+from ..potential import Potential
+from ..system import System
+from .options import MDOptions
+from .record import VELOCITY
+from .state import Atomistics, maxwell_boltzmann, remove_momentum
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["atomistics", "check_start", "fingerprint", "minimize", "noise_seeds", "plain_copy", "velocities"]
+
+
+def plain_copy(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
+    """A copy with charge and spin in its info and without labels, which would be wrong in every later frame."""
+    from ase import Atoms
+
+    start = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, constraint=atoms.constraints)
+    for name in ("masses", "momenta"):
+        if atoms.has(name):
+            start.set_array(name, atoms.get_array(name))
+    for key, given in (("charge", charge), ("spin", spin)):
+        value = atoms.info.get(key, given)
+        if value is not None:
+            start.info[key] = value
+    return start
+
+
+def check_start(start: Atoms, potential: Potential) -> None:
+    """Refuse a structure that cannot be simulated.
+
+    Raises:
+        BadData: no atoms, or a constraint that is not known here.
+        UnknownElement: the model does not know an atom's element.
+        ValueError: not valid otherwise (System.validate).
+    """
+    from ase.constraints import FixAtoms
+
+    if not len(start):
+        raise BadData("the start structure has no atoms")
+    for constraint in start.constraints:
+        if not isinstance(constraint, FixAtoms):
+            raise BadData(f"the start structure has a {type(constraint).__name__}; only FixAtoms is supported here")
+    system = System.from_ase(start, device=potential.device).validate()
+    potential.check_elements(system.z)
+
+
+def minimize(start: Atoms, potential: Potential) -> str:
+    """Relax a structure in place, until all forces are below 0.05 eV/Å; what came of it, in words."""
+    from ase.optimize import FIRE
+
+    from ..adapters.ase import TorchMDNet2Calculator
+
+    start.calc = TorchMDNet2Calculator(potential, device=potential.device)
+    optimizer = FIRE(start, logfile=None)
+    done = optimizer.run(fmax=0.05, steps=1000)
+    largest = np.linalg.norm(start.get_forces(), axis=1).max()
+    words = (
+        f"minimised in {optimizer.nsteps} steps: energy {start.get_potential_energy():.4f} eV, "
+        f"largest force {largest:.3f} eV/Å" + ("" if done else " (not converged)")
+    )
+    start.calc = None
+    return words
+
+
+def atomistics(start: Atoms, options: MDOptions) -> Atomistics:
+    """Masses and fixed atoms of all replicas, on the CPU.
+
+    Raises:
+        BadData: all atoms are fixed, or one has no mass.
+    """
+    mobile = torch.ones(len(start), 1, dtype=torch.float64)
+    for constraint in start.constraints:
+        mobile[torch.as_tensor(constraint.index)] = 0
+    count = int(mobile.sum())
+    if not count:
+        raise BadData("every atom of the start structure is fixed")
+    free = options.ensemble == "nvt" or count < len(start) or count == 1
+    masses = torch.as_tensor(start.get_masses(), dtype=torch.float64)[:, None]
+    if not bool((masses > 0).all()):
+        bad = int((~(masses > 0)).nonzero()[0, 0])
+        raise BadData(f"atom {bad} has a mass of {float(masses[bad]):g}; give it a positive one")
+    B = options.replicas
+    return Atomistics(masses.repeat(B, 1), mobile.repeat(B, 1), 3 * count - (0 if free else 3), B)
+
+
+def velocities(start: Atoms, atoms: Atomistics, options: MDOptions) -> Tensor:
+    """[N, 3] Å/fs: those of the structure where it has some that are meant, else drawn for the temperature."""
+    given = torch.as_tensor(start.get_velocities() / VELOCITY, dtype=torch.float64)
+    if options.temperature is None and options.replicas == 1 and bool(given.any()):
+        return remove_momentum(atoms, given * atoms.mobile)
+    return maxwell_boltzmann(atoms, options.target_temperature, options.seeds)
+
+
+def noise_seeds(seeds: Sequence[int]) -> list[int]:
+    """Seeds of other streams than that of the velocities, which are drawn from the same seeds."""
+    return [int.from_bytes(hashlib.sha256(f"noise {seed}".encode()).digest()[:7], "little") for seed in seeds]
+
+
+def fingerprint(potential: Potential) -> str:
+    """What a restart file knows a model in memory by: its weights."""
+    digest = hashlib.sha256()
+    for name, value in sorted(potential.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,205 @@
+"""Trajectory files, which can be cut back to where they were when a restart file was made."""
+
+from __future__ import annotations
+
+import os
+import struct
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+
+import numpy as np
+
+from ..errors import BadData
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["DCD", "ASETrajectory", "ExtendedXYZ", "TrajectoryFile", "open_trajectory"]
+
+_AKMA = 0.04888821  # ps, the unit of time in DCD files
+_MOST = 2**31 - 1  # that their numbers can be
+_NO_FRAMES: dict[str, int] = {"frames": 0, "bytes": 0}
+
+
+class TrajectoryFile(ABC):
+    """Frames on disk.
+
+    Args:
+        path: of the file; one that is there already is renamed to end in .old, unless `mark` is given.
+        timestep, interval: fs, and steps between frames.
+        mark: of an earlier run: keep the frames up to there and go on.
+
+    Attributes:
+        mark: where the file ends after the last frame: how many there are, and bytes.
+
+    Raises:
+        BadData: the file holds less than the mark says.
+    """
+
+    def __init__(self, path: Path, timestep: float, interval: int, mark: dict[str, int] | None = None):
+        self.path, self.timestep, self.interval = path, timestep, interval
+        self.mark = mark or dict(_NO_FRAMES)
+        self._file: Any = None
+        if mark is None:
+            if path.exists():
+                os.replace(path, path.with_name(path.name + ".old"))
+        elif mark["frames"]:
+            if not path.exists() or path.stat().st_size < mark["bytes"]:
+                raise BadData(f"{path} is shorter than when the restart file was written; move it away to go on")
+            self._cut(mark)
+        elif path.exists():
+            path.unlink()
+
+    def write(self, atoms: Atoms) -> None:
+        """Append one frame."""
+        if self._file is None:
+            self._file = self._open()
+        self._write(atoms)
+        self.mark = {"frames": self.mark["frames"] + 1, "bytes": self.path.stat().st_size}
+
+    def close(self) -> None:
+        """Close the file; the next frame opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def sync(self) -> None:
+        """Everything so far is on disk for good."""
+        self.close()
+        if self.path.exists():
+            with open(self.path, "rb+") as file:
+                os.fsync(file.fileno())
+
+    @abstractmethod
+    def _open(self) -> Any:
+        """For appending."""
+
+    @abstractmethod
+    def _write(self, atoms: Atoms) -> None:
+        """A frame, as far as the operating system."""
+
+    @abstractmethod
+    def _cut(self, mark: dict[str, int]) -> None:
+        """Drop what lies behind the mark."""
+
+
+class ExtendedXYZ(TrajectoryFile):
+    """Text; positions, momenta, energy, forces."""
+
+    def _open(self) -> TextIO:
+        return open(self.path, "a")
+
+    def _write(self, atoms: Atoms) -> None:
+        from ase.io.extxyz import write_xyz
+
+        write_xyz(self._file, [atoms])
+        self._file.flush()
+
+    def _cut(self, mark: dict[str, int]) -> None:
+        os.truncate(self.path, mark["bytes"])
+
+
+class ASETrajectory(TrajectoryFile):
+    """ASE's own binary format, which holds every digit."""
+
+    def _open(self) -> Any:
+        from ase.io.trajectory import Trajectory
+
+        return Trajectory(self.path, "a")
+
+    def _write(self, atoms: Atoms) -> None:
+        self._file.write(atoms)
+
+    def _cut(self, mark: dict[str, int]) -> None:
+        from ase.io.trajectory import Trajectory
+
+        aside = self.path.with_name(f".{self.path.name}.part")
+        with Trajectory(self.path) as old, Trajectory(aside, "w") as new:
+            for k in range(mark["frames"]):
+                new.write(old[k])
+        os.replace(aside, self.path)
+
+
+class DCD(TrajectoryFile):
+    """CHARMM's binary format, as OpenMM, VMD, MDAnalysis and mdtraj have it: positions in float32, and the cell.
+
+    The cell is stored as lengths and cosines of angles: its first vector must lie along x, its second in the xy plane.
+
+    Raises:
+        BadData: a cell that does not, or a structure that is periodic in some directions only.
+    """
+
+    def _open(self) -> BinaryIO:
+        return open(self.path, "rb+" if self.mark["frames"] else "wb+")
+
+    def _write(self, atoms: Atoms) -> None:
+        periodic = _periodic(atoms, self.path)
+        file: BinaryIO = self._file
+        frames = self.mark["frames"]
+        if not frames:
+            file.write(self._header(len(atoms), atoms.info["step"], periodic))
+        _count(file, frames + 1, atoms.info["step"])
+        file.seek(0, os.SEEK_END)
+        if periodic:
+            a, b, c, *angles = atoms.cell.cellpar()
+            alpha, beta, gamma = np.sin(np.pi / 2 - np.radians(angles))  # exactly 0 for right angles
+            file.write(_record(struct.pack("<6d", a, gamma, b, beta, alpha, c)))
+        for axis in atoms.positions.T:
+            file.write(_record(axis.astype("<f4").tobytes()))
+        file.flush()
+
+    def _header(self, num_atoms: int, step: int, periodic: bool) -> bytes:
+        control = struct.pack(
+            "<4s9if10i", b"CORD", 0, min(step, _MOST), self.interval, 0, 0, 0, 0, 0, 0, self.timestep * 1e-3 / _AKMA,
+            periodic, 0, 0, 0, 0, 0, 0, 0, 0, 24,
+        )  # fmt: skip
+        title = struct.pack("<i80s", 1, b"Created by torchmdnet2")
+        return _record(control) + _record(title) + _record(struct.pack("<i", num_atoms))
+
+    def _cut(self, mark: dict[str, int]) -> None:
+        os.truncate(self.path, mark["bytes"])
+        with open(self.path, "rb+") as file:
+            file.seek(12)
+            first, interval = struct.unpack("<2i", file.read(8))
+            _count(file, mark["frames"], first + (mark["frames"] - 1) * interval)
+
+
+def _count(file: BinaryIO, frames: int, step: int) -> None:
+    """Note the number of frames and the last step in the header."""
+    for offset, value in ((8, frames), (20, step)):
+        file.seek(offset)
+        file.write(struct.pack("<i", min(value, _MOST)))
+
+
+def _record(content: bytes) -> bytes:
+    """As Fortran writes it: the length on both sides."""
+    length = struct.pack("<i", len(content))
+    return length + content + length
+
+
+def _periodic(atoms: Atoms, path: Path) -> bool:
+    if not atoms.pbc.any():
+        return False
+    if not atoms.pbc.all():
+        raise BadData(f"{path}: a DCD file knows only structures that are periodic in all directions or in none")
+    upper = np.abs(np.triu(atoms.cell.array, 1)).max()
+    if upper > 1e-6 * np.abs(atoms.cell.array).max() or (np.diag(atoms.cell.array) <= 0).any():
+        raise BadData(
+            f"{path}: a DCD file needs a cell with its first vector along x and its second in the xy plane "
+            "(atoms.set_cell(atoms.cell.standard_form()[0], scale_atoms=True))"
+        )
+    return True
+
+
+_FORMATS: dict[str, type[TrajectoryFile]] = {
+    ".xyz": ExtendedXYZ,
+    ".extxyz": ExtendedXYZ,
+    ".traj": ASETrajectory,
+    ".dcd": DCD,
+}
+
+
+def open_trajectory(path: Path, timestep: float, interval: int, mark: dict[str, int] | None = None) -> TrajectoryFile:
+    """The trajectory file of the kind that its extension names; arguments as for TrajectoryFile."""
+    return _FORMATS[path.suffix](path, timestep, interval, mark)
