@@ -1,127 +1,146 @@
-import itertools
-import json
+"""The order of an epoch: every frame once, evenly filled batches, the same on any number of devices."""
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-from torchmdnet2.data import AtomBatchSampler, InMemoryDataset, MoleculeBatchSampler, collate
+from torchmdnet2.data import epoch_batches, epoch_order, in_order
+from torchmdnet2.errors import BadData
 
-from .frames import METHANE, WATER, make_sample, same
-
-NUM_ATOMS = np.random.default_rng(0).integers(1, 30, 103).tolist()
-MAKERS = {
-    "molecules": lambda **kwargs: MoleculeBatchSampler(103, 10, **kwargs),
-    "atoms": lambda **kwargs: AtomBatchSampler(NUM_ATOMS, 50, **kwargs),
+RNG = np.random.default_rng(0)
+ATOMS = RNG.integers(1, 30, 1003)
+EDGES = ATOMS * RNG.integers(3, 20, 1003)
+KINDS = {
+    "molecules": {"batch_size": 10},
+    "atoms": {"max_atoms": 200},
+    "edges": {"max_edges": 3000},
+    "both": {"max_atoms": 150, "max_edges": 2500},
 }
 
 
-@pytest.fixture(params=MAKERS)
-def make(request):
-    return MAKERS[request.param]
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
 
 
-def test_every_frame_once_per_epoch(make):
-    sampler = make(seed=5)
+def batches(kind, seed=5, epoch=0, **more):
+    return epoch_batches(ATOMS, EDGES, seed=seed, epoch=epoch, **kind, **more)
+
+
+def flat(parts):
+    return [i for part in parts for i in part]
+
+
+def test_every_frame_once_per_epoch(kind):
     for epoch in range(3):
-        batches = sampler.batches(epoch)
-        assert sorted(i for batch in batches for i in batch) == list(range(103))
-        assert all(batches)
+        parts = batches(kind, epoch=epoch)
+        assert sorted(flat(parts)) == list(range(1003)) and all(parts)
 
 
-def test_order_is_a_function_of_seed_and_epoch(make):
+def test_order_is_a_function_of_seed_and_epoch(kind):
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    sampler = make(seed=5)
-    late = sampler.batches(7)
-    assert late != sampler.batches(8) and late != make(seed=6).batches(7)
+    late = batches(kind, epoch=7)
+    assert late != batches(kind, epoch=8) and late != batches(kind, seed=6, epoch=7)
     torch.manual_seed(1)
-    assert make(seed=5).batches(7) == late
+    assert batches(kind, epoch=7) == late
     torch.set_rng_state(before[0])
     assert np.random.get_state()[1].tolist() == before[1]
-    assert make(shuffle=False).batches(0) == make(shuffle=False).batches(1)
-    assert [i for batch in make(shuffle=False).batches(0) for i in batch] == list(range(103))
+    together = {frozenset(part) for part in late} & {frozenset(part) for part in batches(kind, epoch=8)}
+    assert not {part for part in together if len(part) > 1}  # other frames meet each other
 
 
-def test_sizes_of_batches():
-    assert {len(batch) for batch in MAKERS["molecules"]().batches(0)} == {9, 10}
-    assert [len(batch) for batch in MoleculeBatchSampler(3, 10).batches(0)] == [3]
-    batches = MAKERS["atoms"]().batches(0)
-    atoms = [sum(NUM_ATOMS[i] for i in batch) for batch in batches]
-    assert max(atoms) <= 50
-    for batch, following in itertools.pairwise(batches):  # none could have taken one more
-        assert sum(NUM_ATOMS[i] for i in batch) + NUM_ATOMS[following[0]] > 50
-    alone = AtomBatchSampler([5, 200, 5], 50, shuffle=False)
-    assert alone.batches(0) == [[0], [1], [2]]
+def test_batches_of_frames_are_even():
+    sizes = [len(part) for part in batches(KINDS["molecules"])]
+    assert set(sizes) == {9, 10} and len(sizes) == 101
+    assert [len(part) for part in epoch_batches(ATOMS[:3], EDGES[:3], seed=0, epoch=0, batch_size=10)] == [3]
+    parts, at_random = batches(KINDS["molecules"]), epoch_order(1003, 10, 5, 0)
+    for first in (0, 32, 64):  # windows of batches; from one to the next there is some chance
+        even, uneven = (np.std([EDGES[part].sum() for part in p[first : first + 32]]) for p in (parts, at_random))
+        assert even < uneven / 20
 
 
-def test_resuming_anywhere_gives_the_same_batches(make):
-    whole, sampler = [], make(seed=2)
-    while sampler.epoch < 3:
-        batch = next(iter(sampler))
-        whole.append(batch)
-        sampler.step()
-    for stop in range(0, len(whole), 5):
-        first = make(seed=2)
-        for _ in range(stop):
-            first.step()
-        state = json.loads(json.dumps(first.state_dict()))
-        second = make(seed=2)
-        second.load_state_dict(state)
-        rest = []
-        while second.epoch < 3:
-            for batch in second:
-                rest.append(batch)
-                second.step()
-        assert whole[:stop] + rest == whole
+@pytest.mark.parametrize("name", ["atoms", "edges", "both"])
+def test_budgets_are_kept_and_used(name):
+    kind = KINDS[name]
+    parts = batches(kind)
+    atoms, edges = (np.array([values[part].sum() for part in parts]) for values in (ATOMS, EDGES))
+    fill = np.maximum(atoms / kind.get("max_atoms", np.inf), edges / kind.get("max_edges", np.inf))
+    assert fill.max() <= 1
+    assert fill.mean() > 0.85
 
 
-def test_length_is_what_is_left():
-    sampler = MoleculeBatchSampler(10, 3)
-    lengths = []
-    for _ in range(5):
-        assert len(list(sampler)) == len(sampler)
-        lengths.append(len(sampler))
-        sampler.step()
-    assert lengths == [4, 3, 2, 1, 4] and (sampler.epoch, sampler.position) == (1, 1)
+def test_frames_of_very_different_size():
+    atoms = np.array([1000] * 5 + [900] * 5 + [10] * 600)
+    parts = epoch_batches(atoms, atoms, seed=0, epoch=0, max_atoms=1000)
+    assert sorted(flat(parts)) == list(range(610))
+    assert max(atoms[part].sum() for part in parts) <= 1000 and len(parts) <= 18  # 15.5 full ones at least
 
 
-def test_a_state_of_other_settings_is_refused(make):
-    state = make(seed=2).state_dict()
-    with pytest.raises(ValueError, match="seed = 2, and now it is 3"):
-        make(seed=3).load_state_dict(state)
-    with pytest.raises(ValueError, match="num_frames"):
-        MoleculeBatchSampler(99, 10, seed=2).load_state_dict(MoleculeBatchSampler(98, 10, seed=2).state_dict())
+def test_a_frame_that_is_too_large_is_named():
+    with pytest.raises(BadData, match=rf"train\.xyz, frame {ATOMS.argmax()}: it has 29 atoms, and .* 20 at most"):
+        batches({"max_atoms": 20}, name="train.xyz, frame {}".format)
+    with pytest.raises(BadData, match="raise max_edges, or leave out this frame"):
+        batches({"max_edges": int(EDGES.max()) - 1, "max_atoms": 1000})
+    assert batches({"max_atoms": 29})
 
 
-def test_settings_that_cannot_be():
-    for make_bad in (
-        lambda: MoleculeBatchSampler(0, 5),
-        lambda: MoleculeBatchSampler(5, 0),
-        lambda: AtomBatchSampler([], 5),
-        lambda: AtomBatchSampler([3], 0),
-    ):
-        with pytest.raises(ValueError, match="at least"):
-            make_bad()
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 5, "max_atoms": 100}])
+def test_a_size_or_a_budget(settings):
+    with pytest.raises(ValueError, match="batch_size, or else"):
+        batches(settings)
 
 
-def test_workers_do_not_change_the_epoch():
-    """0 and 2 workers, with a stop in the middle: reading ahead must not move the position."""
-    data = InMemoryDataset([make_sample(METHANE if k % 3 else WATER, seed=k) for k in range(30)])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 64])
+def test_devices_share_an_epoch(kind, world_size):
+    parts = [batches(kind, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert len({len(part) for part in parts}) == 1  # all take the same number of steps
+    assert sorted(flat(flat(parts))) == list(range(1003))
+    alone, steps = batches(kind), len(parts[0])
+    assert steps == -(-len(alone) // world_size)
+    for step in range(steps - 1):
+        assert [part[step] for part in parts] == alone[step * world_size : (step + 1) * world_size]
+    last = [part[-1] for part in parts]
+    assert sum(not part for part in last) == 0  # there are frames enough for all
+    edges = np.array([[EDGES[part].sum() for part in own] for own in parts])
+    cost = edges if "max_atoms" not in kind else None
+    if cost is not None and world_size < 10:
+        assert cost.sum(1).max() / cost.sum(1).mean() < 1.05
 
-    def epoch(num_workers, stop):
-        sampler, batches = AtomBatchSampler([len(s.system.z) for s in data], 20, seed=4), []
-        for batch in DataLoader(data, batch_sampler=sampler, collate_fn=collate, num_workers=num_workers):
-            batches.append(batch)
-            sampler.step()
-            if len(batches) == stop:
-                break
-        resumed = AtomBatchSampler([len(s.system.z) for s in data], 20, seed=4)
-        resumed.load_state_dict(sampler.state_dict())
-        rest = DataLoader(data, batch_sampler=resumed, collate_fn=collate, num_workers=num_workers)
-        return batches + (list(rest) if stop else [])
 
-    reference = epoch(0, None)
-    for num_workers, stop in ((0, 3), (2, None), (2, 3)):
-        got = epoch(num_workers, stop)
-        assert len(got) == len(reference) and all(same(a, b) for a, b in zip(reference, got, strict=True))
+def test_fewer_frames_than_devices():
+    parts = [
+        epoch_batches(ATOMS[:10], EDGES[:10], seed=0, epoch=0, batch_size=2, rank=r, world_size=4) for r in range(4)
+    ]
+    assert sorted(flat(flat(parts))) == list(range(10)) and {len(part) for part in parts} == {2}
+    assert sorted(len(part[1]) for part in parts) == [0, 0, 1, 1]
+
+
+def test_going_on_with_another_number_of_devices(kind):
+    """Killed after 3 steps on 4 devices, 5 more on 2, the rest on 3: every frame once."""
+    whole, done, seen = batches(kind), 0, []
+    for world_size, steps in ((4, 3), (2, 5), (3, None)):
+        parts = [batches(kind, rank=rank, world_size=world_size, done=done)[:steps] for rank in range(world_size)]
+        seen += flat(flat(parts))
+        done += world_size * len(parts[0])
+    assert sorted(seen) == list(range(1003)) and done >= len(whole)
+    assert batches(kind, done=5) == whole[5:]
+
+
+def test_without_balance():
+    order = epoch_order(103, 10, seed=3, epoch=7)
+    assert sorted(flat(order)) == list(range(103)) and {len(part) for part in order} == {9, 10}
+    assert order == epoch_order(103, 10, 3, 7) != epoch_order(103, 10, 3, 8)
+    assert in_order(5, 2) == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.slow
+def test_a_million_frames_are_ordered_in_seconds():
+    import time
+
+    atoms = RNG.integers(15, 51, 10**6)
+    for kind in KINDS.values():
+        start = time.perf_counter()
+        parts = epoch_batches(atoms, 18 * atoms, seed=0, epoch=0, **kind)
+        seconds = time.perf_counter() - start
+        print(f"{kind}: {len(parts)} batches in {seconds:.1f} s")
+        assert sum(map(len, parts)) == 10**6 and seconds < 30

@@ -1,16 +1,15 @@
 import json
-import os
 
 import pytest
 
-from torchmdnet2.data import InMemoryDataset, Splits, make_splits
+from torchmdnet2.data import ConcatDataset, InMemoryDataset, make_splits, read_splits, splits_entry
 from torchmdnet2.errors import BadData
 
 from .frames import make_sample
 
 
 def sizes(splits):
-    return len(splits.train), len(splits.val), len(splits.test)
+    return tuple(len(splits[name]) for name in ("train", "validation", "test"))
 
 
 @pytest.mark.parametrize(
@@ -29,9 +28,9 @@ def sizes(splits):
 def test_sizes(asked, expected):
     splits = make_splits(100, *asked, seed=3)
     assert sizes(splits) == expected
-    together = splits.train + splits.val + splits.test
+    together = sum(splits.values(), [])
     assert len(set(together)) == len(together) and set(together) <= set(range(100))
-    assert all(part == sorted(part) for part in (splits.train, splits.val, splits.test))
+    assert all(part == sorted(part) for part in splits.values())
 
 
 def test_fractions_that_round_lose_no_frame():
@@ -42,20 +41,20 @@ def test_the_seed_decides():
     first = make_splits(1000, None, 0.1, 0.1, seed=1)
     assert first == make_splits(1000, None, 0.1, 0.1, seed=1)
     assert first != make_splits(1000, None, 0.1, 0.1, seed=2)
-    assert first.test != list(range(900, 1000))
+    assert first["test"] != list(range(900, 1000))
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ((None, None, 5), "train_size and val_size"),
-        ((90, 10, 10), "100 frames are not enough for train_size = 90, val_size = 10, test_size = 10"),
+        ((None, None, 5), "train and validation"),
+        ((90, 10, 10), "100 frames are not enough for train = 90, validation = 10, test = 10"),
         ((0.9, 0.1, 0.1), "not enough"),
-        ((1.5, 0, 0), "train_size = 1.5 is not a fraction"),
-        ((-1, 0, 0), "train_size must not be negative"),
-        ((10, float("nan"), 0), "val_size = nan is not a fraction"),
-        ((True, 0, 0), "train_size must be a number of frames"),
-        (("80", 0, 0), "train_size must be a number of frames"),
+        ((1.5, 0, 0), "train = 1.5 is not a fraction"),
+        ((-1, 0, 0), "train must not be negative"),
+        ((10, float("nan"), 0), "validation = nan is not a fraction"),
+        ((True, 0, 0), "train must be a number of frames"),
+        (("80", 0, 0), "train must be a number of frames"),
         ((None, 50, 50), "no frame is left to train on"),
         ((0.001, 0, 0), "no frame is left to train on"),
     ],
@@ -70,48 +69,66 @@ def data():
     return InMemoryDataset([make_sample(seed=k) for k in range(20)])
 
 
+FILES = ["a.xyz", "b.xyz"]
+
+
+def write(path, data, splits, files=FILES):
+    path.write_text(json.dumps({name: splits_entry(data, part, files) for name, part in splits.items()}))
+    return path
+
+
 def test_round_trip(tmp_path, data):
     splits = make_splits(20, None, 3, 4)
-    splits.save(tmp_path / "splits.json", data)
-    assert Splits.load(tmp_path / "splits.json", data) == splits
-    assert os.listdir(tmp_path) == ["splits.json"]
+    path = write(tmp_path / "s.json", data, splits)
+    assert read_splits(path, data, FILES) == splits
+    assert read_splits(path, data, ["elsewhere.xyz"]) == splits  # the frames decide, not where they are
+    other = InMemoryDataset([make_sample(seed=100 + k) for k in range(3)])
+    entries = {"train": splits_entry(data, [1, 2], FILES), "test": splits_entry(other, [0, 1, 2], ["c.xyz"])}
+    path.write_text(json.dumps(entries))
+    assert read_splits(path, data, FILES) == {"train": [1, 2]}
+    assert read_splits(path, other, ["c.xyz"]) == {"test": [0, 1, 2]}
 
 
 def test_splits_belong_to_their_data(tmp_path, data):
-    make_splits(20, None, 3, 4).save(tmp_path / "s.json", data)
-    shorter = InMemoryDataset([data[k] for k in range(19)])
-    with pytest.raises(BadData, match=r"s\.json: .*20 frames, not for 19"):
-        Splits.load(tmp_path / "s.json", shorter)
+    path = write(tmp_path / "s.json", data, make_splits(20, None, 3, 4))
     samples = list(data)
-    samples[7].system.pos[0, 0] += 1e-9
-    with pytest.raises(BadData, match="made for other frames"):
-        Splits.load(tmp_path / "s.json", InMemoryDataset(samples))
-    with pytest.raises(BadData, match="made for other frames"):
-        Splits.load(tmp_path / "s.json", InMemoryDataset(list(data)[::-1]))
+    moved = InMemoryDataset(samples[:7] + [make_sample(seed=99)] + samples[8:])
+    for other in (InMemoryDataset(samples[:19]), moved, InMemoryDataset(samples[::-1]), ConcatDataset([data, data])):
+        with pytest.raises(BadData, match=r"s\.json: these splits were made for other frames"):
+            read_splits(path, other, FILES)
+
+
+def test_files_without_fingerprints(tmp_path, data):
+    (tmp_path / "s.json").write_text(json.dumps({"train": {"files": FILES, "indices": [3, 4]}}))
+    assert read_splits(tmp_path / "s.json", data, FILES) == {"train": [3, 4]}
+    with pytest.raises(BadData, match="other frames"):
+        read_splits(tmp_path / "s.json", data, FILES[:1])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "torchmdnet2 splits 2"}, "its format is not"),
         ({"train": [0, 1, 20]}, "train must be a list of frames between 0 and 19"),
-        ({"val": [-1]}, "val must be"),
-        ({"val": [1.0]}, "val must be"),
-        ({"val": [True]}, "val must be"),
-        ({"test": None}, "test must be"),
-        ({"train": [1, 2], "val": [5], "test": [3, 2]}, "frame 2 is in the splits twice"),
+        ({"validation": [-1]}, "validation must be"),
+        ({"validation": [1.0]}, "validation must be"),
+        ({"validation": [True]}, "validation must be"),
+        ({"test": None}, "not a file of splits"),
+        ({"train": [1, 2], "validation": [5], "test": [3, 2]}, "frame 2 is in the splits twice"),
+        ({"tset": [1]}, "unknown subset 'tset'"),
     ],
 )
 def test_files_that_are_wrong(tmp_path, data, change, message):
-    path = tmp_path / "s.json"
-    make_splits(20, None, 3, 4).save(path, data)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path = write(tmp_path / "s.json", data, make_splits(20, None, 3, 4))
+    content = json.loads(path.read_text())
+    for name, indices in change.items():
+        content[name] = {**content["train"], "indices": indices}
+    path.write_text(json.dumps(content))
     with pytest.raises(BadData, match=message):
-        Splits.load(path, data)
+        read_splits(path, data, FILES)
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\x80\x04pickle", b"[" * 100_000])
 def test_files_of_something_else(tmp_path, data, content):
     (tmp_path / "s.json").write_bytes(content)
     with pytest.raises(BadData, match=r"s\.json: this is not a file of splits"):
-        Splits.load(tmp_path / "s.json", data)
+        read_splits(tmp_path / "s.json", data, FILES)

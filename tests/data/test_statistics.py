@@ -74,10 +74,10 @@ def test_neighbors():
     chain = System(z=torch.ones(4, dtype=torch.long), pos=torch.arange(4.0).double()[:, None] * torch.eye(3)[0])
     crystal = System(z=torch.tensor([29]), pos=torch.zeros(1, 3).double(), cell=torch.eye(3).double()[None] * 2)
     data = InMemoryDataset([Sample(chain), Sample(crystal)])
-    assert statistics(data, [0], cutoff=1.5).neighbors == (1.5, 2)
-    assert statistics(data, [1], cutoff=2.5).neighbors == (6.0, 6)
-    assert statistics(data, cutoff=2.5, neighbor_frames=2).neighbors == ((4 * 2.5 + 6) / 5, 6)
-    assert statistics(data, cutoff=2.5, neighbor_frames=1).neighbors == (2.5, 3)
+    assert statistics(data, [0], cutoff=1.5).neighbors == (1, 1.5, 2)
+    assert statistics(data, [1], cutoff=2.5).neighbors == (6, 6.0, 6)
+    assert statistics(data, cutoff=2.5, neighbor_frames=2).neighbors == (2, (4 * 2.5 + 6) / 5, 6)
+    assert statistics(data, cutoff=2.5, neighbor_frames=1).neighbors == (2, 2.5, 3)
 
 
 def test_no_frames():

@@ -20,33 +20,34 @@ from .hdf5_writer import write_hdf5
 from .memory import InMemoryDataset, LoadedDataset
 from .npy_format import NpyReader
 from .reader import Reader
-from .sampler import AtomBatchSampler, BatchSampler, MoleculeBatchSampler
+from .sampler import epoch_batches, epoch_order, in_order
 from .sources import AUTO_BYTES, cache_root, cached, missing_keys
-from .splits import Splits, make_splits
+from .splits import make_splits, read_splits, splits_entry
 from .statistics import Statistics, fit_atomref, statistics
 
 __all__ = [
     "FORMATS",
     "LABELS",
     "AseDataset",
-    "AtomBatchSampler",
-    "BatchSampler",
     "CachedDataset",
     "ConcatDataset",
     "Dataset",
     "HDF5Dataset",
     "InMemoryDataset",
-    "MoleculeBatchSampler",
     "Sample",
-    "Splits",
     "Statistics",
     "Subset",
     "cache_root",
     "check_sample",
     "collate",
+    "epoch_batches",
+    "epoch_order",
     "fit_atomref",
+    "in_order",
     "make_splits",
     "open_dataset",
+    "read_splits",
+    "splits_entry",
     "statistics",
     "write_hdf5",
 ]

@@ -1,159 +1,170 @@
-"""The order of frames in an epoch, as batches; a function of (seed, epoch) alone, so a run can be resumed exactly."""
+"""Which frames make up the batches of an epoch: a function of (seed, epoch) alone, so a run can be resumed exactly.
+
+Batches have a number of frames, or as many as fit into a budget of atoms or edges. Those of one epoch differ little in
+cost: frames are taken in random order a window of batches at a time, and the frames of a window are dealt out, the
+largest first, each to the batch that has least. Every frame comes once per epoch.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import Any
+import heapq
+from collections.abc import Callable
 
 import numpy as np
+import torch
 
-__all__ = ["AtomBatchSampler", "BatchSampler", "MoleculeBatchSampler"]
+from ..errors import BadData
+
+__all__ = ["epoch_batches", "epoch_order", "in_order"]
+
+_WINDOW = 32  # batches
 
 
-class BatchSampler(ABC):
-    """Batches of frame indices, for `torch.utils.data.DataLoader(batch_sampler=…)`.
+def epoch_order(num_frames: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """Batches of one epoch as positions 0 … num_frames − 1, a function of the arguments alone.
 
-    Iteration gives the batches of the current epoch that are not done yet. It does not move the position: readers run
-    ahead of training, so the position moves when training says `step()`.
+    Batches differ in size by at most one frame, so that none has a much noisier gradient than the others.
+    """
+    order = _shuffled(num_frames, seed, epoch)
+    return [part.tolist() for part in np.array_split(order, -(-num_frames // batch_size))]
 
-        for epoch in range(sampler.epoch, num_epochs):
-            for batch in loader:
-                ...
-                sampler.step()
+
+def in_order(num_frames: int, batch_size: int) -> list[list[int]]:
+    """Batches of consecutive positions."""
+    return [list(range(i, min(i + batch_size, num_frames))) for i in range(0, num_frames, batch_size)]
+
+
+def epoch_batches(
+    atoms: np.ndarray,
+    edges: np.ndarray,
+    *,
+    seed: int,
+    epoch: int,
+    batch_size: int | None = None,
+    max_atoms: int | None = None,
+    max_edges: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    done: int = 0,
+    name: Callable[[int], str] = "frame {}".format,
+) -> list[list[int]]:
+    """Batches of one epoch for one of several devices, as positions 0 … len(atoms) − 1.
+
+    The batches of an epoch do not depend on the number of devices: in step t, device r takes batch t·world_size + r.
+    In the last step, where fewer batches are left than devices, the frames of these batches are divided among all
+    devices. Every device has the same number of steps; a device that has no frame then (there are fewer left than
+    devices) gets an empty list, which `Loader` makes a batch without labels of.
 
     Args:
-        num_frames: frames 0 … num_frames − 1 are shuffled.
-        seed: of the order.
-        shuffle: False keeps the order of the frames.
+        atoms: [frames] number of atoms of each.
+        edges: [frames] number of edges of each.
+        seed, epoch: of the random order.
+        batch_size: frames of a batch, if it is given: batches differ in size by at most one frame.
+        max_atoms, max_edges: otherwise, what a batch has at most; one of them or both.
+        rank, world_size: of this device, and number of devices.
+        done: batches of this epoch that are done, on all devices together: where to go on after an interruption, on
+            any number of devices.
+        name: position -> what to call the frame, for messages.
 
-    Attributes:
-        epoch: the current epoch.
-        position: number of its batches that are done.
+    Returns:
+        One list of positions for each step that is left.
+
+    Raises:
+        BadData: a frame alone is larger than the budget; names it.
+        ValueError: neither a batch size nor a budget is given, or both are.
     """
+    if (batch_size is None) == (max_atoms is None and max_edges is None):
+        raise ValueError("give batch_size, or else max_atoms or max_edges")
+    order = _shuffled(len(atoms), seed, epoch)
+    if batch_size is not None:
+        cost = np.asarray(edges, dtype=np.float64)
+        batches = _of_size(order, cost, batch_size)
+    else:
+        cost = _share(atoms, edges, max_atoms, max_edges, name)
+        batches = _within_budget(order, cost)
+    if world_size == 1:
+        return batches[done:]
+    batches = batches[done:]
+    whole = len(batches) // world_size * world_size
+    own = batches[rank:whole:world_size]
+    if whole < len(batches):
+        own.append(_divided(batches[whole:], cost, world_size)[rank])
+    return own
 
-    def __init__(self, num_frames: int, seed: int = 0, shuffle: bool = True):
-        if num_frames < 1:
-            raise ValueError("there must be at least one frame")
-        self.num_frames, self.seed, self.shuffle = int(num_frames), int(seed), bool(shuffle)
-        self.epoch = self.position = 0
-        self._made: tuple[int, list[list[int]]] | None = None
 
-    @abstractmethod
-    def _cut(self, order: list[int]) -> list[list[int]]:
-        """Divide the order of an epoch into batches."""
+def _shuffled(num_frames: int, seed: int, epoch: int) -> np.ndarray:
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(num_frames, generator=generator).numpy()
 
-    @abstractmethod
-    def _settings(self) -> dict[str, Any]:
-        """What the batches depend on, besides the epoch."""
 
-    def batches(self, epoch: int) -> list[list[int]]:
-        """All batches of an epoch."""
-        order = np.arange(self.num_frames)
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, epoch]).permutation(self.num_frames)
-        return self._cut(order.tolist())
+def _of_size(order: np.ndarray, cost: np.ndarray, batch_size: int) -> list[list[int]]:
+    """Batches of equal numbers of frames, up to one, and similar cost."""
+    batches: list[list[int]] = []
+    parts = np.array_split(order, -(-len(order) // batch_size))
+    for first in range(0, len(parts), _WINDOW):
+        window = parts[first : first + _WINDOW]
+        frames, width = np.concatenate(window), len(window)
+        frames = frames[np.argsort(-cost[frames], kind="stable")]
+        rows = -(-len(frames) // width)
+        load, dealt = np.zeros(width), np.full((rows, width), -1, dtype=np.int64)
+        for row in range(rows):  # each batch gets one frame of each row: the largest where least is so far
+            chosen = frames[row * width : (row + 1) * width]
+            to = np.argsort(load, kind="stable")[: len(chosen)]
+            dealt[row, to] = chosen
+            load[to] += cost[chosen]
+        batches += [column[column >= 0].tolist() for column in dealt.T]
+    return batches
 
-    def _current(self) -> list[list[int]]:
-        if self._made is None or self._made[0] != self.epoch:
-            self._made = (self.epoch, self.batches(self.epoch))
-        return self._made[1]
 
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._current()[self.position :])
-
-    def __len__(self) -> int:
-        """Number of batches of the current epoch that are not done yet."""
-        return len(self._current()) - self.position
-
-    def step(self) -> None:
-        """One batch is done; after the last one the next epoch begins."""
-        self.position += 1
-        if self.position == len(self._current()):
-            self.epoch, self.position = self.epoch + 1, 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where training is; plain numbers, strings and booleans."""
-        return {"epoch": self.epoch, "position": self.position, **self._settings()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
-
-        Raises:
-            ValueError: the state belongs to other settings, so the batches would be others.
-        """
-        for name, value in self._settings().items():
-            if state.get(name) != value:
-                raise ValueError(
-                    f"the order of batches was saved with {name} = {state.get(name)}, and now it is {value}"
+def _share(
+    atoms: np.ndarray, edges: np.ndarray, max_atoms: int | None, max_edges: int | None, name: Callable[[int], str]
+) -> np.ndarray:
+    """The part of a batch's budget that each frame needs, [frames]."""
+    share = np.zeros(len(atoms))
+    for values, most, what in ((atoms, max_atoms, "atoms"), (edges, max_edges, "edges")):
+        if most is not None:
+            share = np.maximum(share, np.asarray(values) / most)
+            large = np.flatnonzero(np.asarray(values) > most)
+            if len(large):
+                frame = int(large[np.argmax(np.asarray(values)[large])])
+                raise BadData(
+                    f"{name(frame)}: it has {int(values[frame])} {what}, and a batch may have {most} at most; raise "
+                    f"max_{what}, or leave out {'this frame' if len(large) == 1 else f'{len(large)} such frames'}"
                 )
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+    return share
 
 
-class MoleculeBatchSampler(BatchSampler):
-    """Batches of a number of frames; they differ by at most one, so that no gradient is much noisier than others.
-
-    Args:
-        num_frames: frames in all.
-        batch_size: at most so many frames in a batch.
-        seed: of the order.
-        shuffle: False keeps the order of the frames.
-    """
-
-    def __init__(self, num_frames: int, batch_size: int, seed: int = 0, shuffle: bool = True):
-        super().__init__(num_frames, seed, shuffle)
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        self.batch_size = int(batch_size)
-
-    def _cut(self, order: list[int]) -> list[list[int]]:
-        num_batches = -(-self.num_frames // self.batch_size)
-        return [part.tolist() for part in np.array_split(np.array(order), num_batches)]
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "num_frames": self.num_frames,
-            "batch_size": self.batch_size,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
+def _within_budget(order: np.ndarray, share: np.ndarray) -> list[list[int]]:
+    """As few batches as possible, about, whose shares are at most 1 and similar."""
+    batches: list[list[int]] = []
+    window = max(1, int(_WINDOW / max(share.mean(), 1e-12)))
+    for first in range(0, len(order), window):
+        frames = order[first : first + window]
+        number = max(1, int(np.ceil(share[frames].sum() - 1e-9)))
+        while True:
+            dealt, most = _deal(frames, share, number)
+            if most <= 1 + 1e-9:
+                break
+            number += 1
+        batches += [batch for batch in dealt if batch]
+    return batches
 
 
-class AtomBatchSampler(BatchSampler):
-    """Batches of as many frames as have at most a number of atoms together: even work and memory for mixed sizes.
+def _deal(frames: np.ndarray, cost: np.ndarray, number: int) -> tuple[list[list[int]], float]:
+    """Frames dealt out to a number of batches, the largest first, each where least is; and the largest batch's cost."""
+    frames = frames[np.argsort(-cost[frames], kind="stable")]
+    dealt: list[list[int]] = [[] for _ in range(number)]
+    heap = [(0.0, k) for k in range(number)]
+    for frame, own in zip(frames.tolist(), cost[frames].tolist(), strict=True):
+        load, k = heap[0]
+        dealt[k].append(frame)
+        heapq.heapreplace(heap, (load + own, k))
+    return dealt, max(heap)[0]
 
-    A frame that alone is larger makes a batch of its own.
 
-    Args:
-        num_atoms: atoms of each frame.
-        max_atoms: at most so many atoms in a batch.
-        seed: of the order.
-        shuffle: False keeps the order of the frames.
-    """
-
-    def __init__(self, num_atoms: Sequence[int], max_atoms: int, seed: int = 0, shuffle: bool = True):
-        super().__init__(len(num_atoms), seed, shuffle)
-        if max_atoms < 1:
-            raise ValueError(f"max_atoms must be at least 1, got {max_atoms}")
-        self.num_atoms, self.max_atoms = [int(n) for n in num_atoms], int(max_atoms)
-
-    def _cut(self, order: list[int]) -> list[list[int]]:
-        batches: list[list[int]] = []
-        room = 0
-        for frame in order:
-            size = self.num_atoms[frame]
-            if not batches or size > room:
-                batches.append([])
-                room = self.max_atoms
-            batches[-1].append(frame)
-            room -= size
-        return batches
-
-    def _settings(self) -> dict[str, Any]:
-        return {
-            "num_frames": self.num_frames,
-            "total_atoms": sum(self.num_atoms),
-            "max_atoms": self.max_atoms,
-            "seed": self.seed,
-            "shuffle": self.shuffle,
-        }
+def _divided(batches: list[list[int]], cost: np.ndarray, number: int) -> list[list[int]]:
+    """The frames of a few batches divided among more of them, none of which costs more than the costliest."""
+    dealt, most = _deal(np.concatenate(batches).astype(np.int64), cost, number)
+    if most <= max(cost[batch].sum() for batch in batches) + 1e-9:
+        return dealt
+    return batches + [[] for _ in range(number - len(batches))]

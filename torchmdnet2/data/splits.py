@@ -1,10 +1,13 @@
-"""Which frames train, which validate, which test: as lists of indices, kept in a JSON file."""
+"""Which frames train, which validate, which test: lists of indices, kept in a JSON file.
+
+The file has an entry per subset: {"train": {"files": […], "fingerprint": "…", "indices": […]}, …}.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,86 +15,40 @@ from typing import Any
 import numpy as np
 
 from ..errors import BadData
-from ..files import atomic_write
 from .dataset import Dataset
 
-__all__ = ["Splits", "fingerprint", "make_splits"]
+__all__ = ["SUBSETS", "fingerprint", "make_splits", "read_splits", "splits_entry"]
 
-_FORMAT = "torchmdnet2 splits 1"
+SUBSETS = ("train", "validation", "test")
+
 _FINGERPRINT_FRAMES = 256
-
-
-@dataclass
-class Splits:
-    """Indices of frames; none is in two parts.
-
-    Attributes:
-        train: frames to train on.
-        val: frames to choose the best weights with.
-        test: frames for the final errors.
-    """
-
-    train: list[int]
-    val: list[int]
-    test: list[int]
-
-    def save(self, path: str | PathLike, dataset: Dataset) -> None:
-        """Write them as JSON, together with the length and the fingerprint of their data set."""
-        content = {"format": _FORMAT, "num_frames": len(dataset), "fingerprint": fingerprint(dataset), **asdict(self)}
-        atomic_write(path, json.dumps(content) + "\n")
-
-    @classmethod
-    def load(cls, path: str | PathLike, dataset: Dataset) -> Splits:
-        """Read what `save` wrote.
-
-        Raises:
-            FileNotFoundError: no such file.
-            BadData: it is not such a file, was made for another data set, or a frame is in it twice.
-        """
-        try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise BadData(f"{path}: this is not a file of splits: {error}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise BadData(f"{path}: this is not a file of splits: its format is not '{_FORMAT}'")
-        if content.get("num_frames") != len(dataset):
-            raise BadData(
-                f"{path}: these splits were made for {content.get('num_frames')} frames, not for {len(dataset)}"
-            )
-        if content.get("fingerprint") != fingerprint(dataset):
-            raise BadData(f"{path}: these splits were made for other frames: the structures differ")
-        parts = [_indices(content.get(name), name, len(dataset), str(path)) for name in ("train", "val", "test")]
-        together = [index for part in parts for index in part]
-        if len(set(together)) != len(together):
-            twice = next(index for index in together if together.count(index) > 1)
-            raise BadData(f"{path}: frame {twice} is in the splits twice")
-        return cls(*parts)
 
 
 def make_splits(
     num_frames: int,
-    train_size: int | float | None,
-    val_size: int | float | None,
-    test_size: int | float | None,
+    train: int | float | None,
+    validation: int | float | None,
+    test: int | float | None,
     seed: int = 0,
-) -> Splits:
+) -> dict[str, list[int]]:
     """Divide frames at random; a function of the arguments alone.
 
     Args:
         num_frames: how many there are.
-        train_size: number of frames (int), fraction of all (float, rounded down), or None for the rest.
-        val_size: the same; at most one of the three is None.
-        test_size: the same.
+        train: number of frames (int), fraction of all (float, rounded down), or None for the rest.
+        validation: the same; at most one of the three is None.
+        test: the same.
         seed: of the random order.
 
     Returns:
-        The splits, indices ascending. Where three fractions add up to 1, frames lost by rounding go to train.
+        Subset -> indices, ascending; no frame is in two of them. Where three fractions add up to 1, frames lost by
+        rounding go to train.
 
     Raises:
         ValueError: a size is negative or a fraction above 1, two are None, nothing is left for training, or more
             frames are asked for than there are.
     """
-    sizes = {"train_size": train_size, "val_size": val_size, "test_size": test_size}
+    sizes = {"train": train, "validation": validation, "test": test}
     rest = [name for name, size in sizes.items() if size is None]
     if len(rest) > 1:
         raise ValueError(f"only one of the sizes can be the rest (None), got {' and '.join(rest)}")
@@ -104,22 +61,66 @@ def make_splits(
     if rest:
         counts[rest[0]] = left
     elif len(fractions) == 3 and abs(sum(fractions) - 1) < 1e-9:
-        counts["train_size"] += left
-    if counts["train_size"] < 1:
-        raise ValueError(f"no frame is left to train on: train_size = {train_size} of {num_frames} frames")
+        counts["train"] += left
+    if counts["train"] < 1:
+        raise ValueError(f"no frame is left to train on: train = {train} of {num_frames} frames")
     order = np.random.default_rng(seed).permutation(num_frames)
     ends = np.cumsum([counts[name] for name in sizes])
-    train, val, test = (sorted(part.tolist()) for part in np.split(order, ends)[:3])
-    return Splits(train, val, test)
+    return {name: np.sort(part).tolist() for name, part in zip(sizes, np.split(order, ends), strict=False)}
+
+
+def splits_entry(dataset: Dataset, indices: Sequence[int], files: Sequence[str]) -> dict[str, Any]:
+    """What the file says of a subset.
+
+    Args:
+        dataset: that its frames come from.
+        indices: of its frames.
+        files: that the data set was read from.
+    """
+    return {"files": list(files), "fingerprint": fingerprint(dataset), "indices": [int(i) for i in indices]}
+
+
+def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) -> dict[str, list[int]]:
+    """The subsets in a file that were made of this data set, wherever its files are now.
+
+    Args:
+        path: the file.
+        dataset: the data set.
+        files: that it was read from; they decide where an entry has no fingerprint.
+
+    Raises:
+        FileNotFoundError: no such file.
+        BadData: it is not such a file, has no subset of this data set, or a frame is in it twice.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = {name: (dict(part), list(part["indices"])) for name, part in content.items()}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise BadData(f"{path}: this is not a file of splits: {type(error).__name__}: {error}") from error
+    mine, found = fingerprint(dataset), {}
+    for name, (part, indices) in entries.items():
+        if name not in SUBSETS:
+            raise BadData(f"{path}: unknown subset '{name}'; known: {', '.join(SUBSETS)}")
+        if part["fingerprint"] == mine if "fingerprint" in part else part.get("files") == list(files):
+            if not all(type(i) is int and 0 <= i < len(dataset) for i in indices):
+                raise BadData(f"{path}: {name} must be a list of frames between 0 and {len(dataset) - 1}")
+            found[name] = indices
+    if not found:
+        raise BadData(f"{path}: these splits were made for other frames: neither structures nor files are the same")
+    together = np.concatenate([np.asarray(part, dtype=np.int64) for part in found.values()])
+    frames, times = np.unique(together, return_counts=True)
+    if (times > 1).any():
+        raise BadData(f"{path}: frame {int(frames[times > 1][0])} is in the splits twice")
+    return found
 
 
 def fingerprint(dataset: Dataset) -> str:
     """sha256 of the structures of up to 256 frames, evenly spread: cheap, and enough to tell two files apart."""
-    chosen = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _FINGERPRINT_FRAMES)).astype(int))
     digest = hashlib.sha256(str(len(dataset)).encode())
-    for index in chosen.tolist():
-        system = dataset[index].system
-        for part in (system.z, system.pos, system.cell):
+    chosen = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _FINGERPRINT_FRAMES)).astype(int))
+    if len(chosen):
+        system = dataset.batch(chosen).system
+        for part in (system.batch, system.z, system.pos, system.cell):
             digest.update(part.numpy().tobytes())
     return digest.hexdigest()
 
@@ -134,10 +135,3 @@ def _count(size: int | float, name: str, num_frames: int) -> int:
     if size < 0:
         raise ValueError(f"{name} must not be negative, got {size}")
     return size
-
-
-def _indices(value: Any, name: str, num_frames: int, path: str) -> list[int]:
-    good = isinstance(value, list) and all(type(i) is int and 0 <= i < num_frames for i in value)
-    if not good:
-        raise BadData(f"{path}: {name} must be a list of frames between 0 and {num_frames - 1}")
-    return value

@@ -1,4 +1,4 @@
-"""What is in a data set, in numbers. All sums are in float64."""
+"""What is in a data set, in numbers, in one pass. All sums are in float64."""
 
 from __future__ import annotations
 
@@ -11,39 +11,80 @@ import numpy as np
 import torch
 
 from ..errors import BadData
-from ..neighbors import neighbor_list
-from .dataset import Dataset, label_names
+from .dataset import LABELS, Dataset, label_names
+from .edges import search
 
 __all__ = ["Statistics", "fit_atomref", "statistics"]
 
+_CHUNK = 1024  # frames at a time
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Statistics:
     """Numbers of a data set, or of some of its frames.
 
+    Shapes: S frames, K elements.
+
     Attributes:
-        num_frames: frames.
         labelled: label -> frames that have it, at least in part.
-        elements: atomic numbers, ascending.
-        atoms: least, mean and largest number of atoms of a frame.
-        atomref: atomic number -> eV, see `fit_atomref`; empty without energies.
-        energy_spread: rms of (energy − atomref) / atoms, eV per atom; None without energies.
+        elements: [K] atomic numbers, ascending.
+        counts: [S, K] atoms of each element in each frame.
+        energies: [S] eV, NaN where a frame has none.
+        charges, spins: total charges and spin multiplicities that there are, ascending.
         force_rms: rms of the force components, eV/Å; None without forces.
-        neighbors: mean and largest number of neighbors of an atom within the cutoff; None without a cutoff.
+        neighbors: least, mean and largest number of neighbors of an atom within the cutoff; None without a cutoff.
     """
 
-    num_frames: int
     labelled: dict[str, int]
     elements: list[int]
-    atoms: tuple[int, float, int]
-    atomref: dict[int, float]
-    energy_spread: float | None
+    counts: np.ndarray
+    energies: np.ndarray
+    charges: list[int]
+    spins: list[int]
     force_rms: float | None
-    neighbors: tuple[float, int] | None
+    neighbors: tuple[int, float, int] | None
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.counts)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Atoms of each frame, [S]."""
+        return self.counts.sum(1)
+
+    @property
+    def atoms(self) -> tuple[int, float, int]:
+        """Least, mean and largest number of atoms of a frame."""
+        return int(self.sizes.min()), float(self.sizes.mean()), int(self.sizes.max())
+
+    @property
+    def atomref(self) -> dict[int, float]:
+        """Atomic number -> eV, see `fit_atomref`; empty without energies."""
+        known = ~np.isnan(self.energies)
+        if not known.any():
+            return {}
+        counts = self.counts[known]
+        seen = counts.any(0)
+        solution = np.linalg.lstsq(counts[:, seen].astype(np.float64), self.energies[known], rcond=None)[0]
+        return dict(zip(np.array(self.elements)[seen].tolist(), solution.tolist(), strict=True))
+
+    @property
+    def energy_spread(self) -> float | None:
+        """Rms of (energy − atomref) / atoms, eV per atom; None without energies."""
+        known, atomref = ~np.isnan(self.energies), self.atomref
+        if not atomref:
+            return None
+        references = np.array([atomref.get(z, 0.0) for z in self.elements])
+        left = (self.energies - self.counts @ references)[known] / self.sizes[known]
+        return float(np.sqrt(np.mean(left**2)))
 
 
 def statistics(
-    dataset: Dataset, indices: Sequence[int] | None = None, cutoff: float | None = None, neighbor_frames: int = 100
+    dataset: Dataset,
+    indices: Sequence[int] | np.ndarray | None = None,
+    cutoff: float | None = None,
+    neighbor_frames: int = 100,
 ) -> Statistics:
     """Statistics in one pass.
 
@@ -56,40 +97,50 @@ def statistics(
     Raises:
         BadData: there are no frames, or one cannot be used.
     """
-    chosen = _chosen(dataset, indices)
+    chosen = np.arange(len(dataset)) if indices is None else np.asarray(indices, dtype=np.int64)
+    if not len(chosen):
+        raise BadData("there are no frames to take statistics of")
     labelled: Counter[str] = Counter()
-    sizes: list[int] = []
-    compositions = _Compositions()
+    tables, energies = [], []
+    charges: set[int] = set()
+    spins: set[int] = set()
     force_square, force_count = 0.0, 0
-    edges, centers, most = 0, 0, 0
-    searched = set(np.linspace(0, len(chosen) - 1, min(len(chosen), neighbor_frames)).astype(int).tolist())
-    for k, index in enumerate(chosen):
-        sample = dataset[index]
-        system, labels = sample.system, sample.labels
-        sizes.append(system.num_atoms)
-        labelled.update(name for name, value in labels.items() if not bool(torch.isnan(value).all()))
-        compositions.add(system.z, labels.get("energy"))
+    for first in range(0, len(chosen), _CHUNK):
+        batch = dataset.batch(chosen[first : first + _CHUNK])
+        system, labels = batch.system, batch.labels
+        owner, count = system.batch.numpy(), system.num_systems
+        table = np.bincount(owner * 256 + system.z.numpy(), minlength=count * 256)
+        tables.append(table.reshape(count, 256).astype(np.uint16))
+        energies.append(labels["energy"].numpy() if "energy" in labels else np.full(count, np.nan))
+        charges |= set(np.unique(system.charge.numpy()).astype(int).tolist())
+        spins |= set(np.unique(system.spin.numpy()).tolist())
+        for name, value in labels.items():
+            there = ~torch.isnan(value).reshape(len(value), -1).all(1).numpy()
+            labelled[name] += len(np.unique(owner[there])) if LABELS[name].per_atom else int(there.sum())
         if "forces" in labels:
-            known = labels["forces"][~torch.isnan(labels["forces"])].double()
+            known = labels["forces"][~torch.isnan(labels["forces"])]
             force_square, force_count = force_square + float(known.square().sum()), force_count + known.numel()
-        if cutoff is not None and k in searched:
-            row_ptr = neighbor_list(system, cutoff).row_ptr
-            edges, centers = edges + int(row_ptr[-1]), centers + system.num_atoms
-            most = max(most, int(row_ptr.diff().max()))
-    atomref, spread = compositions.fit()
+    whole = np.concatenate(tables)
+    elements = np.flatnonzero(whole.any(0))
     return Statistics(
-        num_frames=len(chosen),
         labelled={name: labelled[name] for name in label_names(labelled)},
-        elements=sorted(compositions.elements),
-        atoms=(min(sizes), sum(sizes) / len(sizes), max(sizes)),
-        atomref=atomref,
-        energy_spread=spread,
+        elements=elements.tolist(),
+        counts=whole[:, elements].astype(np.int64),
+        energies=np.concatenate(energies),
+        charges=sorted(charges),
+        spins=sorted(spins),
         force_rms=math.sqrt(force_square / force_count) if force_count else None,
-        neighbors=(edges / centers, most) if cutoff is not None else None,
+        neighbors=None if cutoff is None else _neighbors(dataset, chosen, cutoff, neighbor_frames),
     )
 
 
-def fit_atomref(dataset: Dataset, indices: Sequence[int] | None = None) -> dict[int, float]:
+def _neighbors(dataset: Dataset, chosen: np.ndarray, cutoff: float, most_frames: int) -> tuple[int, float, int]:
+    places = np.unique(np.linspace(0, len(chosen) - 1, min(len(chosen), most_frames)).astype(int))
+    degree = search(dataset.batch(chosen[places]).system, cutoff).degree
+    return int(degree.min()), float(degree.mean()), int(degree.max())
+
+
+def fit_atomref(dataset: Dataset, indices: Sequence[int] | np.ndarray | None = None) -> dict[int, float]:
     """Reference energies of the elements: least squares of the energies on the compositions, in float64.
 
     Where the compositions do not determine them (one molecule, or elements in fixed proportion), the solution of
@@ -105,45 +156,7 @@ def fit_atomref(dataset: Dataset, indices: Sequence[int] | None = None) -> dict[
     Raises:
         BadData: there are no frames, none has an energy, or one cannot be used.
     """
-    compositions = _Compositions()
-    for index in _chosen(dataset, indices):
-        sample = dataset[index]
-        compositions.add(sample.system.z, sample.labels.get("energy"))
-    atomref, spread = compositions.fit()
-    if spread is None:
+    atomref = statistics(dataset, indices).atomref
+    if not atomref:
         raise BadData("reference energies cannot be fitted: no frame has an energy")
     return atomref
-
-
-class _Compositions:
-    """Element counts and energies of frames."""
-
-    def __init__(self) -> None:
-        self.elements: set[int] = set()
-        self._counts: list[dict[int, int]] = []
-        self._energies: list[float] = []
-
-    def add(self, z: torch.Tensor, energy: torch.Tensor | None) -> None:
-        counts = dict(Counter(z.tolist()))
-        self.elements |= counts.keys()
-        if energy is not None and not bool(torch.isnan(energy).any()):
-            self._counts.append(counts)
-            self._energies.append(float(energy))
-
-    def fit(self) -> tuple[dict[int, float], float | None]:
-        """Element -> eV, and the rms of what is left per atom; ({}, None) without energies."""
-        if not self._energies:
-            return {}, None
-        elements = sorted(set().union(*self._counts))
-        matrix = np.array([[counts.get(z, 0) for z in elements] for counts in self._counts], dtype=np.float64)
-        energies = np.array(self._energies)
-        solution = np.linalg.lstsq(matrix, energies, rcond=None)[0]
-        left = (energies - matrix @ solution) / matrix.sum(1)
-        return dict(zip(elements, solution.tolist(), strict=True)), float(np.sqrt(np.mean(left**2)))
-
-
-def _chosen(dataset: Dataset, indices: Sequence[int] | None) -> list[int]:
-    chosen = list(range(len(dataset))) if indices is None else [int(i) for i in indices]
-    if not chosen:
-        raise BadData("there are no frames to take statistics of")
-    return chosen

@@ -1,22 +1,29 @@
-"""Batches of frames with their neighbor lists, in an order that depends on (seed, epoch) alone.
+"""Batches of frames with their neighbor lists.
 
-Positions of a data set do not change, so each frame's neighbor list is searched once and kept while memory allows;
-a batch's list is made by joining those of its frames.
+Positions of a data set do not change, so each frame's neighbor list is searched once: a cache keeps it on disk, other
+data sets in memory while there is room. A batch is gathered from packed arrays, without a loop over its frames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
 from ..data import Dataset, Sample, collate
-from ..neighbors import NeighborList, neighbor_list
+from ..data.cache import CachedDataset
+from ..data.edges import EdgeMemory, Edges
+from ..data.sampler import epoch_batches, epoch_order, in_order
+from ..neighbors import NeighborList
+from ..system import System
+from .config import TrainingConfig
 
-__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order"]
+__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "training_batches"]
 
 
 @dataclass(eq=False)
@@ -26,7 +33,8 @@ class Batch:
     Attributes:
         sample: the structures (B of them) and their labels.
         neighbors: edges within the model's cutoff.
-        frames: [B] indices of the frames in their data set.
+        frames: [B] indices of the frames in their data set; empty for a batch that only keeps a device busy, whose
+            one structure has no label.
     """
 
     sample: Sample
@@ -36,6 +44,14 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return Batch(self.sample.to(device), self.neighbors.to(device), self.frames)
 
+    def pin_memory(self) -> Batch:
+        """The same in page-locked memory, from which a GPU copies without waiting."""
+        system, neighbors = self.sample.system, self.neighbors
+        pinned = System(**{name: value.pin_memory() for name, value in vars(system).items()})
+        labels = {name: value.pin_memory() for name, value in self.sample.labels.items()}
+        lists = {name: getattr(neighbors, name).pin_memory() for name in ("edge_index", "shift", "row_ptr")}
+        return Batch(Sample(pinned, labels), replace(neighbors, **lists), self.frames)
+
 
 class Frames(TorchDataset):
     """Chosen frames of a data set, each with its neighbor list.
@@ -44,32 +60,78 @@ class Frames(TorchDataset):
         data: the data set.
         indices: which of its frames.
         cutoff: Å.
-        cache_bytes: room for frames and lists that are kept for the next epoch.
+        cache_bytes: room for the lists of a data set that has no place for them itself.
+
+    Attributes:
+        indices: [len(self)] as given.
     """
 
-    def __init__(self, data: Dataset, indices: Sequence[int], cutoff: float, cache_bytes: int = 2**30):
-        self.data, self.indices, self.cutoff = data, [int(i) for i in indices], float(cutoff)
-        self._room = cache_bytes
-        self._kept: dict[int, Batch] = {}
+    def __init__(self, data: Dataset, indices: Sequence[int] | np.ndarray, cutoff: float, cache_bytes: int = 2**30):
+        self.data, self.cutoff = data, float(cutoff)
+        self.indices = np.array(indices, dtype=np.int64)
+        self._lists = _lists_of(data, self.cutoff, cache_bytes)
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, item: int) -> Batch:
-        index = self.indices[item]
-        if index in self._kept:
-            return self._kept[index]
-        sample = self.data[index]
-        batch = Batch(sample, neighbor_list(sample.system, self.cutoff), [index])
-        size = 40 * batch.neighbors.num_edges + 100 * sample.system.num_atoms + 2000
-        if size <= self._room:
-            self._room -= size
-            self._kept[index] = batch
-        return batch
+        return self.batch([item])
+
+    def __getitems__(self, items: Sequence[int]) -> Batch:
+        """What a `DataLoader` reads: a batch at once."""
+        return self.batch(items) if len(items) else self.idle()
+
+    def batch(self, items: Sequence[int] | np.ndarray) -> Batch:
+        """Some frames as one batch.
+
+        Args:
+            items: positions 0 … len(self) − 1, at least one.
+        """
+        frames = self.indices[np.asarray(items, dtype=np.int64)]
+        sample = self.data.batch(frames)
+        edges = self._edges(frames, sample.system)
+        sizes = np.bincount(sample.system.batch.numpy(), minlength=len(frames))
+        return Batch(sample, edges.joined(sizes, self.cutoff), frames.tolist())
+
+    def idle(self) -> Batch:
+        """A batch that teaches nothing: the first frame without its labels."""
+        batch = self.batch([0])
+        labels = {name: torch.full_like(value, torch.nan) for name, value in batch.sample.labels.items()}
+        return Batch(Sample(batch.sample.system, labels), batch.neighbors, [])
+
+    def _edges(self, frames: np.ndarray, system: System) -> Edges:
+        return self._lists.gather(frames, system) if isinstance(self._lists, EdgeMemory) else self._lists.gather(frames)
+
+    @cached_property
+    def atoms(self) -> np.ndarray:
+        """Number of atoms of each frame, [len(self)]."""
+        return self.data.sizes()[self.indices]
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Number of directed edges of each frame, [len(self)]; those that are not known yet are searched."""
+        if not isinstance(self._lists, EdgeMemory):
+            return self._lists.count[self.indices]
+        counts = [self._edges(self.indices[part], self.data.batch(self.indices[part]).system).count
+                  for part in in_order(len(self), 256)]  # fmt: skip
+        return np.concatenate([np.zeros(0, dtype=np.int64), *counts])
+
+    def name(self, item: int) -> str:
+        """Where a frame comes from, by its position."""
+        return self.data.name(int(self.indices[item]))
 
 
-def join(parts: list[Batch]) -> Batch:
-    """Several batches as one, in order."""
+def _lists_of(data: Dataset, cutoff: float, room: int):  # type: ignore[no-untyped-def]
+    if isinstance(data, CachedDataset):
+        try:
+            return data.edges(cutoff)
+        except OSError:  # a cache that this user cannot write to
+            pass
+    return EdgeMemory(cutoff, room)
+
+
+def join(parts: Sequence[Batch]) -> Batch:
+    """Several batches as one, in order; what `Frames.batch` must give."""
     return Batch(
         collate([part.sample for part in parts]),
         NeighborList.concatenate([part.neighbors for part in parts]),
@@ -77,33 +139,52 @@ def join(parts: list[Batch]) -> Batch:
     )
 
 
-def epoch_order(num_frames: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Batches of one epoch as positions 0 … num_frames − 1, a function of the arguments alone.
+def training_batches(
+    frames: Frames, config: TrainingConfig, epoch: int, rank: int = 0, world_size: int = 1, done: int = 0
+) -> list[list[int]]:
+    """The batches of an epoch that are left for one device: see `epoch_batches`.
 
-    Batches differ in size by at most one frame, so that none has a much noisier gradient than the others.
+    Args:
+        frames: those of training.
+        config: its batch_size, or else max_atoms and max_edges; its seed.
+        epoch: counted from 0.
+        rank, world_size: of this device, and number of devices.
+        done: batches of this epoch that are done, on all devices together.
+
+    Raises:
+        BadData: a frame alone is larger than the budget.
     """
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    order = torch.randperm(num_frames, generator=generator)
-    num_batches = -(-num_frames // batch_size)
-    return [part.tolist() for part in torch.tensor_split(order, num_batches)]
-
-
-def in_order(num_frames: int, batch_size: int) -> list[list[int]]:
-    """Batches of consecutive positions."""
-    return [list(range(i, min(i + batch_size, num_frames))) for i in range(0, num_frames, batch_size)]
+    budget = config.max_atoms is not None or config.max_edges is not None
+    return epoch_batches(
+        frames.atoms,
+        frames.edges,
+        seed=config.seed,
+        epoch=epoch,
+        batch_size=None if budget else config.batch_size,
+        max_atoms=config.max_atoms,
+        max_edges=config.max_edges,
+        rank=rank,
+        world_size=world_size,
+        done=done,
+        name=frames.name,
+    )
 
 
 class _Order(Sampler[list[int]]):
     """The batches of the coming pass; replaced before each one."""
 
     def __init__(self) -> None:
-        self.batches: list[list[int]] = []
+        self.batches: Sequence[Sequence[int]] = []
 
     def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
+        return iter(map(list, self.batches))
 
     def __len__(self) -> int:
         return len(self.batches)
+
+
+def _as_it_is(batch: Batch) -> Batch:
+    return batch
 
 
 class Loader:
@@ -111,11 +192,12 @@ class Loader:
 
     Args:
         frames: what to read.
-        num_workers: reading processes, 0 for none; they live until the loader does, and keep their caches.
+        num_workers: reading processes, 0 for none; they live until the loader does, and keep their lists.
+        pin_memory: give batches in page-locked memory, for a GPU.
     """
 
-    def __init__(self, frames: Frames, num_workers: int = 0):
-        self.frames = frames
+    def __init__(self, frames: Frames, num_workers: int = 0, pin_memory: bool = False):
+        self.frames, self.pin_memory = frames, pin_memory
         self._order = _Order()
         self._workers: DataLoader | None = None
         if num_workers:
@@ -123,18 +205,20 @@ class Loader:
                 frames,
                 batch_sampler=self._order,
                 num_workers=num_workers,
-                collate_fn=join,
+                collate_fn=_as_it_is,
                 persistent_workers=True,
+                pin_memory=pin_memory,
                 generator=torch.Generator(),  # an own one: torch's is not to be advanced by reading
             )
 
-    def __call__(self, order: list[list[int]]) -> Iterator[Batch]:
+    def __call__(self, order: Sequence[Sequence[int]]) -> Iterable[Batch]:
         """The batches of one pass.
 
         Args:
-            order: positions of the frames of each batch.
+            order: positions of the frames of each batch; an empty one becomes a batch without labels.
         """
-        if self._workers is None:
-            return (join([self.frames[position] for position in batch]) for batch in order)
-        self._order.batches = order
-        return iter(self._workers)
+        if self._workers is not None:
+            self._order.batches = order
+            return iter(self._workers)
+        batches = (self.frames.__getitems__(batch) for batch in order)
+        return (batch.pin_memory() for batch in batches) if self.pin_memory else batches

@@ -94,7 +94,7 @@ class DataConfig(Section):
     split: SplitConfig = Field(default_factory=SplitConfig)
     cache: str = Field(
         default="auto",
-        description="auto: files above 200 MiB are converted once, into the user's cache folder; off; or a folder for it",
+        description="auto: files above 200 MiB are converted once, into the user's cache; off; or a folder",
     )
     num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0, description="reading processes; 0: none beside training"

@@ -1,0 +1,132 @@
+"""The frames of a run: data files opened, divided into subsets, and looked at once before training."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data import Dataset, make_splits, open_dataset, read_splits, statistics
+from ..data.cache import CachedDataset
+from ..data.sources import file_facts
+from ..data.splits import SUBSETS
+from ..errors import BadConfig, BadData
+from .batches import Frames
+from .data_config import DataConfig
+
+__all__ = ["SUBSETS", "file_digests", "files_of", "open_subsets", "survey"]
+
+
+def open_subsets(
+    config: DataConfig, keys: dict[str, str], units: dict[str, str]
+) -> dict[str, tuple[Dataset, list[int]]]:
+    """subset -> (data set, indices of its frames); validation and test have own files or are split from train's.
+
+    Raises:
+        FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
+        BadConfig: the split asks for more frames than there are, or is not one of this data.
+    """
+
+    def opened(path: str | list[str]) -> Dataset:
+        return open_dataset(path, keys=keys, units=units, format=config.format, cache=config.cache)
+
+    main = opened(config.train)
+    subsets: dict[str, tuple[Dataset, list[int]]] = {}
+    own = {name: getattr(config, name) for name in SUBSETS[1:] if getattr(config, name) is not None}
+    divided = _read_split(config, main) if config.split.file else _divide(config, len(main), set(own))
+    for name in SUBSETS:
+        if name in own:
+            dataset = opened(own[name])
+            subsets[name] = (dataset, list(range(len(dataset))))
+        elif divided.get(name):
+            subsets[name] = (main, divided[name])
+    if "train" not in subsets:
+        raise BadConfig("data.split: no frame is left for training")
+    if config.split.bootstrap is not None:
+        dataset, indices = subsets["train"]
+        drawn = np.random.default_rng(config.split.bootstrap).integers(0, len(indices), len(indices))
+        subsets["train"] = (dataset, sorted(indices[k] for k in drawn.tolist()))
+    return subsets
+
+
+def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
+    """Random indices of each subset that has no file of its own; a function of the seed and the number of frames."""
+    split = config.split
+    validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
+    try:
+        return make_splits(total, split.train, validation, test, split.seed)
+    except ValueError as error:
+        raise BadConfig(f"data.split: {error}") from error
+
+
+def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
+    """Indices from a splits.json that an earlier run wrote."""
+    try:
+        return read_splits(str(config.split.file), main, files_of(config, "train"))
+    except (OSError, BadData) as error:
+        raise BadConfig(f"data.split.file: {error}") from error
+
+
+def files_of(config: DataConfig, subset: str) -> list[str]:
+    """The data files that a subset comes from, patterns resolved as `open_dataset` does."""
+    paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        files += [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
+    return files
+
+
+def file_digests(config: DataConfig, datasets: Sequence[Dataset]) -> dict[str, str]:
+    """sha256 of every data file; those that a cache was made of are known from there."""
+    known = {
+        source["path"]: source["sha256"]
+        for dataset in datasets
+        if isinstance(dataset, CachedDataset)
+        for source in dataset.facts["sources"]
+    }
+    files = dict.fromkeys([*known, *(file for subset in SUBSETS for file in files_of(config, subset))])
+    return {path: known.get(path) or file_facts(path)["sha256"] for path in files}
+
+
+def survey(frames: Frames) -> dict[str, Any]:
+    """One pass over the training frames: elements, charges, labels, compositions, sizes."""
+    found = statistics(frames.data, frames.indices)
+    known = np.flatnonzero(~np.isnan(found.energies))
+    return {
+        "elements": found.elements,
+        "charges": found.charges,
+        "spins": found.spins,
+        "labelled": found.labelled,
+        "forces_rms": found.force_rms,
+        "atoms": found.sizes.tolist(),
+        "edges": frames.edges.tolist(),
+        "compositions": Compositions(found.elements, found.counts[known]),
+        "energies": found.energies[known].tolist(),
+        "energy_positions": known.tolist(),  # of the frames that `compositions` and `energies` belong to
+    }
+
+
+class Compositions(Sequence[dict[int, int]]):
+    """What each frame is made of: element -> atoms; kept as a table.
+
+    Args:
+        elements: [K] atomic numbers.
+        counts: [S, K] atoms of each in each frame.
+    """
+
+    def __init__(self, elements: list[int], counts: np.ndarray):
+        self.elements, self.counts = elements, counts
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Compositions(self.elements, self.counts[index])
+        return {z: n for z, n in zip(self.elements, self.counts[index].tolist(), strict=True) if n}
+
+    def __iter__(self) -> Iterator[dict[int, int]]:
+        return (self[k] for k in range(len(self)))
