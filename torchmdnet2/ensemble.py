@@ -63,13 +63,21 @@ class Ensemble:
     @classmethod
     def load(
         cls,
-        paths: Sequence[str | os.PathLike],
+        paths: Sequence[str | os.PathLike] | str | os.PathLike,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
     ) -> Ensemble:
-        """An ensemble of model files, in the order given; see `torchmdnet2.load`."""
+        """An ensemble of model files, in the order given, or of a training's ensemble.json; see `torchmdnet2.load`.
+
+        Raises:
+            BadCheckpoint: a file is damaged, or not the one that was trained.
+        """
         from .checkpoint import load
 
+        if isinstance(paths, str | os.PathLike):
+            from .ensemble_file import read_ensemble
+
+            paths = read_ensemble(paths)
         return cls(load(path, device, dtype) for path in paths)
 
     @property

@@ -18,10 +18,22 @@ def add(command: Command) -> None:
     train.add_argument(
         "--resume", choices=["auto", "must"], help="auto: continue an unfinished run if there is one; must: or fail"
     )
+    train.add_argument("--members", type=int, metavar="N", help="train an ensemble: N models with other random numbers")
+    train.add_argument("--bootstrap", action="store_true", help="with --members: each on frames drawn with repetition")
 
 
 def _train(options: argparse.Namespace) -> None:
+    from ..errors import BadConfig
     from ..training.config import load_config
-    from ..training.run import run_training
 
-    run_training(load_config(options.config, options.set), resume=options.resume, check=options.check)
+    config = load_config(options.config, options.set)
+    if options.bootstrap and options.members is None:
+        raise BadConfig("--bootstrap is for ensembles: give --members too")
+    if options.members is None:
+        from ..training.run import run_training
+
+        run_training(config, resume=options.resume, check=options.check)
+    else:
+        from ..training.members import run_members
+
+        run_members(config, options.members, options.bootstrap, options.resume, options.check)

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.conversion import any_factor
 from ..potential import Result
 from ..registry import did_you_mean
-from ..units import UNITS
+from ..units import factor
 
 __all__ = ["BUILT_IN", "check_labels", "label_keys", "label_units", "prediction", "property_of", "unit_of"]
 
@@ -75,9 +74,12 @@ def unit_of(label: str, units: Mapping[str, Any] | None = None) -> str:
         return "e·Å" if name == DIPOLE_NORM else ""
     kinds = {"energy": "eV", "length": "Å", "charge": "e", "dipole": "e·Å"}
     for kind, own in kinds.items():
-        if any_factor(unit, name) in UNITS[kind].values():
+        try:
+            factor(kind, unit)
             return own
-    return "eV/Å"
+        except ValueError:
+            continue
+    return "eV/Å" if unit.count("^") == 0 else "eV/Å³"
 
 
 def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
