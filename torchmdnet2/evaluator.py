@@ -1,8 +1,9 @@
 """Evaluator: repeated evaluation of one potential on the fastest correct path.
 
 On a CUDA device TensorNet runs on fused kernels: neighbor search, network, hand-written backward and sums are one step
-over static buffers, replayed as one CUDA graph. On the CPU it runs on kernels compiled by numba, where that is
-installed. Everything else runs on the Potential itself; `report()` says why.
+over static buffers, replayed as one CUDA graph. Other potentials are captured as they are: search, network, autograd
+and priors in one graph. On the CPU TensorNet runs on kernels compiled by numba, where that is installed. Everything
+else runs on the Potential itself; `report()` says why.
 
 Shapes: N atoms, B structures.
 """
@@ -13,16 +14,18 @@ import copy
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from .potential import Potential, Result
 from .system import System
 
 if TYPE_CHECKING:
+    from .runtime.autograd_model import AutogradModel
     from .runtime.cpu_model import CpuModel
     from .runtime.graphs import GraphedStep
     from .runtime.model import FusedModel, Source
@@ -35,6 +38,7 @@ Precision = Literal["float32", "tf32", "float64"]
 _KEPT = 8  # sizes of systems whose buffers and graphs are kept
 _KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the size in use
 _GRAPHS_UP_TO = 50_000  # atoms; above, the launches hide behind the kernels
+_AUTOGRAD_UP_TO = 5_000  # the same for potentials without fused kernels
 
 
 class Evaluator:
@@ -45,8 +49,8 @@ class Evaluator:
             in place (optimizers, `load_state_dict`); call `refresh()` after replacing parameters or priors.
         precision: "float32": the potential's own precision (nothing below float32 anywhere); "tf32": matrix products
             of the fused kernels in TF32; "float64": a float64 copy of the potential.
-        graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (above, the
-            launches hide behind the kernels); True always; False never.
+        graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (5,000 for
+            potentials without fused kernels; above, the launches hide behind the kernels); True always; False never.
         stress: compute the stress in every call.
 
     Raises:
@@ -95,13 +99,11 @@ class Evaluator:
         with self._lock, torch.inference_mode(False):
             model = self._prepare(system)
             if model is not None:
-                from .runtime.model import UnsortedBatch
-
-                try:
-                    with torch.no_grad():
-                        return self._fused(model, system, forces, stress)
-                except UnsortedBatch:
-                    self._last = "the batch is not sorted by structure"
+                with self._falling_back(system, stress), torch.no_grad():
+                    result = self._replayed(model, system, stress)
+                    if result is not None:
+                        result.forces = result.forces if forces else None
+                        return result
             return self._reference(system)(system, forces=forces, stress=stress, create_graph=False)
 
     def bind(self, system: System, stress: bool | None = None) -> BoundStep:
@@ -122,19 +124,15 @@ class Evaluator:
         stress = self.stress if stress is None else stress
         with self._lock, torch.inference_mode(False):
             model = self._prepare(system)
-            if model is not None:
+            if model is not None and (self.graphs is True or self._pays(system)):
                 from .runtime.bound import FusedBoundStep
-                from .runtime.model import UnsortedBatch
 
-                try:
-                    with torch.no_grad():
-                        graphed, source = self._new_step(model, system, stress)
-                        if self.graphs:
-                            graphed.capture()
-                        self._run(graphed, source, system)
-                        return FusedBoundStep(graphed, self.potential, system)
-                except UnsortedBatch:
-                    self._last = "the batch is not sorted by structure"
+                with self._falling_back(system, stress), torch.no_grad():
+                    graphed, _ = self._new_step(model, system, stress)
+                    if self.graphs:
+                        graphed.capture()
+                    self._run(graphed, system)
+                    return FusedBoundStep(graphed, model.potential, system)
             from .runtime.reference import ReferenceBoundStep
 
             return ReferenceBoundStep(self._reference(system), system, stress)
@@ -145,13 +143,15 @@ class Evaluator:
             weights = [*self.potential.parameters(), *self.potential.buffers()]
             self._weights = [w for w in weights if not w.is_inference()]  # such tensors do not count their changes
             self._signature = self._sign()
-            self._model: FusedModel | None = None
+            self._model: FusedModel | AutogradModel | None = None
             self._compiled: CpuModel | None = None
             self._exact: Potential | None = None
             self._steps: OrderedDict[tuple[Any, ...], tuple[GraphedStep, Source]] = OrderedDict()
-            self._checked: set[tuple[Any, ...]] = set()
+            self._met: set[tuple[Any, ...]] = set()
+            self._too_large: set[tuple[Any, ...]] = set()
             self._on_cpu = self.potential.device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") != "1"
             self._reason = self._why_not_fused()
+            self._uncaptured = self._why_not_captured() if self._reason else ""
             self._last = ""
 
     @property
@@ -163,10 +163,14 @@ class Evaluator:
         """Which path runs and why, its capacities and memory, in words."""
         device, dtype = self.potential.device, str(self.potential.dtype).removeprefix("torch.")
         with self._lock:
+            used = f"{device}, {'float64' if self.precision == 'float64' else dtype}"
+            no_effect = ", so that precision='tf32' has no effect" if self.precision == "tf32" else ""
+            if self._reason and self._uncaptured:
+                graph = "" if self._on_cpu else f"; no CUDA graph: {self._uncaptured}"
+                return f"reference path (autograd) on {used}: {self._reason}{graph}{no_effect}"
             if self._reason:
-                exact = self.precision == "float64"
-                used = f"reference path (autograd) on {device}, {'float64' if exact else dtype}: {self._reason}"
-                return used + (", so that precision='tf32' has no effect" if self.precision == "tf32" else "")
+                lines = [f"autograd in CUDA graphs on {used}: {self._reason}{no_effect}"]
+                return "\n".join(lines + self._describe_steps())
             if self._on_cpu:
                 lines = [f"compiled TensorNet kernels (numba) on {device}, float32, {torch.get_num_threads()} threads"]
                 lines += ["precision='tf32' has no effect there"] if self.precision == "tf32" else []
@@ -178,10 +182,11 @@ class Evaluator:
                 "tf32": "float32, matrix products in TF32",
             }
             lines = [f"fused TensorNet kernels on {device}, {products[self.precision]}"]
-            lines += [_describe(graphed) for graphed, _ in self._steps.values()]
-            if self._last:
-                lines.append(f"last fell back to the reference path (autograd): {self._last}")
-            return "\n".join(lines)
+            return "\n".join(lines + self._describe_steps())
+
+    def _describe_steps(self) -> list[str]:
+        lines = [_describe(graphed) for graphed, _ in self._steps.values()]
+        return lines + ([f"last fell back to the reference path (autograd): {self._last}"] if self._last else [])
 
     # --- paths -----------------------------------------------------------------------------------------------------
 
@@ -202,14 +207,26 @@ class Evaluator:
             return f"the fused kernels need {'numba' if self._on_cpu else 'Triton'} ({error})"
         return ""
 
+    def _why_not_captured(self) -> str:
+        """ "" when a potential without fused kernels can be tried to be captured, else the reason."""
+        if self.potential.device.type != "cuda" and self._on_cpu:
+            return "graphs need a CUDA device"
+        if not self.graphs:
+            return "graphs=False was asked for"
+        try:
+            import_module(".runtime.autograd_model", __package__)
+        except (ImportError, RuntimeError) as error:
+            return f"it needs Triton ({error})"
+        return ""
+
     def _sign(self) -> tuple[Any, ...]:
         """Changes when the weights do."""
         first = self._weights[0] if self._weights else None
         versions = sum(w._version for w in self._weights)
         return versions, None if first is None else (first.data_ptr(), first.dtype, first.device)
 
-    def _prepare(self, system: System) -> FusedModel | None:
-        """The fused model for this system, None for the reference path."""
+    def _prepare(self, system: System) -> FusedModel | AutogradModel | None:
+        """What replays steps of this system, None for the reference path."""
         if self._sign() != self._signature:
             self.refresh()
         if system.device != self.potential.device:
@@ -217,9 +234,9 @@ class Evaluator:
                 f"the system is on '{system.device}' and the potential on '{self.potential.device}': "
                 f"give system.to('{self.potential.device}')"
             )
-        if self._reason:
-            return None
         self._last = ""
+        if self._reason and self._uncaptured:
+            return None
         if system.num_atoms == 0:
             self._last = "the system has no atoms"
         elif system.dtype not in (torch.float32, torch.float64):
@@ -227,9 +244,14 @@ class Evaluator:
         if self._last or self._on_cpu:
             return None
         if self._model is None:
-            from .runtime.model import FusedModel
+            if self._reason:
+                from .runtime.autograd_model import AutogradModel
 
-            self._model = FusedModel(self.potential, self.precision)
+                self._model = AutogradModel(self._plain())
+            else:
+                from .runtime.model import FusedModel
+
+                self._model = FusedModel(self.potential, self.precision)
         return self._model
 
     def _reference(self, system: System) -> Potential | CpuModel:
@@ -240,60 +262,86 @@ class Evaluator:
 
                 self._compiled = CpuModel(self.potential)
             return self._compiled
+        return self._plain()
+
+    def _plain(self) -> Potential:
         if self.precision != "float64" or self.potential.dtype == torch.float64:
             return self.potential
         if self._exact is None:
             self._exact = copy.deepcopy(self.potential).double().eval()
         return self._exact
 
-    def _fused(self, model: FusedModel, system: System, forces: bool, stress: bool) -> Result:
-        from .runtime.step import Outputs
+    @contextmanager
+    def _falling_back(self, system: System, stress: bool) -> Iterator[None]:
+        """What cannot be replayed goes on after this, on the reference path."""
+        from .runtime.model import UnsortedBatch
+        from .runtime.waits import NotCapturable
 
-        key = (system.num_atoms, system.num_systems, system.dtype, stress)
+        try:
+            yield
+        except UnsortedBatch:
+            self._last = "the batch is not sorted by structure"
+        except NotCapturable as error:
+            self._uncaptured = str(error)
+            self._model = None
+            self._steps.clear()
+        except torch.cuda.OutOfMemoryError:
+            if not self._reason:
+                raise
+            self._last = "there is not enough memory for a graph of this size"
+            self._too_large.add(_size(system, stress))
+
+    def _pays(self, system: System) -> bool:
+        """Whether a graph is worth its while; fused kernels always are."""
+        if not self._reason or system.num_atoms <= _AUTOGRAD_UP_TO:
+            return True
+        self._last = f"graphs='auto' captures up to {_AUTOGRAD_UP_TO} atoms: above, launches hide behind the kernels"
+        return False
+
+    def _replayed(self, model: FusedModel | AutogradModel, system: System, stress: bool) -> Result | None:
+        """Results by a step that is kept for systems of this size; None when it should not be made."""
+        key = _size(system, stress)
         known = self._steps.pop(key, None)
-        if known is None:
-            graphed, source = self._new_step(model, system, stress)
-        else:
+        if known is not None:
             # not in the table while it runs: after an error it is not used again
             graphed, source = known
             source.load(system)
-        if self.graphs is True or (self.graphs == "auto" and known is not None and key[0] <= _GRAPHS_UP_TO):
+        elif not self._reason or self._should_build(key, system):
+            graphed, source = self._new_step(model, system, stress)
+        else:
+            return None
+        if self.graphs and (self.graphs is True or self._reason or (known and system.num_atoms <= _GRAPHS_UP_TO)):
             graphed.capture()
-        packed = self._run(graphed, source, system)
+        result = self._run(graphed, system)
         self._steps[key] = graphed, source
-        out = Outputs.view(packed, *key)
-        return Result(out.energy, out.forces if forces else None, out.stress, out.atom_energies)
+        return result
 
-    def _new_step(self, model: FusedModel, system: System, stress: bool) -> tuple[GraphedStep, Source]:
-        """Buffers for a system, loaded and with room for its edges; its kernels are checked on their first use."""
-        from .runtime.check import check_path
-        from .runtime.graphs import GraphedStep
-        from .runtime.model import Source
+    def _should_build(self, key: tuple[Any, ...], system: System) -> bool:
+        """Whether a size that comes for the first or second time is captured, without fused kernels."""
+        if key in self._too_large:
+            self._last = "there is not enough memory for a graph of this size"
+            return False
+        if self.graphs is True:
+            return True
+        if not self._pays(system):
+            return False
+        met = key in self._met
+        self._met.add(key)
+        if not met:
+            self._last = "graphs='auto' captures a size when it comes the second time"
+        return met
 
+    def _new_step(self, model: FusedModel | AutogradModel, system: System, stress: bool) -> tuple[GraphedStep, Source]:
+        """Buffers for a system, loaded and with room for its edges, and checked."""
         self._make_memory(1)
-
-        def build() -> tuple[GraphedStep, Source]:
-            step = model.step(system.num_atoms, system.num_systems, system.dtype, stress)
-            source = Source(model, step)
-            source.load(system)
-            graphed = GraphedStep(step)
-            graphed.make_room()
-            return graphed, source
-
         try:
-            graphed, source = build()
+            return model.build(system, stress)
         except torch.cuda.OutOfMemoryError:
             if not self._steps:
                 raise
             self._steps.clear()
             torch.cuda.empty_cache()
-            graphed, source = build()
-        step = graphed.step
-        path = (system.dtype, stress, *step.path.values())
-        if path not in self._checked:
-            check_path(model, step, system)
-            self._checked.add(path)
-        return graphed, source
+            return model.build(system, stress)
 
     def _make_memory(self, coming: int) -> None:
         """Drop the sizes that were used longest ago."""
@@ -305,18 +353,22 @@ class Evaluator:
         ):
             self._steps.popitem(last=False)
 
-    def _run(self, graphed: GraphedStep, source: Source, system: System) -> Tensor:
-        """Run until there was room for all edges; a copy of the packed results."""
+    def _run(self, graphed: GraphedStep, system: System) -> Result:
+        """Run until there was room for all edges; a copy of the results."""
         from .runtime.bound import explain
 
         while True:
             graphed.run()
-            packed = graphed.step.out.packed.clone()
+            result = graphed.results()
             flag, needed = graphed.status()
             if not flag:
-                return packed
+                return result
             if not graphed.recover(flag, needed):
                 explain(system, flag)
+
+
+def _size(system: System, stress: bool) -> tuple[Any, ...]:
+    return system.num_atoms, system.num_systems, system.dtype, stress
 
 
 def _describe(graphed: GraphedStep) -> str:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..errors import NeighborOverflow
-from .step import NOT_FINITE, OVERFLOW, TOO_THIN, FusedStep, ladder
+from ..potential import Result
+from .step import NOT_FINITE, OVERFLOW, TOO_THIN, FusedStep, Outputs, ladder
 
-__all__ = ["GraphedStep"]
+__all__ = ["GraphedStep", "refuse"]
 
 
 class GraphedStep:
@@ -45,7 +46,7 @@ class GraphedStep:
             ValueError: a position or cell is not finite, or a cell is too thin to be searched.
         """
         flag, needed = self.step.count()
-        if flag & TOO_THIN and self.step.search.method == "cells":
+        if flag & TOO_THIN and self._uses_cells():
             self.step.search_pairs()
             self._graph = None
             flag, needed = self.step.count()
@@ -64,6 +65,9 @@ class GraphedStep:
             raise NeighborOverflow(needed, 2**31 - 1)
         self._graph = None
         self.step.set_capacity(max(capacity, self.step.capacity))
+
+    def _uses_cells(self) -> bool:
+        return self.step.search.method == "cells"
 
     def capture(self) -> None:
         """Replay a graph from now on (on a CUDA device)."""
@@ -92,14 +96,24 @@ class GraphedStep:
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 step.launch()
             graph.replay()
-            # steps are deterministic: a replay that differs in any bit was not captured as it was launched
-            if not torch.equal(before, step.out.packed):
+            if not self._agrees(before):
                 raise RuntimeError(
                     "a replayed CUDA graph gives other numbers than the launches it was made of: please report this, "
                     "and use Evaluator(…, graphs=False) meanwhile"
                 )
             self._graph = graph
             self.captures += 1
+
+    def _agrees(self, before: Tensor) -> bool:
+        """Whether a replay gave what launches gave. They are deterministic: to the last bit."""
+        return torch.equal(before, self.step.out.packed)
+
+    def results(self) -> Result:
+        """A copy of the results."""
+        step = self.step
+        out = Outputs.view(step.out.packed.clone(), step.num_atoms, step.num_systems, step.dtype, step.stress)
+        stress = None if out.stress is None else out.stress.to(step.dtype)
+        return Result(out.energy, out.forces, stress, out.atom_energies)
 
     def status(self) -> tuple[int, int]:
         """Flags and the largest number of edges since the last `clear`; waits until all launched work is done."""
@@ -118,7 +132,7 @@ class GraphedStep:
             self.grow(needed)
             self.step.clear()
             return True
-        if flag & TOO_THIN and not flag & NOT_FINITE and self.step.search.method == "cells":
+        if flag & TOO_THIN and not flag & NOT_FINITE and self._uses_cells():
             self.step.search_pairs()
             self._graph = None
             self.step.clear()

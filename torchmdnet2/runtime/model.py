@@ -6,7 +6,7 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,12 @@ from .frozen import FrozenTensorNet
 from .step import FusedStep
 from .tensornet import FusedTensorNet
 
-__all__ = ["FusedModel", "Source", "UnsortedBatch", "why_not"]
+if TYPE_CHECKING:
+    from .autograd import AutogradStep
+    from .autograd_model import AutogradModel
+    from .graphs import GraphedStep
+
+__all__ = ["FusedModel", "Source", "UnsortedBatch", "require_sorted", "why_not"]
 
 _COMPOSITION = ("z", "batch", "charge", "spin", "pbc")
 _PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
@@ -26,6 +31,12 @@ _PRODUCTS = {"float32": "tf32x3", "tf32": "tf32"}
 
 class UnsortedBatch(Exception):
     """The atoms of a structure do not lie together."""
+
+
+def require_sorted(system: System) -> None:
+    """Raise UnsortedBatch unless the batch ascends."""
+    if system.num_systems > 1 and not bool((system.batch[1:] >= system.batch[:-1]).all()):
+        raise UnsortedBatch
 
 
 class FusedModel:
@@ -44,6 +55,36 @@ class FusedModel:
         # in float64, so that only the error of the atom itself remains
         exact = copy.deepcopy(potential).cpu().double()
         self.isolated = (exact.isolated_energies() * potential.energy_scale).to(potential.device)
+        self._checked: set[tuple[Any, ...]] = set()
+
+    def build(self, system: System, stress: bool) -> tuple[GraphedStep, Source]:
+        """A step that holds a system and has room for its edges; its kernels are checked on their first use.
+
+        Raises:
+            UnsortedBatch: the batch is not ascending.
+            ValueError, UnknownElement: as the Potential.
+            RuntimeError: the results are not those of the potential.
+        """
+        from .check import check_path
+        from .graphs import GraphedStep
+
+        step = self.step(system.num_atoms, system.num_systems, system.dtype, stress)
+        source = Source(self, step)
+        source.load(system)
+        graphed = GraphedStep(step)
+        graphed.make_room()
+        path = (system.dtype, stress, *step.path.values())
+        if path not in self._checked:
+            check_path(self, step, system)
+            self._checked.add(path)
+        return graphed, source
+
+    def load(self, step: FusedStep, system: System) -> None:
+        """Take over all but positions and cell."""
+        reference = self.potential.prior_energies(system)
+        charge = system.charge.to(self.potential.dtype)
+        step.set_composition(system.z, system.batch, charge, self.isolated[system.z], reference)
+        step.pbc.copy_(system.pbc)
 
     def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
         """A step for N atoms in B structures; options as those of `FusedStep`."""
@@ -60,7 +101,7 @@ class Source:
     changed. In-place changes behind PyTorch's back (`.data`, NumPy views) are not seen.
     """
 
-    def __init__(self, model: FusedModel, step: FusedStep):
+    def __init__(self, model: FusedModel | AutogradModel, step: FusedStep | AutogradStep):
         self.model, self.step = model, step
         self._seen: dict[str, tuple[Tensor, int]] = {}
         self._held: list[Tensor] | None = None
@@ -83,19 +124,11 @@ class Source:
         self.step.pos.copy_(system.pos)
 
     def _load_composition(self, system: System) -> None:
-        potential, step = self.model.potential, self.step
         self._seen.clear()
         self._held = None
-        system.validate()
-        potential.check_elements(system.z)
-        potential._check_spin(system)
-        if system.num_systems > 1 and not bool((system.batch[1:] >= system.batch[:-1]).all()):
-            raise UnsortedBatch
-        reference = potential.prior_energies(system)
-        step.set_composition(
-            system.z, system.batch, system.charge.to(potential.dtype), self.model.isolated[system.z], reference
-        )
-        step.pbc.copy_(system.pbc)
+        self.model.potential.check(system)
+        require_sorted(system)
+        self.model.load(self.step, system)  # type: ignore[arg-type]
         self._held = [getattr(system, name).clone() for name in _COMPOSITION]
 
     def _holds(self, system: System) -> bool:

@@ -1,0 +1,88 @@
+"""Structures with room to spare, so that a model can be replayed on tensors whose sizes never change.
+
+A padded structure ends with two atoms more, in a structure of their own and twice the cutoff apart; the edges of a list
+that are not taken join these two. So they add nothing to any other atom, whatever the model does with its edges, and
+nothing to these two where the model goes to zero at the cutoff.
+
+Shapes: N atoms, B structures, C edge capacity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..neighbors import NeighborList
+from ..potential import Result
+from ..system import System
+
+__all__ = ["PaddedList", "cut", "pad_list", "pad_system"]
+
+SPARE_ATOMS = 2
+
+
+@dataclass(eq=False)
+class PaddedList(NeighborList):
+    """The pairs of a padded structure; its vectors do not depend on values that would have to be looked at."""
+
+    def vectors(self, system: System) -> Tensor:
+        receiver, sender = self.edge_index
+        vectors = system.pos.index_select(0, sender) - system.pos.index_select(0, receiver)
+        cell = system.cell.index_select(0, system.batch.index_select(0, receiver))
+        return vectors + (self.shift.to(system.dtype)[:, :, None] * cell).sum(1)
+
+
+def pad_list(row_ptr: Tensor, receiver: Tensor, sender: Tensor, shift: Tensor, cutoff: float) -> PaddedList:
+    """A list with room for C edges.
+
+    Args:
+        row_ptr: [N + 1].
+        receiver, sender: [C], shift: [C, 3]; anything beyond row_ptr[N].
+        cutoff: Å.
+    """
+    capacity, last = receiver.shape[0], row_ptr.shape[0] - 1
+    taken = torch.arange(capacity, device=receiver.device) < row_ptr[-1]
+    edges = torch.stack([torch.where(taken, receiver, last), torch.where(taken, sender, last + 1)])
+    rows = torch.cat([row_ptr, row_ptr.new_full((SPARE_ATOMS,), capacity)])
+    return PaddedList(edges, torch.where(taken[:, None], shift, 0), rows, cutoff)
+
+
+def pad_system(system: System, reach: float, element: int) -> System:
+    """A structure more, of two atoms in vacuum.
+
+    Args:
+        system: N atoms in B structures.
+        reach: Å, the largest cutoff of the lists that are padded.
+        element: atomic number of the two.
+    """
+    far = system.pos.new_zeros(SPARE_ATOMS, 3)
+    far[1, 0] = 2 * reach
+    spare = System(z=torch.full((SPARE_ATOMS,), element, device=system.device), pos=far)
+    return System.concatenate([system, spare])
+
+
+def cut(result: Result, num_atoms: int, num_systems: int) -> Result:
+    """What belongs to the N atoms and B structures that were padded.
+
+    Raises:
+        ValueError: a property has another size than N + 2 and B + 1.
+    """
+
+    def piece(value: Tensor, per_atom: bool) -> Tensor:
+        return value[: num_atoms if per_atom else num_systems]
+
+    properties = {}
+    for name, value in result.properties.items():
+        if value.shape[0] not in (num_atoms + SPARE_ATOMS, num_systems + 1) or num_systems == num_atoms + 1:
+            raise ValueError(f"the property '{name}' is neither one of atoms nor one of structures")
+        properties[name] = piece(value, value.shape[0] == num_atoms + SPARE_ATOMS)
+    return Result(
+        energy=piece(result.energy, False),
+        forces=None if result.forces is None else piece(result.forces, True),
+        stress=None if result.stress is None else piece(result.stress, False),
+        atom_energies=None if result.atom_energies is None else piece(result.atom_energies, True),
+        charges=None if result.charges is None else piece(result.charges, True),
+        properties=properties,
+    )
