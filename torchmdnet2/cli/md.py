@@ -27,11 +27,12 @@ def add(command: Command) -> None:
     md.add_argument("--ensemble", default="nve", help="nve: constant energy; nvt: Langevin (default: nve)")
     md.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
     md.add_argument("--seed", type=int, default=0, help="of velocities and noise (default: 0)")
+    md.add_argument("--replicas", type=int, default=1, help="copies side by side; the k-th has seed + k (default: 1)")
     md.add_argument("--every", type=int, help="steps between frames (default: a thousandth of all, 10 to 100)")
     md.add_argument("--output", default="md", help="prefix of the files, or a folder (default: md)")
     md.add_argument(
         "--trajectory", action="append", default=[], metavar="FILE",
-        help=".xyz, .extxyz or .traj, repeatable (default: the prefix + .xyz)",
+        help=".xyz, .extxyz, .traj or .dcd, repeatable (default: the prefix + .xyz)",
     )  # fmt: skip
     md.add_argument("--minimize", action="store_true", help="relax the start structure first")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
@@ -55,6 +56,7 @@ def _md(options: argparse.Namespace) -> None:
         temperature=options.temperature,
         friction=options.friction,
         seed=options.seed,
+        replicas=options.replicas,
         every=options.every,
         output=options.output,
         trajectories=tuple(options.trajectory),
@@ -78,10 +80,11 @@ def _md(options: argparse.Namespace) -> None:
         )
     finally:
         signal.signal(signal.SIGTERM, before)
-    temperatures = [row.temperature_K for row in result.rows]
+    temperatures = [row.temperature_K for replica in result.replicas for row in replica.rows]
+    each = "" if options.replicas == 1 else " each"
     console.print(
         f"mean temperature {sum(temperatures) / len(temperatures):.1f} K, drift {drift_text(result.drift)}, "
-        f"{result.ns_per_day:.3g} ns/day\nwrote " + ", ".join(map(str, result.files)),
+        f"{result.ns_per_day:.3g} ns/day{each}\nwrote " + ", ".join(map(str, result.files)),
         highlight=False, soft_wrap=True,
     )  # fmt: skip
 

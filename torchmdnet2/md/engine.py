@@ -43,6 +43,9 @@ class Engine(ABC):
         self.load(state)
         return state
 
+    def prepare(self) -> None:  # noqa: B027
+        """Do what would otherwise slow down the first steps."""
+
     @property
     def parts(self) -> int:
         """P, in which a replica's heat is summed."""

@@ -89,6 +89,11 @@ class GraphEngine(Engine):
         self._pending.zero_()
         self._steps = state.step
 
+    def prepare(self) -> None:
+        if self._cuda:
+            with torch.cuda.device(self._device):
+                self._capture(self._chunk)
+
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def launch(self, steps: int) -> None:

@@ -176,6 +176,7 @@ class Simulation:
         if not options.restart:
             self.record.add(self.state, rows)
         self.marks = self.record.marks
+        self.engine.prepare()
         self.reporter = Reporter(self.console, first, options.steps, options.timestep)
         self.saved_at = first
         try:

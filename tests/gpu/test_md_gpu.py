@@ -1,0 +1,192 @@
+"""Molecular dynamics in CUDA graphs: against steps one by one, restarts, room for edges, statistics."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+from ase.io import read
+
+from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.md import MDOptions, Unphysical, run_md
+from torchmdnet2.md.engine import HostEngine, make_engine
+from torchmdnet2.md.integrators import Langevin, VelocityVerlet
+from torchmdnet2.md.run import Simulation
+from torchmdnet2.md.state import Atomistics, maxwell_boltzmann
+from torchmdnet2.units import KB
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def make(energy_scale, layers=2):
+    """Random weights, so that atoms stay apart only as long as they are slow."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        config = {
+            "model": {"name": "tensornet", "hidden_channels": 32, "num_layers": layers, "num_rbf": 16, "cutoff": 5.0},
+            "elements": [1, 6, 7, 8],
+            "energy_scale": energy_scale,
+        }
+        return Potential.from_config(config).eval()
+
+
+@pytest.fixture(scope="module")
+def potential():
+    return make(0.05).cuda()
+
+
+def lattice(side, spacing, symbol="C", jitter=0.0):
+    rng = np.random.default_rng(0)
+    pos = spacing * np.array(list(itertools.product(range(side), repeat=3)), dtype=float)
+    return Atoms(f"{symbol}{side**3}", pos - pos.mean(0) + jitter * rng.normal(size=pos.shape))
+
+
+def atomistics(frame, replicas=1):
+    masses = torch.tensor(frame.get_masses(), dtype=torch.float64)[:, None].repeat(replicas, 1).cuda()
+    return Atomistics(masses, torch.ones_like(masses), 3 * len(frame), replicas)
+
+
+@pytest.mark.parametrize("frame", [molecule("CH3CH2OH"), lattice(9, 2.4, jitter=0.1)], ids=["9", "729"])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
+    """Positions and velocities after 47 steps: constant energy to the last bit, Langevin to rounding."""
+    atoms = atomistics(frame, replicas)
+    system = System.from_ase([frame] * replicas, device="cuda")
+    vel = maxwell_boltzmann(atoms, 300.0, range(replicas))
+    for dynamics in (VelocityVerlet(atoms, 0.5), Langevin(atoms, 0.5, 300.0, 10.0, range(5, 5 + replicas))):
+        graphed = make_engine(Evaluator(potential, graphs=False), system, dynamics, 10)
+        assert graphed.ahead == 1
+        loop = HostEngine(Evaluator(potential, graphs=False).bind(system), dynamics)
+        for engine in (graphed, loop):
+            engine.begin(vel)
+            engine.launch(23)
+            engine.launch(24)
+            assert engine.collect().step == 23
+        state, expected = graphed.collect(), loop.collect()
+        assert state.step == expected.step == 47 and graphed.captures == 2
+        for name, value in state.tensors().items():
+            other = getattr(expected, name)
+            if name == "heat":
+                torch.testing.assert_close(value.sum(1), other.sum(1), rtol=1e-9, atol=1e-9)
+            elif isinstance(dynamics, Langevin):
+                torch.testing.assert_close(value, other, rtol=1e-9, atol=1e-6)
+            else:
+                assert torch.equal(value, other), name
+        assert graphed.check()
+
+
+def test_same_as_on_the_cpu(potential, tmp_path):
+    """Constant energy and Langevin, noise included: float32 against float32."""
+    frame = molecule("CH3CH2OH")
+    for ensemble in ("nve", "nvt"):
+        options = MDOptions(200, ensemble=ensemble, every=50, output=f"{tmp_path}/{ensemble}", friction=10.0)
+        here = run_md(potential, frame, options, device="cuda")
+        there = run_md(potential.cpu(), frame, options)
+        potential.cuda()
+        np.testing.assert_allclose(here.atoms.positions, there.atoms.positions, atol=2e-5)
+        np.testing.assert_allclose(here.atoms.get_momenta(), there.atoms.get_momenta(), atol=2e-4)
+        for a, b in zip(here.rows, there.rows, strict=True):
+            assert a.conserved_eV == pytest.approx(b.conserved_eV, abs=1e-5)
+
+
+@pytest.mark.parametrize("ensemble", ["nve", "nvt"])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_restart_is_bitwise(potential, tmp_path, ensemble, replicas):
+    for name, parts in (("once", [90]), ("twice", [37, 90])):
+        for k, steps in enumerate(parts):
+            o = MDOptions(
+                steps, ensemble=ensemble, every=15, restart=k > 0, replicas=replicas, output=f"{tmp_path}/{name}",
+                trajectories=(f"{tmp_path}/{name}.traj",),
+            )  # fmt: skip
+            result = run_md(potential, molecule("CH3CH2OH"), o, device="cuda")
+        assert result.rows[-1].step == 90
+    number = [""] if replicas == 1 else [f".{k}" for k in range(replicas)]
+    for k in number:
+        once, twice = (read(tmp_path / f"{name}{k}.traj", -1) for name in ("once", "twice"))
+        assert np.array_equal(once.positions, twice.positions)
+        assert np.array_equal(once.get_momenta(), twice.get_momenta())
+        last = [(tmp_path / f"{name}{k}.csv").read_text().splitlines()[-1] for name in ("once", "twice")]
+        assert last[0] == last[1]
+
+
+def test_replicas_are_separate_runs(potential, tmp_path):
+    frame = molecule("CH3CH2OH")
+    together = run_md(potential, frame, MDOptions(60, replicas=4, every=20, output=f"{tmp_path}/r"), device="cuda")
+    for k, replica in enumerate(together.replicas):
+        alone = run_md(potential, frame, MDOptions(60, seed=k, every=20, output=f"{tmp_path}/a"), device="cuda")
+        np.testing.assert_allclose(replica.atoms.positions, alone.atoms.positions, atol=1e-5)
+        assert replica.rows[-1].temperature_K == pytest.approx(alone.rows[-1].temperature_K, rel=1e-4)
+
+
+def test_more_room_in_the_middle(potential, tmp_path):
+    """Atoms that fly together: several times more edges than there was room for; the run goes on as on the CPU."""
+    weak = make(1e-3)
+    frame = lattice(4, 4.4)
+    frame.set_velocities(-0.0025 * frame.positions / 0.0982269478)  # halfway to the centre in 200 fs
+    captures = []
+
+    class Watched(Simulation):
+        def run(self):
+            result = super().run()
+            captures.append((self.engine.captures, self.engine.step.capacity))
+            return result
+
+    o = MDOptions(160, timestep=1.0, every=40, output=f"{tmp_path}/g")
+    simulation = Watched(weak, frame, o, "cuda", None, None, None, None)
+    first = simulation.engine.step.capacity
+    here = simulation.run()
+    assert captures[0][0] >= 2 and captures[0][1] > 1.5 * first
+    there = run_md(weak, frame, MDOptions(160, timestep=1.0, every=40, output=f"{tmp_path}/c"))
+    np.testing.assert_allclose(here.atoms.positions, there.atoms.positions, atol=2e-5)
+    assert [r.step for r in here.rows] == [r.step for r in there.rows] == [0, 40, 80, 120, 160]
+    assert here.rows[-1].conserved_eV == pytest.approx(there.rows[-1].conserved_eV, abs=1e-5)
+
+
+def test_langevin_distribution(tmp_path):
+    """Hardly any forces: velocities are Maxwell's, kinetic energies have the mean and the spread of a canonical
+    ensemble; 120 rows of 8 replicas, independent after 20 steps of a time constant of 5."""
+    temperature = 400.0
+    frame = lattice(5, 30.0, "H")
+    o = MDOptions(
+        2500, timestep=2.0, ensemble="nvt", temperature=temperature, friction=100.0, every=20, replicas=8,
+        output=f"{tmp_path}/t", trajectories=(f"{tmp_path}/t.traj",),
+    )  # fmt: skip
+    result = run_md(make(1e-9), frame, o, device="cuda")
+    kinetic = np.array([row.kinetic_eV for replica in result.replicas for row in replica.rows[6:]])
+    degrees, samples = 3 * len(frame), len(kinetic)
+    mean = 0.5 * degrees * KB * temperature
+    spread = mean * math.sqrt(2 / degrees)
+    assert samples == 8 * 120
+    assert abs(kinetic.mean() - mean) < 4 * spread / math.sqrt(samples)
+    assert kinetic.std() == pytest.approx(spread, rel=4 / math.sqrt(2 * samples))
+    frames = read(tmp_path / "t.3.traj", "6:")
+    unit = np.concatenate([f.get_velocities().ravel() for f in frames])
+    unit /= math.sqrt(KB * temperature / frames[0].get_masses()[0])
+    assert len(unit) == 120 * degrees
+    assert abs(unit.mean()) < 4 / math.sqrt(len(unit))
+    assert (unit**4).mean() == pytest.approx(3, abs=4 * math.sqrt(96 / len(unit)))
+    shift = np.corrcoef(unit[:-degrees], unit[degrees:])[0, 1]  # one frame against the next
+    assert abs(shift - math.exp(-4)) < 4 / math.sqrt(len(unit))
+
+
+def test_energy_is_conserved(potential, tmp_path):
+    """5 ps at 300 K around a minimum, float32 network."""
+    o = MDOptions(10000, every=50, temperature=50, output=f"{tmp_path}/e", minimize=True)
+    result = run_md(potential, molecule("CH3CH2OH"), o, device="cuda")
+    assert abs(result.drift) < 1e-5
+    assert np.ptp([r.potential_eV for r in result.rows]) > 1e-3
+
+
+def test_explosion_names_step_and_atoms(tmp_path):
+    with pytest.raises(Unphysical, match=r"step \d+: .*atom \d \(.\).*last good frame"):
+        run_md(make(100.0), molecule("CH3CH2OH"), MDOptions(2000, timestep=4.0, output=f"{tmp_path}/x"), device="cuda")
+    frames = read(tmp_path / "x.xyz", ":")
+    assert all(np.isfinite(f.get_forces()).all() and np.isfinite(f.positions).all() for f in frames)
