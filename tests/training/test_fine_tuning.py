@@ -1,0 +1,205 @@
+"""Starting from another model: weights, new elements, references, frozen parts; and learning a difference."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read, write
+
+from torchmdnet2 import System, checkpoint
+from torchmdnet2.errors import BadConfig
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.optimizers import depths
+from torchmdnet2.training.run import run_training
+from torchmdnet2.training.setup import make_setup
+
+
+@pytest.fixture(scope="module")
+def base(data_file, tmp_path_factory):
+    """A model of H, C, O, trained for a few epochs."""
+    folder = tmp_path_factory.mktemp("base") / "run"
+    raw = {
+        "data": {"train": str(data_file), "split": {"validation": 6, "test": 6}},
+        "model": {"hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "max_z": 10},
+        "training": {"batch_size": 5, "max_epochs": 10, "lr": 1e-2, "warmup_steps": 4, "device": "cpu"},
+        "output": {"folder": str(folder), "report": False},
+    }
+    return run_training(parse_config(raw))
+
+
+@pytest.fixture
+def raw(raw_config, base):
+    """Fine-tuning on the same data: everything about the model comes from the file."""
+    del raw_config["model"]
+    raw_config["init"] = {"file": str(base)}
+    return raw_config
+
+
+def shifted(data_file, path, by=lambda atoms: 2.0 * len(atoms), replace=None):
+    """The same frames with other energies, as of another method, and H by another element if asked for."""
+    frames = []
+    for atoms in read(data_file, ":"):
+        energy, forces = atoms.get_potential_energy() + by(atoms), atoms.get_forces()
+        numbers = [replace.get(z, z) for z in atoms.numbers] if replace else atoms.numbers
+        new = Atoms(numbers, atoms.positions)
+        new.calc = SinglePointCalculator(new, energy=energy, forces=forces)
+        frames.append(new)
+    write(path, frames, format="extxyz")
+    return str(path)
+
+
+def test_everything_comes_from_the_file(raw, base):
+    config = parse_config(raw)
+    assert config.model == checkpoint.read_header(base)["config"]["model"]
+    assert config.priors == [{"name": "atomref", "max_z": 128, "trainable": False, "energies": "fit"}]
+    setup = make_setup(config)
+    theirs = checkpoint.load(base)
+    for name, value in theirs.named_parameters():
+        assert torch.equal(value, setup.potential.get_parameter(name)), name
+    assert setup.potential.energy_scale == theirs.energy_scale
+    assert any("tensors loaded" in note for note in setup.notes)
+    # nearly the same data: the references hardly change, and the first epoch starts where the last run ended
+    assert "reference energies changed by least squares: H" in " ".join(setup.notes)
+    system = System.from_ase(read(config.data.train, 0))
+    energies = [float(p.double()(system, forces=False).energy.detach()) for p in (setup.potential, theirs)]
+    assert abs(energies[0] - energies[1]) < 0.5
+
+
+def test_references_follow_another_method(raw, data_file, tmp_path):
+    raw["data"]["train"] = shifted(data_file, tmp_path / "s.xyz")
+    raw["training"]["max_epochs"] = 1
+    path = run_training(parse_config(raw))
+    before, after = (checkpoint.read_header(p)["config"]["priors"][0]["energies"] for p in (raw["init"]["file"], path))
+    change = [after[z] - before[z] for z in ("1", "6", "8")]
+    assert change == pytest.approx([2.0, 2.0, 2.0], abs=0.5)
+    errors = checkpoint.read_header(path)["metadata"]["errors"]["test"]
+    assert errors["energy_per_atom"]["mae"] < 0.2  # 2 eV without
+    log = (path.parent / "log.txt").read_text()
+    assert "start: " in log and "reference energies changed" in log
+    assert raw["init"]["file"] in checkpoint.read_header(path)["metadata"]["data"]["files"]
+
+
+def test_new_elements(raw, data_file, tmp_path):
+    raw["data"]["train"] = shifted(data_file, tmp_path / "f.xyz", replace={8: 16})
+    raw["training"]["max_epochs"] = 1
+    with pytest.raises(ValueError, match="elements must be atomic numbers"):
+        make_setup(parse_config(raw))  # sulphur is beyond the table of the file's model
+    raw["model"] = {**checkpoint.read_header(raw["init"]["file"])["config"]["model"], "max_z": 20}
+    setup = make_setup(parse_config(raw))
+    assert setup.potential.elements == [1, 6, 8, 16]
+    assert any(note.startswith("new elements: S") for note in setup.notes)
+    theirs = checkpoint.load(raw["init"]["file"])
+    names = [n for n, p in theirs.named_parameters() if p.ndim == 2 and p.shape[0] == 10]
+    assert names
+    for table in names:
+        old, new = theirs.get_parameter(table), setup.potential.get_parameter(table)
+        assert torch.equal(new[:10], old) and new.shape[0] == 20
+        torch.testing.assert_close(new[16], old[[1, 6, 8]].mean(0))
+    path = run_training(parse_config(raw))
+    errors = checkpoint.read_header(path)["metadata"]["errors"]["test"]
+    assert errors["energy_per_atom"]["mae"] < 1.0
+    assert float(checkpoint.read_header(path)["config"]["priors"][0]["energies"]["16"]) < -1000
+
+
+def test_frozen_parts_stay_and_others_move(raw, base, tmp_path):
+    raw["init"]["freeze"] = ["representation.tensor_embedding", "representation.layers.0"]
+    raw["training"].update(weight_decay=0.1)
+    path = run_training(parse_config(raw))
+    before, after = checkpoint.load(base), checkpoint.load(path)
+    moved = {n: not torch.equal(p, before.get_parameter(n)) for n, p in after.named_parameters()}
+    frozen = [n for n in moved if n.startswith(("representation.tensor_embedding.", "representation.layers.0."))]
+    assert len(frozen) > 5 and not any(moved[n] for n in frozen)
+    assert all(moved[n] for n in moved if n.startswith("head."))
+    assert "parameters are frozen" in (path.parent / "log.txt").read_text()
+    # a killed run of this kind resumes too
+    raw["output"]["folder"] = str(tmp_path / "again")
+    run_training(parse_config(raw))
+    raw["init"]["freeze"] = ["representation.tensor_embeding"]
+    with pytest.raises(BadConfig, match=r"tensor_embeding' is no part of this model, did you mean"):
+        make_setup(parse_config(raw))
+    raw["init"]["freeze"] = ["representation", "head"]
+    with pytest.raises(BadConfig, match="nothing to train"):
+        make_setup(parse_config(raw))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"init": {"file": "none.tmn"}}, "there is no model file none.tmn"),
+        ({"model": {"cutoff": 4.0}}, "model.hidden_channels: is 128 here and 8 in the file"),
+        ({"init": {"fiel": "x"}}, "init.fiel: unknown key, did you mean 'file'"),
+        ({"priors": [{"name": "atomref", "energies": "keep"}], "init": None}, "energies: keep is for fine-tuning"),
+    ],
+)
+def test_refusals(raw, change, message):
+    for key, value in change.items():
+        raw[key] = value
+    with pytest.raises(BadConfig) as caught:
+        make_setup(parse_config(raw))
+    assert message in str(caught.value)
+
+
+def test_kept_references(raw, base, data_file, tmp_path):
+    raw["priors"] = [{"name": "atomref", "energies": "keep"}]
+    setup = make_setup(parse_config(raw))
+    theirs = checkpoint.load(base)
+    assert torch.equal(setup.potential.priors[0].initial[:10], theirs.priors[0].initial[:10])
+    raw["data"]["train"] = shifted(data_file, tmp_path / "f.xyz", replace={8: 9})
+    with pytest.raises(BadConfig, match="no entry for F"):
+        make_setup(parse_config(raw))
+
+
+def test_rates_by_depth(raw):
+    raw["training"]["layer_lr_decay"] = 0.5
+    from torchmdnet2.training.run import make_trainer
+
+    trainer = make_trainer(make_setup(parse_config(raw)), None)
+    deep = depths(trainer.potential)
+    assert set(deep.values()) == {0, 1, 2}
+    trainer.step(next(trainer.train_loader([[0, 1, 2]])))
+    for group in trainer.optimizer.param_groups:
+        for parameter in group["params"]:
+            name = next(n for n, p in trainer.potential.named_parameters() if p is parameter)
+            expected = trainer.learning_rate.rate(0) * 0.5 ** (2 - deep[name])
+            assert group["lr"] == pytest.approx(expected), name
+
+
+def test_learning_the_difference_from_a_prior_equals_learning_reduced_labels(raw_config, data_file, tmp_path):
+    """Delta learning: training on totals with a prior is training on labels without the prior's share."""
+    whole = copy.deepcopy(raw_config)
+    whole["priors"] = [{"name": "zbl", "cutoff": 4.0}, {"name": "atomref", "energies": "fit"}]
+    whole["training"].update(precision="float64", energy_scale=1.0)
+    path = run_training(parse_config(whole))
+    potential = checkpoint.load(path)
+
+    from torchmdnet2 import Potential
+
+    only = Potential.from_config({"model": potential.config["model"], "head": None, "priors": whole["priors"][:1]})
+    frames = []
+    for atoms in read(data_file, ":"):
+        share = only.double().eval()(System.from_ase(atoms))
+        reduced = atoms.copy()
+        reduced.calc = SinglePointCalculator(
+            reduced,
+            energy=atoms.get_potential_energy() - float(share.energy),
+            forces=atoms.get_forces() - share.forces.numpy(),
+        )
+        assert float(share.energy) > 1.0
+        frames.append(reduced)
+    write(tmp_path / "reduced.xyz", frames, format="extxyz")
+    delta = copy.deepcopy(raw_config)
+    delta["data"]["train"] = str(tmp_path / "reduced.xyz")
+    delta["training"].update(precision="float64", energy_scale=1.0)
+    delta["output"]["folder"] = str(tmp_path / "delta")
+    other = checkpoint.load(run_training(parse_config(delta)))
+    for atoms in read(data_file, ":3"):
+        system = System.from_ase(atoms)
+        total, difference, share = (p(system) for p in (potential, other, only))
+        # energies returned are totals; extxyz keeps 8 digits of the reduced labels
+        assert float(total.energy) == pytest.approx(float(difference.energy + share.energy), abs=1e-3)
+        np.testing.assert_allclose(total.forces, difference.forces + share.forces, atol=1e-3)
