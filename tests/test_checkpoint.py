@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import pickle
@@ -38,6 +39,18 @@ def test_round_trip(tmp_path, kind, dtype):
     save(again, tmp_path / "b.tmn")
     assert (tmp_path / "a.tmn").read_bytes() == (tmp_path / "b.tmn").read_bytes()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tmn", "b.tmn"], "no temporary file is left"
+
+
+def test_what_the_config_does_not_say_is_refused():
+    """Else the file would be another model."""
+    potential = tiny_potential()
+    for name, value in (("energy_scale", 2.0), ("energy_shift", 1.0), ("subtract_isolated", False)):
+        changed = copy.deepcopy(potential)
+        setattr(changed, name, value)
+        with pytest.raises(ValueError, match=name):
+            to_bytes(changed)
+        changed.config[name] = value
+        assert to_bytes(changed)
 
 
 def test_type_on_loading(tmp_path):

@@ -47,6 +47,10 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
 
     if "model" not in potential.config:
         raise ValueError("only a potential built by Potential.from_config can be saved: its config is stored")
+    for name, default in (("energy_scale", 1.0), ("energy_shift", 0.0), ("subtract_isolated", True)):
+        value, stored = getattr(potential, name), potential.config.get(name, default)
+        if value != stored:
+            raise ValueError(f"{name} is {value}, and the config, which is what is stored, says {stored}: change both")
     tensors = {name: value.detach().cpu().contiguous() for name, value in potential.state_dict().items()}
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 CONFIG = {
     "model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 16, "cutoff": 4.0},
     "elements": [1, 6, 8],
+    "energy_scale": 5.0,
 }
 ENERGY, FORCE, STRESS = 2e-5, 2e-5, 2e-6  # eV per atom, eV/Å, eV/Å³: float32 against float64
 
@@ -29,9 +30,7 @@ ENERGY, FORCE, STRESS = 2e-5, 2e-5, 2e-6  # eV per atom, eV/Å, eV/Å³: float32
 def potential():
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        made = Potential.from_config(CONFIG)
-    made.energy_scale = 5.0
-    return made.eval()
+        return Potential.from_config(CONFIG).eval()
 
 
 @pytest.fixture(scope="module")
