@@ -28,7 +28,7 @@ def sizes(splits):
 def test_sizes(asked, expected):
     splits = make_splits(100, *asked, seed=3)
     assert sizes(splits) == expected
-    together = sum(splits.values(), [])
+    together = [i for part in splits.values() for i in part]
     assert len(set(together)) == len(together) and set(together) <= set(range(100))
     assert all(part == sorted(part) for part in splits.values())
 
@@ -92,7 +92,7 @@ def test_round_trip(tmp_path, data):
 def test_splits_belong_to_their_data(tmp_path, data):
     path = write(tmp_path / "s.json", data, make_splits(20, None, 3, 4))
     samples = list(data)
-    moved = InMemoryDataset(samples[:7] + [make_sample(seed=99)] + samples[8:])
+    moved = InMemoryDataset([*samples[:7], make_sample(seed=99), *samples[8:]])
     for other in (InMemoryDataset(samples[:19]), moved, InMemoryDataset(samples[::-1]), ConcatDataset([data, data])):
         with pytest.raises(BadData, match=r"s\.json: these splits were made for other frames"):
             read_splits(path, other, FILES)

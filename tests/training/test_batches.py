@@ -1,4 +1,4 @@
-"""Batches: joined neighbor lists equal a fresh search; the order depends on (seed, epoch) alone."""
+"""Batches: joined neighbor lists equal a fresh search, and gathered batches equal joined frames."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from torchmdnet2.data import CachedDataset, open_dataset
+from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import NeighborList, neighbor_list
 from torchmdnet2.system import System
-from torchmdnet2.training.batches import epoch_order, in_order
+from torchmdnet2.training.batches import Frames, Loader, join, training_batches
+from torchmdnet2.training.config import TrainingConfig
 
 
 def mixed_systems():
@@ -47,29 +50,103 @@ def test_lists_that_do_not_belong_together_are_refused():
         NeighborList.concatenate([])
 
 
-def test_order_is_a_function_of_seed_and_epoch():
+KEYS = {"energy": "energy", "forces": "forces"}
+ORDER = [[4, 1], [0, 2, 3, 5], [5], [1, 1]]
+
+
+@pytest.fixture(params=["memory", "no room", "cache", "cache without lists"])
+def frames(request, data_file, tmp_path, monkeypatch):
+    """Frames 3 … 8 of the file, however they are kept."""
+    kept = request.param.startswith("cache")
+    data = open_dataset(str(data_file), KEYS, cache=tmp_path / "cache" if kept else "off")
+    assert isinstance(data, CachedDataset) == kept
+    if request.param == "cache without lists":
+        monkeypatch.setattr(CachedDataset, "edges", lambda self, cutoff: (_ for _ in ()).throw(PermissionError()))
+    return Frames(data, range(3, 9), 3.0, cache_bytes=0 if request.param == "no room" else 2**20)
+
+
+def equal(a, b):
+    labels = a.sample.labels.keys() == b.sample.labels.keys() and all(
+        torch.equal(a.sample.labels[n].nan_to_num(-9.0), b.sample.labels[n].nan_to_num(-9.0)) for n in a.sample.labels
+    )
+    systems = all(torch.equal(x, getattr(b.sample.system, n)) for n, x in vars(a.sample.system).items())
+    return labels and systems and same(a.neighbors, b.neighbors) and a.frames == b.frames
+
+
+def test_batches_equal_joined_frames(frames):
+    """Gathered at once, gathered again from what was kept, and read by workers: all equal to the reference."""
+    expected = [join([frames[position] for position in batch]) for batch in ORDER]
+    for batch, positions in zip(expected, ORDER, strict=True):
+        assert batch.frames == [3 + p for p in positions]
+        assert same(batch.neighbors, neighbor_list(batch.sample.system, 3.0))
+    for loader in (Loader(frames), Loader(frames), Loader(frames, num_workers=2)):
+        for _ in range(2):
+            found = list(loader(ORDER))
+            assert len(found) == len(ORDER) and all(map(equal, found, expected))
+    assert frames.atoms.tolist() == [frames[k].sample.system.num_atoms for k in range(6)]
+    assert frames.edges.tolist() == [frames[k].neighbors.num_edges for k in range(6)]
+    assert frames.name(2).endswith("morse.xyz, frame 5")
+
+
+def test_a_batch_without_frames_has_no_labels(frames):
+    for loader in (Loader(frames), Loader(frames, num_workers=1)):
+        full, idle = loader([[2], []])
+        assert idle.frames == [] and idle.sample.system.num_systems == 1
+        assert idle.sample.labels.keys() == full.sample.labels.keys()
+        assert all(torch.isnan(value).all() for value in idle.sample.labels.values())
+        assert same(idle.neighbors, neighbor_list(idle.sample.system, 3.0))
+
+
+def test_workers_leave_random_numbers_alone(frames):
     state = torch.get_rng_state()
-    order = epoch_order(103, 10, seed=3, epoch=7)
+    list(Loader(frames, num_workers=2)(ORDER))
     assert torch.equal(state, torch.get_rng_state())
-    torch.manual_seed(99)
-    assert epoch_order(103, 10, seed=3, epoch=7) == order
-    assert epoch_order(103, 10, seed=3, epoch=8) != order
-    assert epoch_order(103, 10, seed=4, epoch=7) != order
-    assert sorted(i for batch in order for i in batch) == list(range(103))
-    assert {len(batch) for batch in order} == {9, 10}
-    assert in_order(5, 2) == [[0, 1], [2, 3], [4]]
 
 
-def test_frames_keep_their_lists_within_the_room(data_file):
-    from torchmdnet2.data import open_dataset
-    from torchmdnet2.training.batches import Frames, Loader
+def test_training_batches_follow_the_configuration(frames):
+    by_size = TrainingConfig(batch_size=4, seed=3)
+    by_atoms = TrainingConfig(max_atoms=9)
+    for config in (by_size, by_atoms):
+        parts = training_batches(frames, config, epoch=2)
+        assert sorted(i for part in parts for i in part) == list(range(6))
+        halves = [training_batches(frames, config, 2, rank, 2) for rank in (0, 1)]
+        assert len(halves[0]) == len(halves[1]) and halves[0][0] == parts[0]
+        assert training_batches(frames, config, epoch=2, done=1) == parts[1:]
+    assert [len(part) for part in training_batches(frames, by_size, 0)] == [3, 3]
+    assert all(frames.atoms[part].sum() <= 9 for part in training_batches(frames, by_atoms, 0))
+    with pytest.raises(BadData, match=r"morse\.xyz, frame \d: it has \d atoms, .* raise max_atoms"):
+        training_batches(frames, TrainingConfig(max_atoms=2), 0)
 
-    data = open_dataset(str(data_file), keys={"energy": "energy", "forces": "forces"})
-    order = [[4, 1], [0, 2, 3]]
-    plenty, none = Frames(data, range(3, 9), 3.0), Frames(data, range(3, 9), 3.0, cache_bytes=0)
-    for frames in (plenty, none):
-        for batch, positions in zip(Loader(frames)(order), order, strict=True):
-            assert batch.frames == [3 + p for p in positions]
-            assert same(batch.neighbors, neighbor_list(batch.sample.system, 3.0))
-    assert plenty[2] is plenty[2]
-    assert none[2] is not none[2]
+
+@pytest.mark.slow
+def test_speed(tmp_path):
+    """Molecules of 15 to 50 atoms, 2 atoms of which see about 30 others, from a cache on disk."""
+    import time
+
+    from torchmdnet2.data import Sample
+    from torchmdnet2.data.cache import write_cache
+    from torchmdnet2.data.reader import Chunk
+
+    rng = np.random.default_rng(0)
+
+    def chunks():
+        for first in range(0, 10_000, 500):
+            sizes = rng.integers(15, 51, 500)
+            batch = np.repeat(np.arange(500), sizes)
+            pos = torch.from_numpy(rng.normal(size=(len(batch), 3)) * (sizes[batch, None] / 0.1) ** (1 / 3) / 2.5)
+            system = System(z=torch.full((len(batch),), 6), pos=pos, batch=torch.from_numpy(batch))
+            labels = {"energy": torch.from_numpy(rng.normal(size=500)), "forces": torch.randn(len(batch), 3).double()}
+            yield Chunk(Sample(system, labels), "random", first)
+
+    write_cache(tmp_path / "cache", chunks())
+    frames = Frames(CachedDataset(tmp_path / "cache"), range(10_000), 5.0)
+    order = training_batches(frames, TrainingConfig(batch_size=64), 0)
+    rates = {}
+    for workers in (0, 2):
+        loader = Loader(frames, workers)
+        for _ in range(3):  # the first epoch checks every block, and starts the workers
+            start = time.perf_counter()
+            count = sum(batch.sample.system.num_systems for batch in loader(order))
+            rates[workers] = max(rates.get(workers, 0), count / (time.perf_counter() - start))
+    print(f"{frames.edges.mean() / frames.atoms.mean():.0f} neighbors; molecules per second: {rates}")
+    assert rates[0] > 10_000

@@ -161,9 +161,8 @@ class Column:
 
     def check(self, first: np.ndarray, count: np.ndarray) -> None:
         """Raise BadData when one of the rows is damaged; each block is looked at once."""
-        some = count > 0
-        if not some.all():
-            first, count = first[some], count[some]
+        if not count.all():
+            first, count = first[count > 0], count[count > 0]
         low = first * self._row_bytes // BLOCK
         high = ((first + count) * self._row_bytes - 1) // BLOCK
         if len(low) and int((high - low).max()) > 1:
@@ -171,7 +170,7 @@ class Column:
         else:
             blocks = np.concatenate([low, high])
         new = blocks[~self._checked[blocks]]
-        for block in np.unique(new).tolist():
+        for block in np.unique(new).tolist() if len(new) else ():
             if zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK]) != int(self._sums[block]):
                 raise BadData(
                     f"{self.path}: the cache is damaged between bytes {block * BLOCK} and "

@@ -22,6 +22,7 @@ from ..data.sampler import epoch_batches, epoch_order, in_order
 from ..neighbors import NeighborList
 from ..system import System
 from .config import TrainingConfig
+from .message import Message
 
 __all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "training_batches"]
 
@@ -183,8 +184,28 @@ class _Order(Sampler[list[int]]):
         return len(self.batches)
 
 
-def _as_it_is(batch: Batch) -> Batch:
-    return batch
+def _sent(batch: Batch) -> Message:
+    """The batch as a worker sends it; shifts that are all zero stay at home."""
+    neighbors = batch.neighbors
+    tensors = {f"system.{name}": value for name, value in vars(batch.sample.system).items()}
+    tensors |= {f"labels.{name}": value for name, value in batch.sample.labels.items()}
+    tensors |= {"edge_index": neighbors.edge_index, "row_ptr": neighbors.row_ptr}
+    if bool(neighbors.shift.any()):
+        tensors["shift"] = neighbors.shift
+    return Message.of(tensors, (neighbors.cutoff, batch.frames))
+
+
+def _received(message: Message) -> Batch:
+    tensors = message.tensors()
+    cutoff, frames = message.rest
+
+    def part(prefix: str) -> dict[str, torch.Tensor]:
+        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+    edge_index = tensors["edge_index"]
+    shift = tensors["shift"] if "shift" in tensors else torch.zeros(edge_index.shape[1], 3, dtype=torch.long)
+    neighbors = NeighborList(edge_index, shift, tensors["row_ptr"], cutoff)
+    return Batch(Sample(System(**part("system.")), part("labels.")), neighbors, frames)
 
 
 class Loader:
@@ -205,8 +226,9 @@ class Loader:
                 frames,
                 batch_sampler=self._order,
                 num_workers=num_workers,
-                collate_fn=_as_it_is,
+                collate_fn=_sent,
                 persistent_workers=True,
+                prefetch_factor=4,
                 pin_memory=pin_memory,
                 generator=torch.Generator(),  # an own one: torch's is not to be advanced by reading
             )
@@ -219,6 +241,6 @@ class Loader:
         """
         if self._workers is not None:
             self._order.batches = order
-            return iter(self._workers)
+            return map(_received, self._workers)
         batches = (self.frames.__getitems__(batch) for batch in order)
         return (batch.pin_memory() for batch in batches) if self.pin_memory else batches
