@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +12,18 @@ from ase import Atoms
 from ase.build import bulk, fcc111, molecule
 from tiny import ELEMENTS, REFERENCES, chiral, ethanol, silicon, tiny_potential
 
-from torchmdnet2 import Potential, System
+from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.errors import UnknownElement
 from torchmdnet2.neighbors import neighbor_list
 
 POTENTIAL = tiny_potential()
+
+
+def test_every_fault_has_a_test():
+    """W1 … W20, each in the file of the part that it concerns, in a test that carries its number."""
+    sources = [path.read_text() for path in Path(__file__).parent.rglob("test_*.py")]
+    numbers = {int(number) for source in sources for number in re.findall(r"def test_w(\d+)_", source)}
+    assert numbers >= set(range(1, 21))
 
 
 def energy(potential, atoms) -> float:
@@ -31,6 +41,44 @@ def test_w1_so3_skew_sign_is_the_mirror_image():
         flipped.load_state_dict(paper.state_dict())
         assert energy(flipped, mirror) == pytest.approx(energy(paper, atoms), abs=1e-9)
         assert (abs(energy(paper, mirror) - energy(paper, atoms)) > 1e-5) == handed
+
+
+@pytest.mark.parametrize("model", [{"name": "tensornet"}, {"name": "tensornet2", "q_dim": 2}])
+def test_w3_training_gradients_read_no_uninitialised_memory(model):
+    """The gradient of a loss of energies and forces by every weight: finite differences, with memory full of NaN.
+
+    One structure has no edges and one atom is alone, as padding would be.
+    """
+    size = {"hidden_channels": 6, "num_layers": 1, "num_rbf": 4, "cutoff": 4.5, "max_z": 20}
+    potential = tiny_potential(model={**size, **model})
+    batch = System.from_ase([molecule("H2O"), Atoms("SiO", positions=[[0, 0, 0], [30, 0, 0]]), Atoms("C")])
+
+    def loss() -> torch.Tensor:
+        poison = [
+            torch.full((n,), float("nan"), dtype=torch.float64) for n in (8, 64, 512, 4096, 32768) for _ in "abcd"
+        ]
+        del poison
+        result = potential(batch, create_graph=True)
+        return (0.1 * result.energy - result.energy.detach().round() / 10).square().sum() + result.forces.square().sum()
+
+    parameters = dict(potential.named_parameters())
+    first, second = (torch.autograd.grad(loss(), list(parameters.values()), allow_unused=True) for _ in range(2))
+    random = torch.Generator().manual_seed(0)
+    for (name, parameter), gradient, again in zip(parameters.items(), first, second, strict=True):
+        if gradient is None:
+            assert "charge_predicts" in name  # the last charges, which nothing reads
+            continue
+        assert torch.isfinite(gradient).all() and torch.equal(gradient, again), name
+        direction = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
+        values = []
+        for step in (2e-6, -2e-6):
+            with torch.no_grad():
+                parameter += step * direction
+            values.append(loss().item())
+            with torch.no_grad():
+                parameter -= step * direction
+        expected = float((gradient * direction).sum())
+        assert (values[0] - values[1]) / 4e-6 == pytest.approx(expected, rel=1e-5, abs=1e-6), name
 
 
 def test_w4_cell_smaller_than_two_cutoffs():
@@ -78,6 +126,23 @@ def test_w7_each_structure_has_its_own_cell():
         single = potential(System.from_ase(atoms), stress=True)
         assert batch.energy[b] == pytest.approx(float(single.energy), abs=1e-9)
         assert (batch.stress[b] - single.stress[0]).abs().max() < 1e-10
+
+
+def test_w10_fast_path_has_the_energy_of_every_size():
+    """Bar R15: the absolute energy of one molecule, for every number of atoms, on the path that the Evaluator takes."""
+    model = {"name": "tensornet", "hidden_channels": 32, "num_rbf": 8, "cutoff": 3.5, "max_z": 20, "num_layers": 1}
+    single = tiny_potential(dtype=torch.float32, model=model, priors=[], noise=0.05)
+    exact = tiny_potential(model=model, priors=[], noise=0.05)
+    fast = Evaluator(single)
+    rng = np.random.default_rng(0)
+    grid = 1.3 * np.stack(np.meshgrid(*[np.arange(5)] * 3), -1).reshape(-1, 3)
+    for num in [*range(1, 10), 15, 16, 17, 33, 65]:
+        z = torch.tensor(rng.choice(ELEMENTS, num))
+        system = System(z=z, pos=torch.tensor(grid[:num] + rng.uniform(-0.2, 0.2, (num, 3))))
+        expected, found = exact(system), fast(system)
+        scale = float((exact.isolated_energies().detach()[z].abs() + expected.atom_energies.abs()).sum())
+        assert abs(float(found.energy - expected.energy)) <= 1e-6 * scale, num
+        assert float((found.forces - expected.forces).abs().max()) <= 1e-4, num
 
 
 def test_w11_low_precision_is_finite():
@@ -130,6 +195,17 @@ def test_w14_energy_is_continuous_at_the_cutoff():
     potential = tiny_potential()
     inside, outside = (energy(potential, Atoms("OH", positions=[[0, 0, 0], [4.5 + x, 0, 0]])) for x in (-1e-6, 1e-6))
     assert abs(inside - outside) < 1e-9
+
+
+def test_w16_calculator_counts_all_neighbors():
+    """The calculator has no limit of its own: atoms with more than 100 neighbors have the potential's energy."""
+    from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+
+    rng = np.random.default_rng(1)
+    atoms = Atoms(rng.choice(["H", "C", "O"], 160), positions=rng.uniform(0, 6, (160, 3)))
+    assert int(torch.diff(neighbor_list(System.from_ase(atoms), 4.5).row_ptr).max()) > 100
+    atoms.calc = TorchMDNet2Calculator(tiny_potential())
+    assert atoms.get_potential_energy() == pytest.approx(energy(POTENTIAL, atoms), abs=1e-6)
 
 
 @pytest.mark.parametrize("spin", [3, 4])
