@@ -60,7 +60,7 @@ def section_of(cls: type, leave_out: Iterable[str] = ()) -> type[Section]:
             the descriptions.
         leave_out: arguments that the user does not give.
     """
-    hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+    hints = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
     texts = argument_descriptions(cls.__doc__ or "")
     fields: dict[str, Any] = {"name": (str, ...)}
     for parameter in inspect.signature(cls).parameters.values():

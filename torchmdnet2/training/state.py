@@ -72,12 +72,13 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give back what `optimizer_tensors` took."""
-    state: dict[int, dict[str, Tensor]] = {}
+    """Give back what `optimizer_tensors` took, in its own precision (`load_state_dict` would round to the weights')."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    optimizer.state.clear()
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        parameter = parameters[int(index)]
+        optimizer.state.setdefault(parameter, {})[name] = value.to(parameter.device)
 
 
 def load_exactly(module: nn.Module, tensors: dict[str, Tensor], path: str | os.PathLike) -> None:
