@@ -31,7 +31,11 @@ class Form(ABC):
         """∂T/∂(last slot) at the other slots, differentiable any number of times."""
         if not self.use_kernels:
             return self.reference(*slots)
-        return _Partial.apply(self, len(slots), *(s.contiguous() for s in slots), None)
+        return self.derivative(len(slots), *slots, None)
+
+    def derivative(self, slot: int, *slots: Tensor | None) -> Tensor:
+        """∂T/∂(slot) by a kernel, differentiable; the entry of `slots` at `slot` is None."""
+        return _Partial.apply(self, slot, *(s if s is None else s.contiguous() for s in slots))
 
     @abstractmethod
     def reference(self, *slots: Tensor) -> Tensor:
@@ -52,13 +56,12 @@ class _Partial(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         slots = list(ctx.saved_tensors)
-        # made contiguous here, not in forward, where the copy would be cut off from further derivatives
-        slots.insert(ctx.slot, gradients[0].contiguous())
+        slots.insert(ctx.slot, gradients[0])
         return (
             None,
             None,
             *(
-                _Partial.apply(ctx.form, k, *slots[:k], None, *slots[k + 1 :])
+                ctx.form.derivative(k, *slots[:k], None, *slots[k + 1 :])
                 if k != ctx.slot and ctx.needs_input_grad[k + 2]
                 else None
                 for k in range(len(slots))

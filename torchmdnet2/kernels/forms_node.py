@@ -7,6 +7,7 @@ axis: [9, M, F]; quantities of the three parts I, A, S are [3, M, F].
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -20,9 +21,9 @@ from .algebra import decompose as decompose9
 from .algebra import matmul as matmul9
 from .forms import Form
 
-__all__ = ["Inner", "Product", "Scale", "per_component"]
+__all__ = ["Inner", "Mix", "Product", "Scale", "per_component"]
 
-_BLOCK = 256
+BLOCK = 256
 
 
 def per_component(parts: Tensor) -> Tensor:
@@ -31,7 +32,7 @@ def per_component(parts: Tensor) -> Tensor:
 
 
 def _launch(kernel, out: Tensor, num: int, *tensors: Tensor, **constants) -> Tensor:  # type: ignore[no-untyped-def]
-    kernel[(triton.cdiv(num, _BLOCK),)](out, *tensors, num, BLOCK=_BLOCK, **constants)
+    kernel[(triton.cdiv(num, BLOCK),)](out, *tensors, num, BLOCK=BLOCK, **constants)
     return out
 
 
@@ -43,6 +44,10 @@ class Inner(Form):
 
     def __init__(self, use_kernels: bool):
         self.use_kernels = use_kernels
+
+    def norms(self, x: Tensor) -> Tensor:
+        """‖I‖², ‖A‖², ‖S‖² of x [9, M, F]: [3, M, F]."""
+        return _Norms.apply(self, x.contiguous()) if self.use_kernels else self.reference(x, x)
 
     def reference(self, *slots: Tensor) -> Tensor:
         x, y = slots
@@ -57,6 +62,56 @@ class Inner(Form):
         other = y if slot == 0 else x
         assert other is not None and s is not None
         return _launch(_metric, torch.empty_like(other), other[0].numel(), other, s)
+
+
+class _Norms(torch.autograd.Function):
+    """Inner with both arguments equal, whose gradient is one kernel instead of two and a sum."""
+
+    @staticmethod
+    def forward(ctx: Any, form: Inner, x: Tensor) -> Tensor:
+        ctx.form = form
+        ctx.save_for_backward(x)
+        return form.partial(2, (x, x, None))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.form.derivative(0, None, *ctx.saved_tensors, 2 * gradients[0])
+
+
+class Mix(Form):
+    """T(x, w, g) = Σ ⟨x W, g⟩: the channels of the three parts mixed by three matrices.
+
+    Slots: x [9, M, F], w [3, F, F]; result and g [9, M, F].
+    """
+
+    def __init__(self, use_kernels: bool):
+        self.use_kernels = use_kernels
+
+    def reference(self, *slots: Tensor) -> Tensor:
+        x, w = slots
+        return torch.bmm(x, per_component(w))
+
+    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
+        x, w, g = slots
+        some = x if x is not None else g
+        assert some is not None
+        rows, features = some.shape[1], some.shape[2]
+        out = some.new_empty(3, features, features) if slot == 1 else torch.empty_like(some)
+        # whole matrix products, for which the library splits long sums; a batched one would not
+        for part, (start, stop) in enumerate(((0, 1), (1, 4), (4, 9))):
+            size = (stop - start) * rows
+            a = None if x is None else x[start:stop].view(size, features)
+            b = None if g is None else g[start:stop].view(size, features)
+            if slot == 1:
+                assert a is not None and b is not None
+                torch.mm(a.T, b, out=out[part])
+            elif slot == 2:
+                assert a is not None and w is not None
+                torch.mm(a, w[part], out=out[start:stop].view(size, features))
+            else:
+                assert b is not None and w is not None
+                torch.mm(b, w[part].T, out=out[start:stop].view(size, features))
+        return out
 
 
 class Scale(Form):
@@ -112,7 +167,7 @@ class Product(Form):
 
 
 @triton.jit
-def _load9(x, at, num, mask):
+def load9(x, at, num, mask):
     return (
         tl.load(x + at, mask=mask),
         tl.load(x + num + at, mask=mask),
@@ -127,7 +182,7 @@ def _load9(x, at, num, mask):
 
 
 @triton.jit
-def _store9(out, at, num, mask, x0, x1, x2, x3, x4, x5, x6, x7, x8):
+def store9(out, at, num, mask, x0, x1, x2, x3, x4, x5, x6, x7, x8):
     tl.store(out + at, x0, mask=mask)
     tl.store(out + num + at, x1, mask=mask)
     tl.store(out + 2 * num + at, x2, mask=mask)
@@ -140,7 +195,7 @@ def _store9(out, at, num, mask, x0, x1, x2, x3, x4, x5, x6, x7, x8):
 
 
 @triton.jit
-def _at(num, BLOCK: tl.constexpr):
+def places(num, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     return at, at < num
 
@@ -149,9 +204,9 @@ def _at(num, BLOCK: tl.constexpr):
 def _inner(out, x, y, num, BLOCK: tl.constexpr):
     """⟨x, y⟩ of the three parts."""
     num = num.to(tl.int64)
-    at, mask = _at(num, BLOCK)
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = _load9(x, at, num, mask)
-    y0, y1, y2, y3, y4, y5, y6, y7, y8 = _load9(y, at, num, mask)
+    at, mask = places(num, BLOCK)
+    x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x, at, num, mask)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y, at, num, mask)
     tl.store(out + at, 3 * x0 * y0, mask=mask)
     tl.store(out + num + at, 2 * (x1 * y1 + x2 * y2 + x3 * y3), mask=mask)
     diagonal = 2 * (x4 * y4 + x7 * y7) + x4 * y7 + x7 * y4
@@ -162,36 +217,34 @@ def _inner(out, x, y, num, BLOCK: tl.constexpr):
 def _metric(out, y, s, num, BLOCK: tl.constexpr):
     """∂/∂x of Σ s ⟨x, y⟩."""
     num = num.to(tl.int64)
-    at, mask = _at(num, BLOCK)
-    y0, y1, y2, y3, y4, y5, y6, y7, y8 = _load9(y, at, num, mask)
+    at, mask = places(num, BLOCK)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y, at, num, mask)
     i = 3 * tl.load(s + at, mask=mask)
     a = 2 * tl.load(s + num + at, mask=mask)
     t = tl.load(s + 2 * num + at, mask=mask)
     b = 2 * t
-    _store9(
-        out, at, num, mask, i * y0, a * y1, a * y2, a * y3, b * y4 + t * y7, b * y5, b * y6, b * y7 + t * y4, b * y8
-    )
+    store9(out, at, num, mask, i * y0, a * y1, a * y2, a * y3, b * y4 + t * y7, b * y5, b * y6, b * y7 + t * y4, b * y8)
 
 
 @triton.jit
 def _scale(out, x, s, num, BLOCK: tl.constexpr):
     """The parts of x multiplied by s."""
     num = num.to(tl.int64)
-    at, mask = _at(num, BLOCK)
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = _load9(x, at, num, mask)
+    at, mask = places(num, BLOCK)
+    x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x, at, num, mask)
     i = tl.load(s + at, mask=mask)
     a = tl.load(s + num + at, mask=mask)
     t = tl.load(s + 2 * num + at, mask=mask)
-    _store9(out, at, num, mask, i * x0, a * x1, a * x2, a * x3, t * x4, t * x5, t * x6, t * x7, t * x8)
+    store9(out, at, num, mask, i * x0, a * x1, a * x2, a * x3, t * x4, t * x5, t * x6, t * x7, t * x8)
 
 
 @triton.jit
 def _dot_parts(out, x, g, num, BLOCK: tl.constexpr):
     """Plain scalar product of the components of each part."""
     num = num.to(tl.int64)
-    at, mask = _at(num, BLOCK)
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = _load9(x, at, num, mask)
-    g0, g1, g2, g3, g4, g5, g6, g7, g8 = _load9(g, at, num, mask)
+    at, mask = places(num, BLOCK)
+    x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x, at, num, mask)
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(g, at, num, mask)
     tl.store(out + at, x0 * g0, mask=mask)
     tl.store(out + num + at, x1 * g1 + x2 * g2 + x3 * g3, mask=mask)
     tl.store(out + 2 * num + at, x4 * g4 + x5 * g5 + x6 * g6 + x7 * g7 + x8 * g8, mask=mask)
@@ -201,9 +254,9 @@ def _dot_parts(out, x, g, num, BLOCK: tl.constexpr):
 def _product(out, a, b, q, num, SLOT: tl.constexpr, O3: tl.constexpr, F: tl.constexpr, BLOCK: tl.constexpr):
     """Partial derivatives of Σ q ⟨Y M + M Y, g⟩ (O3) or Σ 2 ⟨Y M, g⟩ from the two other slots."""
     num = num.to(tl.int64)
-    at, mask = _at(num, BLOCK)
-    a0, a1, a2, a3, a4, a5, a6, a7, a8 = _load9(a, at, num, mask)
-    b0, b1, b2, b3, b4, b5, b6, b7, b8 = _load9(b, at, num, mask)
+    at, mask = places(num, BLOCK)
+    a0, a1, a2, a3, a4, a5, a6, a7, a8 = load9(a, at, num, mask)
+    b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(b, at, num, mask)
     a0, a1, a2, a3, a4, a5, a6, a7, a8 = compose9(a0, a1, a2, a3, a4, a5, a6, a7, a8)
     if O3:
         factor = tl.load(q + at // F, mask=mask)
@@ -236,7 +289,7 @@ def _product(out, a, b, q, num, SLOT: tl.constexpr, O3: tl.constexpr, F: tl.cons
                     a0, a3, a6, a1, a4, a7, a2, a5, a8, b0, b1, b2, b3, b4, b5, b6, b7, b8
                 )
         r0, r1, r2, r3, r4, r5, r6, r7, r8 = compose_adjoint(r0, r1, r2, r3, r4, r5, r6, r7, r8)
-    _store9(
+    store9(
         out, at, num, mask, factor * r0, factor * r1, factor * r2, factor * r3, factor * r4, factor * r5, factor * r6,
         factor * r7, factor * r8,
     )  # fmt: skip

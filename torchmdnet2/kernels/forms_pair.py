@@ -1,4 +1,4 @@
-"""Forms over pairs of atoms: messages, the embedding of the geometry, and sums over the pairs of an atom.
+"""Forms over pairs of atoms: messages, and sums over the pairs of an atom.
 
 Shapes: M atoms, P pairs (each unordered pair once), E directed edges, F features. Fields of 3×3 tensors are
 [9, M, F], see forms_node.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
@@ -18,7 +18,7 @@ from torch import Tensor
 from .forms import Form
 from .forms_node import per_component
 
-__all__ = ["Embedding", "Message", "PairSum", "Pairs"]
+__all__ = ["Message", "PairSum", "Pairs", "edges_of_row", "pair_atoms", "row_tile"]
 
 
 @dataclass(eq=False)
@@ -53,13 +53,6 @@ class Pairs:
     def real(self) -> Tensor:
         """[P] 1.0 for pairs, 0.0 for those that fill the room."""
         return (torch.arange(self.num_pairs, device=self.first.device) < self.count).double()
-
-
-def _parity(num: Tensor) -> Tensor:
-    """[9, 1, 1] what each component of the geometry is multiplied by when the vector turns round."""
-    sign = num.new_ones(9, 1, 1)
-    sign[1:4] = -1
-    return sign
 
 
 class PairSum(Form):
@@ -125,71 +118,21 @@ class Message(Form):
         other = y if slot == 2 else g  # the pairs are symmetric: both derivatives are the same sum
         assert f is not None and other is not None
         out = torch.empty_like(other)
-        _message[(pairs.num_atoms,)](
-            out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs,
-            F=other.shape[2], BE=8, BF=triton.next_power_of_2(other.shape[2]),
-        )  # fmt: skip
+        grid, tile = row_tile(pairs.num_atoms, other.shape[2])
+        _message[grid](out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs, **tile)
         return out
 
 
-class Embedding(Form):
-    """T(f, c, z, g) = Σ_i ⟨g_i, Σ_j f_ij c_ij (a_i + b_j) + f_self c_self (a_i + b_i)⟩: tensors from the geometry.
-
-    The parts I, A, S of a pair's geometry c are multiplied by the three filters; A turns its sign for the second atom.
-    Of an atom's own geometry, the last row of c, the isotropic component alone is used.
-
-    Slots: f [P + 1, 3, F]; c [P + 1, 9]; z = (a, b) [M, 2F]; result and g [9, M, F].
-    """
-
-    def __init__(self, pairs: Pairs, use_kernels: bool):
-        self.pairs, self.use_kernels = pairs, use_kernels
-
-    def reference(self, *slots: Tensor) -> Tensor:
-        f, c, z = slots
-        pairs = self.pairs
-        a, b = z.chunk(2, 1)
-        first, second = pairs.first.long(), pairs.second.long()
-        shape = per_component(f[:-1].transpose(0, 1)) * (c[:-1] * pairs.real().to(c.dtype)[:, None]).T[:, :, None]
-        to_first, to_second = shape * (a[first] + b[second]), _parity(c) * shape * (a[second] + b[first])
-        own = (f[-1, 0] * c[-1, 0] * (a + b))[None]
-        x = torch.cat([own, own.new_zeros(8, *own.shape[1:])])
-        return x.index_add(1, first, to_first).index_add(1, second, to_second)
-
-    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
-        f, c, z, g = slots
-        pairs = self.pairs
-        some = next(s for s in slots if s is not None)
-        features = (f if f is not None else g).shape[2]  # type: ignore[union-attr]
-        num, total = pairs.num_atoms, pairs.num_pairs
-        sizes = {"F": features, "BF": triton.next_power_of_2(features)}
-        rows = (pairs.row_ptr, pairs.sender, pairs.pair, num, total)
-        if slot == 3:
-            out = some.new_empty(9, num, features)
-            _embed[(num,)](out, f, c, z, *rows, BE=8, **sizes)
-        elif slot == 2:
-            out = some.new_empty(num, 2 * features)
-            _embed_atoms[(num,)](out, f, c, g, *rows, BE=8, **sizes)
-        elif slot == 1:
-            out = some.new_empty(total + 1, 9)
-            grid = (triton.cdiv(total, 4),)
-            _embed_geometry[grid](out, f, z, g, pairs.first, pairs.second, pairs.count, num, total, BP=4, **sizes)
-            assert f is not None and z is not None and g is not None
-            out[-1].zero_()
-            out[-1, 0] = torch.dot(f[-1, 0], _own_embedding(z, g))
-        else:
-            out = some.new_empty(total + 1, 3, features)
-            grid = (triton.cdiv(total, 4),)
-            _embed_filters[grid](out, c, z, g, pairs.first, pairs.second, pairs.count, num, total, BP=4, **sizes)
-            assert c is not None and z is not None and g is not None
-            out[-1].zero_()
-            out[-1, 0] = c[-1, 0] * _own_embedding(z, g)
-        return out
+TILES: dict[str, tuple[int, int, int]] = {"few": (8, 64, 1), "many": (4, 128, 1)}
+"""Edges and columns that a program holds at a time, and its warps, for few and for many atoms."""
 
 
-def _own_embedding(z: Tensor, g: Tensor) -> Tensor:
-    """Σ_i (a_i + b_i) g_i of the isotropic component: [F]."""
-    a, b = z.chunk(2, 1)
-    return torch.linalg.vecdot(a + b, g[0], dim=0)
+def row_tile(num_atoms: int, features: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and tile of a kernel that sums the edges of each atom."""
+    edges, columns, warps = TILES["few" if num_atoms < 2000 else "many"]
+    columns = min(columns, triton.next_power_of_2(features))
+    grid = (num_atoms, triton.cdiv(features, columns))
+    return grid, {"F": features, "BE": edges, "BF": columns, "num_warps": warps}
 
 
 @triton.jit
@@ -212,7 +155,7 @@ def _pair_sum(out, v, row_ptr, pair, num, D: tl.constexpr, BM: tl.constexpr, BD:
 
 
 @triton.jit
-def _edges(sender, pair, at, stop):
+def edges_of_row(sender, pair, at, stop):
     """Senders, pairs and signs (−1 where the receiver is the pair's second atom) of some edges of a row."""
     here = at < stop
     j = tl.load(sender + at, mask=here, other=0).to(tl.int64)
@@ -231,7 +174,7 @@ def _tile(x, row, c, mask, F: tl.constexpr):
 def _message(out, f, y, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
     """Σ over the edges of an atom of f y of the sender, and f_self y of its own."""
     i = tl.program_id(0).to(tl.int64)
-    c = tl.arange(0, BF)
+    c = tl.program_id(1) * BF + tl.arange(0, BF)
     inside = c < F
     plane = num.to(tl.int64) * F
     own = f + num_pairs.to(tl.int64) * (3 * F) + c
@@ -251,7 +194,7 @@ def _message(out, f, y, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, 
     m8 = f2 * tl.load(mine + 8 * plane, mask=inside, other=0.0)
     stop = tl.load(row_ptr + i + 1)
     for start in range(tl.load(row_ptr + i), stop, BE):
-        here, j, p, _ = _edges(sender, pair, start + tl.arange(0, BE), stop)
+        here, j, p, _ = edges_of_row(sender, pair, start + tl.arange(0, BE), stop)
         mask = here[:, None] & inside[None, :]
         at = (p * (3 * F))[:, None] + c[None, :]
         g0 = tl.load(f + at, mask=mask, other=0.0)
@@ -280,7 +223,7 @@ def _message(out, f, y, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, 
 
 
 @triton.jit
-def _pair_atoms(first, second, count, num_pairs, BP: tl.constexpr):
+def pair_atoms(first, second, count, num_pairs, BP: tl.constexpr):
     """Pair numbers, their atoms, and which of them are real."""
     p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
     i = tl.load(first + p, mask=p < num_pairs, other=0).to(tl.int64)
@@ -301,7 +244,7 @@ def _both(y, g, at_i, at_j, mask):
 @triton.jit
 def _pair_dot(out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
     """Gradient of the filters of pairs."""
-    p, i, j, real = _pair_atoms(first, second, count, num_pairs, BP)
+    p, i, j, real = pair_atoms(first, second, count, num_pairs, BP)
     c = tl.arange(0, BF)
     mask = real[:, None] & (c < F)[None, :]
     plane = num.to(tl.int64) * F
@@ -320,168 +263,3 @@ def _pair_dot(out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, 
     tl.store(out + at, part_i, mask=mask)
     tl.store(out + at + F, part_a, mask=mask)
     tl.store(out + at + 2 * F, part_s, mask=mask)
-
-
-@triton.jit
-def _term(f, c, at, p, column, sign, here):
-    """Filter × geometry of one component for some edges: [BE, BF]."""
-    value = tl.load(c + p * 9 + column, mask=here, other=0.0) * sign
-    return f * value[:, None]
-
-
-@triton.jit
-def _embed(out, f, c, z, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
-    """Σ over the edges of an atom of f c (a_i + b_j)."""
-    i = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, BF)
-    inside = k < F
-    plane = num.to(tl.int64) * F
-    a = tl.load(z + i * (2 * F) + k, mask=inside, other=0.0)
-    b = tl.load(z + i * (2 * F) + F + k, mask=inside, other=0.0)
-    last = num_pairs.to(tl.int64)
-    x0 = tl.load(f + last * (3 * F) + k, mask=inside, other=0.0) * tl.load(c + last * 9) * (a + b)
-    zero = tl.zeros((BF,), x0.dtype)
-    x1, x2, x3, x4, x5, x6, x7, x8 = zero, zero, zero, zero, zero, zero, zero, zero
-    stop = tl.load(row_ptr + i + 1)
-    for start in range(tl.load(row_ptr + i), stop, BE):
-        here, j, p, sign = _edges(sender, pair, start + tl.arange(0, BE), stop)
-        mask = here[:, None] & inside[None, :]
-        ab = a[None, :] + tl.load(z + (j * (2 * F) + F)[:, None] + k[None, :], mask=mask, other=0.0)
-        at = (p * (3 * F))[:, None] + k[None, :]
-        w0 = tl.load(f + at, mask=mask, other=0.0) * ab
-        w1 = tl.load(f + at + F, mask=mask, other=0.0) * ab
-        w2 = tl.load(f + at + 2 * F, mask=mask, other=0.0) * ab
-        one = tl.full((BE,), 1.0, x0.dtype)
-        sign = sign.to(x0.dtype)
-        x0 += tl.sum(_term(w0, c, at, p, 0, one, here), 0)
-        x1 += tl.sum(_term(w1, c, at, p, 1, sign, here), 0)
-        x2 += tl.sum(_term(w1, c, at, p, 2, sign, here), 0)
-        x3 += tl.sum(_term(w1, c, at, p, 3, sign, here), 0)
-        x4 += tl.sum(_term(w2, c, at, p, 4, one, here), 0)
-        x5 += tl.sum(_term(w2, c, at, p, 5, one, here), 0)
-        x6 += tl.sum(_term(w2, c, at, p, 6, one, here), 0)
-        x7 += tl.sum(_term(w2, c, at, p, 7, one, here), 0)
-        x8 += tl.sum(_term(w2, c, at, p, 8, one, here), 0)
-    to = out + i * F + k
-    tl.store(to, x0, mask=inside)
-    tl.store(to + plane, x1, mask=inside)
-    tl.store(to + 2 * plane, x2, mask=inside)
-    tl.store(to + 3 * plane, x3, mask=inside)
-    tl.store(to + 4 * plane, x4, mask=inside)
-    tl.store(to + 5 * plane, x5, mask=inside)
-    tl.store(to + 6 * plane, x6, mask=inside)
-    tl.store(to + 7 * plane, x7, mask=inside)
-    tl.store(to + 8 * plane, x8, mask=inside)
-
-
-@triton.jit
-def _geometry_dot(g, at, c, p, plane, sign, here, mask):
-    """Σ_c geometry × g of the three parts, for rows of g at `at`: three [n, BF]."""
-    s = sign
-    i = tl.load(g + at, mask=mask, other=0.0) * tl.load(c + p * 9, mask=here, other=0.0)[:, None]
-    a = tl.load(g + at + plane, mask=mask, other=0.0) * (s * tl.load(c + p * 9 + 1, mask=here, other=0.0))[:, None]
-    a += tl.load(g + at + 2 * plane, mask=mask, other=0.0) * (s * tl.load(c + p * 9 + 2, mask=here, other=0.0))[:, None]
-    a += tl.load(g + at + 3 * plane, mask=mask, other=0.0) * (s * tl.load(c + p * 9 + 3, mask=here, other=0.0))[:, None]
-    t = tl.load(g + at + 4 * plane, mask=mask, other=0.0) * tl.load(c + p * 9 + 4, mask=here, other=0.0)[:, None]
-    t += tl.load(g + at + 5 * plane, mask=mask, other=0.0) * tl.load(c + p * 9 + 5, mask=here, other=0.0)[:, None]
-    t += tl.load(g + at + 6 * plane, mask=mask, other=0.0) * tl.load(c + p * 9 + 6, mask=here, other=0.0)[:, None]
-    t += tl.load(g + at + 7 * plane, mask=mask, other=0.0) * tl.load(c + p * 9 + 7, mask=here, other=0.0)[:, None]
-    t += tl.load(g + at + 8 * plane, mask=mask, other=0.0) * tl.load(c + p * 9 + 8, mask=here, other=0.0)[:, None]
-    return i, a, t
-
-
-@triton.jit
-def _embed_atoms(
-    out, f, c, g, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr
-):
-    """Gradients of a and b of an atom: from its own row, and from its neighbors' rows."""
-    i = tl.program_id(0).to(tl.int64)
-    k = tl.arange(0, BF)
-    inside = k < F
-    plane = num.to(tl.int64) * F
-    last = num_pairs.to(tl.int64)
-    own = tl.load(f + last * (3 * F) + k, mask=inside, other=0.0) * tl.load(c + last * 9)
-    a = own * tl.load(g + i * F + k, mask=inside, other=0.0)
-    b = a
-    stop = tl.load(row_ptr + i + 1)
-    for start in range(tl.load(row_ptr + i), stop, BE):
-        here, j, p, sign = _edges(sender, pair, start + tl.arange(0, BE), stop)
-        sign = sign.to(a.dtype)
-        mask = here[:, None] & inside[None, :]
-        at = (p * (3 * F))[:, None] + k[None, :]
-        f0 = tl.load(f + at, mask=mask, other=0.0)
-        f1 = tl.load(f + at + F, mask=mask, other=0.0)
-        f2 = tl.load(f + at + 2 * F, mask=mask, other=0.0)
-        mine = tl.zeros((BE, 1), tl.int64) + (i * F + k)[None, :]
-        g0, g1, g2 = _geometry_dot(g, mine, c, p, plane, sign, here, mask)
-        a += tl.sum(f0 * g0 + f1 * g1 + f2 * g2, 0)
-        theirs = (j * F)[:, None] + k[None, :]
-        g0, g1, g2 = _geometry_dot(g, theirs, c, p, plane, -sign, here, mask)
-        b += tl.sum(f0 * g0 + f1 * g1 + f2 * g2, 0)
-    tl.store(out + i * (2 * F) + k, a, mask=inside)
-    tl.store(out + i * (2 * F) + F + k, b, mask=inside)
-
-
-@triton.jit
-def _weights(z, i, j, k, mask, F: tl.constexpr):
-    """a_i + b_j, [BP, BF]."""
-    a = tl.load(z + (i * (2 * F))[:, None] + k[None, :], mask=mask, other=0.0)
-    return a + tl.load(z + (j * (2 * F) + F)[:, None] + k[None, :], mask=mask, other=0.0)
-
-
-@triton.jit
-def _embed_filters(
-    out, c, z, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr
-
-):  # fmt: skip
-    """Gradient of the filters of pairs."""
-    p, i, j, real = _pair_atoms(first, second, count, num_pairs, BP)
-    k = tl.arange(0, BF)
-    mask = real[:, None] & (k < F)[None, :]
-    plane = num.to(tl.int64) * F
-    one = tl.full((BP,), 1.0, c.dtype.element_ty)
-    ij, ji = _weights(z, i, j, k, mask, F), _weights(z, j, i, k, mask, F)
-    g0, g1, g2 = _geometry_dot(g, (i * F)[:, None] + k[None, :], c, p, plane, one, real, mask)
-    h0, h1, h2 = _geometry_dot(g, (j * F)[:, None] + k[None, :], c, p, plane, -one, real, mask)
-    at = (p * (3 * F))[:, None] + k[None, :]
-    mask = (p < num_pairs)[:, None] & (k < F)[None, :]
-    tl.store(out + at, ij * g0 + ji * h0, mask=mask)
-    tl.store(out + at + F, ij * g1 + ji * h1, mask=mask)
-    tl.store(out + at + 2 * F, ij * g2 + ji * h2, mask=mask)
-
-
-@triton.jit
-def _geometry_term(g, at_i, at_j, w_i, w_j, mask):
-    """Σ_F of w_i g_i + w_j g_j: [BP]."""
-    return tl.sum(w_i * tl.load(g + at_i, mask=mask, other=0.0) + w_j * tl.load(g + at_j, mask=mask, other=0.0), 1)
-
-
-@triton.jit
-def _embed_geometry(
-    out, f, z, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr
-
-):  # fmt: skip
-    """Gradient of the geometry of pairs."""
-    p, i, j, real = _pair_atoms(first, second, count, num_pairs, BP)
-    k = tl.arange(0, BF)
-    mask = real[:, None] & (k < F)[None, :]
-    plane = num.to(tl.int64) * F
-    ij, ji = _weights(z, i, j, k, mask, F), _weights(z, j, i, k, mask, F)
-    at = (p * (3 * F))[:, None] + k[None, :]
-    f0 = tl.load(f + at, mask=mask, other=0.0)
-    f1 = tl.load(f + at + F, mask=mask, other=0.0)
-    f2 = tl.load(f + at + 2 * F, mask=mask, other=0.0)
-    a, b = (i * F)[:, None] + k[None, :], (j * F)[:, None] + k[None, :]
-    to = out + p * 9
-    keep = p < num_pairs
-    tl.store(to, _geometry_term(g, a, b, f0 * ij, f0 * ji, mask), mask=keep)
-    w, v = f1 * ij, -f1 * ji
-    tl.store(to + 1, _geometry_term(g, a + plane, b + plane, w, v, mask), mask=keep)
-    tl.store(to + 2, _geometry_term(g, a + 2 * plane, b + 2 * plane, w, v, mask), mask=keep)
-    tl.store(to + 3, _geometry_term(g, a + 3 * plane, b + 3 * plane, w, v, mask), mask=keep)
-    w, v = f2 * ij, f2 * ji
-    tl.store(to + 4, _geometry_term(g, a + 4 * plane, b + 4 * plane, w, v, mask), mask=keep)
-    tl.store(to + 5, _geometry_term(g, a + 5 * plane, b + 5 * plane, w, v, mask), mask=keep)
-    tl.store(to + 6, _geometry_term(g, a + 6 * plane, b + 6 * plane, w, v, mask), mask=keep)
-    tl.store(to + 7, _geometry_term(g, a + 7 * plane, b + 7 * plane, w, v, mask), mask=keep)
-    tl.store(to + 8, _geometry_term(g, a + 8 * plane, b + 8 * plane, w, v, mask), mask=keep)

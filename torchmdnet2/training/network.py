@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..kernels.forms_node import Inner, Product, Scale
-from ..kernels.forms_pair import Embedding, Message, PairSum
-from ..kernels.forms_scalar import SegmentSum, silu
+from ..kernels.forms_embedding import Embedding
+from ..kernels.forms_node import Inner, Mix, Product, Scale
+from ..kernels.forms_pair import Message, PairSum
+from ..kernels.forms_scalar import SegmentSum, enveloped, silu
+from ..kernels.forms_tensor import add_square, normalise
 from ..models.base import Features, Graph, Head
 from ..models.layers import safe_divide
 from ..models.tensornet import TensorNet
@@ -103,27 +105,30 @@ class _PairTensorNet:
 
     def __init__(self, model: TensorNet, batch: PackedBatch, num_elements: int, use_kernels: bool):
         self.model, self.batch, self.num_elements = model, batch, num_elements
-        q = 1 + 0.1 * batch.charge[batch.structure]
+        self.q = 1 + 0.1 * batch.charge[batch.structure]
+        self.use_kernels = use_kernels
         self.message = Message(batch.pairs, use_kernels)
         self.embedding = Embedding(batch.pairs, use_kernels)
-        self.inner, self.scale = Inner(use_kernels), Scale(use_kernels)
-        self.product = Product(q, model.group, use_kernels)
-        self.square = Product(q / 2, "O(3)", use_kernels)  # q D² = q/2 (D D + D D)
-        self.act: Callable[[Tensor], Tensor] = silu if use_kernels and isinstance(model.act, nn.SiLU) else model.act
+        self.inner, self.scale, self.mix = Inner(use_kernels), Scale(use_kernels), Mix(use_kernels)
+        self.product = Product(self.q, model.group, use_kernels)
+        self.square = Product(self.q / 2, "O(3)", use_kernels)  # q D² = q/2 (D D + D D)
+        self.silu = isinstance(model.act, nn.SiLU)
+        self.act: Callable[[Tensor], Tensor] = silu if use_kernels and self.silu else model.act
 
     def __call__(self, r: Tensor) -> Tensor:
         """Scalar features [M, F]."""
         model = self.model
         r = torch.cat([r, r.new_zeros(1, 3)])  # the last row: an atom and itself
         distances = safe_norm(r)
-        rbf, envelope = model.distance_expansion(distances), model.envelope(distances)[:, None]
+        rbf, envelope = model.distance_expansion(distances), model.envelope(distances)
         x = self._embed(r, distances, rbf, envelope)
         for layer in model.layers:
             f = rbf
-            for linear in layer.linears_scalar:
+            for linear in layer.linears_scalar[:-1]:
                 f = self.act(linear(f))
-            x = self._interact(x, (f * envelope).unflatten(1, (3, -1)), layer.linears_tensor)
-        norms = self.inner(x, x).transpose(0, 1).flatten(1)
+            f = self._filter(layer.linears_scalar[-1](f), envelope, activate=True)
+            x = self._interact(x, f, layer.linears_tensor)
+        norms = self.inner.norms(x).transpose(0, 1).flatten(1)
         return self.act(model.linear(model.out_norm(norms)))
 
     def _embed(self, r: Tensor, distances: Tensor, rbf: Tensor, envelope: Tensor) -> Tensor:
@@ -135,33 +140,42 @@ class _PairTensorNet:
         weights = _one_hot(batch.element, self.num_elements, table.dtype) @ table
         projections = [layer.distance_proj1, layer.distance_proj2, layer.distance_proj3]
         weight, bias = torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
-        f = (functional.linear(rbf, weight, bias) * envelope).unflatten(1, (3, -1))
+        f = self._filter(functional.linear(rbf, weight, bias), envelope, activate=False)
         # skew(u) is written for u from sender to receiver; a pair's vector points from its receiver to its sender
         geometry = layer.geometry(-safe_divide(r, distances[:, None]))
         x = self.embedding(f, geometry, weights)
-        gate = layer.init_norm(self.inner(x, x).sum(0))
+        gate = layer.init_norm(self.inner.norms(x).sum(0))
         for linear in layer.linears_scalar:
             gate = self.act(linear(gate))
         gate = gate.unflatten(1, (3, -1)).transpose(0, 1)
-        return self.scale(_mix(x, layer.linears_tensor, 0), gate)
+        return self.scale(self.mix(x, _matrices(layer.linears_tensor, 0)), gate)
+
+    def _filter(self, x: Tensor, envelope: Tensor, activate: bool) -> Tensor:
+        """Filters [P + 1, 3, F] that end at the cutoff."""
+        if self.use_kernels and (self.silu or not activate):
+            f = enveloped(x, envelope, activate)
+        else:
+            f = (self.act(x) if activate else x) * envelope[:, None]
+        return f.unflatten(1, (3, -1))
 
     def _interact(self, x: Tensor, f: Tensor, linears: nn.ModuleList) -> Tensor:
         x = self._normalise(x)
-        y = _mix(x, linears, 0)
+        y = self.mix(x, _matrices(linears, 0))
         p = self.product(y, self.message(f, y))
-        d = _mix(self._normalise(p), linears, 3)
-        return x + d + self.square(d, d)
+        d = self.mix(self._normalise(p), _matrices(linears, 3))
+        return add_square(x, d, self.q) if self.use_kernels else x + d + self.square(d, d)
 
     def _normalise(self, x: Tensor) -> Tensor:
         """X/(‖X‖² + 1)."""
-        inverse = 1 / (self.inner(x, x).sum(0) + 1)
+        if self.use_kernels:
+            return normalise(x)
+        inverse = 1 / (self.inner.norms(x).sum(0) + 1)
         return self.scale(x, inverse.expand(3, *inverse.shape))
 
 
-def _mix(x: Tensor, linears: nn.ModuleList, first: int) -> Tensor:
-    """Mix the channels of the parts of [9, M, F]: nine matrix products in one call."""
-    i, a, s = (linears[first + k].weight.T for k in range(3))
-    return torch.bmm(x, torch.stack([i, a, a, a, s, s, s, s, s]))
+def _matrices(linears: nn.ModuleList, first: int) -> Tensor:
+    """The matrices that mix the channels of the three parts, [3, F, F]."""
+    return torch.stack([linears[first + k].weight.T for k in range(3)])
 
 
 def _one_hot(element: Tensor, num: int, dtype: torch.dtype) -> Tensor:

@@ -275,12 +275,8 @@ class TrainingPass(ErrorPass):
         """The loss of a batch; its gradients are in `grad` of the parameters."""
         loss = self._add(self.network(batch), batch)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        for p, gradient in zip(self.parameters, gradients, strict=True):
-            assert p.grad is not None
-            if gradient is None:
-                p.grad.zero_()
-            else:
-                p.grad.copy_(gradient)
+        used = [(p.grad, g) for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
+        torch._foreach_copy_(*map(list, zip(*used, strict=True)))  # the others stay zero
         return loss.detach()
 
     def set_rates(self, rates: Sequence[float], share: float) -> None:
