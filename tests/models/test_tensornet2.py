@@ -15,15 +15,25 @@ from torchmdnet2.units import COULOMB
 SYSTEMS = example_systems(ELEMENTS, 4.5)
 
 
-@pytest.mark.parametrize("kind", ["tensornet2", "tensornet2_so3_gauss"])
-def test_total_charge_is_conserved(kind):
-    """Every channel of every stage, and the partial charges, sum to the total charge to 1e-10 e."""
-    potential = variant(kind)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["tensornet2", "tensornet2_so3_gauss", "graph_network"])
+def test_total_charge_is_conserved(kind, dtype):
+    """Every channel of every stage, and the partial charges, sum to the total charge to 1e-10 e; so do heads."""
+    potential = variant(kind, properties=[{"name": "charges"}] if kind == "graph_network" else []).to(dtype)
     batch = System.concatenate([SYSTEMS["ion"], SYSTEMS["molecule"], SYSTEMS["triclinic cell"]])
     charges = potential(batch).charges
+    assert charges.dtype == torch.float64
     total = torch.zeros(3, dtype=torch.float64).index_add(0, batch.batch, charges)
     assert float((total - batch.charge).abs().max()) <= 1e-10
     assert float(charges.std()) > 0.01
+    if kind == "graph_network":
+        return
+    from torchmdnet2.models import Graph
+    from torchmdnet2.neighbors import neighbor_list
+
+    latent = potential.representation(Graph.build(batch, neighbor_list(batch, potential.cutoff), dtype)).charges
+    sums = torch.zeros(3, *latent.shape[1:], dtype=torch.float64).index_add(0, batch.batch, latent)
+    assert float((sums - batch.charge[:, None, None]).abs().max()) <= 1e-10
 
 
 def test_the_imported_form_loses_a_little_charge():

@@ -113,7 +113,7 @@ class Features:
     Attributes:
         x: [N, F] scalar features.
         v: [N, 3, F] vector features, None where the model has none.
-        charges: [N, stages, channels] latent charges in e, None where the model has none. Over each structure,
+        charges: [N, stages, channels] latent charges in e, float64; None where the model has none. Over each structure,
             every channel of every stage sums to the total charge.
     """
 

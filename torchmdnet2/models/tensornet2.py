@@ -28,7 +28,8 @@ _SOFTENING = 1e-6
 def equilibrate(charges: Tensor, weights: Tensor, graph: Graph, exact: bool = True) -> Tensor:
     """Shift charges so that they sum to the total charge Q of their structure, in each channel.
 
-    q_i = c_i + w_i (Q − Σ_j c_j),  w_i = u_i / Σ_j u_j,  u = f² + ε, ε = 1e-6.
+    q_i = c_i + w_i (Q − Σ_j c_j),  w_i = u_i / Σ_j u_j,  u = f² + ε, ε = 1e-6; in float64, so that the sum is Q to
+    rounding also where the network is float32.
 
     Args:
         charges: c, [N, C] in e.
@@ -38,13 +39,13 @@ def equilibrate(charges: Tensor, weights: Tensor, graph: Graph, exact: bool = Tr
             ε / Σ_j f_j² of the correction, and depends a little on the size of the cell.
 
     Returns:
-        [N, C] in e.
+        [N, C] in e, float64.
     """
     batch, num = graph.batch, graph.num_systems
-    u = weights * weights + (_SOFTENING if exact else 0.0)
+    charges, u = charges.double(), weights.double() ** 2 + (_SOFTENING if exact else 0.0)
     total_u = sum_over_systems(u, batch, num) + (0.0 if exact else _SOFTENING)
     missing = graph.charge.double()[:, None] - sum_over_systems(charges, batch, num)
-    return charges + u * (missing / total_u.clamp(min=1e-300))[batch].to(u.dtype)
+    return charges + u * (missing / total_u.clamp(min=1e-300))[batch]
 
 
 class ChargePredict(nn.Module):
@@ -65,7 +66,7 @@ class ChargePredict(nn.Module):
         self.q_mlp = MLP(3 * f, f, 2 * q_dim, act, 1)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
-        """X [N, 9, F] → charges [N, C] in e."""
+        """X [N, 9, F] → charges [N, C] in e, float64."""
         _, norm_a, norm_s = part_norms(x)
         charges, weights = self.q_mlp(self.q_norm(torch.cat([x[:, 0], norm_a, norm_s], 1))).chunk(2, 1)
         return equilibrate(charges, weights, graph, self.exact)
@@ -154,7 +155,7 @@ class TensorNet2(Representation):
         for i, layer in enumerate(self.layers):
             edge, self_edge = rbf, rbf_self
             if self.q_dim:
-                q = stages[-1]
+                q = stages[-1].to(rbf.dtype)
                 edge = torch.cat([rbf, q[graph.receiver], q[graph.sender]], 1)
                 self_edge = torch.cat([rbf_self.expand(graph.num_atoms, -1), q, q], 1)
             x = layer(x, graph, edge, envelope, self_edge, no_charge)
