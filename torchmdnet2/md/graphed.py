@@ -93,6 +93,7 @@ class GraphEngine(Engine):
         if self._cuda:
             with torch.cuda.device(self._device):
                 self._capture(self._chunk)
+                self._close()  # nothing is open: this compiles the kernel
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -106,10 +107,7 @@ class GraphEngine(Engine):
             while left >= size:
                 self._run(size)
                 left -= size
-        close_kernel[self._grid](
-            self._vel, self.step.forces, self._half_kick, self._pending, self.dynamics.atoms.num_atoms, BLOCK=BLOCK,
-            num_warps=1, enable_fp_fusion=False,
-        )  # fmt: skip
+        self._close()
         self._steps += steps
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
@@ -119,6 +117,12 @@ class GraphEngine(Engine):
         if slot.done is not None:
             slot.done.record()
         self._under_way.append(slot)
+
+    def _close(self) -> None:
+        close_kernel[self._grid](
+            self._vel, self.step.forces, self._half_kick, self._pending, self.dynamics.atoms.num_atoms, BLOCK=BLOCK,
+            num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
 
     def collect(self) -> State:
         slot = self._under_way.pop(0)
