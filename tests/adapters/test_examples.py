@@ -1,36 +1,42 @@
-"""The example scripts run, each on a tiny model."""
+"""The example scripts run, each on a tiny model, and say something true."""
 
 from __future__ import annotations
 
 import csv
-import os
+import re
+import runpy
 import subprocess
 import sys
+import uuid
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
-from ase.build import molecule
+import torch
+from ase.build import bulk, molecule
+from ase.calculators.socketio import SocketIOCalculator
 from ase.io import read, write
 
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.checkpoint import load
 
-ROOT = Path(__file__).parents[2]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = sorted(EXAMPLES.glob("*.py"))
 NEEDS_OPENMM = pytest.mark.skipif(find_spec("openmm") is None, reason="openmm is not installed")
 
 
-def run(name, folder, *arguments, path=ROOT):
-    """Standard output of an example; it must succeed."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{path}",
-        "OMP_NUM_THREADS": "1",
-        "OPENMM_CPU_THREADS": "1",
-    }
-    command = [sys.executable, ROOT / "examples" / name, *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs a script as __main__ in a temporary folder; gives its standard output."""
+    monkeypatch.chdir(tmp_path)
+
+    def script(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        return capsys.readouterr().out
+
+    return script
 
 
 @pytest.fixture
@@ -39,30 +45,144 @@ def water(tmp_path):
     return tmp_path / "water.xyz"
 
 
-def test_ase_md(model_file, water, tmp_path):
-    assert "relaxed" in run("ase_md.py", tmp_path, model_file, water, "--steps", 20, "--temperature", 50)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_short_and_documented(script):
+    text = script.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    assert f"python examples/{script.name}" in text.split('"""')[1]
+
+
+def test_train(run, tmp_path, potential):
+    frames = []
+    calc = TorchMDNet2Calculator(potential)
+    for seed in range(12):
+        atoms = molecule("H2O")
+        atoms.rattle(0.05, seed=seed)
+        atoms.calc = calc
+        atoms.get_forces()
+        frames.append(atoms)
+    write(tmp_path / "frames.xyz", frames)
+    arguments = ["--epochs", 2, "--channels", 8, "--validation", 2, "--output", "trained"]
+    out = run("train.py", "frames.xyz", *arguments)
+    assert re.search(r"best\.tmn: mean force error on 10 frames [\d.]+ meV/Å", out)
+    assert load(tmp_path / "trained" / "best.tmn").elements == [1, 8]
+
+
+def test_ase_md(run, model_file, water, tmp_path):
+    assert "relaxed" in run("ase_md.py", model_file, water, "--steps", 20, "--temperature", 50)
     assert len(read(tmp_path / "ase_md.traj", ":")) == 3
 
 
+def test_ase_npt_water(run, model_file, tmp_path):
+    out = run("ase_npt_water.py", model_file, "--molecules", 8, "--steps", 10, "--temperature", 50)
+    densities = [float(found) for found in re.findall(r"([\d.]+) g/cm³", out)]
+    assert densities[0] == pytest.approx(1.0, abs=0.01) and len(set(densities)) > 1
+    assert len(read(tmp_path / "water.traj", ":")) == 2
+
+
+def test_ase_cell_relaxation(run, model_file, tmp_path):
+    crystal = bulk("CO", "zincblende", a=4.4)
+    write(tmp_path / "crystal.xyz", crystal)
+    out = run("ase_cell_relaxation.py", model_file, "crystal.xyz", "--steps", 15, "--fmax", 0.05)
+    assert "onverged" in out and "equation of state" in out
+    relaxed, calc = read(tmp_path / "relaxed.xyz"), TorchMDNet2Calculator(model_file)
+    assert calc.get_property("energy", relaxed) < calc.get_property("energy", crystal)
+    assert relaxed.get_volume() != pytest.approx(crystal.get_volume(), rel=1e-3)
+
+
+def test_ase_neb(run, model_file, tmp_path):
+    """Both ends are the same molecule, turned: the barrier is at least zero."""
+    one = molecule("H2O")
+    other = one.copy()
+    other.rotate(40, "z", center="COM")
+    write(tmp_path / "a.xyz", one), write(tmp_path / "b.xyz", other)
+    out = run("ase_neb.py", model_file, "a.xyz", "b.xyz", "--images", 5, "--steps", 5)
+    assert out.count("image") >= 5
+    assert float(re.search(r"barrier (-?[\d.]+) eV", out)[1]) >= 0
+    assert len(read(tmp_path / "neb.xyz", ":")) == 5
+
+
+def test_ase_vibrations(run, model_file, water, tmp_path):
+    out = run("ase_vibrations.py", model_file, water)
+    assert out.count("mode") == 9 and "zero-point energy" in out
+    write(tmp_path / "crystal.xyz", bulk("CO", "zincblende", a=4.4))
+    out = run("ase_vibrations.py", model_file, "crystal.xyz", "--supercell", 1, "--fmax", 0.1)
+    at_gamma = next(line for line in out.splitlines() if line.startswith("[0. 0. 0.]"))
+    frequencies = [float(value) for value in at_gamma.split("]")[1].split()[:6]]
+    assert sorted(np.abs(frequencies))[2] < 1  # three modes are translations
+
+
+def test_ase_ipi_client(model_file, water, tmp_path):
+    """Against ASE's own server, which speaks i-PI's side of the protocol."""
+    name = f"torchmdnet2_{uuid.uuid4().hex[:8]}"
+    command = [sys.executable, EXAMPLES / "ase_ipi_client.py", model_file, water, "--unixsocket", name]
+    path = {"PYTHONPATH": str(EXAMPLES.parent), "PATH": "", "OMP_NUM_THREADS": "1"}
+
+    def start(*_, **__):
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=path, cwd=tmp_path)
+
+    alone = TorchMDNet2Calculator(model_file)
+    with SocketIOCalculator(unixsocket=name, launch_client=start, timeout=120) as served:
+        atoms = read(water)
+        for step in range(3):
+            atoms.rattle(0.05, seed=step)
+            assert served.get_property("energy", atoms) == pytest.approx(alone.get_property("energy", atoms), rel=1e-9)
+            forces = served.get_property("forces", atoms)
+            np.testing.assert_allclose(forces, alone.get_property("forces", atoms), atol=1e-9)
+        client = served.server.proc
+    assert "served 3 rounds" in client.communicate(timeout=60)[0]
+
+
 @NEEDS_OPENMM
-def test_openmm_md(model_file, water, tmp_path):
-    out = run("openmm_md.py", tmp_path, model_file, water, "--steps", 20, "--temperature", 50)
+def test_openmm_md(run, model_file, water, tmp_path):
+    out = run("openmm_md.py", model_file, water, "--steps", 20, "--temperature", 50)
     assert "wrote openmm_md.dcd" in out and (tmp_path / "openmm_md.dcd").stat().st_size > 500
 
 
 @NEEDS_OPENMM
-def test_openmm_mixed(model_file, tmp_path, plugin_folder):
-    pytest.importorskip("openmmml")
-    out = run("openmm_mixed.py", tmp_path, model_file, "--steps", 2, path=plugin_folder)
-    assert "3 of them by the model" in out
+@pytest.mark.slow
+def test_openmm_mixed(run, model_file):
+    openmmml = pytest.importorskip("openmmml")
+    from torchmdnet2.adapters.openmmml import TorchMDNet2Factory
+
+    if "torchmdnet2" not in openmmml.MLPotential._implFactories:  # where this package is not installed
+        openmmml.MLPotential.registerImplFactory("torchmdnet2", TorchMDNet2Factory())
+    out = run("openmm_mixed.py", model_file, "--steps", 2)
+    assert "9 of them by the model" in out and np.isfinite(float(re.search(r"(-?[\d.]+) kJ/mol", out)[1]))
 
 
-def test_batch_evaluation(model_file, tmp_path):
-    frames = [molecule(name) for name in ("H2O", "CH4", "CH3CH2OH", "CO", "C6H6")]
+def test_from_torchmd_net(run, water, tmp_path):
+    from torchmdnet2 import Potential
+    from torchmdnet2.importers.export import export_checkpoint
+
+    with torch.random.fork_rng(devices=[]):
+        made = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 8, "num_rbf": 8}})
+    export_checkpoint(made.eval(), tmp_path / "their.ckpt")
+    out = run("from_torchmd_net.py", "their.ckpt", water)
+    assert float(re.search(r"differs from float64 by at most ([\d.e+-]+)", out)[1]) < 1e-3
+    expected = TorchMDNet2Calculator(made, dtype="float64").get_property("energy", read(water))
+    assert float(re.search(r"torch.float64: (-?[\d.]+) eV", out)[1]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_batch_screening(run, model_file, tmp_path):
+    frames = [molecule(name) for name in ("H2O", "CH4", "CH3CH2OH", "CO", "C6H6", "H2O")]
+    frames[5].positions *= 0.9
     write(tmp_path / "frames.xyz", frames)
-    run("batch_evaluation.py", tmp_path, model_file, "frames.xyz", "--batch-size", 2)
+    calc = TorchMDNet2Calculator(model_file)
+    out = run("batch_screening.py", f"{model_file},{model_file}", "frames.xyz", "--batch-size", 2)
+    expected = [calc.get_property("energy", atoms) for atoms in read(tmp_path / "frames.xyz", ":")]
     with open(tmp_path / "energies.csv") as file:
         rows = list(csv.DictReader(file))
-    calc = TorchMDNet2Calculator(model_file)
-    for row, atoms in zip(rows, read(tmp_path / "frames.xyz", ":"), strict=True):
-        assert float(row["energy_eV"]) == pytest.approx(calc.get_property("energy", atoms), rel=1e-9)
+    assert [float(row["energy_eV"]) for row in rows] == pytest.approx(expected, rel=1e-9)
+    assert all(float(row["energy_std_eV"]) == 0 for row in rows)  # twice the same model
+    assert f"H2O: lowest is frame {0 if expected[0] < expected[5] else 5}" in out
+
+
+def test_new_prior(run, water, monkeypatch):
+    from torchmdnet2.registry import PRIORS, load_builtin
+
+    load_builtin()
+    monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
+    out = run("new_prior.py", water)
+    energies = [float(value) for value in re.findall(r": +(-?[\d.]+) eV", out)]
+    assert len(energies) == 3 and energies == sorted(energies)
