@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.importers import config_from_torchmd_net, convert_yaml
 from torchmdnet2.training.config import parse_config
@@ -104,7 +105,7 @@ def test_priors():
     [
         ({"model": "painn"}, "painn"),
         ({"frobnicate": 1}, "frobnicate"),
-        ({"output_model": "DipoleMoment"}, "DipoleMoment"),
+        ({"output_model": "VectorOutput"}, "VectorOutput"),
         ({"reduce_op": "max"}, "reduce_op"),
         ({"train_loss": "cosine"}, "train_loss"),
         ({"prior_model": "Magic"}, "Magic"),
@@ -118,6 +119,111 @@ def test_what_has_no_counterpart_is_refused(theirs, words):
 
 def test_w2_mean_is_converted_to_a_right_mean():
     assert config_from_torchmd_net({"reduce_op": "mean"})["head"]["reduce"] == "mean"
+
+
+# the YAML files that TorchMD-Net 3.1 publishes, in outline: model, layers, channels, radial functions, cutoff, batch,
+# lr, lr_min, lr_factor, lr_patience, warm-up, weights of energies and forces, and what else they set
+TN, ET = "tensornet", "equivariant-transformer"
+PUBLISHED = {
+    "TensorNet-QM9": (TN, 3, 256, 32, 5.0, 16, "1e-4", "1e-7", 0.8, 15, 1000, 1, 0, {
+        "derivative": False, "dataset": "QM9", "dataset_arg": {"label": "energy_U0"}, "prior_model": "Atomref",
+        "gradient_clipping": 40, "train_size": 110000, "val_size": 10000, "test_size": None, "check_errors": True,
+        "remove_ref_energy": False}),
+    "TensorNet-rMD17": (TN, 2, 128, 32, 4.5, 8, "1e-3", "1e-8", 0.8, 25, 500, 0.5, 0.5, {
+        "ema_alpha_y": 0.01, "gradient_clipping": 40, "standardize": True, "train_size": 950, "val_size": 50,
+        "test_size": None, "dataset": "MD17", "dataset_arg": {"molecules": "revised_aspirin"}}),
+    "TensorNet-SPICE": (TN, 2, 128, 64, 10.0, 16, "1e-4", "1e-8", 0.5, 5, 500, 1, 10, {
+        "gradient_clipping": 100, "dataset": "SPICE", "dataset_arg": {"max_gradient": 50.94, "version": "1.1.4"}}),
+    "TensorNet-MACEOFF": (TN, 2, 128, 64, 10.0, 16, "1e-4", "1e-8", 0.5, 5, 500, 1, 10, {"dataset": "MACEOFF"}),
+    "TensorNet-ANI1X": (TN, 2, 128, 32, 4.5, 64, "1e-4", "1e-7", 0.5, 4, 1000, 1, 100, {
+        "gradient_clipping": 100, "dataset": "ANI1X"}),
+    "TensorNet-ANI2X": (TN, 2, 128, 32, 5.0, 64, "1e-3", "1e-7", 0.5, 4, 1000, 1, 100, {
+        "dataset": "ANI2X", "remove_ref_energy": True}),
+    "ET-QM9": (ET, 8, 256, 64, 5.0, 128, "4e-4", "1e-7", 0.8, 15, 10000, 1, 1, {
+        "derivative": False, "prior_model": "Atomref", "vector_cutoff": True, "dataset": "QM9", "num_heads": 8,
+        "dataset_arg": {"label": "energy_U0"}, "train_size": 110000, "val_size": 10000, "test_size": None}),
+    "ET-MD17": (ET, 6, 128, 32, 5.0, 8, "1e-3", "1e-7", 0.8, 30, 1000, 0.2, 0.8, {
+        "ema_alpha_y": 0.05, "standardize": True, "dataset": "MD17", "num_heads": 8, "neighbor_embedding": True}),
+    "ET-ANI1": (ET, 6, 128, 32, 5.0, 2048, "7e-4", "1e-7", 0.5, 5, 10000, 1, 1, {
+        "derivative": False, "dataset": "ANI1", "ngpus": -1}),
+    "ET-SPICE": (ET, 5, 128, 64, 10.0, 16, "1e-4", "1e-7", 0.5, 5, 1000, 0.5, 0.5, {"dataset": "SPICE"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files(name, tmp_path, capsys):
+    """Each converts on the command line into a configuration that is valid and says the same."""
+    *values, more = PUBLISHED[name]
+    model, layers, channels, radial, cutoff, batch, lr, lr_min, factor, patience, warmup, y, forces = values
+    theirs = {
+        **yaml.safe_load(TENSORNET), "prior_model": None, "remove_ref_energy": False, "ema_alpha_y": 1.0,
+        "gradient_clipping": 0, "model": model, "num_layers": layers, "embedding_dimension": channels,
+        "num_rbf": radial, "cutoff_upper": cutoff, "batch_size": batch, "lr": lr, "lr_min": lr_min,
+        "lr_factor": factor, "lr_patience": patience, "lr_warmup_steps": warmup, "y_weight": y,
+        "neg_dy_weight": forces, **more,
+    }  # fmt: skip
+    (tmp_path / "theirs.yaml").write_text(yaml.safe_dump(theirs))
+    assert main(["config", "--from-torchmd-net", str(tmp_path / "theirs.yaml")]) == 0
+    config = parse_config(yaml.safe_load(capsys.readouterr().out))
+    ours, training = config.model, config.training
+    sizes = [ours[key] for key in ("num_layers", "hidden_channels", "num_rbf", "cutoff")]
+    assert sizes == [layers, channels, radial, cutoff]
+    assert ours["name"] == {TN: "tensornet", ET: "equivariant_transformer"}[model]
+    assert ours.get("vector_cutoff", True)
+    assert (training.batch_size, training.lr, training.lr_min) == (batch, float(lr), float(lr_min))
+    assert (training.lr_factor, training.lr_patience, training.warmup_steps) == (factor, patience, warmup)
+    derivative = more.get("derivative", True)
+    assert (training.loss.energy, training.loss.forces) == (y, forces if derivative else 0)
+    assert (config.data.keys.forces is None) != derivative
+    references = more.get("prior_model") or more.get("standardize") or more.get("remove_ref_energy")
+    assert [p["name"] for p in config.priors] == (["atomref"] if references else [])
+    assert training.gradient_clipping == (more.get("gradient_clipping") or None)
+
+
+@pytest.mark.parametrize(
+    ("output", "model", "head", "label"),
+    [
+        ("DipoleMoment", "tensornet", {"name": "dipole", "equivariant": False}, "dipole_norm"),
+        ("DipoleMoment", ET, {"name": "dipole", "equivariant": True}, "dipole_norm"),
+        ("ElectronicSpatialExtent", "tensornet", {"name": "spatial_extent"}, "spatial_extent"),
+    ],
+)
+def test_properties(output, model, head, label):
+    """A model of a property is trained on that property alone."""
+    theirs = {"model": model, "output_model": output, "y_weight": 2.0, "num_heads": 8}
+    config = parse_config(config_from_torchmd_net(theirs))
+    assert config.head is None and config.data.keys.energy is None
+    assert config.data.keys.properties == {label: label}
+    assert config.training.loss.properties == {label: 2.0}
+    assert {key: config.properties[0][key] for key in head} == head
+
+
+def test_aggregations_that_were_wrong():
+    """W2: 'mean' is the right one here, 'max' becomes its smooth form; both are told."""
+    for theirs, ours in (("mean", "mean"), ("max", "softmax"), ("add", "add")):
+        notes: list[str] = []
+        model = config_from_torchmd_net({"model": "graph-network", "aggr": theirs}, notes)["model"]
+        assert model["aggregation"] == ours
+        assert any("aggr" in note for note in notes) == (theirs != "add")
+
+
+def test_what_is_not_said_is_theirs():
+    """Their defaults, where their file leaves a key out."""
+    config = parse_config(config_from_torchmd_net({"derivative": True}))
+    ours = {"hidden_channels": 256, "num_layers": 6, "num_rbf": 64, "cutoff": 5.0, "neighbor_embedding": False}
+    assert config.model["name"] == "graph_network" and {key: config.model[key] for key in ours} == ours
+    training = config.training
+    assert (training.batch_size, training.lr, training.warmup_steps, training.seed) == (32, 1e-4, 0, 1)
+    assert training.gradient_clipping is None and training.early_stopping_patience == 30
+    assert (config.data.split.validation, config.data.split.test) == (0.05, 0.1)
+    assert (training.loss.energy, training.loss.forces) == (1, 1)
+
+
+def test_where_results_go():
+    theirs = {"log_dir": "x", "tensorboard_use": True, "wandb_use": True, "wandb_project": "p", "num_workers": 3}
+    config = parse_config(config_from_torchmd_net(theirs))
+    assert config.output.folder == "x" and config.output.tensorboard and config.output.wandb.project == "p"
+    assert config.data.num_workers == 3
 
 
 def test_text_to_text():

@@ -22,16 +22,27 @@ _RENAMED = {
     "weight_decay": "weight_decay",
     "seed": "seed",
 }
+# where their file does not say
+_DEFAULTS = {
+    "num_epochs": 300, "batch_size": 32, "lr": 1e-4, "lr_patience": 10, "lr_factor": 0.8, "lr_min": 1e-6,
+    "lr_warmup_steps": 0, "early_stopping_patience": 30, "weight_decay": 0.0, "seed": 1, "gradient_clipping": 0.0,
+    "val_size": 0.05, "test_size": 0.1, "embedding_dimension": 256, "num_layers": 6, "num_rbf": 64,
+    "activation": "silu", "attn_activation": "silu", "rbf_type": "expnorm", "trainable_rbf": False,
+    "neighbor_embedding": False, "aggr": "add", "distance_influence": "both", "num_heads": 8,
+    "equivariance_invariance_group": "O(3)", "cutoff_lower": 0.0, "cutoff_upper": 5.0, "max_z": 100,
+}  # fmt: skip
 _LOSSES = {"mse_loss": "mse", "l1_loss": "l1", "huber_loss": "huber"}
 # no counterpart is needed: neighbor lists have no limits, logs are always written, best weights are always kept
 _NOT_NEEDED = {
     "max_num_neighbors", "static_shapes", "num_nodes", "log_dir", "test_interval", "save_interval", "redirect",
     "load_model", "conf", "reset_trainer", "inference_batch_size", "lr_metric", "early_stopping_monitor",
-    "checkpoint_monitor", "dataset_preload_limit", "dataset_root", "derivative", "wandb_use", "wandb_name",
-    "wandb_project", "wandb_resume_from_id", "tensorboard_use", "ngpus", "charge", "prior_args", "check_errors",
-    "num_workers", "dataset", "dataset_arg", "coord_files", "embed_files", "energy_files", "force_files",
+    "checkpoint_monitor", "dataset_preload_limit", "dataset_root", "derivative", "wandb_resume_from_id", "ngpus",
+    "charge", "prior_args", "check_errors", "dataset", "dataset_arg", "coord_files", "embed_files", "energy_files",
+    "force_files",
 }  # fmt: skip
-_FILES = ("dataset_root", "coord_files", "energy_files")
+_FILES = ("dataset_root", "dataset_arg", "coord_files", "energy_files")
+_PROPERTIES = {"DipoleMoment": ("dipole", "dipole_norm"), "ElectronicSpatialExtent": ("spatial_extent",) * 2}
+"""Their outputs that are no energies: our head, and the label that it is trained on."""
 
 
 def convert_yaml(text: str, source: str = "configuration") -> str:
@@ -70,7 +81,7 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
     Raises:
         BadConfig: a key is not theirs, the model is not known, or a reduction is asked for that they compute wrongly.
     """
-    theirs = {str(key).replace("-", "_"): value for key, value in theirs.items()}
+    theirs = {**_DEFAULTS, **{str(key).replace("-", "_"): value for key, value in theirs.items()}}
     notes = [] if notes is None else notes
     name = theirs.pop("model", "graph-network")
     if name not in MODELS:
@@ -88,14 +99,17 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
         aggregation = ours["model"].get("aggregation", "add")
         if aggregation == "max":
             ours["model"]["aggregation"] = "softmax"
-            notes.append("aggr: 'softmax' is a maximum whose forces do not jump; TorchMD-Net's 'max' is never below zero")
+            notes.append(
+                "aggr: 'softmax' is a maximum whose forces do not jump; TorchMD-Net's 'max' is never below zero"
+            )
         elif aggregation != "add":
             notes.append("aggr: 'mean' is weighted by the cutoff function here; TorchMD-Net divides by one too many")
-    ours["head"] = _head(theirs, ours["model"])
+    ours |= _heads(theirs, ours, notes)
     ours["priors"] = _priors(theirs, notes)
-    ours["training"] = _training(theirs, notes)
-    if "log_dir" in theirs:
-        ours["output"] = {"folder": str(theirs.pop("log_dir"))}
+    ours["training"] = _training(theirs, ours["data"].get("keys", {}).get("properties"), notes)
+    output = _output(theirs)
+    if output:
+        ours["output"] = output
     if theirs.pop("load_weights", None):
         notes.append("load_weights: import the checkpoint with `torchmdnet2 import` first")
     if theirs.pop("box_vecs", None) is not None:
@@ -115,6 +129,11 @@ def _data(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         f"{theirs.get('dataset')} ({', '.join(found) or 'no files named'})"
     )
     data: dict[str, Any] = {"train": "data.xyz"}
+    if "num_workers" in theirs:
+        data["num_workers"] = theirs.pop("num_workers")
+    if not theirs.get("derivative", False):
+        data["keys"] = {"forces": None}
+        notes.append("data.keys.forces: theirs trained on energies alone (derivative is off)")
     split: dict[str, Any] = {}
     for key, ours in (("train_size", "train"), ("val_size", "validation"), ("test_size", "test")):
         if key in theirs:
@@ -128,6 +147,33 @@ def _data(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     if theirs.pop("splits", None):
         notes.append("splits: their splits.npz is not read; data.split.file takes a splits.json of a run here")
     return data
+
+
+def _heads(theirs: dict[str, Any], ours: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The sections "head" and "properties", and "data" with the label of a property."""
+    output = str(theirs.get("output_model", "Scalar")).removeprefix("Equivariant")
+    if output not in _PROPERTIES:
+        return {"head": _head(theirs, ours["model"])}
+    for key in ("output_model", "output_mlp_num_layers", "reduce_op"):
+        theirs.pop(key, None)
+    head, label = _PROPERTIES[output]
+    notes.append(f"data.keys.properties.{label}: name the label in the data, its unit under data.units.properties")
+    notes.append("output_mlp_num_layers has no effect on this output in TorchMD-Net")
+    vectors = {"equivariant": True} if ours["model"]["name"] == "equivariant_transformer" and head == "dipole" else {}
+    keys = {"energy": None, "forces": None, "properties": {label: label}}
+    return {"head": None, "properties": [{"name": head, **vectors}], "data": {**ours["data"], "keys": keys}}
+
+
+def _output(theirs: dict[str, Any]) -> dict[str, Any]:
+    output: dict[str, Any] = {}
+    if "log_dir" in theirs:
+        output["folder"] = str(theirs.pop("log_dir"))
+    if theirs.pop("tensorboard_use", False):
+        output["tensorboard"] = True
+    wandb = {"project": theirs.pop("wandb_project", None), "name": theirs.pop("wandb_name", None)}
+    if theirs.pop("wandb_use", False):
+        output["wandb"] = {key: str(value) for key, value in wandb.items() if value is not None}
+    return output
 
 
 def _head(theirs: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +193,7 @@ def _head(theirs: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
         return head
     if output != "Scalar":
         raise BadConfig(
-            f"output_model: '{output}' is a property; `torchmdnet2 train` learns energies, forces and stress"
+            f"output_model: '{output}' has no counterpart; heads of vectors are trained through `properties`"
         )
     if model["name"] == "equivariant_transformer":
         return {"name": "equivariant_scalar", "reduce": reduce}
@@ -184,7 +230,7 @@ def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
     return priors
 
 
-def _training(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _training(theirs: dict[str, Any], properties: Mapping[str, str] | None, notes: list[str]) -> dict[str, Any]:
     training: dict[str, Any] = {"lr_schedule": "plateau"}
     for key, ours in _RENAMED.items():
         if key in theirs:
@@ -192,9 +238,7 @@ def _training(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     for key in ("lr", "lr_min", "lr_factor", "weight_decay"):
         if key in training:
             training[key] = float(training[key])  # YAML 1.1 reads 1e-4 as text
-    if theirs.get("gradient_clipping"):
-        training["gradient_clipping"] = float(theirs["gradient_clipping"])
-    theirs.pop("gradient_clipping", None)
+    training["gradient_clipping"] = float(theirs.pop("gradient_clipping") or 0) or None  # theirs: 0 is none
     precision = str(theirs.pop("precision", 32))
     if precision not in ("32", "64"):
         raise BadConfig(f"precision: '{precision}' does not run in TorchMD-Net either; take 32 or 64")
@@ -206,11 +250,13 @@ def _training(theirs: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     arguments = theirs.pop("train_loss_arg", None) or {}
     if "delta" in arguments:
         loss["huber_delta"] = float(arguments["delta"])
-    loss["energy"] = float(theirs.pop("y_weight", 1.0))
-    loss["forces"] = float(theirs.pop("neg_dy_weight", 1.0)) if theirs.get("derivative", False) else 0.0
-    loss["stress"] = 0.0
+    y, forces = (float(theirs.pop(key, 1.0)) for key in ("y_weight", "neg_dy_weight"))
+    if properties:
+        loss["properties"] = dict.fromkeys(properties, y)
+    else:
+        loss |= {"energy": y, "forces": forces if theirs.get("derivative", False) else 0.0, "stress": 0.0}
+        notes.append("training.loss: energies are compared per structure as theirs were (per_atom: false)")
     training["loss"] = loss
-    notes.append("training.loss: energies are compared per structure as theirs were (per_atom: false)")
     averages = [theirs.pop(key, 1.0) for key in ("ema_alpha_y", "ema_alpha_neg_dy")]
     if averages != [1.0, 1.0]:
         notes.append(
