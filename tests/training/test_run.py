@@ -59,7 +59,7 @@ def test_folder_is_complete(finished):
     names = {p.name for p in finished.parent.iterdir()}
     plots = {"learning_curve.png", "energy_parity.png", "force_parity.png", "errors_by_element.png"}
     files = {"config.yaml", "splits.json", "log.txt", "metrics.csv", "metrics.jsonl", "metrics.json", "card.md"}
-    assert names == plots | files | {"best.tmn", "state.safetensors"}
+    assert names == plots | files | {"best.tmn", "state.safetensors", "report.html", "outliers.xyz"}
     for plot in plots:
         assert (finished.parent / plot).read_bytes().startswith(b"\x89PNG")
     assert load_config(finished.parent / "config.yaml").training.max_epochs == 30

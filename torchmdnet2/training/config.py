@@ -63,8 +63,13 @@ class TrainingConfig(Section):
     num_threads: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="CPU threads; null: as torch has it. 1 is best for small molecules"
     )
-    precision: Literal["float32", "float64"] = Field(
-        default="float32", description="of the network; energies are summed in float64"
+    precision: Literal["float32", "tf32", "float64"] = Field(
+        default="float32",
+        description="of the network; energies are summed in float64. tf32: float32 whose matrix products are rounded "
+        "to 10 bits, on GPUs",
+    )
+    cuda_graphs: Literal["auto"] | bool = Field(
+        default="auto", description="replay steps from CUDA graphs: auto (where it can be done), true or false"
     )
     batch_size: Annotated[int, Field(ge=1)] = Field(default=16, description="frames per step")
     max_atoms: Annotated[int, Field(ge=1)] | None = Field(

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..data.dataset import LABELS
 from ..potential import Potential
+from ..system import System
 from .batches import Frames, Loader, in_order
 from .labels import prediction, property_of
-from .loss import atoms_per_system, residuals
+from .loss import Residual, atoms_per_system, residuals
 from .loss_config import LossConfig
 from .metrics import ErrorSums
 from .trainer import Properties, predict
@@ -28,10 +30,13 @@ class Evaluation:
         errors: MAE, RMSE, count and unit by property, and of forces by element (`ErrorSums.summary`).
         pairs: property -> (label, prediction) arrays of the labels that are present: "energy_per_atom" [n] in
             eV/atom, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³, and all others by name.
+        by_frame: rms error of each frame, [frames], NaN where it has no label: "energy_per_atom", "forces", … as in
+            `pairs`; and "frame", its index in the data set.
     """
 
     errors: dict[str, Any]
     pairs: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    by_frame: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def evaluate(
@@ -60,11 +65,14 @@ def evaluate(
     properties = properties or Properties()
     sums = ErrorSums(LossConfig(), potential.device, units)
     kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    by_frame: list[dict[str, np.ndarray]] = []
     for batch in Loader(frames, num_workers)(in_order(len(frames), batch_size)):
         batch = batch.to(potential.device)
         result = predict(potential, batch, properties)
         found = residuals(result, batch.sample.labels)
         sums.add(found, batch.sample.system)
+        if keep_pairs:
+            by_frame.append({"frame": np.array(batch.frames), **_rms_by_frame(found, batch.sample.system)})
         for name, residual in found.items() if keep_pairs else ():
             value = prediction(result, name)
             assert value is not None
@@ -79,7 +87,31 @@ def evaluate(
         name: (np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
         for name, parts in kept.items()
     }
-    return Evaluation(sums.summary(), pairs)
+    names = dict.fromkeys(name for part in by_frame for name in part)
+    absent = [np.full(len(part["frame"]), np.nan) for part in by_frame]
+    columns = {
+        name: np.concatenate([part.get(name, none) for part, none in zip(by_frame, absent, strict=True)])
+        for name in names
+    }
+    return Evaluation(sums.summary(), pairs, columns)
+
+
+def _rms_by_frame(found: Mapping[str, Residual], system: System) -> dict[str, np.ndarray]:
+    """Root mean square of the errors of each structure, by property; NaN without labels."""
+    table = {}
+    for name, residual in found.items():
+        square, count = residual.error.double().square(), residual.present.double()
+        if square.ndim > 1:
+            square, count = square.flatten(1).sum(1), count.flatten(1).sum(1)
+        if LABELS[name].per_atom:
+            zeros = square.new_zeros(system.num_systems)
+            square, count = (zeros.index_add(0, system.batch, part) for part in (square, count))
+        rms = torch.where(count > 0, (square / count.clamp(min=1)).sqrt(), torch.nan)
+        own = property_of(name)
+        if name == "energy":
+            own, rms = "energy_per_atom", rms / atoms_per_system(system).clamp(min=1)
+        table[own] = rms.cpu().numpy()
+    return table
 
 
 def _chosen(values: torch.Tensor, present: torch.Tensor) -> np.ndarray:

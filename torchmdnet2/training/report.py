@@ -1,109 +1,203 @@
-"""Plots at the end of a training: learning curve, parity of energies and forces, force errors by element."""
+"""The report of a training: report.html, one file that needs no other, the pictures in it as PNG, and outliers.xyz."""
 
 from __future__ import annotations
 
+import base64
+import html
 import io
-import math
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import yaml
 
+from .. import __version__
 from ..files import atomic_write
+from ..potential import Potential
+from .batches import Frames
 from .evaluation import Evaluation
+from .metrics import shown
+from .outliers import Outlier, find_outliers, outlier_frames
+from .plots import pictures, structures
+from .trainer import Properties
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+__all__ = ["Report", "write_report"]
 
-__all__ = ["draw_report"]
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
+h1 { font-size: 1.6rem; margin-bottom: .2rem }
+h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ccd }
+table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .18rem .7rem; text-align: right }
+th { border-bottom: 1px solid #99a; font-weight: 600 }
+td:first-child, th:first-child { text-align: left; padding-left: 0 }
+tr:nth-child(even) td { background: #f6f7f9 } td.text { text-align: left }
+.pictures { display: flex; flex-wrap: wrap; gap: .6rem } .pictures img { width: 30rem; max-width: 100% }
+.structure { width: 8rem } pre { background: #f6f7f9; padding: .8rem; overflow-x: auto; font-size: .82rem }
+code { font-size: .85em; overflow-wrap: anywhere } .note { color: #57606a }
+"""
 
-_MOST_POINTS = 20_000  # of a parity plot
+
+@dataclass
+class Report:
+    """What a report is made from.
+
+    Attributes:
+        title: usually the folder's name.
+        history: one row of metrics per epoch.
+        evaluations: subset -> errors of the final weights; the last subset is shown in detail.
+        frames: subset -> frames.
+        potential: the final one.
+        properties: what it was evaluated for.
+        config: the configuration as plain data.
+        metadata: of the model file.
+        costs: name -> text: time, speed, memory.
+        outliers: how many frames to show.
+    """
+
+    title: str
+    history: Sequence[Mapping[str, Any]]
+    evaluations: Mapping[str, Evaluation]
+    frames: Mapping[str, Frames]
+    potential: Potential
+    properties: Properties
+    config: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+    costs: Mapping[str, str]
+    outliers: int = 10
 
 
-def draw_report(folder: Path, history: list[dict[str, Any]], evaluation: Evaluation, subset: str) -> list[Path]:
-    """Write the plots as PNG files.
+def write_report(folder: Path, report: Report) -> list[Path]:
+    """Write report.html, the PNG files and outliers.xyz.
 
     Args:
         folder: where they go.
-        history: one row of metrics per epoch.
-        evaluation: of the final weights.
-        subset: what `evaluation` was made on, for the titles: "test".
+        report: what it is made from.
 
     Returns:
-        The files written: learning_curve.png, energy_parity.png, force_parity.png, errors_by_element.png, as far as
-        there are labels for them.
+        The files written.
     """
-    written = [_figure(folder / "learning_curve.png", partial(_learning_curve, history))]
-    parities = (
-        ("energy_per_atom", "energy_parity.png", "energy", "meV/atom"),
-        ("forces", "force_parity.png", "force component", "meV/Å"),
+    subset = list(report.evaluations)[-1]
+    evaluation, frames = report.evaluations[subset], report.frames[subset]
+    drawn = pictures(report.history, evaluation, subset)
+    found = find_outliers(report.potential, frames, evaluation, report.properties, report.outliers)
+    written = []
+    for name, content in drawn.items():
+        atomic_write(folder / f"{name}.png", content)
+        written.append(folder / f"{name}.png")
+    if found:
+        from ase.io import write
+
+        text = io.StringIO()
+        write(text, outlier_frames(found), format="extxyz")
+        atomic_write(folder / "outliers.xyz", text.getvalue())
+        written.append(folder / "outliers.xyz")
+    atomic_write(folder / "report.html", _page(report, subset, drawn, found))
+    return [*written, folder / "report.html"]
+
+
+def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequence[Outlier]) -> str:
+    data = report.metadata.get("data", {})
+    files = _table(
+        ["data file", "sha256"], [[path, digest] for path, digest in data.get("files", {}).items()], code=True
     )
-    for name, file, title, unit in parities:
-        if name in evaluation.pairs:
-            draw = partial(_parity, evaluation.pairs[name], evaluation.errors[name], title, unit, subset)
-            written.append(_figure(folder / file, draw))
-    by_element = evaluation.errors.get("forces_by_element")
+    by_element = report.evaluations[subset].errors.get("forces_by_element", {})
+    body = [
+        f"<h1>{html.escape(report.title)}</h1>",
+        f"<p class=note>{html.escape(_headline(report))}</p>",
+        "<h2>Errors</h2>",
+        _error_table(report.evaluations),
+        _file_table(report.evaluations[subset], report.frames[subset], subset),
+        "<div class=pictures>",
+        *(_image(content, name.replace("_", " ")) for name, content in drawn.items()),
+        "</div>",
+    ]
     if by_element:
-        written.append(_figure(folder / "errors_by_element.png", partial(_elements, by_element, subset)))
-    return written
-
-
-def _figure(path: Path, draw: Callable[[Axes], None]) -> Path:
-    """Draw on a canvas of its own: no window, and pyplot's global state is left alone."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2, 4.2), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure.add_subplot())
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    atomic_write(path, buffer.getvalue())
-    return path
-
-
-def _learning_curve(history: list[dict[str, Any]], axes: Axes) -> None:
-    epochs = [row["epoch"] for row in history]
-    curves = (
-        ("energy_per_atom_mae", "energy", "meV/atom", "tab:blue"),
-        ("forces_mae", "forces", "meV/Å", "tab:orange"),
-        ("stress_mae", "stress", "meV/Å³", "tab:green"),
+        rows = [[z, *_numbers(e)] for z, e in by_element.items()]
+        body += [
+            f"<h2>Forces by element, {subset} frames</h2>",
+            _table(["element", "MAE", "RMSE", "unit", "labels"], rows),
+        ]
+    if found:
+        body += [f"<h2>Largest errors, {subset} frames</h2>", _outlier_table(found)]
+        body.append("<p class=note>Structures, labels and predictions are in outliers.xyz.</p>")
+    body += ["<h2>Time and memory</h2>", _table(["", ""], [[k, v] for k, v in report.costs.items()])]
+    counts = ", ".join(f"{len(frames)} {name}" for name, frames in report.frames.items())
+    body += ["<h2>Data</h2>", f"<p>{html.escape(counts)}; split: {html.escape(str(data.get('split', '')))}</p>", files]
+    text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
+    body += ["<h2>Configuration</h2>", f"<pre>{html.escape(text)}</pre>"]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(report.title)}</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
-    for prefix, style, alpha in (("train", "-", 0.35), ("validation", "-", 1.0)):
-        for key, label, unit, color in curves:
-            values = [1e3 * row.get(f"{prefix}_{key}", math.nan) for row in history]
-            if np.isfinite(values).any():
-                axes.plot(epochs, values, style, color=color, alpha=alpha, lw=1.4, label=f"{label} {prefix} ({unit})")
-    best = max((row["epoch"] for row in history if row["best"]), default=None)
-    if best is not None:
-        axes.axvline(best, color="0.6", lw=0.8, ls=":", label=f"best epoch: {best}")
-    axes.set(xlabel="epoch", ylabel="mean absolute error", yscale="log", title="Learning curve")
-    axes.legend(fontsize=7)
 
 
-def _parity(
-    pairs: tuple[np.ndarray, np.ndarray], errors: dict[str, Any], title: str, unit: str, subset: str, axes: Axes
-) -> None:
-    label, predicted = pairs
-    if title == "energy":  # absolute energies hide all differences
-        title, label, predicted = "energy − mean", label - label.mean(), predicted - label.mean()
-    stride = -(-len(label) // _MOST_POINTS)
-    scale = 1e3
-    text = f"MAE {scale * errors['mae']:.3g} {unit}\nRMSE {scale * errors['rmse']:.3g} {unit}"
-    axes.plot(scale * label[::stride], scale * predicted[::stride], ".", ms=4, alpha=0.5, mew=0, label=text)
-    ends = [scale * min(label.min(), predicted.min()), scale * max(label.max(), predicted.max())]
-    axes.plot(ends, ends, color="0.4", lw=0.8)
-    axes.set(xlabel=f"reference ({unit})", ylabel=f"predicted ({unit})", title=f"{title.capitalize()}, {subset} frames")
-    axes.legend(loc="upper left")
+def _headline(report: Report) -> str:
+    model = report.config["model"]
+    best = max((row["epoch"] for row in report.history if row["best"]), default="?")
+    return (
+        f"{model['name']}, {report.metadata.get('num_parameters', '?')} parameters; best of {len(report.history)} "
+        f"epochs: {best}; torchmdnet2 {__version__}"
+    )
 
 
-def _elements(errors: dict[str, Any], subset: str, axes: Axes) -> None:
-    names = list(errors)
-    for shift, kind in ((-0.2, "mae"), (0.2, "rmse")):
-        values = [1e3 * errors[name][kind] for name in names]
-        axes.bar([i + shift for i in range(len(names))], values, 0.38, label=kind.upper())
-    axes.set_xticks(range(len(names)), names)
-    axes.set(ylabel="force error (meV/Å)", title=f"Force errors by element, {subset} frames")
-    axes.legend()
+def _error_table(evaluations: Mapping[str, Evaluation]) -> str:
+    rows = [
+        [subset, name.replace("_", " "), *_numbers(error)]
+        for subset, evaluation in reversed(list(evaluations.items()))
+        for name, error in evaluation.errors.items()
+        if name != "forces_by_element"
+    ]
+    return _table(["frames", "property", "MAE", "RMSE", "unit", "labels"], rows)
+
+
+def _numbers(error: Mapping[str, Any]) -> list[str]:
+    (mae, unit), (rmse, _) = shown(error["mae"], error["unit"]), shown(error["rmse"], error["unit"])
+    return [f"{mae:.3f}", f"{rmse:.3f}", unit, str(error["count"])]
+
+
+def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
+    """Rms errors by data file, where there are several."""
+    if "frame" not in evaluation.by_frame:
+        return ""
+    origin = np.array([frames.data.name(int(i)).rpartition(", frame ")[0] for i in evaluation.by_frame["frame"]])
+    files = sorted(set(origin.tolist()))
+    names = [name for name in evaluation.by_frame if name != "frame"]
+    if not 1 < len(files) <= 200:
+        return ""
+    rows = []
+    for file in files:
+        columns = [evaluation.by_frame[name][origin == file] for name in names]
+        known = [c[np.isfinite(c)] for c in columns]
+        values = [f"{1e3 * float(np.sqrt(np.mean(c**2))):.3f}" if len(c) else "–" for c in known]
+        rows.append([file, str(int((origin == file).sum())), *values])
+    units = [evaluation.errors[name]["unit"] if name in evaluation.errors else "" for name in names]
+    heads = [f"{name.replace('_', ' ')} (10⁻³ {unit})" for name, unit in zip(names, units, strict=True)]
+    return f"<p>Rms error of frames by origin, {subset}:</p>" + _table(["file", "frames", *heads], rows)
+
+
+def _outlier_table(found: Sequence[Outlier]) -> str:
+    images = structures([outlier.atoms for outlier in found])
+    rows = []
+    for outlier, image in zip(found, images, strict=True):
+        errors = [f"{1e3 * value:.2f}" if np.isfinite(value) else "–" for value in outlier.errors.values()]
+        rows.append([html.escape(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *errors,
+                     _image(image, outlier.name, "structure")])  # fmt: skip
+    heads = [f"{name.replace('_', ' ')} (10⁻³)" for name in found[0].errors]
+    return _table(["frame", "formula", *heads, ""], rows, escaped=True)
+
+
+def _image(content: bytes, text: str, kind: str = "plot") -> str:
+    data = base64.b64encode(content).decode()
+    return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], code: bool = False, escaped: bool = False) -> str:
+    show = (lambda text: text) if escaped else html.escape
+    opening, closing = ("<code>", "</code>") if code else ("", "")
+    top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{opening}{show(str(cell))}{closing}</td>" for cell in row) + "</tr>\n" for row in rows
+    )
+    return f"<table><tr>{top}</tr>\n{lines}</table>"

@@ -8,7 +8,6 @@ finished run.
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,17 +18,14 @@ import torch
 from .. import __version__, checkpoint
 from ..errors import BadConfig
 from ..files import atomic_write
-from .batches import Frames
-from .card import model_card
 from .config import Config
 from .defaults import config_yaml
-from .evaluation import Evaluation, evaluate
+from .finish import describe, finish
 from .labels import property_of
 from .log import TrainingLog, write_metrics
-from .metrics import in_words
-from .report import draw_report
 from .setup import SUBSETS, Setup, device_of, make_setup, require_labels
 from .state import load_state
+from .trackers import Tracker, open_trackers
 from .trainer import Hooks, Trainer
 
 __all__ = ["run_training"]
@@ -58,6 +54,7 @@ def run_training(
         TrainingDiverged: the loss is not finite.
     """
     folder = Path(config.output.folder)
+    open_trackers(config, None)  # what is not installed is not found out after hours
     if check:
         from .check import run_check
 
@@ -79,8 +76,16 @@ def run_training(
             atomic_write(folder / "config.yaml", config_yaml(config))
             atomic_write(folder / "splits.json", json.dumps(setup.splits))
         introduce(setup, trainer, log)
-        _train(setup, trainer, folder, log)
-        return _finish(setup, trainer, folder, log)
+        _pack(trainer, log)
+        errors: dict[str, Any] = {}
+        trackers = open_trackers(config, folder)
+        try:
+            _train(setup, trainer, folder, log, trackers)
+            errors = finish(setup, trainer, folder, log)
+        finally:
+            for tracker in trackers:
+                tracker.close(errors)
+        return folder / _BEST
 
 
 @contextmanager
@@ -111,6 +116,24 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
         save_every=config.output.save_every_steps,
         identity={"config": config.to_dict(), "data": setup.digests},
     )
+
+
+def _pack(trainer: Trainer, log: TrainingLog) -> None:
+    """Replay the steps from CUDA graphs, where there is a GPU and it can be done."""
+    wanted = trainer.config.cuda_graphs
+    on_gpu = trainer.device.type == "cuda"
+    if wanted is True and not on_gpu:
+        raise BadConfig(f"training.cuda_graphs: there are none on {trainer.device}; set it to auto or false")
+    if not wanted or not on_gpu:
+        return
+    reason = trainer.pack()
+    if reason is not None and wanted is True:
+        raise BadConfig(f"training.cuda_graphs: cannot be used with {reason}; set it to auto or false")
+    if reason is None:
+        assert trainer.packed is not None
+        log.say(f"steps are replayed from CUDA graphs; frames on the device: {trainer.packed.num_bytes / 1e6:.0f} MB")
+    else:
+        log.say(f"note: steps are not replayed from CUDA graphs, because of {reason}")
 
 
 def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
@@ -188,10 +211,12 @@ def _differences(a: Any, b: Any, path: str = "") -> list[str]:
     return [] if a == b else [path]
 
 
-def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> None:
+def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, trackers: list[Tracker]) -> None:
     def after_epoch(trainer: Trainer, row: dict[str, Any]) -> None:
         write_metrics(folder, trainer.history)
         log.epoch(row, trainer.config.max_epochs)
+        for tracker in trackers:
+            tracker.epoch(row)
 
     def save_best(trainer: Trainer) -> None:
         checkpoint.save(trainer.average, folder / _BEST, describe(setup, trainer))
@@ -204,70 +229,3 @@ def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> No
             best=save_best,
         )
     )
-
-
-def _finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> Path:
-    """Evaluate the saved model, complete its metadata, write the report."""
-    config = setup.config
-    write_metrics(folder, trainer.history)
-    subsets = [name for name in SUBSETS[1:] if name in setup.frames] or ["train"]
-    evaluations = {name: evaluate_saved(folder / _BEST, setup, setup.frames[name]) for name in subsets}
-    errors = {name: evaluation.errors for name, evaluation in evaluations.items()}
-
-    best = checkpoint.load(folder / _BEST)
-    metadata = {**best.metadata, "errors": errors}
-    checkpoint.save(best, folder / _BEST, metadata)
-    if config.output.report:
-        draw_report(folder, trainer.history, evaluations[subsets[-1]], subsets[-1])
-        atomic_write(folder / "card.md", model_card(best.config, metadata, title=folder.name))
-    for name in subsets:
-        log.say(f"{name}: {in_words(errors[name])}")
-    atomic_write(folder / _DONE, json.dumps(errors, indent=1))
-    log.say(f"model: {folder / _BEST}")
-    return folder / _BEST
-
-
-def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
-    """Errors of the model file, in float64, so that whoever recomputes them finds the same numbers."""
-    potential = checkpoint.load(path, device=setup.potential.device, dtype=torch.float64)
-    return evaluate(
-        potential,
-        frames,
-        setup.properties,
-        batch_size=2 * setup.config.training.batch_size,
-        num_workers=setup.config.data.num_workers,
-        units=setup.config.data.units.model_dump(),
-    )
-
-
-def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
-    """Metadata of the model file: where it comes from. No dates or times: equal runs give equal files."""
-    config, facts = setup.config, setup.facts
-    return {
-        "data": {
-            "files": setup.digests,
-            "frames": {name: len(frames) for name, frames in setup.frames.items()},
-            "split": _split_text(config),
-            "level_of_theory": config.data.level_of_theory,
-            "licence": config.data.licence,
-            "charges": facts["charges"],
-            "spins": facts["spins"],
-            "forces_rms": facts["forces_rms"],
-        },
-        "licence": config.output.licence,
-        "precision": config.training.precision,
-        "num_parameters": sum(p.numel() for p in setup.potential.parameters()),
-        "training": {
-            "best_epoch": trainer.best.epoch + 1,
-            "step": trainer.step_count,
-            "validation_loss": trainer.best.loss,
-        },
-        "versions": {"torchmdnet2": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "config": config.to_dict(),
-    }
-
-
-def _split_text(config: Config) -> str:
-    if config.data.split.file:
-        return f"from {config.data.split.file}"
-    return f"random, seed {config.data.split.seed}; indices in splits.json"

@@ -1,0 +1,170 @@
+"""The report: one page with everything in it, the worst frames as structures, trackers where they are installed."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+import sys
+import types
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read, write
+
+from torchmdnet2.errors import MissingBackend
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.run import run_training
+
+from .conftest import make_frames
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A short run on two test files; one frame of the second has a wrong label."""
+    path = tmp_path_factory.mktemp("report")
+    frames = make_frames(40)
+    bad = frames[37]
+    bad.calc = SinglePointCalculator(bad, energy=bad.get_potential_energy(), forces=bad.get_forces() + 20.0)
+    write(path / "a.xyz", frames[:30], format="extxyz")
+    write(path / "b.xyz", frames[30:35], format="extxyz")
+    write(path / "c<d>.xyz", frames[35:], format="extxyz")
+    raw = {
+        "data": {
+            "train": str(path / "a.xyz"),
+            "test": [str(path / "b.xyz"), str(path / "c<d>.xyz")],
+            "split": {"validation": 6},
+        },
+        "model": {"hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "max_z": 10},
+        "training": {"batch_size": 5, "max_epochs": 3, "lr": 5e-3, "device": "cpu"},
+        "output": {"folder": str(path / "run"), "outliers": 3},
+    }
+    run_training(parse_config(raw))
+    return path / "run"
+
+
+class Balance(HTMLParser):
+    """Counts what is open, and collects what would be fetched from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.fetched, self.images = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag == "img":
+            self.images.append(given["src"])
+        self.fetched += [v for k, v in attributes if k in ("src", "href") and not v.startswith("data:")]
+        if tag not in ("img", "meta", "p", "!doctype"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag != "p":
+            assert self.open.pop() == tag
+
+
+def test_page_needs_no_other_file(folder):
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    page = Balance()
+    page.feed(text)
+    assert page.open == [] and page.fetched == []
+    assert "http" not in text and "<script" not in text
+    pictures = [base64.b64decode(src.partition(",")[2]) for src in page.images]
+    assert all(p.startswith(b"\x89PNG") for p in pictures)
+    for name in ("learning_curve", "energy_parity", "force_parity", "errors_by_element"):
+        assert (folder / f"{name}.png").read_bytes() in pictures
+    assert len(pictures) == 4 + 3
+    shown = html.unescape(re.sub(r"<[^>]*>", " ", re.sub("<style>.*?</style>", "", text, flags=re.DOTALL)))
+    import json
+
+    errors = json.loads((folder / "metrics.json").read_text())
+    for subset in ("test", "validation"):
+        assert f"{1e3 * errors[subset]['forces']['mae']:.3f}" in shown
+    assert f"{1e3 * errors['test']['forces_by_element']['O']['rmse']:.3f}" in shown
+    for part in ("b.xyz", "c<d>.xyz", "frames/s", "MiB", "hidden_channels: 8", "24 train, 6 validation, 10 test"):
+        assert part in shown, part
+    assert "c<d>" not in text  # names of files are escaped
+    from torchmdnet2.checkpoint import read_header
+
+    digests = read_header(folder / "best.tmn")["metadata"]["data"]["files"]
+    assert len(digests) == 3 and all(digest in shown for digest in digests.values())
+
+
+def test_worst_frames_are_found(folder):
+    frames = read(folder / "outliers.xyz", ":")
+    assert len(frames) == 3
+    worst = frames[0]
+    assert worst.info["frame"].endswith("c<d>.xyz, frame 2")  # frame 37 of all, 7 of the test frames
+    errors = [f.info["rms_error_forces"] for f in frames]
+    assert errors == sorted(errors, reverse=True) and errors[0] > 15 > errors[1]
+    for atoms in frames:
+        difference = atoms.get_forces() - atoms.arrays["reference_forces"]
+        assert np.sqrt((difference**2).mean()) == pytest.approx(atoms.info["rms_error_forces"], rel=1e-4)
+        energy = (atoms.get_potential_energy() - atoms.info["reference_energy"]) / len(atoms)
+        assert abs(energy) == pytest.approx(atoms.info["rms_error_energy_per_atom"], abs=1e-6)
+
+
+def test_trackers_that_are_not_installed(raw_config, monkeypatch):
+    for name in ("tensorboard", "wandb"):
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    for output, package in (({"tensorboard": True}, "tensorboard"), ({"wandb": {"project": "p"}}, "wandb")):
+        raw_config["output"] = {**raw_config["output"], "tensorboard": False, "wandb": None, **output}
+        with pytest.raises(MissingBackend, match=rf"output.{package}.*pip install 'torchmdnet2\[{package}\]'"):
+            run_training(parse_config(raw_config), check=True)
+
+
+def test_trackers(raw_config, monkeypatch, tmp_path):
+    """Both with stand-ins that write down what they are given."""
+    seen = {"board": [], "wandb": [], "summary": {}, "closed": 0}
+
+    class Writer:
+        def __init__(self, folder):
+            seen["folder"] = folder
+
+        def add_scalar(self, name, value, step):
+            seen["board"].append((name, value, step))
+
+        def flush(self):
+            pass
+
+        def close(self):
+            seen["closed"] += 1
+
+    class Run:
+        summary = seen["summary"]
+
+        def log(self, values, step):
+            seen["wandb"].append((step, values))
+
+        def finish(self):
+            seen["closed"] += 1
+
+    def init(**arguments):
+        seen["init"] = arguments
+        return Run()
+
+    board = types.ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = Writer
+    wandb = types.ModuleType("wandb")
+    wandb.init, wandb.util = init, types.SimpleNamespace(generate_id=lambda: "abc")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    raw_config["output"].update(tensorboard=True, wandb={"project": "p", "mode": "offline"})
+    raw_config["training"]["max_epochs"] = 2
+    run_training(parse_config(raw_config))
+    assert seen["folder"] == str(tmp_path / "run" / "tensorboard") and seen["closed"] == 2
+    steps = {name: step for name, _, step in seen["board"]}
+    assert steps["validation/forces_mae"] == 2 and "train/loss" in steps and "lr" in steps
+    assert [step for step, _ in seen["wandb"]] == [1, 2]
+    arguments = seen["init"]
+    assert (arguments["project"], arguments["name"], arguments["id"], arguments["mode"]) == (
+        "p",
+        "run",
+        "abc",
+        "offline",
+    )
+    assert arguments["config"]["training"]["max_epochs"] == 2
+    assert seen["summary"]["test/forces_mae"] > 0
