@@ -106,6 +106,7 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
             notes.append("aggr: 'mean' is weighted by the cutoff function here; TorchMD-Net divides by one too many")
     ours |= _heads(theirs, ours, notes)
     ours["priors"] = _priors(theirs, notes)
+    ours["atom_filter"] = theirs.pop("atom_filter", None) or -1
     ours["training"] = _training(theirs, ours["data"].get("keys", {}).get("properties"), notes)
     output = _output(theirs)
     if output:
@@ -182,8 +183,6 @@ def _head(theirs: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     reduce = {"add": "sum", "sum": "sum", "mean": "mean"}.get(str(theirs.pop("reduce_op", "add")))
     if reduce is None:
         raise BadConfig("reduce_op: only 'add' and 'mean' have a meaning for atoms")
-    if theirs.pop("atom_filter", -1) not in (-1, None):
-        raise BadConfig("atom_filter: set it on a Potential; it cannot be trained from YAML")
     if output == "ScalarPlusWeightedCoulomb":
         weights = channel_weights(theirs.pop("q_weights", None) or [], int(model.get("q_dim", 0)))
         head: dict[str, Any] = {"name": "scalar_coulomb", "num_hidden_layers": layers, "q_weights": weights}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..neighbors import NeighborList
 from ..registry import PRIORS
 from ..system import System
-from .base import Prior
+from .base import Prior, atomic_number
 
 __all__ = ["Atomref"]
 
@@ -20,12 +20,12 @@ class Atomref(Prior):
     """A constant energy per element, kept and added in float64.
 
     Args:
-        energies: atomic number → eV; elements that are not listed have 0. Keys may be strings, as in JSON.
+        energies: symbol or atomic number → eV; elements that are not listed have 0.
         max_z: atomic numbers 0 … max_z − 1.
         trainable: let training change them.
 
     Raises:
-        ValueError: an atomic number is out of range.
+        ValueError: a key is not an element, or not below max_z.
     """
 
     initial: Tensor
@@ -34,9 +34,7 @@ class Atomref(Prior):
         super().__init__()
         table = torch.zeros(max_z, dtype=torch.float64)
         for z, energy in (energies or {}).items():
-            if not 0 <= int(z) < max_z:
-                raise ValueError(f"atomref: atomic number {z} is outside 0 … {max_z - 1}")
-            table[int(z)] = float(energy)
+            table[atomic_number(z, max_z)] = float(energy)
         self.register_buffer("initial", table)
         # the change that training makes; small, so that float32 is enough for it
         self.change = nn.Parameter(torch.zeros(max_z)) if trainable else None

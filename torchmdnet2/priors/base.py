@@ -13,7 +13,25 @@ from ..models.base import Float64Buffers
 from ..neighbors import NeighborList
 from ..system import System
 
-__all__ = ["Prior"]
+__all__ = ["Prior", "atomic_number"]
+
+
+def atomic_number(element: int | str, max_z: int = 128) -> int:
+    """1 of 1, "1" (as in JSON) and "H".
+
+    Raises:
+        ValueError: there is no such element below `max_z`.
+    """
+    text = str(element)
+    if text.isdigit():
+        number = int(text)
+    else:
+        from ase.data import atomic_numbers
+
+        number = atomic_numbers.get(text, -1)
+    if not 0 <= number < max_z:
+        raise ValueError(f"'{element}' is not an element: give a symbol, or an atomic number below {max_z}")
+    return number
 
 
 class Prior(Float64Buffers, ABC):

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..neighbors import NeighborList
 from ..registry import PRIORS
 from ..system import System
-from .base import Prior
+from .base import Prior, atomic_number
 from .electrostatics import Damping, Electrostatics, Method
 
 __all__ = ["Coulomb"]
@@ -22,9 +22,9 @@ class Coulomb(Prior):
     """Coulomb energy of partial charges, see `Electrostatics` for the methods and the damping.
 
     Args:
-        charges: "predicted": those of the network; or fixed ones in e, by element {atomic number: charge} (elements
-            that are not listed have 0; keys may be strings, as in JSON), or by atom [q_1, …, q_n] where every
-            structure has these n atoms in this order.
+        charges: "predicted": those of the network; or fixed ones in e, by element {symbol or atomic number: charge}
+            (elements that are not listed have 0), or by atom [q_1, …, q_n] where every structure has these n atoms in
+            this order.
         method: "all_pairs" (molecules), "reaction_field", "ewald" or "pme" (periodic structures).
         cutoff: Å; not used by "all_pairs".
         damping: "none", "exp" or "cosine".
@@ -67,9 +67,7 @@ class Coulomb(Prior):
         elif isinstance(charges, Mapping):
             self.source = "element"
             for z, charge in charges.items():
-                if not 0 <= int(z) < 128:
-                    raise ValueError(f"coulomb: atomic number {z} is outside 0 … 127")
-                table[int(z)] = float(charge)
+                table[atomic_number(z)] = float(charge)
         else:
             self.source = "atom"
             per_atom = torch.tensor([float(q) for q in charges], dtype=torch.float64)

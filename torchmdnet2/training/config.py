@@ -180,6 +180,9 @@ class Config(Section):
     priors: list[PriorConfig] = Field(
         default_factory=lambda: [{"name": "atomref", "energies": "fit"}], validate_default=True
     )
+    atom_filter: Annotated[int, Field(ge=-1)] = Field(
+        default=-1, description="atoms up to this atomic number have no energy of their own; -1: all have"
+    )
     init: InitConfig | None = Field(
         default=None, description="fine-tuning: {file, freeze, energy_unit}; model, head and priors from the file"
     )
@@ -221,7 +224,8 @@ class Config(Section):
 
     def parts(self) -> dict[str, Any]:
         """The sections that a potential is made of, as plain data."""
-        return {"model": self.model, "head": self.head, "properties": self.properties, "priors": self.priors}
+        names = ("model", "head", "properties", "priors", "atom_filter")
+        return {name: getattr(self, name) for name in names}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, defaults filled in; `Config.model_validate` reads it back."""

@@ -132,7 +132,8 @@ def refit_references(potential: Potential, frames: Frames, facts: dict[str, Any]
             batch = batch.to(potential.device)
             result = potential(batch.sample.system, forces=False, neighbors=batch.neighbors, create_graph=False)
             rest += (batch.sample.labels["energy"] - result.energy).tolist()
-    change = least_norm(facts["compositions"], rest, facts["elements"])
+    counted = [z for z in facts["elements"] if z > potential.atom_filter]
+    change = least_norm(facts["compositions"], rest, counted)
     table = atomref.initial  # type: ignore[union-attr]
     for z, energy in change.items():
         table[z] += energy

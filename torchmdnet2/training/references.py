@@ -31,7 +31,7 @@ def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> d
     for prior in config.priors:
         if prior["name"] == "atomref":
             if isinstance(prior["energies"], str):  # fit; fine-tuning, which also knows keep, has its own way
-                references = fit_references(facts)
+                references = fit_references(facts, config.atom_filter)
                 prior = {**prior, "energies": {str(z): energy for z, energy in references.items()}}
             else:
                 references = {int(z): energy for z, energy in (prior["energies"] or {}).items()}
@@ -68,15 +68,20 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> No
     with torch.no_grad():
         for k, position in enumerate(facts["energy_positions"]):
             batch = frames[position]
-            facts["energies"][k] -= float(potential.prior_energies(batch.sample.system, batch.neighbors).sum())
+            energies = potential.prior_energies(batch.sample.system, batch.neighbors)
+            facts["energies"][k] -= float(energies[batch.sample.system.z > config.atom_filter].sum())
 
 
-def fit_references(facts: dict[str, Any]) -> dict[int, float]:
-    """Energy of each element in eV by least squares over the training frames, of least norm where not unique."""
-    elements = facts["elements"]
-    if not facts["energies"]:
-        return dict.fromkeys(elements, 0.0)
-    return least_norm(facts["compositions"], facts["energies"], elements)
+def fit_references(facts: dict[str, Any], atom_filter: int = -1) -> dict[int, float]:
+    """Energy of each element in eV by least squares over the training frames, of least norm where not unique.
+
+    Elements up to `atom_filter`, which have no energy of their own, get 0.
+    """
+    references = dict.fromkeys(facts["elements"], 0.0)
+    counted = [z for z in facts["elements"] if z > atom_filter]
+    if facts["energies"] and counted:
+        references |= least_norm(facts["compositions"], facts["energies"], counted)
+    return references
 
 
 def least_norm(compositions: list[dict[int, int]], energies: list[float], elements: list[int]) -> dict[int, float]:
