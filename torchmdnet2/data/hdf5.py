@@ -72,7 +72,7 @@ _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeErro
 
 
 @dataclass(frozen=True)
-class _Group:
+class Group:
     """What is known of a group without reading its numbers: dataset names are absolute."""
 
     name: str
@@ -147,7 +147,7 @@ class HDF5Dataset(Dataset, Reader):
 
     # --- what is in the file -------------------------------------------------------------------------------------
 
-    def _scan(self, name: str, group: Any) -> _Group:
+    def _scan(self, name: str, group: Any) -> Group:
         where = f"{self.path}, group '{name}'"
         if not isinstance(group, h5py.Group):
             raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
@@ -168,7 +168,7 @@ class HDF5Dataset(Dataset, Reader):
             raise BadData(f"{where}: it is damaged: {error}") from error
         self.available |= inside - _STRUCTURE
         self.counts.update({q: num_frames for q in self.keys if q in datasets})
-        return _Group(name, num_frames, num_atoms, layout, datasets, factors)
+        return Group(name, num_frames, num_atoms, layout, datasets, factors)
 
     def _datasets(self, inside: set[str], layout: Mapping[str, str]) -> dict[str, str]:
         wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
@@ -210,7 +210,7 @@ class HDF5Dataset(Dataset, Reader):
     def sizes(self) -> np.ndarray:
         return np.repeat([group.num_atoms for group in self._groups], [group.num_frames for group in self._groups])
 
-    def _locate(self, index: int) -> tuple[_Group, int]:
+    def _locate(self, index: int) -> tuple[Group, int]:
         index = checked_index(index, len(self))
         k = bisect_right(self._ends, index)
         return self._groups[k], index - (self._ends[k - 1] if k else 0)
@@ -269,7 +269,7 @@ class HDF5Dataset(Dataset, Reader):
                 yield Chunk(check_batch(sample, where, first), where, first)
             start += group.num_frames
 
-    def _read_many(self, group: _Group, first: int, count: int) -> Sample | None:
+    def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
         """Frames first … first + count − 1 of a group at once; None when something is not as it mostly is."""
         num_atoms = group.num_atoms
         shapes = {"z": (num_atoms,), "pos": (num_atoms, 3), "cell": (3, 3), "pbc": (3,), "charge": (), "spin": ()}
@@ -309,7 +309,7 @@ class HDF5Dataset(Dataset, Reader):
             labels[name] = sign * value.reshape(LABELS[name].of(system))
         return Sample(system, labels)
 
-    def _read(self, group: _Group, quantity: str, k: int, where: str) -> Any:
+    def _read(self, group: Group, quantity: str, k: int, where: str) -> Any:
         try:
             dataset = self._dataset(f"{group.name}/{group.datasets[quantity]}")
             if quantity == "smiles":

@@ -1,0 +1,103 @@
+"""Published data sets: downloaded, checked, converted once into a cache in the package's units.
+
+from torchmdnet2.data.datasets import open_published
+data = open_published("rmd17", root="data", molecule="aspirin")
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..cache import CachedDataset
+from ..reader import Chunk, Reader
+from ..sources import cache_root, cached
+from .ani import COMP6, ANI1x, ANI2x
+from .base import DATASETS, Published, Source, make_published
+from .download import fetch, verify
+from .maceoff import MACEOFF
+from .md17 import MD17, MD22, RMD17
+from .qm9 import QM9
+from .spice import SPICE
+from .waterbox import WaterBox
+
+__all__ = [
+    "COMP6",
+    "DATASETS",
+    "MACEOFF",
+    "MD17",
+    "MD22",
+    "QM9",
+    "RMD17",
+    "SPICE",
+    "ANI1x",
+    "ANI2x",
+    "Published",
+    "Source",
+    "WaterBox",
+    "make_published",
+    "open_published",
+]
+
+
+def open_published(
+    name: str,
+    root: str | PathLike | None = None,
+    download: bool = True,
+    say: Callable[[str], None] = print,
+    **options: Any,
+) -> CachedDataset:
+    """A published data set.
+
+    Its files are looked for in ROOT/NAME/raw and downloaded if they are not there; the converted frames go beside
+    them, in one folder for each choice of options.
+
+    Args:
+        name: one of DATASETS.
+        root: folder of data sets; None: `cache_root()`.
+        download: False: only use files that are there.
+        say: takes messages.
+        options: arguments of the data set's class, as molecule="aspirin".
+
+    Raises:
+        BadData: an unknown name or option, a file that is damaged or not what was published.
+        FileNotFoundError: a file is not there and is not to be downloaded.
+        OSError: a download fails, or the folder cannot be written.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    published = make_published(name, given)
+    folder = (cache_root() if root is None else Path(root)) / name
+    files = [fetch(source, folder / "raw", download, say) for source in published.sources]
+
+    def readers() -> list[Reader]:
+        for path, source in zip(files, published.sources, strict=True):
+            if path.name == source.file:
+                verify(path, source, say)
+        say(f"converting {name}: {', '.join(map(str, files))}")
+        return [_PublishedReader(name, published, files)]
+
+    return cached(readers, [str(path) for path in files], {"dataset": name, **_plain(given)}, folder)
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+
+
+class _PublishedReader(Reader):
+    """A published data set as the source of a cache."""
+
+    def __init__(self, name: str, published: Published, files: Sequence[Path]):
+        self.path, self.files = name, [str(file) for file in files]
+        self.keys, self.asked = {label: label for label in published.labels}, {}
+        self.counts, self.available = Counter(), set(published.labels)
+        self._published, self._paths = published, list(files)
+
+    def chunks(self) -> Iterator[Chunk]:
+        for chunk in self._published.chunks(self._paths):
+            count = chunk.sample.system.num_systems
+            self.num_frames += count
+            self.counts.update(dict.fromkeys(chunk.sample.labels, count))
+            yield chunk

@@ -1,0 +1,119 @@
+"""QM9: 134 thousand small molecules at their equilibrium geometries."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import BadData
+from ...units import BOHR, HARTREE, factor
+from ..collate import collate
+from ..reader import Chunk
+from .base import Published, Source, frames, one_of, register
+
+__all__ = ["QM9"]
+
+_COLUMNS = ("A", "B", "C", "mu", "alpha", "homo", "lumo", "gap", "r2", "zpve", "U0", "U", "H", "G", "Cv")
+_FACTORS = {
+    "mu": factor("dipole", "debye"),
+    "r2": BOHR**2,
+    **dict.fromkeys(("homo", "lumo", "gap", "zpve", "U0", "U", "H", "G"), HARTREE),
+}
+_ELEMENTS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
+_ATOMS = {  # hartree; atomref.txt of the publication
+    "U0": (-0.500273, -37.846772, -54.583861, -75.064579, -99.718730),
+    "U": (-0.498857, -37.845355, -54.582445, -75.063163, -99.717314),
+    "H": (-0.497912, -37.844411, -54.581501, -75.062219, -99.716370),
+    "G": (-0.510927, -37.861317, -54.598897, -75.079532, -99.733544),
+}
+_CHUNK = 1000
+
+
+@register("qm9")
+class QM9(Published):
+    """R. Ramakrishnan, P. O. Dral, M. Rupp, O. A. von Lilienfeld, Sci. Data 1, 140022 (2014).
+
+    B3LYP/6-31G(2df,p). The energy is U0, or another one of the four; Mulliken charges are in "charges", and all
+    properties in labels of their own, "scalar:gap" and so on: mu in e·Å, alpha in bohr³, homo, lumo, gap, zpve, U0,
+    U, H, G in eV, r2 in e·Å², Cv in cal/(mol K), rotational constants A, B, C in GHz. There are no forces.
+
+    Args:
+        energy: "U0", "U" (298.15 K), "H" or "G": which one is the label "energy".
+        exclude_uncharacterized: leave out the 3,054 molecules whose geometry failed the consistency check.
+    """
+
+    citation = "https://doi.org/10.1038/sdata.2014.22"
+    licence = "CC0"
+    level_of_theory = "B3LYP/6-31G(2df,p)"
+    labels = ("energy", "charges", *(f"scalar:{name}" for name in _COLUMNS))
+
+    def __init__(self, energy: str = "U0", exclude_uncharacterized: bool = True):
+        self.energy = one_of(energy, tuple(_ATOMS), "qm9: energy")
+        self.exclude_uncharacterized = exclude_uncharacterized
+        self.reference_energies = {z: e * HARTREE for z, e in zip(_ELEMENTS.values(), _ATOMS[energy], strict=True)}
+        self.sources = [
+            Source(
+                "https://springernature.figshare.com/ndownloader/files/3195389",
+                "dsgdb9nsd.xyz.tar.bz2",
+                sha256="3a63848ac806",
+            )
+        ]
+        if exclude_uncharacterized:
+            self.sources.append(
+                Source("https://springernature.figshare.com/ndownloader/files/3195404", "uncharacterized.txt")
+            )
+
+    def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
+        excluded = _numbers(files[1]) if self.exclude_uncharacterized else set()
+        kept: list[Chunk] = []
+        count = 0
+        try:
+            with tarfile.open(files[0], "r|*") as archive:
+                for member in archive:
+                    if not member.isfile() or not member.name.endswith(".xyz"):
+                        continue
+                    file = archive.extractfile(member)
+                    assert file is not None
+                    text = file.read().decode("ascii")
+                    chunk = self._molecule(text, f"{files[0]}, {member.name}", excluded)
+                    if chunk is None:
+                        continue
+                    kept.append(chunk)
+                    if len(kept) == _CHUNK:
+                        yield Chunk(collate([c.sample for c in kept]), str(files[0]), count)
+                        count += len(kept)
+                        kept = []
+        except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as error:
+            raise BadData(f"{files[0]}: it is damaged: {error}") from error
+        if kept:
+            yield Chunk(collate([c.sample for c in kept]), str(files[0]), count)
+
+    def _molecule(self, text: str, where: str, excluded: set[int]) -> Chunk | None:
+        try:
+            lines = text.replace("*^", "e").splitlines()
+            size = int(lines[0])
+            _, number, *numbers = lines[1].split()
+            if int(number) in excluded:
+                return None
+            values = dict(zip(_COLUMNS, map(float, numbers), strict=True))
+            rows = [line.split() for line in lines[2 : 2 + size]]
+            z = np.array([_ELEMENTS[row[0]] for row in rows])
+            table = np.array([row[1:5] for row in rows], dtype=np.float64)
+        except (ValueError, IndexError, KeyError) as error:
+            raise BadData(f"{where}: it is not a molecule of QM9: {type(error).__name__}: {error}") from error
+        values = {name: value * _FACTORS.get(name, 1.0) for name, value in values.items()}
+        labels = {"energy": np.array([values[self.energy]]), "charges": table[None, :, 3]}
+        labels |= {f"scalar:{name}": np.array([value]) for name, value in values.items()}
+        return frames(where, 0, z, table[None, :, :3], labels)
+
+
+def _numbers(path: Path) -> set[int]:
+    """The first column of the table of molecules that failed."""
+    found = re.findall(r"^[ \t]*(\d+)[ \t]+\S+[ \t]+\S+", path.read_text(encoding="utf-8", errors="replace"), re.M)
+    if not found:
+        raise BadData(f"{path}: there is no table of molecules in it")
+    return set(map(int, found))
