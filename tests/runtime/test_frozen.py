@@ -14,11 +14,11 @@ from torchmdnet2.runtime.frozen import FilterTable, tabulate
 def filters_of(sharpness=1.0, **model):
     torch.manual_seed(0)
     potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, **model}})
-    net = copy.deepcopy(potential.representation).double()
+    net = copy.deepcopy(potential.representation).double().requires_grad_(False)
     with torch.no_grad():
         for linear in net.layers[0].linears_scalar:
             linear.weight.mul_(sharpness)
-    return lambda d: net.layers[0].radial_filter(net.distance_expansion(d), net.envelope(d)).detach()
+    return lambda d: net.layers[0].radial_filter(net.distance_expansion(d), net.envelope(d))
 
 
 @pytest.mark.parametrize(
