@@ -133,9 +133,14 @@ class Evaluator:
                         graphed.capture()
                     self._run(graphed, system)
                     return FusedBoundStep(graphed, model.potential, system)
+            reference = self._reference(system)
+            if not isinstance(reference, Potential):
+                from .runtime.cpu_bound import CpuBoundStep
+
+                return CpuBoundStep(reference, system, stress)
             from .runtime.reference import ReferenceBoundStep
 
-            return ReferenceBoundStep(self._reference(system), system, stress)
+            return ReferenceBoundStep(reference, system, stress)
 
     def refresh(self) -> None:
         """Take the weights, priors, device and type of the potential as they are now."""

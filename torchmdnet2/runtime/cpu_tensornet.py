@@ -7,6 +7,7 @@ Shapes: N atoms, E directed edges, F channels, L layers.
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import Any, NamedTuple
 
@@ -157,7 +158,7 @@ class _Buffers:
 
     def __call__(self, name: str, *shape: int, dtype: Any = np.float32) -> Array:
         """An array of this shape with any contents."""
-        size = int(np.prod(shape))
+        size = math.prod(shape)
         memory = self._memory.get(name)
         if memory is None or memory.size < size:
             memory = self._memory[name] = np.empty(size, dtype)

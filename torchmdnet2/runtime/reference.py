@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..neighbors import neighbor_list
 from ..potential import Potential, Result
+from ..priors.pairs import PairLists
 from ..system import System
 
 if TYPE_CHECKING:
@@ -76,12 +78,16 @@ class ReferenceBoundStep(BoundStep):
         assert result.forces is not None and result.atom_energies is not None
         self.forces, self.energy, self.atom_energies = result.forces, result.energy, result.atom_energies
         self.stress = result.stress
+        self._isolated: Tensor | None = None
+        if isinstance(potential, Potential) and potential.head is not None and potential.subtract_isolated:
+            with torch.no_grad():
+                self._isolated = potential.isolated_energies()
 
     def replay(self) -> None:
         if self._error is not None:
             return
         try:
-            result = self._potential(self._system, stress=self.stress is not None, create_graph=False)
+            result = self._compute()
         except ValueError as error:
             self._error = error
             for name in ("forces", "energy", "atom_energies", "stress"):
@@ -92,6 +98,14 @@ class ReferenceBoundStep(BoundStep):
             for name in ("forces", "energy", "atom_energies", "stress"):
                 if getattr(self, name) is not None:
                     getattr(self, name).copy_(getattr(result, name))
+
+    def _compute(self) -> Result:
+        potential, system, stress = self._potential, self._system, self.stress is not None
+        if not isinstance(potential, Potential):
+            return potential(system, stress=stress, create_graph=False)
+        # the composition was checked by the first call, and the positions are by the search
+        lists = PairLists(system, {potential.cutoff: neighbor_list(system, potential.cutoff)})
+        return potential.compute(system, lists, True, stress, isolated=self._isolated)
 
     def check(self) -> bool:
         error, self._error = self._error, None
