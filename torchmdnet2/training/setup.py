@@ -20,7 +20,7 @@ from .labels import label_keys, label_units
 from .loss_config import LossConfig
 from .parts import predicted_shapes, untrained
 from .references import potential_config
-from .subsets import SUBSETS, file_digests, files_of, open_subsets, survey
+from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
 from .trainer import Properties
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
@@ -60,7 +60,7 @@ def make_setup(config: Config) -> Setup:
         BadConfig: the split asks for more frames than there are; the device is not there.
     """
     shapes = predicted_shapes(untrained(config.parts()))
-    keys = label_keys(config.data.keys.model_dump(), shapes)
+    keys = labels_of(config.data, label_keys(config.data.keys.model_dump(), shapes))
     data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
     cutoff = float(config.model["cutoff"])
     frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
@@ -75,9 +75,10 @@ def make_setup(config: Config) -> Setup:
             potential, notes = started(config, frames["train"], facts)
     potential = potential.to(device_of(config.training.device), getattr(torch, config.training.precision))
     splits = {
-        name: splits_entry(dataset, indices, files_of(config.data, name)) for name, (dataset, indices) in data.items()
+        name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
+        for name, (dataset, indices) in data.items()
     }
-    digests = file_digests(config.data, [dataset for dataset, _ in data.values()])
+    digests = file_digests(config.data, {name: dataset for name, (dataset, _) in data.items()})
     if config.init is not None:
         digests[config.init.file] = hashlib.sha256(Path(config.init.file).read_bytes()).hexdigest()
     return Setup(config, potential, frames, splits, properties, facts, digests, notes)
