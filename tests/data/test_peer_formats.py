@@ -83,7 +83,7 @@ def test_bad_npy(tmp_path, sets, change, message):
 
 
 def test_npy_needs_numbers_and_units(tmp_path, sets):
-    with pytest.raises(BadData, match="give keys.numbers"):
+    with pytest.raises(BadData, match=r"give keys\.numbers"):
         open_dataset(str(tmp_path / "coords_*.npy"), {"energy": "x"}, UNITS)
     with pytest.raises(BadData, match="state no units"):
         open_dataset(str(tmp_path / "coords_*.npy"), keys(tmp_path), {"length": "angstrom"})

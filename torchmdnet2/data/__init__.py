@@ -100,6 +100,8 @@ def open_dataset(
         hint = did_you_mean(chosen, known) or "."
         raise BadData(f"unknown data format '{chosen}'{hint} Known: auto, {', '.join(known)}, and those of ase.io")
     formats = [_format_of(p) if chosen is None else chosen for p in paths]
+    if "npy" in formats and len(set(formats)) > 1:
+        raise BadData(f"{paths[formats.index('npy')]}: .npy files cannot be mixed with other formats")
 
     def readers() -> list[Reader]:
         if formats[0] == "npy":  # which belong together
@@ -137,8 +139,6 @@ def _format_of(path: str) -> str:
 def _reader(
     path: str, keys: Mapping[str, str | None] | None, units: Mapping[str, str | None] | None, format: str
 ) -> Reader:
-    if format == "npy":
-        raise BadData(f"{path}: .npy files cannot be mixed with other formats")
     if format != "hdf5":
         return AseReader(path, keys, units, format)
     return AceReader(path, keys, units) if is_ace(path) else HDF5Dataset(path, keys, units, require_keys=False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
 from .. import units
 from ..data.conversion import any_factor
+from ..data.datasets import make_published
 from ..errors import BadData
 from .schema import Section
 
@@ -37,6 +39,7 @@ class KeysConfig(Section):
     properties: dict[str, str] = Field(
         default={}, description="property -> its name in the file, as in {gap: HOMO_LUMO_gap}"
     )
+    numbers: str | None = Field(default=None, description="atomic numbers; only where format is npy")
     charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")
     spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
 
@@ -85,7 +88,17 @@ class SplitConfig(Section):
 class DataConfig(Section):
     """Where the frames come from."""
 
-    train: str | list[str] = Field(description="data file, or a list of files")
+    train: str | list[str] | None = Field(default=None, description="data file, or a list of files")
+    dataset: str | None = Field(default=None, description="a published data set instead, as rmd17; see docs/data.md")
+    root: str | None = Field(default=None, description="folder of published data sets; null: the user's cache")
+    download: bool = Field(default=True, description="fetch files of a published data set that are not there")
+    molecule: str | None = Field(default=None, description="of md17, rmd17, md22")
+    version: str | None = Field(default=None, description="of spice, comp6")
+    subsets: list[str] | None = Field(default=None, description="of spice, comp6")
+    energy: str | None = Field(default=None, description="which energy: of qm9 (U0, U, H, G), ani1x, spice")
+    max_force: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="of spice, maceoff: leave out frames with larger forces, eV/Å"
+    )
     validation: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
     test: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
     format: str = Field(default="auto", description="auto: by the file's name")
@@ -101,3 +114,33 @@ class DataConfig(Section):
     )
     level_of_theory: str = Field(default="not stated", description="for the model card, as in 'GFN2-xTB'")
     licence: str = Field(default="not stated", description="of the data, for the model card")
+
+    @model_validator(mode="before")
+    @classmethod
+    def describe_published(cls, value: Any) -> Any:
+        """A published data set knows its level of theory and licence."""
+        if isinstance(value, Mapping) and value.get("dataset") is not None:
+            published = make_published(str(value["dataset"]), _options(value))
+            return {"level_of_theory": published.level_of_theory, "licence": published.licence, **value}
+        return value
+
+    @model_validator(mode="after")
+    def check_source(self) -> DataConfig:
+        if (self.train is None) == (self.dataset is None):
+            raise ValueError("give train, a data file, or dataset, the name of a published data set")
+        given = [name for name in OPTIONS if getattr(self, name) is not None]
+        if self.dataset is None and given:
+            raise ValueError(f"{given[0]} goes with dataset, the name of a published data set")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the published data set."""
+        return _options(self.model_dump())
+
+
+OPTIONS = ("molecule", "version", "subsets", "energy", "max_force")
+
+
+def _options(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: section[name] for name in OPTIONS if section.get(name) is not None}

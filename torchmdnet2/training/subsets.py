@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +11,14 @@ import numpy as np
 
 from ..data import Dataset, make_splits, open_dataset, read_splits, statistics
 from ..data.cache import CachedDataset
+from ..data.datasets import make_published, open_published
 from ..data.sources import file_facts
 from ..data.splits import SUBSETS
 from ..errors import BadConfig, BadData
 from .batches import Frames
 from .data_config import DataConfig
 
-__all__ = ["SUBSETS", "file_digests", "files_of", "open_subsets", "survey"]
+__all__ = ["SUBSETS", "file_digests", "files_of", "labels_of", "open_subsets", "survey"]
 
 
 def open_subsets(
@@ -33,7 +34,11 @@ def open_subsets(
     def opened(path: str | list[str]) -> Dataset:
         return open_dataset(path, keys=keys, units=units, format=config.format, cache=config.cache)
 
-    main = opened(config.train)
+    if config.train is not None:
+        main = opened(config.train)
+    else:
+        assert config.dataset is not None  # one of the two is given
+        main = open_published(config.dataset, config.root, config.download, **config.options)
     subsets: dict[str, tuple[Dataset, list[int]]] = {}
     own = {name: getattr(config, name) for name in SUBSETS[1:] if getattr(config, name) is not None}
     divided = _read_split(config, main) if config.split.file else _divide(config, len(main), set(own))
@@ -65,30 +70,57 @@ def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int
 def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
     """Indices from a splits.json that an earlier run wrote."""
     try:
-        return read_splits(str(config.split.file), main, files_of(config, "train"))
+        return read_splits(str(config.split.file), main, files_of(config, "train", main))
     except (OSError, BadData) as error:
         raise BadConfig(f"data.split.file: {error}") from error
 
 
-def files_of(config: DataConfig, subset: str) -> list[str]:
+def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
     """The data files that a subset comes from, patterns resolved as `open_dataset` does."""
     paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
+    if paths is None:
+        return _sources(dataset)
     files: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
         files += [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
     return files
 
 
-def file_digests(config: DataConfig, datasets: Sequence[Dataset]) -> dict[str, str]:
-    """sha256 of every data file; those that a cache was made of are known from there."""
+def _sources(dataset: Dataset) -> list[str]:
+    """The files that a cache was made of."""
+    return [source["path"] for source in dataset.facts["sources"]] if isinstance(dataset, CachedDataset) else []
+
+
+def labels_of(config: DataConfig, keys: dict[str, str]) -> dict[str, str]:
+    """The keys that can be read: of a published data set, those of its labels.
+
+    Raises:
+        BadConfig: none is left.
+    """
+    if config.dataset is None:
+        return keys
+    labels = make_published(config.dataset, config.options).labels
+    known = {name: key for name, key in keys.items() if name in labels}
+    if not known:
+        raise BadConfig(f"data.keys: {config.dataset} has none of {', '.join(keys)}; it has {', '.join(labels)}")
+    return known
+
+
+def file_digests(config: DataConfig, subsets: Mapping[str, Dataset]) -> dict[str, str]:
+    """sha256 of every data file; those that a cache was made of are known from there.
+
+    Args:
+        config: where the files are.
+        subsets: subset -> its data set.
+    """
     known = {
         source["path"]: source["sha256"]
-        for dataset in datasets
+        for dataset in subsets.values()
         if isinstance(dataset, CachedDataset)
         for source in dataset.facts["sources"]
     }
-    files = dict.fromkeys([*known, *(file for subset in SUBSETS for file in files_of(config, subset))])
-    return {path: known.get(path) or file_facts(path)["sha256"] for path in files}
+    named = [file for subset, dataset in subsets.items() for file in files_of(config, subset, dataset)]
+    return {path: known.get(path) or file_facts(path)["sha256"] for path in dict.fromkeys([*known, *named])}
 
 
 def survey(frames: Frames) -> dict[str, Any]:
