@@ -239,3 +239,24 @@ def test_other_choices_run(raw_config, schedule):
     raw_config["training"].update(precision="float64", early_stopping_patience=1, loss={"kind": "huber"})
     path = run_training(parse_config(raw_config))
     assert checkpoint.load(path).dtype == torch.float64
+
+
+def test_what_would_fail_later_fails_before_training(raw_config, tmp_path):
+    from ase.io import write
+
+    frames = make_frames(4, seed=5)
+    frames[2].numbers[1] = 16
+    write(tmp_path / "sulphur.xyz", frames, format="extxyz")
+    raw_config["data"]["test"] = str(tmp_path / "sulphur.xyz")
+    raw_config["model"]["max_z"] = 20
+    with pytest.raises(BadData, match="test frames hold S, which no training frame does"):
+        run_training(parse_config(raw_config))
+    unlabelled = make_frames(3, seed=7)
+    for atoms in unlabelled:
+        atoms.calc.results["energy"] = float("nan")
+        atoms.calc.results["forces"][:] = float("nan")
+    write(tmp_path / "none.xyz", unlabelled, format="extxyz")
+    raw_config["data"].update(test=None, validation=str(tmp_path / "none.xyz"))
+    with pytest.raises(BadData, match="none of the validation frames has a label to train on"):
+        run_training(parse_config(raw_config))
+    assert not list(tmp_path.glob("run/best*"))

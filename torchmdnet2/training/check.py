@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..potential import SYMBOLS
 from ..units import KB
 from .batches import epoch_order
 from .config import Config
+from .labels import property_of
 from .metrics import UNITS
 
 if TYPE_CHECKING:
@@ -33,14 +35,21 @@ def run_check(config: Config, log: TrainingLog) -> None:
         BadConfig, BadData, FileNotFoundError, TrainingDiverged: as the training would.
     """
     from .run import introduce, make_trainer, own_torch_state
-    from .setup import make_setup, require_labels
+    from .setup import make_setup, require_usable
 
     with own_torch_state(config):
         setup = make_setup(config)
-        require_labels(setup.facts, config.training.loss)
+        require_usable(setup)
         trainer = make_trainer(setup, None)
         introduce(setup, trainer, log)
         facts = setup.facts
+        total = len(setup.frames["train"])
+        counts = [f"{property_of(name)} in {count} of {total}" for name, count in facts["labelled"].items()]
+        log.say(f"labels of training frames: {', '.join(counts)}")
+        for prior in setup.potential.config["priors"]:
+            if prior["name"] == "atomref" and prior["energies"]:
+                table = ", ".join(f"{SYMBOLS[int(z)]} {energy:.3f}" for z, energy in prior["energies"].items())
+                log.say(f"reference energies (eV): {table}")
         atoms, edges = facts["atoms"], facts["edges"]
         per_atom = sum(edges) / max(1, sum(atoms))
         log.say(f"atoms per frame: {min(atoms)} to {max(atoms)}; neighbors within the cutoff: {per_atom:.1f} per atom")

@@ -23,7 +23,7 @@ from .defaults import config_yaml
 from .finish import describe, finish
 from .labels import property_of
 from .log import TrainingLog, write_metrics
-from .setup import SUBSETS, Setup, device_of, make_setup, require_labels
+from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
 from .state import load_state
 from .trackers import Tracker, open_trackers
 from .trainer import Hooks, Trainer
@@ -67,7 +67,7 @@ def run_training(
     (folder / _DONE).unlink(missing_ok=True)
     with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
         setup = make_setup(config)
-        require_labels(setup.facts, config.training.loss)
+        require_usable(setup)
         trainer = make_trainer(setup, folder / _STATE)
         if resuming:
             _check_identity(trainer.identity, load_state(folder / _STATE)[1]["identity"], folder)

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 
-from ..data import splits_entry
+from ..data import splits_entry, statistics
 from ..errors import BadConfig, BadData
-from ..potential import Potential
+from ..potential import SYMBOLS, Potential
 from .base_model import open_base
 from .batches import Frames
 from .config import Config
 from .initial import fine_tuned, freeze, refit_references
 from .labels import label_keys, label_units
-from .loss_config import LossConfig
 from .parts import predicted_shapes, untrained
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
@@ -25,6 +24,7 @@ from .trainer import Properties
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
 
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
 
 @dataclass
@@ -73,7 +73,7 @@ def make_setup(config: Config) -> Setup:
             potential = Potential.from_config(potential_config(config, frames["train"], facts))
         else:
             potential, notes = started(config, frames["train"], facts)
-    potential = potential.to(device_of(config.training.device), getattr(torch, config.training.precision))
+    potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits = {
         name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
         for name, (dataset, indices) in data.items()
@@ -105,7 +105,20 @@ def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Pote
     return potential, [f"start: {config.init.file}", *notes]
 
 
-def require_labels(facts: dict[str, Any], loss: LossConfig) -> None:
-    """Raise BadData unless at least one weighted property is labelled in at least one training frame."""
-    if not any(count and max(loss.weight(name), loss.final.weight(name)) for name, count in facts["labelled"].items()):
-        raise BadData("none of the training frames has a label to train on; see data.keys and training.loss")
+def require_usable(setup: Setup) -> None:
+    """Raise BadData for what would end the training later: no labels to learn or to choose by, unknown elements."""
+    loss = setup.config.training.loss
+    for subset, frames in setup.frames.items():
+        found = statistics(frames.data, frames.indices)
+        unknown = [SYMBOLS[z] for z in found.elements if z not in setup.potential.elements]
+        if unknown:
+            raise BadData(
+                f"{subset} frames hold {', '.join(unknown)}, which no training frame does: their energies cannot be "
+                "predicted; change data.split, or leave these frames out"
+            )
+        final = [name for name, count in found.labelled.items() if count and loss.final.weight(name)]
+        if subset != "test" and not final:
+            raise BadData(
+                f"none of the {'training' if subset == 'train' else subset} frames has a label to train on; see "
+                "data.keys and training.loss"
+            )
