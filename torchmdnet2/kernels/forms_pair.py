@@ -123,7 +123,7 @@ class Message(Form):
         return out
 
 
-TILES: dict[str, tuple[int, int, int]] = {"few": (8, 64, 1), "many": (4, 128, 1)}
+TILES: dict[str, tuple[int, int, int]] = {"few": (8, 64, 1), "many": (4, 64, 1)}
 """Edges and columns that a program holds at a time, and its warps, for few and for many atoms."""
 
 

@@ -1,0 +1,158 @@
+"""Training on packed frames against the plain loop, on the CPU; tests/gpu has the same with kernels and graphs."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.network import PackedNetwork
+from torchmdnet2.training.packed import Capacity, Frame, PackedFrames, pairs_of
+from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.trainer import Hooks, TrainingDiverged
+
+CUTOFF = 4.5
+MODELS = ["tensornet", "tensornet2", "equivariant_transformer", "transformer", "graph_network"]
+
+
+def structures() -> list[System]:
+    """Four structures: a molecule, an ion, a small periodic cell with several images of each pair, and an atom."""
+    rng = np.random.default_rng(0)
+    systems = []
+    for num, charge, periodic in ((5, 0.0, False), (3, 1.0, False), (6, 0.0, True), (1, 0.0, False)):
+        pos = torch.from_numpy(rng.normal(size=(num, 3)) * 2)
+        z = torch.from_numpy(rng.choice([1, 6, 8], num))
+        cell = 4 * torch.eye(3, dtype=torch.float64) + 0.3 * torch.from_numpy(rng.normal(size=(3, 3)))
+        systems.append(System(z=z, pos=pos, cell=cell if periodic else None, charge=charge))
+    return systems
+
+
+def packed(systems: list[System]) -> PackedFrames:
+    frames = []
+    for system in systems:
+        neighbors = neighbor_list(system, CUTOFF)
+        num = system.num_atoms
+        frames.append(
+            Frame(
+                z=system.z.numpy(),
+                charge=float(system.charge[0]),
+                volume=float(system.volume[0]),
+                neighbors=neighbors,
+                vectors=neighbors.vectors(system).numpy(),
+                energy=0.0,
+                forces=np.zeros((num, 3)),
+                stress=np.zeros((3, 3)),
+            )
+        )
+    return PackedFrames(frames, [1, 6, 8], CUTOFF, torch.device("cpu"), torch.float64, stress=True)
+
+
+def objective(energy, forces, stress):
+    weights = torch.cos(torch.arange(forces.numel(), dtype=forces.dtype)).reshape(forces.shape)
+    return (energy**2).sum() + (forces**2 * weights).sum() + 10 * (stress**2).sum()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_energies_forces_stress_and_gradients(name):
+    torch.manual_seed(0)
+    model = {"name": name, "hidden_channels": 16, "num_layers": 2, "num_rbf": 8, "cutoff": CUTOFF}
+    potential = Potential.from_config({"model": model, "elements": [1, 6, 8]}).double().train()
+    systems, chosen = structures(), [2, 0, 3, 1]
+    store = packed(systems)
+    need = store.size(chosen)
+    room = Capacity(5, need.atoms + 4, need.pairs + 9)
+    result = PackedNetwork(potential, 3, True, True, use_kernels=False)(store.batch(torch.tensor([*chosen, -1]), room))
+
+    eye = torch.eye(3, dtype=torch.float64)
+    ordered = [systems[k] for k in chosen]
+    whole = System.concatenate([s if s.pbc.any() else s.replace(cell=s.cell + eye, pbc=s.pbc) for s in ordered])
+    expected = potential(whole, stress=True, create_graph=True)
+    num = whole.num_atoms
+    torch.testing.assert_close(result.energy[:4], expected.energy, rtol=0, atol=1e-12)
+    torch.testing.assert_close(result.forces[:num], expected.forces, rtol=0, atol=1e-12)
+    torch.testing.assert_close(result.stress[:1], expected.stress[:1], rtol=0, atol=1e-13)
+    assert result.forces[num:].abs().max() == 0
+
+    parameters = list(potential.parameters())
+    found = objective(result.energy[:4], result.forces[:num], result.stress[:1])
+    wanted = objective(expected.energy, expected.forces, expected.stress[:1])
+    for one, other in zip(
+        torch.autograd.grad(found, parameters, allow_unused=True),
+        torch.autograd.grad(wanted, parameters, allow_unused=True),
+        strict=True,
+    ):
+        if other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_every_edge_has_a_pair_and_its_reverse():
+    neighbors = neighbor_list(structures()[2], CUTOFF)
+    edges, pair = pairs_of(neighbors)
+    receiver, sender = neighbors.edge_index.numpy()
+    shift = neighbors.shift.numpy()
+    assert 2 * len(edges) == len(pair)
+    for e, p in enumerate(pair):
+        ahead = edges[p] if p >= 0 else edges[-p - 1]
+        sign = 1 if p >= 0 else -1
+        ends = (receiver[ahead], sender[ahead])[::sign]
+        assert (receiver[e], sender[e]) == ends
+        assert (shift[e] == sign * shift[ahead]).all()
+
+
+def trained(raw, packing: bool, **changes):
+    raw = copy.deepcopy(raw)
+    raw["training"].update(changes)
+    config = parse_config(raw)
+    with own_torch_state(config):
+        trainer = make_trainer(make_setup(config), None)
+        if packing:
+            assert trainer.pack() is None
+        trainer.run(Hooks())
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"loss": {"energy": 1, "schedule": {"kind": "linear", "start": 0, "forces": 5}}}]
+)
+def test_training_equals_the_plain_loop(raw_config, change):
+    settings = {"device": "cpu", "precision": "float64", "max_epochs": 3, **change}
+    plain, fast = (trained(raw_config, packing, **settings) for packing in (False, True))
+    for a, b in zip(plain.history, fast.history, strict=True):
+        for key in set(a) - {"seconds"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-6), key
+    for a, b in zip(plain.average.parameters(), fast.average.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
+
+
+def test_priors_are_taken_from_the_labels(raw_config):
+    raw_config["priors"] = [{"name": "atomref", "energies": "fit"}, {"name": "zbl", "cutoff": 2.5}]
+    settings = {"device": "cpu", "precision": "float64", "max_epochs": 1}
+    plain, fast = (trained(raw_config, packing, **settings) for packing in (False, True))
+    assert fast.history[0]["train_loss"] == pytest.approx(plain.history[0]["train_loss"], rel=1e-7)
+
+
+def test_a_step_that_is_not_finite_changes_no_weight_and_names_the_frames(raw_config):
+    raw_config["training"].update(device="cpu", precision="float64", max_epochs=1)
+    config = parse_config(raw_config)
+    with own_torch_state(config):
+        trainer = make_trainer(make_setup(config), None)
+        assert trainer.pack() is None
+        trainer.packed.step.store._r[0] = float("inf")
+        with pytest.raises(TrainingDiverged, match=r"step .* not finite"):
+            trainer.train_epoch(Hooks())
+            trainer.end_epoch(Hooks())
+    assert all(torch.isfinite(p).all() for p in trainer.potential.parameters())
+
+
+def test_what_cannot_be_packed_says_why(raw_config):
+    raw_config["training"].update(device="cpu", optimizer={"name": "muon"})
+    config = parse_config(raw_config)
+    with own_torch_state(config):
+        trainer = make_trainer(make_setup(config), None)
+    assert "Muon" in trainer.pack()
+    assert trainer.packed is None
