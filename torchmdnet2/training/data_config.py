@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from .. import units
 from ..data.conversion import any_factor
@@ -88,8 +89,12 @@ class SplitConfig(Section):
 class DataConfig(Section):
     """Where the frames come from."""
 
-    train: str | list[str] | None = Field(default=None, description="data file, or a list of files")
-    dataset: str | None = Field(default=None, description="a published data set instead, as rmd17; see docs/data.md")
+    dataset: str | None = Field(
+        default=None, description="a published data set, as rmd17 (see docs/data.md); null: data files"
+    )
+    train: str | list[str] | None = Field(
+        default=None, validate_default=True, description="data file, or a list of files"
+    )
     root: str | None = Field(default=None, description="folder of published data sets; null: the user's cache")
     download: bool = Field(default=True, description="fetch files of a published data set that are not there")
     molecule: str | None = Field(default=None, description="of md17, rmd17, md22")
@@ -119,15 +124,25 @@ class DataConfig(Section):
     @classmethod
     def describe_published(cls, value: Any) -> Any:
         """A published data set knows its level of theory and licence."""
-        if isinstance(value, Mapping) and value.get("dataset") is not None:
+        if not isinstance(value, Mapping) or value.get("dataset") is None:
+            return value
+        try:
             published = make_published(str(value["dataset"]), _options(value))
-            return {"level_of_theory": published.level_of_theory, "licence": published.licence, **value}
+        except TypeError:  # an option of a wrong type, which is found below
+            return value
+        return {"level_of_theory": published.level_of_theory, "licence": published.licence, **value}
+
+    @field_validator("train", mode="after")
+    @classmethod
+    def check_train(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("dataset") is None:
+            raise PydanticCustomError("missing", "is required")
+        if value is not None and info.data.get("dataset") is not None:
+            raise ValueError(f"is not to be given together with data.dataset ({info.data['dataset']})")
         return value
 
     @model_validator(mode="after")
-    def check_source(self) -> DataConfig:
-        if (self.train is None) == (self.dataset is None):
-            raise ValueError("give train, a data file, or dataset, the name of a published data set")
+    def check_options(self) -> DataConfig:
         given = [name for name in OPTIONS if getattr(self, name) is not None]
         if self.dataset is None and given:
             raise ValueError(f"{given[0]} goes with dataset, the name of a published data set")

@@ -1,0 +1,85 @@
+"""Training on a published data set and from a cache, named in the configuration."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from torchmdnet2 import checkpoint
+from torchmdnet2.errors import BadConfig
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.run import run_training
+
+from .conftest import make_frames
+from .test_resume import weights_hash
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """Frames of one molecule where the files of MD17 go, in their layout."""
+    folder = tmp_path / "data" / "md17" / "raw"
+    folder.mkdir(parents=True)
+    frames = [atoms for atoms in make_frames(200) if len(atoms) == 5 and atoms.numbers[0] == 6][:30]
+    unit = 23.0605  # kcal/mol of an eV, roughly
+    np.savez(
+        folder / "md17_uracil.npz",
+        z=frames[0].numbers,
+        R=np.array([atoms.positions for atoms in frames]),
+        E=np.array([[atoms.get_potential_energy() * unit] for atoms in frames]),
+        F=np.array([atoms.get_forces() * unit for atoms in frames]),
+    )
+    return {"dataset": "md17", "molecule": "uracil", "root": str(tmp_path / "data"), "download": False}
+
+
+def test_training_on_a_published_data_set(published, raw_config, tmp_path):
+    raw_config["data"] = {**published, "split": {"validation": 5, "test": 5}}
+    path = run_training(parse_config(raw_config))
+    header = checkpoint.read_header(path)
+    data = header["metadata"]["data"]
+    assert data["frames"] == {"train": 20, "validation": 5, "test": 5}
+    assert [name.rsplit("/", 1)[1] for name in data["files"]] == ["md17_uracil.npz"]
+    assert data["level_of_theory"] == "PBE+vdW-TS"
+    assert header["metadata"]["errors"]["test"]["forces"]["count"] == 75
+    split = path.parent / "splits.json"
+    again = {**raw_config, "data": {**published, "split": {"file": str(split)}}}
+    again["output"] = {**raw_config["output"], "folder": str(tmp_path / "again")}
+    second = run_training(parse_config(again))
+    assert json.loads((second.parent / "splits.json").read_text()) == json.loads(split.read_text())
+    assert weights_hash(second) == weights_hash(path)
+
+
+def test_the_cache_does_not_change_the_weights(raw_config, tmp_path):
+    hashes = []
+    for name in ("off", str(tmp_path / "caches")):
+        raw_config["data"]["cache"] = name
+        raw_config["output"]["folder"] = str(tmp_path / f"run{len(hashes)}")
+        hashes.append(weights_hash(run_training(parse_config(raw_config))))
+    assert hashes[0] == hashes[1]
+    assert len([path for path in (tmp_path / "caches").iterdir() if path.is_dir()]) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dataset": "rmd71"}, "unknown data set 'rmd71', did you mean 'rmd17'"),
+        ({"molecule": "urasil"}, "there is no 'urasil', did you mean 'uracil'"),
+        ({"molecule": 3}, r"data\.molecule: should be a valid string"),
+        ({"molecule": None}, "the option 'molecule' must be given"),
+        ({"version": "2"}, "there is no option 'version'; it has: molecule"),
+        ({"train": "a.xyz"}, r"data\.train: is not to be given together with data\.dataset"),
+        ({"dataset": None, "train": "a.xyz"}, "molecule goes with dataset"),
+        ({"dataset": None, "molecule": None}, r"data\.train: is required"),
+    ],
+)
+def test_what_does_not_go_together(published, raw_config, change, message):
+    raw_config["data"] = {**published, **change}
+    with pytest.raises(BadConfig, match=message):
+        parse_config(raw_config)
+
+
+def test_labels_that_a_data_set_does_not_have(published, raw_config):
+    raw_config["data"] = {**published, "keys": {"energy": None, "forces": None, "stress": "stress"}}
+    with pytest.raises(BadConfig, match=r"data\.keys: md17 has none of stress; it has energy, forces"):
+        run_training(parse_config(raw_config))
