@@ -18,6 +18,7 @@ from torchmdnet2.md.engine import HostEngine, make_engine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
 from torchmdnet2.md.run import Simulation
 from torchmdnet2.md.state import Atomistics, maxwell_boltzmann
+from torchmdnet2.runtime.reference import ReferenceBoundStep
 from torchmdnet2.units import KB
 
 pytestmark = [
@@ -62,7 +63,7 @@ def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
     system = System.from_ase([frame] * replicas, device="cuda")
     vel = maxwell_boltzmann(atoms, 300.0, range(replicas))
     for dynamics in (VelocityVerlet(atoms, 0.5), Langevin(atoms, 0.5, 300.0, 10.0, range(5, 5 + replicas))):
-        graphed = make_engine(Evaluator(potential, graphs=False), system, dynamics, 10)
+        graphed = make_engine(potential, system, dynamics, 10)
         assert graphed.ahead == 1
         loop = HostEngine(Evaluator(potential, graphs=False).bind(system), dynamics)
         for engine in (graphed, loop):
@@ -81,6 +82,30 @@ def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
             else:
                 assert torch.equal(value, other), name
         assert graphed.check()
+
+
+def test_models_without_fused_kernels(tmp_path):
+    """Autograd in a graph of its own, between launches of the integrator."""
+    frame = molecule("CH3CH2OH")
+    atoms, system = atomistics(frame), System.from_ase(frame, device="cuda")
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = {"name": "graph_network", "hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0}
+        potential = Potential.from_config({"model": model, "energy_scale": 0.05}).eval().requires_grad_(False).cuda()
+    dynamics, vel = VelocityVerlet(atoms, 0.5), maxwell_boltzmann(atoms, 50.0, [0])
+    found = []
+    for engine in (
+        make_engine(potential, system, dynamics, 10),
+        HostEngine(ReferenceBoundStep(potential, system, False), dynamics),
+    ):
+        engine.begin(vel)
+        engine.prepare()
+        engine.launch(23)
+        found.append(engine.collect())
+        assert engine.check()
+        assert engine.ahead == (1 if len(found) == 1 else 0)
+    torch.testing.assert_close(found[0].pos, found[1].pos, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found[0].vel, found[1].vel, rtol=0, atol=1e-7)
 
 
 def test_same_as_on_the_cpu(potential, tmp_path):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..evaluator import Evaluator
+from ..potential import Potential
 from ..runtime.reference import BoundStep
 from ..system import System
 from .integrators import VelocityVerlet
@@ -103,22 +104,30 @@ class HostEngine(Engine):
         self._done.clear()
 
 
-def make_engine(evaluator: Evaluator, system: System, dynamics: VelocityVerlet, interval: int) -> Engine:
-    """The fastest engine that fits: captured in CUDA graphs where the potential's step can be.
+def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, interval: int) -> Engine:
+    """The fastest engine that fits.
+
+    On a GPU: several steps in one CUDA graph where the potential runs on fused kernels; a graph of the potential's own
+    between launches of the integrator where it has another (models evaluated by autograd).
 
     Args:
-        evaluator: the potential; one without graphs of its own, which could not be captured in another.
+        potential: on the system's device.
         system: N atoms in B structures, float64; where the simulation begins.
         dynamics: the integrator.
         interval: steps between the moments when the host looks.
     """
+    # a graph of its own could not be captured in another
+    evaluator = Evaluator(potential, graphs=False)
+    if system.device.type != "cuda":
+        return HostEngine(evaluator.bind(system, stress=False), dynamics)
+    if not evaluator.fused:
+        evaluator = Evaluator(potential)
     step = evaluator.bind(system, stress=False)
-    if system.device.type == "cuda":
-        try:
-            from ..runtime.bound import FusedBoundStep
-            from .graphed import GraphEngine
-        except ImportError:  # no Triton
-            return HostEngine(step, dynamics)
-        if isinstance(step, FusedBoundStep):
-            return GraphEngine(step, dynamics, interval)
-    return HostEngine(step, dynamics)
+    try:
+        from ..runtime.bound import FusedBoundStep
+        from .graphed import GraphEngine
+    except ImportError:  # no Triton
+        return HostEngine(step, dynamics)
+    if not isinstance(step, FusedBoundStep):
+        return HostEngine(step, dynamics)
+    return GraphEngine(step, dynamics, interval, capture=evaluator.fused)

@@ -29,9 +29,10 @@ class GraphEngine(Engine):
     """Integrator and potential in CUDA graphs. Under Triton's interpreter (tests): the same launches on the CPU.
 
     Args:
-        step: on fused kernels, launched and not replayed.
+        step: on the device, without waits.
         dynamics: as for Engine.
         interval: steps between the moments when the host looks.
+        capture: False for a step that replays a graph of its own, which cannot be captured in another.
 
     Attributes:
         captures: how often a graph was captured.
@@ -39,12 +40,13 @@ class GraphEngine(Engine):
 
     ahead = 1
 
-    def __init__(self, step: BoundStep, dynamics: VelocityVerlet, interval: int = _CHUNK):
+    def __init__(self, step: BoundStep, dynamics: VelocityVerlet, interval: int = _CHUNK, capture: bool = True):
         super().__init__(step, dynamics)
         pos, atoms = step.pos, dynamics.atoms
         self.captures = 0
         self._device = pos.device
         self._cuda = pos.device.type == "cuda"
+        self._capturing = capture and self._cuda
         self._grid = (atoms.replicas, self.parts)
 
         def new(dtype: torch.dtype) -> Tensor:
@@ -90,7 +92,7 @@ class GraphEngine(Engine):
         self._steps = state.step
 
     def prepare(self) -> None:
-        if self._cuda:
+        if self._capturing:
             with torch.cuda.device(self._device):
                 self._capture(self._chunk)
                 self._close()  # nothing is open: this compiles the kernel
@@ -141,7 +143,7 @@ class GraphEngine(Engine):
         return good
 
     def _run(self, size: int) -> None:
-        if not self._cuda:
+        if not self._capturing:
             self._launch(size)
             return
         if size not in self._graphs:

@@ -12,7 +12,6 @@ import torch
 
 from ..adapters.model import open_model
 from ..errors import BadConfig
-from ..evaluator import Evaluator
 from ..potential import Potential
 from ..system import System
 from .engine import make_engine
@@ -145,10 +144,9 @@ class Simulation:
         self.system = System.from_ase([self.start] * options.replicas)
         check_overlaps(self.system)
         self.atoms = atomistics(self.start, options)
-        self.evaluator = Evaluator(self.potential, graphs=False)
         where = self.potential.device
         self.engine = make_engine(
-            self.evaluator, self.system.to(where), self._dynamics(self.atoms.to(where)), options.interval
+            self.potential, self.system.to(where), self._dynamics(self.atoms.to(where)), options.interval
         )
         self.saved: dict[str, Any] = {}
         if options.restart:
