@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,7 @@ class CachedDataset(Dataset):
         self.facts = read_index(self.folder)
         self._columns = {name: Column(self.folder, name, facts) for name, facts in self.facts["columns"].items()}
         self._labels: list[str] = self.facts["labels"]
+        self._names = {name: name for name in self._labels}
         self._starts, self._has = self._columns["starts"].all(), self._columns["has"].all()
         self._firsts = [place[0] for place in self.facts["places"]]
         self.asked: dict[str, str] = self.facts.get("asked", {})
@@ -176,10 +177,21 @@ class CachedDataset(Dataset):
         self.available = set(self.facts.get("available", self._labels))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder}
+        return {"folder": self.folder, "names": self._names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["folder"])  # type: ignore[misc]
+        self._names = state["names"]
+
+    def with_labels(self, names: Mapping[str, str]) -> CachedDataset:
+        """The same frames with some of their labels, by other names.
+
+        Args:
+            names: label in the cache -> what it is to be called; both of the same shape.
+        """
+        other = CachedDataset(self.folder)
+        other._names = dict(names)
+        return other
 
     def __len__(self) -> int:
         return int(self.facts["num_frames"])
@@ -221,10 +233,10 @@ class CachedDataset(Dataset):
         has = int(np.bitwise_or.reduce(self._has[frames]))
         labels = {}
         for k, name in enumerate(self._labels):
-            if has >> k & 1:
+            if has >> k & 1 and name in self._names:
                 column = columns[f"label{k}"]
                 rows = column.ranges(first, count, atoms) if LABELS[name].per_atom else column.rows(frames)
-                labels[name] = torch.from_numpy(rows)
+                labels[self._names[name]] = torch.from_numpy(rows)
         return Sample(system, labels)
 
     def edges(self, cutoff: float) -> CachedEdges:

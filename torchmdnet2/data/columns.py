@@ -60,7 +60,7 @@ class ColumnWriter:
         if rows.shape[1:] != self.row:
             raise ValueError(f"column {self.name}: rows have the shape {rows.shape[1:]}, not {self.row}")
         self.rows += len(rows)
-        data = memoryview(rows.reshape(-1).view(np.uint8))
+        data = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
         self._file.write(data)
         while len(data):
             part, data = data[: BLOCK - self._filled], data[BLOCK - self._filled :]
@@ -171,7 +171,8 @@ class Column:
             blocks = np.concatenate([low, high])
         new = blocks[~self._checked[blocks]]
         for block in np.unique(new).tolist() if len(new) else ():
-            if zlib.crc32(self._bytes[block * BLOCK : (block + 1) * BLOCK]) != int(self._sums[block]):
+            part = memoryview(self._bytes[block * BLOCK : (block + 1) * BLOCK])  # type: ignore[arg-type]
+            if zlib.crc32(part) != int(self._sums[block]):
                 raise BadData(
                     f"{self.path}: the cache is damaged between bytes {block * BLOCK} and "
                     f"{min((block + 1) * BLOCK, self.nbytes)}. {_REMEDY}"

@@ -158,7 +158,8 @@ class HDF5Dataset(Dataset, Reader):
                 wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
                 raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}")
             datasets = self._datasets(inside, LAYOUTS[layout])
-            num_frames, num_atoms, *_ = (*group[datasets["pos"]].shape, 0)
+            shape: tuple[int, ...] = group[datasets["pos"]].shape
+            num_frames, num_atoms = shape[0], shape[1] if len(shape) > 1 else 0
             for quantity, dataset in datasets.items():
                 _check_dataset(quantity, group[dataset], num_frames, where)
             factors = {q: self._factor(q, group[d], where) for q, d in datasets.items() if q in _UNIT_OF or ":" in q}
@@ -304,9 +305,8 @@ class HDF5Dataset(Dataset, Reader):
         )
         labels = {}
         for name in label_names(name for name in found if name in LABELS):
-            value = _scaled(found[name], group.factors[name])
             sign = -1.0 if name == "forces" and group.datasets[name].endswith("gradient") else 1.0
-            labels[name] = sign * value.reshape(LABELS[name].of(system))
+            labels[name] = sign * _scaled(found[name], group.factors[name]).reshape(LABELS[name].of(system))
         return Sample(system, labels)
 
     def _read(self, group: Group, quantity: str, k: int, where: str) -> Any:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ..data import Dataset, Sample, collate
 from ..data.cache import CachedDataset
+from ..data.edge_cache import CachedEdges
 from ..data.edges import EdgeMemory, Edges
 from ..data.sampler import epoch_batches, epoch_order, in_order
 from ..neighbors import NeighborList
@@ -122,7 +123,7 @@ class Frames(TorchDataset):
         return self.data.name(int(self.indices[item]))
 
 
-def _lists_of(data: Dataset, cutoff: float, room: int):  # type: ignore[no-untyped-def]
+def _lists_of(data: Dataset, cutoff: float, room: int) -> EdgeMemory | CachedEdges:
     if isinstance(data, CachedDataset):
         try:
             return data.edges(cutoff)
@@ -226,7 +227,7 @@ class Loader:
                 frames,
                 batch_sampler=self._order,
                 num_workers=num_workers,
-                collate_fn=_sent,
+                collate_fn=_sent,  # type: ignore[arg-type] # which gets what __getitems__ gives
                 persistent_workers=True,
                 prefetch_factor=4,
                 pin_memory=pin_memory,
