@@ -176,6 +176,20 @@ def test_what_has_no_equivalent_is_not_exported():
 
     with pytest.raises(ValueError, match="'d2'"):
         export_state(tiny_potential(priors=[{"name": "d2"}]))
+    size = {"hidden_channels": 8, "num_rbf": 4}
+    for model, head, words in (
+        ({"name": "graph_network", "aggregation": "mean"}, {}, "aggregation"),
+        ({"name": "graph_network", "activation": "ssp"}, {}, "activation function"),
+        ({"name": "graph_network"}, {"reduce": "mean"}, "head"),
+        ({"name": "graph_network"}, {"num_hidden_layers": 1}, "further layers"),
+        ({"name": "equivariant_transformer"}, {}, "equivariant heads"),
+        ({"name": "tensornet2", "q_dim": 1, "exact_charge": False, "num_layers": 0},
+         {"name": "scalar_coulomb", "q_weights": [1.0], "method": "reaction_field"}, "smoothly"),
+        ({"name": "tensornet2", "q_dim": 1, "exact_charge": False, "num_layers": 0},
+         {"name": "scalar_coulomb", "q_weights": [1.0], "method": "pme"}, "Ewald"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            export_state(tiny_potential(model={**model, **size}, head={"name": "scalar", **head}))
     with pytest.raises(ValueError, match="exact_charge"):
         export_state(tiny_potential(model={"name": "tensornet2", "hidden_channels": 8, "num_rbf": 4, "q_dim": 2}))
 

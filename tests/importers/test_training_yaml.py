@@ -207,6 +207,13 @@ def test_aggregations_that_were_wrong():
         assert any("aggr" in note for note in notes) == (theirs != "add")
 
 
+def test_activation_of_the_head():
+    """Theirs is one for model and head."""
+    for output in ("Scalar", "DipoleMoment"):
+        config = parse_config(config_from_torchmd_net({"activation": "ssp", "output_model": output}))
+        assert (config.head or config.properties[0])["activation"] == "ssp"
+
+
 def test_what_is_not_said_is_theirs():
     """Their defaults, where their file leaves a key out."""
     config = parse_config(config_from_torchmd_net({"derivative": True}))

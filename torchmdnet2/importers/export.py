@@ -66,6 +66,8 @@ def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor
     args |= {theirs: options[ours] for theirs, ours in {**COMMON, **ARGUMENTS[name]}.items()}
     if options.get("q_dim") and options["exact_charge"]:
         raise ValueError("charges are conserved exactly here (exact_charge) and in TorchMD-Net up to 1e-6")
+    if options.get("aggregation", "add") != "add":
+        raise ValueError(f"TorchMD-Net has no right aggregation '{options['aggregation']}' over neighbors")
     args |= _fixed_arguments(potential)
     source = _own_tensors(potential)
 
@@ -127,6 +129,8 @@ def _output(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
         own = head["name"] == "equivariant_scalar" or bool(head.get("equivariant"))
         if own != vectors:
             raise ValueError("in TorchMD-Net the Equivariant Transformer has equivariant heads, other models have not")
+    if head.get("activation", "silu") != config["model"].get("activation", "silu"):
+        raise ValueError("in TorchMD-Net the head has the activation function of the model")
     if head.get("num_hidden_layers") and head["name"] != "scalar_coulomb":
         raise ValueError("TorchMD-Net ignores further layers of this head (output_mlp_num_layers)")
     mean, std = potential.energy_shift, potential.energy_scale

@@ -105,6 +105,9 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
         elif aggregation != "add":
             notes.append("aggr: 'mean' is weighted by the cutoff function here; TorchMD-Net divides by one too many")
     ours |= _heads(theirs, ours, notes)
+    for head in (ours["head"], *ours.get("properties", ())):
+        if head is not None:
+            head["activation"] = ours["model"]["activation"]
     ours["priors"] = _priors(theirs, notes)
     ours["atom_filter"] = theirs.pop("atom_filter", None) or -1
     ours["training"] = _training(theirs, ours["data"].get("keys", {}).get("properties"), notes)
