@@ -64,6 +64,21 @@ def test_elements_are_those_that_all_know():
         Ensemble([few, variant("graph_network", elements=[8])])
 
 
+def test_priors_are_added():
+    """`a + b + c` is the list of priors of a potential, and its energy the sum of theirs."""
+    from torchmdnet2.checks import without_network
+    from torchmdnet2.priors import D2, ZBL, Atomref, PriorSum
+
+    terms = [ZBL(3.0), D2(6.0), Atomref({"H": -13.6})]
+    total = terms[0] + terms[1] + terms[2]
+    assert isinstance(total, PriorSum) and list(total) == terms
+    assert list(terms[0] + (terms[1] + terms[2])) == terms
+    singles = [without_network([term], ELEMENTS)(BATCH) for term in terms]
+    result = without_network(total, ELEMENTS)(BATCH)
+    assert torch.allclose(result.energy, sum(s.energy for s in singles), rtol=1e-14)
+    assert torch.allclose(result.forces, sum(s.forces for s in singles), atol=1e-12)
+
+
 def test_delta_learning_by_priors():
     """The energy is the network's plus that of the priors, which can be had alone to reduce labels beforehand."""
     priors = [

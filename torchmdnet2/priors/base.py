@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..models.base import Float64Buffers
 from ..neighbors import NeighborList
 from ..system import System
 
-__all__ = ["Prior", "atomic_number"]
+__all__ = ["Prior", "PriorSum", "atomic_number"]
 
 
 def atomic_number(element: int | str, max_z: int = 128) -> int:
@@ -63,3 +63,13 @@ class Prior(Float64Buffers, ABC):
         Returns:
             [N] energies of the atoms in eV, their sum being the energy of the term.
         """
+
+    def __add__(self, other: Prior | PriorSum) -> PriorSum:
+        return PriorSum([self]) + other
+
+
+class PriorSum(nn.ModuleList):
+    """A sum of priors, written `ZBL() + D2() + Coulomb(charges)`; what a Potential takes as its `priors`."""
+
+    def __add__(self, other: Prior | PriorSum) -> PriorSum:  # type: ignore[override]
+        return PriorSum([*self, *(other if isinstance(other, PriorSum) else [other])])
