@@ -82,7 +82,8 @@ def test_a_training_of_tensornet():
         ({"model": "transformer", "distance_influence": "keys"}, {"distance_influence": "keys"}, "scalar"),
         ({}, {"name": "graph_network"}, "scalar"),
         ({"model": "tensornet2", "q_dim": 2, "num_layers": 1, "output_model": "ScalarPlusWeightedCoulomb",
-          "q_weights": [1.0, [0.5, 2.0]], "coulomb_cutoff": 8.0}, {"q_dim": 2}, "scalar_coulomb"),
+          "q_weights": [1.0, [0.5, 2.0]], "coulomb_cutoff": 8.0, "repulsion": True, "coulomb_max_num_neighbors": 99},
+         {"q_dim": 2}, "scalar_coulomb"),
     ],
 )  # fmt: skip
 def test_every_model(theirs, model, head):
@@ -91,6 +92,8 @@ def test_every_model(theirs, model, head):
     assert config.head["name"] == head
     if head == "scalar_coulomb":
         assert config.head["q_weights"] == [1.0, 1.0, 0.5, 2.0]
+        assert config.head["coulomb_cutoff"] == 8.0 and config.head["dielectric"] == 78.3
+        assert config.priors[0]["envelope"] == "covalent" and config.training.energy_scale == 1.0
 
 
 def test_priors():

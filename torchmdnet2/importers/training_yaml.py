@@ -38,7 +38,7 @@ _NOT_NEEDED = {
     "load_model", "conf", "reset_trainer", "inference_batch_size", "lr_metric", "early_stopping_monitor",
     "checkpoint_monitor", "dataset_preload_limit", "dataset_root", "derivative", "wandb_resume_from_id", "ngpus",
     "charge", "prior_args", "check_errors", "dataset", "dataset_arg", "coord_files", "embed_files", "energy_files",
-    "force_files",
+    "force_files", "coulomb_max_num_neighbors", "coulomb_neighbor_strategy",
 }  # fmt: skip
 _FILES = ("dataset_root", "dataset_arg", "coord_files", "energy_files")
 _PROPERTIES = {"DipoleMoment": ("dipole", "dipole_norm"), "ElectronicSpatialExtent": ("spatial_extent",) * 2}
@@ -111,6 +111,8 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
     ours["priors"] = _priors(theirs, notes)
     ours["atom_filter"] = theirs.pop("atom_filter", None) or -1
     ours["training"] = _training(theirs, ours["data"].get("keys", {}).get("properties"), notes)
+    if (ours["head"] or {}).get("name") == "scalar_coulomb":
+        ours["training"]["energy_scale"] = 1.0  # which scales this head's Coulomb energy too
     output = _output(theirs)
     if output:
         ours["output"] = output
@@ -157,7 +159,7 @@ def _heads(theirs: dict[str, Any], ours: Mapping[str, Any], notes: list[str]) ->
     """The sections "head" and "properties", and "data" with the label of a property."""
     output = str(theirs.get("output_model", "Scalar")).removeprefix("Equivariant")
     if output not in _PROPERTIES:
-        return {"head": _head(theirs, ours["model"])}
+        return {"head": _head(theirs, ours["model"], notes)}
     for key in ("output_model", "output_mlp_num_layers", "reduce_op"):
         theirs.pop(key, None)
     head, label = _PROPERTIES[output]
@@ -180,7 +182,7 @@ def _output(theirs: dict[str, Any]) -> dict[str, Any]:
     return output
 
 
-def _head(theirs: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
+def _head(theirs: dict[str, Any], model: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     output = str(theirs.pop("output_model", "Scalar")).removeprefix("Equivariant")
     layers = theirs.pop("output_mlp_num_layers", 0)
     reduce = {"add": "sum", "sum": "sum", "mean": "mean"}.get(str(theirs.pop("reduce_op", "add")))
@@ -189,10 +191,13 @@ def _head(theirs: dict[str, Any], model: Mapping[str, Any]) -> dict[str, Any]:
     if output == "ScalarPlusWeightedCoulomb":
         weights = channel_weights(theirs.pop("q_weights", None) or [], int(model.get("q_dim", 0)))
         head: dict[str, Any] = {"name": "scalar_coulomb", "num_hidden_layers": layers, "q_weights": weights}
-        cutoff = theirs.pop("coulomb_cutoff", None)
+        cutoff, dielectric = theirs.pop("coulomb_cutoff", None), theirs.pop("coulomb_epsilon_solvent", None)
         if cutoff is not None:
-            head |= {"method": "reaction_field", "coulomb_cutoff": cutoff}
+            head |= {"method": "reaction_field", "coulomb_cutoff": cutoff, "dielectric": float(dielectric or 78.3)}
+            notes.append("head.switch_width: the reaction field ends smoothly; 0 is TorchMD-Net's form")
         return head
+    for key in ("q_weights", "coulomb_cutoff", "coulomb_epsilon_solvent"):
+        theirs.pop(key, None)
     if output != "Scalar":
         raise BadConfig(
             f"output_model: '{output}' has no counterpart; heads of vectors are trained through `properties`"
@@ -223,6 +228,8 @@ def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
             notes.append("priors: give the charges of 'coulomb' by element or by atom; distances were taken as nm")
         else:
             raise BadConfig(f"prior_model: '{name}' is not known")
+    if theirs.pop("repulsion", False):
+        priors.append({"name": "zbl", "envelope": "covalent", "screening": "refitted"})
     if theirs.pop("remove_ref_energy", False) and not any(p["name"] == "atomref" for p in priors):
         priors.append({"name": "atomref", "energies": "fit"})
     if theirs.pop("standardize", False):
