@@ -1,21 +1,21 @@
-"""The array evaluator's static buffers, which run on GPUs, here over the reference path: every step is right."""
+"""The array evaluator on static buffers: every step is right, whatever changes between two."""
 
 from __future__ import annotations
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 from ase_cases import crystal, ethanol
 
-from torchmdnet2 import Evaluator, System
+from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.adapters.arrays import ArrayEvaluator, NotFinite, Structure
 from torchmdnet2.runtime.reference import ReferenceBoundStep
 
 
 @pytest.fixture
-def arrays(potential, monkeypatch):
-    """As on a GPU with fused kernels."""
-    monkeypatch.setattr(Evaluator, "fused", True)
+def arrays(potential):
     return ArrayEvaluator(Evaluator(potential), potential.device)
 
 
@@ -96,6 +96,31 @@ def test_without_memory_for_a_second_set_of_buffers(arrays, potential, monkeypat
     monkeypatch.setattr(Evaluator, "bind", full)
     for _ in range(3):
         assert_right(arrays, potential, ethanol())
+
+
+def test_charges_and_dipole_at_every_step(potential):
+    """Bound steps have none, so such models do not run on them."""
+    config = {**potential.config, "properties": [{"name": "charges"}, {"name": "dipole"}]}
+    with torch.random.fork_rng(devices=[]):
+        made = Potential.from_config(config).double().eval()
+    arrays, atoms = ArrayEvaluator(Evaluator(made), made.device), ethanol()
+    for seed in range(3):
+        atoms.rattle(0.05, seed=seed)
+        results, expected = assert_right(arrays, made, atoms), made(System.from_ase(atoms))
+        np.testing.assert_allclose(results["charges"], expected.charges, atol=1e-10)
+        np.testing.assert_allclose(results["dipole"], expected.properties["dipole"][0], atol=1e-10)
+
+
+def test_compiled_for_the_cpu(potential):
+    """In float32, on numba's kernels where they are there."""
+    single = copy.deepcopy(potential).float()
+    arrays, atoms = ArrayEvaluator(Evaluator(single), single.device), crystal()
+    for seed in range(4):
+        atoms.rattle(0.03, seed=seed)
+        results = arrays(structure(atoms), stress=seed > 1)
+        expected = potential(System.from_ase(atoms), stress=True)
+        np.testing.assert_allclose(results["forces"], expected.forces, atol=2e-5)
+    np.testing.assert_allclose(results["stress"], expected.stress[0], atol=1e-6)
 
 
 def test_not_finite_says_where():

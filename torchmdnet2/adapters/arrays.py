@@ -85,8 +85,9 @@ class Structure:
 class ArrayEvaluator:
     """Evaluates structures one after another, or in batches. Not locked: its owner is.
 
-    From the second evaluation of a composition on, the fused GPU kernels run over static buffers: positions go in by
-    one copy from pinned memory, all results come back by one copy, and the host waits once.
+    From the second evaluation of a composition on, a bound step runs over static buffers: its composition is not looked
+    at again; on a GPU, positions go in by one copy from pinned memory, all results come back by one copy, and the host
+    waits once. Models with charges or other properties are called, as bound steps have no room for these.
 
     Args:
         evaluator: of one potential, or an ensemble.
@@ -95,7 +96,7 @@ class ArrayEvaluator:
 
     def __init__(self, evaluator: Evaluator | Ensemble, device: torch.device):
         self.evaluator, self.device = evaluator, device
-        self._fused = isinstance(evaluator, Evaluator) and evaluator.fused
+        self._may_bind = isinstance(evaluator, Evaluator)
         self._composition: tuple[bytes, bytes, int, int] | None = None
         self._template: System | None = None
         self._cell = b""
@@ -131,7 +132,7 @@ class ArrayEvaluator:
         composition = structure.composition
         if composition != self._composition:
             self._composition, self._template, self._steps = composition, structure.to_system(self.device), {}
-        if self._fused and stress in self._steps and len(structure.numbers) <= _BOUND_UP_TO:
+        if self._may_bind and stress in self._steps:
             step = self._steps.pop(stress)  # not kept when it fails: the next call checks everything
             if step is None:
                 step = self._bind(structure, stress)
@@ -139,16 +140,17 @@ class ArrayEvaluator:
                 values = _to_numpy(step(structure))
                 self._steps[stress] = step
                 return values
-        values = _to_numpy(self.evaluator(self._system(structure), forces=True, stress=stress))
-        self._steps[stress] = None
-        return values
+        result = self.evaluator(self._system(structure), forces=True, stress=stress)
+        if result.charges is None and not result.properties and len(structure.numbers) <= _BOUND_UP_TO:
+            self._steps[stress] = None
+        return _to_numpy(result)
 
     def _bind(self, structure: Structure, stress: bool) -> _HostStep | None:
         assert isinstance(self.evaluator, Evaluator)
         try:
             return _HostStep(self.evaluator.bind(self._system(structure), stress=stress))
         except torch.cuda.OutOfMemoryError:
-            self._fused = False  # the evaluator's own buffers will do
+            self._may_bind = False  # the evaluator's own buffers will do
             return None
 
     def _system(self, structure: Structure) -> System:
