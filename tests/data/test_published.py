@@ -107,6 +107,39 @@ def test_qm9(raw, tmp_path):
     assert -17.4 < -40.47893 * HARTREE - atoms[6] - 4 * atoms[1] < -17.0
 
 
+SDF = """gdb_{0}
+ -OEChem-03231823243D
+
+  5  4  0     0  0  0  0  0  0999 V2000
+   -0.0127    1.0858    0.0080 C   0  0  0  0  0  0  0  0  0  0  0  0
+    0.0022   -0.0060    0.0020 H   0  0  0  0  0  0  0  0  0  0  0  0
+    1.0117    1.4638    0.0003 H   0  0  0  0  0  0  0  0  0  0  0  0
+   -0.5408    1.4475   -0.8766 H   0  0  0  0  0  0  0  0  0  0  0  0
+   -0.5238    1.4379    0.9064 H   0  0  0  0  0  0  0  0  0  0  0  0
+  1  2  1  0  0  0  0
+M  END
+$$$$
+"""
+CSV = """mol_id,A,B,C,mu,alpha,homo,lumo,gap,r2,zpve,u0,u298,h298,g298,cv,u0_atom,u298_atom,h298_atom,g298_atom
+gdb_1,157.7,157.7,157.7,1.5,13.21,-0.3877,0.1171,0.5048,35.3641,0.04,-40.47893,-40.4,-40.3,-40.2,6.469,-395,-3,-4,-372
+gdb_2,157.7,157.7,157.7,0.0,13.21,-0.3877,0.1171,0.5048,35.3641,0.04,-1,-2,-3,-4,6.469,-395,-3,-4,-372
+gdb_3,157.7,157.7,157.7,0.0,13.21,-0.3877,0.1171,0.25,35.3641,0.04,-41.5,-40.4,-40.3,-40.2,6.469,-395,-3,-4,-372
+"""
+
+
+def test_qm9_of_moleculenet(raw, tmp_path):
+    (raw("qm9") / "gdb9.sdf").write_text("".join(SDF.format(k) for k in (1, 2, 3)))
+    (raw("qm9") / "gdb9.sdf.csv").write_text(CSV)
+    (raw("qm9") / "uncharacterized.txt").write_text(UNCHARACTERIZED)
+    data = opened(tmp_path, "qm9", energy="U")[0]
+    assert len(data) == 2 and data[1].system.z.tolist() == [6, 1, 1, 1, 1] and near(data[1].system.pos[4, 2], 0.9064)
+    assert near(data[1].labels["energy"], [-40.4 * HARTREE]) and near(data[1].labels["scalar:gap"], [0.25 * HARTREE])
+    assert near(data[0].labels["scalar:mu"], [1.5 * factor("dipole", "debye")]) and "charges" not in data[0].labels
+    (raw("qm9") / "gdb9.sdf").write_text(SDF.format(1) + SDF.format(3))
+    with pytest.raises(BadData, match=r"gdb9\.sdf, gdb_2: the molecule is not there"):
+        opened(tmp_path, "qm9", energy="U")
+
+
 def test_qm9_damaged(raw, tmp_path):
     folder = raw("qm9")
     write_qm9(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import re
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +14,7 @@ import numpy as np
 from ...errors import BadData
 from ...units import BOHR, HARTREE, factor
 from ..collate import collate
+from ..dataset import Sample
 from ..reader import Chunk
 from .base import Published, Source, frames, one_of, register
 
@@ -30,6 +33,7 @@ _ATOMS = {  # hartree; atomref.txt of the publication
     "H": (-0.497912, -37.844411, -54.581501, -75.062219, -99.716370),
     "G": (-0.510927, -37.861317, -54.598897, -75.079532, -99.733544),
 }
+_CSV = {"U0": "u0", "U": "u298", "H": "h298", "G": "g298", "Cv": "cv"}  # their names in gdb9.sdf.csv
 _CHUNK = 1000
 
 
@@ -40,6 +44,8 @@ class QM9(Published):
     B3LYP/6-31G(2df,p). The energy is U0, or another one of the four; Mulliken charges are in "charges", and all
     properties in labels of their own, "scalar:gap" and so on: mu in e·Å, alpha in bohr³, homo, lumo, gap, zpve, U0,
     U, H, G in eV, r2 in e·Å², Cv in cal/(mol K), rotational constants A, B, C in GHz. There are no forces.
+
+    The files gdb9.sdf and gdb9.sdf.csv of MoleculeNet serve as well as the original archive; they have no charges.
 
     Args:
         energy: "U0", "U" (298.15 K), "H" or "G": which one is the label "energy".
@@ -60,6 +66,7 @@ class QM9(Published):
                 "https://springernature.figshare.com/ndownloader/files/3195389",
                 "dsgdb9nsd.xyz.tar.bz2",
                 sha256="3a63848ac806",
+                instead=("gdb9.sdf",),
             )
         ]
         if exclude_uncharacterized:
@@ -69,46 +76,70 @@ class QM9(Published):
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         excluded = _numbers(files[1]) if self.exclude_uncharacterized else set()
-        kept: list[Chunk] = []
+        molecules = self._of_sdf(files[0]) if files[0].suffix == ".sdf" else self._of_archive(files[0])
+        kept: list[Sample] = []
         count = 0
-        try:
-            with tarfile.open(files[0], "r|*") as archive:
-                for member in archive:
-                    if not member.isfile() or not member.name.endswith(".xyz"):
-                        continue
-                    file = archive.extractfile(member)
-                    assert file is not None
-                    text = file.read().decode("ascii")
-                    chunk = self._molecule(text, f"{files[0]}, {member.name}", excluded)
-                    if chunk is None:
-                        continue
-                    kept.append(chunk)
-                    if len(kept) == _CHUNK:
-                        yield Chunk(collate([c.sample for c in kept]), str(files[0]), count)
-                        count += len(kept)
-                        kept = []
-        except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as error:
-            raise BadData(f"{files[0]}: it is damaged: {error}") from error
+        for number, chunk in molecules:
+            if number in excluded:
+                continue
+            kept.append(chunk.sample)
+            if len(kept) == _CHUNK:
+                yield Chunk(collate(kept), str(files[0]), count)
+                count, kept = count + len(kept), []
         if kept:
-            yield Chunk(collate([c.sample for c in kept]), str(files[0]), count)
+            yield Chunk(collate(kept), str(files[0]), count)
 
-    def _molecule(self, text: str, where: str, excluded: set[int]) -> Chunk | None:
+    def _of_archive(self, path: Path) -> Iterator[tuple[int, Chunk]]:
+        """Number and frame of each molecule of the original archive of .xyz files."""
+        try:
+            with tarfile.open(path, "r|*") as archive:
+                for member in archive:
+                    if member.isfile() and member.name.endswith(".xyz"):
+                        file = archive.extractfile(member)
+                        assert file is not None
+                        yield self._molecule(file.read().decode("ascii"), f"{path}, {member.name}")
+        except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as error:
+            raise BadData(f"{path}: it is damaged: {error}") from error
+
+    def _molecule(self, text: str, where: str) -> tuple[int, Chunk]:
         try:
             lines = text.replace("*^", "e").splitlines()
             size = int(lines[0])
             _, number, *numbers = lines[1].split()
-            if int(number) in excluded:
-                return None
             values = dict(zip(_COLUMNS, map(float, numbers), strict=True))
             rows = [line.split() for line in lines[2 : 2 + size]]
             z = np.array([_ELEMENTS[row[0]] for row in rows])
             table = np.array([row[1:5] for row in rows], dtype=np.float64)
+            return int(number), self._frame(where, z, table[:, :3], values, {"charges": table[None, :, 3]})
         except (ValueError, IndexError, KeyError) as error:
             raise BadData(f"{where}: it is not a molecule of QM9: {type(error).__name__}: {error}") from error
-        values = {name: value * _FACTORS.get(name, 1.0) for name, value in values.items()}
-        labels = {"energy": np.array([values[self.energy]]), "charges": table[None, :, 3]}
-        labels |= {f"scalar:{name}": np.array([value]) for name, value in values.items()}
-        return frames(where, 0, z, table[None, :, :3], labels)
+
+    def _of_sdf(self, path: Path) -> Iterator[tuple[int, Chunk]]:
+        """Number and frame of each molecule of gdb9.sdf, with its properties from gdb9.sdf.csv beside it."""
+        table = path.with_name(f"{path.name}.csv")
+        try:
+            with open(path, encoding="ascii") as molecules, open(table, newline="", encoding="ascii") as properties:
+                for row in csv.DictReader(properties):
+                    where = f"{path}, {row['mol_id']}"
+                    lines = [line.rstrip("\n") for line in itertools.takewhile(lambda s: s[:4] != "$$$$", molecules)]
+                    if not lines or lines[0].strip() != row["mol_id"]:
+                        raise BadData(f"{where}: the molecule is not there, where {table} has its properties")
+                    atoms = [line.split() for line in lines[4 : 4 + int(lines[3][:3])]]
+                    z = np.array([_ELEMENTS[atom[3]] for atom in atoms])
+                    pos = np.array([atom[:3] for atom in atoms], dtype=np.float64)
+                    values = {name: float(row[_CSV.get(name, name)]) for name in _COLUMNS}
+                    yield int(row["mol_id"].removeprefix("gdb_")), self._frame(where, z, pos, values, {})
+        except BadData:
+            raise
+        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise BadData(f"{path}: it is damaged, or {table.name} is: {type(error).__name__}: {error}") from error
+
+    def _frame(
+        self, where: str, z: np.ndarray, pos: np.ndarray, values: dict[str, float], labels: dict[str, np.ndarray]
+    ) -> Chunk:
+        own = {name: np.array([value * _FACTORS.get(name, 1.0)]) for name, value in values.items()}
+        labels = {"energy": own[self.energy], **labels, **{f"scalar:{name}": value for name, value in own.items()}}
+        return frames(where, 0, z, pos[None], labels)
 
 
 def _numbers(path: Path) -> set[int]:
