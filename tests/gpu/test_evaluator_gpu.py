@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.units import AMU_A2_FS2
 
 pytestmark = [
     pytest.mark.gpu,
@@ -318,15 +319,61 @@ def test_tf32_is_stated_and_bounded(potential, exact):
     assert 0 < error <= 2e-2 * max(1.0, float(expected.forces.abs().max()))
 
 
-def test_float64_and_models_without_kernels(potential, exact):
+def test_float64_is_captured_too(potential, exact):
     system = random_atoms(20, dtype=torch.float64)
     evaluator = Evaluator(potential, precision="float64")
-    torch.testing.assert_close(evaluator(system).forces, exact(system).forces, rtol=0, atol=1e-10)
-    assert "reference path" in evaluator.report()
+    for _ in range(3):
+        torch.testing.assert_close(evaluator(system).forces, exact(system).forces, rtol=0, atol=1e-10)
+    assert "autograd in CUDA graphs" in evaluator.report() and "replayed as one CUDA graph" in evaluator.report()
+
+
+def test_graphs_false_without_kernels():
     other = make(model={"name": "graph_network", "hidden_channels": 16, "max_z": 10})
-    evaluator = Evaluator(other)
-    assert "no fused kernels" in evaluator.report()
+    evaluator, system = Evaluator(other, graphs=False), random_atoms(20)
     assert evaluator(system).forces.shape == (20, 3)
+    report = evaluator.report()
+    assert "reference path" in report and "no fused kernels" in report and "graphs=False was asked for" in report
     bound = evaluator.bind(system)
     bound.replay()
     assert bound.check()
+
+
+def test_two_bound_steps_on_two_streams(potential):
+    """Replays of two molecules that overlap on the device, two evaluators, one process."""
+    other = make(seed=1, model={"name": "tensornet", "hidden_channels": 64, "num_layers": 1, "max_z": 10})
+    bounds = [Evaluator(potential).bind(random_atoms(300, 8)), Evaluator(other).bind(random_atoms(700, 9, cell=True))]
+    expected = [b.forces.clone() for b in bounds]
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    for _ in range(50):
+        for bound, stream in zip(bounds, streams, strict=True):
+            with torch.cuda.stream(stream):
+                bound.forces.zero_()
+                bound.replay()
+    for bound, stream, forces in zip(bounds, streams, expected, strict=True):
+        with torch.cuda.stream(stream):
+            assert bound.check()
+            assert torch.equal(bound.forces, forces)
+
+
+def verlet(step, masses, velocity, timestep, steps):
+    """Velocity Verlet on a bound step, in place; positions after the last step."""
+    half = 0.5 * timestep * AMU_A2_FS2**-1 / masses
+    for _ in range(steps):
+        velocity += half * step.forces
+        step.pos.add_(timestep * velocity)
+        step.replay()
+        velocity += half * step.forces
+    return step.pos.clone()
+
+
+def test_a_thousand_md_steps_by_replay_equal_launches(potential):
+    """Trajectories are chaotic: only equal forces to the last bit in each of the steps end at equal positions."""
+    system = random_atoms(60, seed=21, cell=True, dtype=torch.float64)
+    masses = torch.tensor([0, 1.008, *[0] * 4, 12.011, 14.007, 15.999], dtype=torch.float64, device="cuda")[system.z]
+    ends = []
+    for graphs in (True, False):
+        step = Evaluator(potential, graphs=graphs).bind(system)
+        ends.append(verlet(step, masses[:, None], torch.zeros_like(system.pos), 0.2, 1000))
+        assert step.check()
+    assert torch.equal(ends[0], ends[1]) and float((ends[0] - system.pos).abs().max()) > 0.01

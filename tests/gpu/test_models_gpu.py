@@ -1,4 +1,4 @@
-"""Every model, head and prior gives on the GPU what it gives on the CPU."""
+"""Every model, head and prior gives on the GPU what it gives on the CPU, and captured what it gives eager."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from variants import ELEMENTS, VARIANTS, variant
 
-from torchmdnet2 import System
+from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.models import Features, Representation
+from torchmdnet2.models.heads import ScalarHead
 from torchmdnet2.testing import example_systems
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -48,3 +50,160 @@ def test_dipole_on_the_gpu():
     result = potential.cuda()(SYSTEMS["molecule"].to("cuda")).properties
     for name, value in expected.items():
         assert torch.allclose(result[name].cpu(), value, rtol=1e-9, atol=1e-10), name
+
+
+# --- captured autograd graphs ----------------------------------------------------------------------------------------
+
+CAPTURED = [kind for kind in VARIANTS if "ewald" not in kind and "pme" not in kind]
+HEADS = [{"name": "charges"}, {"name": "scalar_property", "property": "gap", "reduce": "mean"}]
+CAPTURED_PRIORS = [p for p in PRIORS if p.get("method") not in ("pme", "ewald")]
+
+
+def cluster(dtype=torch.float32, periodic=True, seed=0):
+    """27 molecules of six atoms on a lattice, moved a little."""
+    random = torch.Generator().manual_seed(seed)
+    places = 3.6 * torch.cartesian_prod(*[torch.arange(3.0)] * 3)
+    pos = (SYSTEMS["molecule"].pos.float() + places[:, None]).reshape(-1, 3)
+    pos = pos + 0.05 * torch.randn(pos.shape, generator=random)
+    cell = 10.8 * torch.eye(3) if periodic else None
+    return System(z=SYSTEMS["molecule"].z.repeat(27), pos=pos.to(dtype), cell=cell).to("cuda")
+
+
+def largest(tensor):
+    return float(tensor.abs().max())
+
+
+def assert_same(result, expected, dtype):
+    """Sums over edges by atomic additions: 1e-6 of the largest value in float32, 1e-12 in float64."""
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-12}[dtype]
+    for name in ("energy", "atom_energies", "forces", "stress", "charges"):
+        ours, theirs = getattr(result, name), getattr(expected, name)
+        assert (ours is None) == (theirs is None), name
+        if theirs is not None:
+            assert ours.dtype == theirs.dtype and largest(ours - theirs) <= tolerance * max(1.0, largest(theirs)), name
+    for name, theirs in expected.properties.items():
+        assert largest(result.properties[name] - theirs) <= tolerance * max(1.0, largest(theirs)), name
+
+
+@pytest.mark.parametrize("kind", CAPTURED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_captured_is_eager(kind, dtype):
+    """A graph is replayed for other positions, cells, charges and elements; results are those of the potential."""
+    molecules = kind.endswith("all_pairs")
+    potential = variant(kind, properties=HEADS, priors=CAPTURED_PRIORS).to("cuda", dtype)
+    evaluator = Evaluator(potential, graphs=True, stress=not molecules)
+    system = cluster(dtype, periodic=not molecules)
+    cell = system.cell * 1.01
+    variants = [
+        system,
+        system.replace(pos=system.pos * 1.01),
+        system.replace(z=system.z.flip(0)),
+        system.replace(charge=torch.ones_like(system.charge)),
+        system if molecules else system.replace(cell=cell),
+    ]
+    kept = [evaluator(v) for v in variants]
+    assert "autograd in CUDA graphs" in evaluator.report() and "replayed as one CUDA graph" in evaluator.report()
+    for v, result in zip(variants, kept, strict=True):
+        assert_same(result, potential(v, stress=not molecules), dtype)
+
+
+def test_captured_batches_and_float64_positions():
+    potential = variant("equivariant_transformer").cuda().float()
+    evaluator = Evaluator(potential)
+    batch = System.concatenate([cluster(torch.float64, seed=1), cluster(torch.float64, False), cluster(torch.float64)])
+    for _ in range(3):
+        assert_same(evaluator(batch, stress=False), potential(batch), torch.float32)
+    assert "one CUDA graph" in evaluator.report() and "3 structures" in evaluator.report()
+
+
+def test_captured_overflow_is_redone(monkeypatch):
+    monkeypatch.setattr("torchmdnet2.runtime.graphs.ladder", lambda edges: max(16, -(-edges // 16) * 16))
+    potential = variant("transformer", priors=CAPTURED_PRIORS).cuda()
+    evaluator = Evaluator(potential, graphs=True)
+    system = cluster(torch.float64, False)
+    for scale in (3.0, 1.5, 1.0, 2.0, 0.98):
+        moved = system.replace(pos=system.pos * scale)
+        assert_same(evaluator(moved), potential(moved), torch.float64)
+    bound = evaluator.bind(system.replace(pos=system.pos * 3))
+    bound.pos.copy_(system.pos)
+    bound.replay()
+    assert not bound.check() and bound.forces.isnan().all()
+    bound.replay()
+    assert bound.check()
+    assert largest(bound.forces - potential(system).forces) <= 1e-11
+
+
+def test_a_captured_bound_step_does_not_wait():
+    potential = variant("graph_network").cuda()
+    system = cluster(torch.float64)
+    bound = Evaluator(potential).bind(system, stress=True)
+    velocity = 0.001 * torch.randn_like(system.pos)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(200):
+            bound.pos.add_(velocity)
+            bound.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bound.check()
+    expected = potential(system.replace(pos=bound.pos.clone()), stress=True)
+    assert largest(bound.forces - expected.forces) <= 1e-11
+    assert largest(bound.stress - expected.stress) <= 1e-12
+    bound.pos[5] = float("inf")
+    bound.replay()
+    with pytest.raises(ValueError, match="atom 5"):
+        bound.check()
+
+
+class Looking(Representation):
+    """A model that waits for the GPU."""
+
+    hidden_channels, cutoff, max_z = 8, 4.0, 20
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.embedding = how, torch.nn.Embedding(20, 8)
+
+    def forward(self, graph):
+        x = self.embedding(graph.z)
+        if self.how == "item":
+            x = x * float(graph.distances.detach().sum() > 0)
+        if self.how == "synchronize":
+            torch.cuda.synchronize()
+        return Features(x.index_add(0, graph.receiver, x[graph.sender] * torch.exp(-graph.distances)[:, None]))
+
+
+@pytest.mark.parametrize("how", ["item", "synchronize"])
+def test_what_cannot_be_captured_runs_eager_and_says_so(how):
+    potential = Potential(Looking(how), ScalarHead(8)).cuda().double().eval()
+    evaluator, system = Evaluator(potential, graphs=True), cluster(torch.float64)
+    for _ in range(3):
+        assert_same(evaluator(system), potential(system), torch.float64)
+    reason = {"item": "'Looking.forward' (test_models_gpu.py) looks at values", "synchronize": "the capture failed"}[
+        how
+    ]
+    assert "reference path" in evaluator.report() and reason in evaluator.report()
+    # nothing is left behind: others can still be captured, and memory is freed
+    other = variant("transformer").cuda()
+    again = Evaluator(other, graphs=True)
+    assert_same(again(system), other(system), torch.float64)
+    assert "one CUDA graph" in again.report()
+
+
+def test_ewald_runs_eager_and_says_so():
+    potential = variant("tensornet2_ewald").cuda()
+    evaluator = Evaluator(potential)
+    for _ in range(2):
+        assert_same(evaluator(cluster(torch.float64)), potential(cluster(torch.float64)), torch.float64)
+    assert "no CUDA graph: 'Electrostatics._ewald' (electrostatics.py) looks at values" in evaluator.report()
+
+
+def test_changed_weights_of_captured_models_are_noticed():
+    potential = variant("transformer").cuda()
+    evaluator, system = Evaluator(potential, graphs=True), cluster(torch.float64)
+    before = evaluator(system)
+    with torch.no_grad():
+        potential.representation.embedding.weight.mul_(1.5)
+    after = evaluator(system)
+    assert_same(after, potential(system), torch.float64)
+    assert largest(after.energy - before.energy) > 1e-3
