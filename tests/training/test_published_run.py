@@ -81,5 +81,5 @@ def test_what_does_not_go_together(published, raw_config, change, message):
 
 def test_labels_that_a_data_set_does_not_have(published, raw_config):
     raw_config["data"] = {**published, "keys": {"energy": None, "forces": None, "stress": "stress"}}
-    with pytest.raises(BadConfig, match=r"data\.keys: md17 has none of stress; it has energy, forces"):
+    with pytest.raises(BadConfig, match=r"data\.keys: md17 has no 'stress'. It has energy, forces"):
         run_training(parse_config(raw_config))

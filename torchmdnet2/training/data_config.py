@@ -124,8 +124,8 @@ class DataConfig(Section):
     @classmethod
     def describe_published(cls, value: Any) -> Any:
         """A published data set knows its level of theory and licence."""
-        if not isinstance(value, Mapping) or value.get("dataset") is None:
-            return value
+        if not isinstance(value, Mapping) or value.get("dataset") is None or not set(value) <= set(cls.model_fields):
+            return value  # mistyped keys are found first
         try:
             published = make_published(str(value["dataset"]), _options(value))
         except TypeError:  # an option of a wrong type, which is found below

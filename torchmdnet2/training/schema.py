@@ -113,8 +113,23 @@ def validate_choice(
 
 def closest(name: str, known: Iterable[str]) -> str:
     """ ", did you mean 'x'?" for the closest of the known names; lenient, since keys can be as short as `lr`."""
-    match = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
+    known = list(known)
+    near = [word for word in known if edits(name.lower(), word) == 1]
+    match = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
     return f", did you mean '{match[0]}'?" if match else ""
+
+
+def edits(a: str, b: str) -> int:
+    """How many letters must be added, left out, replaced, or exchanged with the next to turn `a` into `b`."""
+    above: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        before, above, row = above, row, [i]
+        for j, y in enumerate(b, 1):
+            row.append(min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (x != y)))
+            if i > 1 and j > 1 and x == b[j - 2] and y == a[i - 2]:
+                row[j] = min(row[j], before[j - 2] + 1)
+    return row[-1]
 
 
 def first_error(error: ValidationError, source: str) -> BadConfig:

@@ -15,6 +15,7 @@ from ..data.datasets import make_published, open_published
 from ..data.sources import file_facts
 from ..data.splits import SUBSETS
 from ..errors import BadConfig, BadData
+from ..registry import did_you_mean
 from .batches import Frames
 from .data_config import DataConfig
 
@@ -38,7 +39,8 @@ def open_subsets(
         main = opened(config.train)
     else:
         assert config.dataset is not None  # one of the two is given
-        main = open_published(config.dataset, config.root, config.download, **config.options)
+        published = open_published(config.dataset, config.root, config.download, **config.options)
+        main = published.with_labels({source: name for name, source in keys.items()})
     subsets: dict[str, tuple[Dataset, list[int]]] = {}
     own = {name: getattr(config, name) for name in SUBSETS[1:] if getattr(config, name) is not None}
     divided = _read_split(config, main) if config.split.file else _divide(config, len(main), set(own))
@@ -92,15 +94,24 @@ def _sources(dataset: Dataset) -> list[str]:
 
 
 def labels_of(config: DataConfig, keys: dict[str, str]) -> dict[str, str]:
-    """The keys that can be read: of a published data set, those of its labels.
+    """The keys that can be read: of a published data set, name -> its label; "energy" and "forces" may be absent.
 
     Raises:
-        BadConfig: none is left.
+        BadConfig: it does not have a label.
     """
     if config.dataset is None:
         return keys
     labels = make_published(config.dataset, config.options).labels
-    known = {name: key for name, key in keys.items() if name in labels}
+    known = {}
+    for name, key in keys.items():
+        shape, _, further = name.partition(":")
+        source = f"{shape}:{key}" if further else key
+        if source in labels:
+            known[name] = source
+        elif name not in ("energy", "forces", "charge", "spin") or name != key:
+            names = [label.partition(":")[2] or label for label in labels]
+            hint = did_you_mean(key, names) or "."
+            raise BadConfig(f"data.keys: {config.dataset} has no '{key}'{hint} It has {', '.join(names)}")
     if not known:
         raise BadConfig(f"data.keys: {config.dataset} has none of {', '.join(keys)}; it has {', '.join(labels)}")
     return known
