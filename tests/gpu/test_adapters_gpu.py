@@ -155,6 +155,21 @@ def test_committee_and_batches(potential, exact):
         np.testing.assert_allclose(results["forces"], exact(System.from_ase(atoms)).forces.numpy(), atol=FORCE)
 
 
+def test_models_with_charges():
+    """Which do not run on the static buffers: charges and dipole at every step."""
+    config = {**CONFIG, "properties": [{"name": "charges"}, {"name": "dipole"}]}
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        made = Potential.from_config(config).double().eval()
+    calc, atoms = TorchMDNet2Calculator(made, device="cuda"), molecule("CH3CH2OH")
+    for seed in range(4):
+        atoms.rattle(0.05, seed=seed)
+        expected = made(System.from_ase(atoms))
+        np.testing.assert_allclose(calc.get_property("charges", atoms), expected.charges.numpy(), atol=1e-9)
+        np.testing.assert_allclose(calc.get_property("dipole", atoms), expected.properties["dipole"][0], atol=1e-9)
+        np.testing.assert_allclose(calc.get_property("forces", atoms), expected.forces.numpy(), atol=1e-9)
+
+
 def test_double_precision_is_exact(potential, exact):
     calc = TorchMDNet2Calculator(potential, device="cuda", dtype=torch.float64)
     atoms = crystal()
