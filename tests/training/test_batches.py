@@ -10,7 +10,7 @@ from torchmdnet2.data import CachedDataset, open_dataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import NeighborList, neighbor_list
 from torchmdnet2.system import System
-from torchmdnet2.training.batches import Frames, Loader, join, training_batches
+from torchmdnet2.training.batches import Frames, Loader, join, most_frames, training_batches
 from torchmdnet2.training.config import TrainingConfig
 
 
@@ -114,6 +114,8 @@ def test_training_batches_follow_the_configuration(frames):
         assert training_batches(frames, config, epoch=2, done=1) == parts[1:]
     assert [len(part) for part in training_batches(frames, by_size, 0)] == [3, 3]
     assert all(frames.atoms[part].sum() <= 9 for part in training_batches(frames, by_atoms, 0))
+    for config in (by_size, by_atoms, TrainingConfig(max_edges=20, max_atoms=100)):
+        assert max(map(len, training_batches(frames, config, 0))) <= most_frames(frames, config) <= 6
     with pytest.raises(BadData, match=r"morse\.xyz, frame \d: it has \d atoms, .* raise max_atoms"):
         training_batches(frames, TrainingConfig(max_atoms=2), 0)
 

@@ -25,7 +25,7 @@ from ..system import System
 from .config import TrainingConfig
 from .message import Message
 
-__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "training_batches"]
+__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "most_frames", "training_batches"]
 
 
 @dataclass(eq=False)
@@ -170,6 +170,13 @@ def training_batches(
         done=done,
         name=frames.name,
     )
+
+
+def most_frames(frames: Frames, config: TrainingConfig) -> int:
+    """What no batch of `training_batches` has more frames than."""
+    budgets = ((config.max_atoms, frames.atoms), (config.max_edges, frames.edges))
+    given = [most // max(1, int(values.min())) for most, values in budgets if most is not None and len(frames)]
+    return max(1, min(len(frames), *given)) if given else config.batch_size
 
 
 class _Order(Sampler[list[int]]):
