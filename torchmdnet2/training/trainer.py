@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..potential import Potential, Result
 from ..system import System
-from .batches import Batch, Frames, Loader, epoch_order, in_order
+from .batches import Batch, Frames, Loader, in_order, training_batches
 from .config import TrainingConfig
 from .loop import PackedLoop, why_not_packed
 from .loss import penalty_sums, residuals, total_loss
@@ -96,7 +96,7 @@ class Trainer:
         self.parameters = [p for p in potential.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(potential, config.optimizer, config.weight_decay, config.layer_lr_decay)
 
-        self.steps_per_epoch = -(-len(train) // config.batch_size)
+        self.steps_per_epoch = len(training_batches(train, config, 0))  # with a budget, a few more or less later
         self.total_steps = config.max_epochs * self.steps_per_epoch
         self.learning_rate = LearningRate(config, self.total_steps)
         self.best = BestEpoch(config.early_stopping_patience)
@@ -129,7 +129,7 @@ class Trainer:
 
     def train_epoch(self, hooks: Hooks) -> None:
         """The steps of this epoch that are not yet done."""
-        order = epoch_order(len(self.train), self.config.batch_size, self.config.seed, self.epoch)
+        order = training_batches(self.train, self.config, self.epoch)
         start = time.monotonic()
         for loss in self.steps(order[self.position :]):
             self.position += 1
