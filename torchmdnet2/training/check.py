@@ -10,7 +10,7 @@ import torch
 
 from ..potential import SYMBOLS
 from ..units import KB
-from .batches import epoch_order
+from .batches import training_batches
 from .config import Config
 from .labels import property_of
 from .metrics import UNITS
@@ -70,7 +70,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
 def _measure(trainer: Trainer) -> tuple[float, float]:
     """Seconds of one step and bytes of its activations, on the first batches of the first epoch."""
     config = trainer.config
-    order = epoch_order(len(trainer.train), config.batch_size, config.seed, 0)
+    order = training_batches(trainer.train, config, 0)
     batches = [batch.to(trainer.device) for batch in trainer.train_loader(order[: _STEPS + 1])]
     memory = _activation_bytes(trainer, batches)
     times = []
