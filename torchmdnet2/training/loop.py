@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .batches import Frames
+from .batches import Frames, most_frames
 from .metrics import ErrorSums
 from .network import PackedNetwork
 from .packed import PackedFrames
@@ -76,7 +76,8 @@ class PackedLoop:
             trainer.optimizer,
             config.gradient_clipping or math.inf,
         )
-        self.step = self._replayed(pack(trainer.train, trainer.potential, stress), config.batch_size, self.training)
+        store = pack(trainer.train, trainer.potential, stress)
+        self.step = self._replayed(store, most_frames(trainer.train, config), self.training)
         self.errors = ErrorPass(network(trainer.average), config.loss.final)
         self.measure: Replayed | None = None
         if trainer.validation is not None:
