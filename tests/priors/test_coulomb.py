@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 
+import numpy as np
 import pytest
 import torch
 from ase.build import bulk
+from ase.geometry import cellpar_to_cell
 
 from torchmdnet2 import Potential, System
+from torchmdnet2.checks import without_network
 from torchmdnet2.priors import Coulomb
 from torchmdnet2.priors.electrostatics import Electrostatics
 from torchmdnet2.priors.pairs import pair_list
@@ -91,8 +94,28 @@ def test_conformance_of_the_mesh(name):
 
 def test_full_conformance_of_a_fine_mesh():
     """With the accuracy turned up, the mesh passes every shipped check, translation and total force included."""
-    prior = Coulomb(CHARGES, "pme", 5.0, accuracy=1e-12)
+    prior = Coulomb(CHARGES, "pme", 5.0, accuracy=1e-11)
     check_prior(prior, [SYSTEMS["triclinic cell"]])
+
+
+def test_mesh_in_cells_of_every_shape():
+    """Narrow, wide, skew and left-handed cells, atoms anywhere: Ewald's energy to 1e-8 eV/atom, forces to 1e-7 eV/Å."""
+    rng = np.random.default_rng(0)
+    lengths, angles = rng.uniform(1.5, 12, (300, 3)), rng.uniform(15, 165, (300, 3))
+    shapes = [(d, a) for d, a in zip(lengths, angles, strict=True) if a.sum() < 350 and 2 * a.max() < a.sum() - 10]
+    for k, (d, a) in enumerate(shapes[:15]):
+        cell = torch.tensor(cellpar_to_cell([*d, *a])) * (-1) ** k
+        num = 2 + k % 5
+        system = System(
+            z=torch.tensor(rng.choice([1, 6, 8], num)), pos=torch.tensor(rng.uniform(-10, 10, (num, 3))), cell=cell
+        )
+        exact, mesh = (
+            without_network([Coulomb(CHARGES, method, 5.0, accuracy=accuracy)], (1, 6, 8)).eval()(system, stress=True)
+            for method, accuracy in (("ewald", 1e-13), ("pme", 1e-10))
+        )
+        assert float((mesh.energy - exact.energy).abs()) / num <= 1e-8, (d, a)
+        assert float((mesh.forces - exact.forces).abs().max()) <= 1e-7, (d, a)
+        assert float((mesh.stress - exact.stress).abs().max()) <= 1e-7, (d, a)
 
 
 def test_mesh_work_grows_with_the_number_of_atoms():
