@@ -83,3 +83,28 @@ def test_labels_that_a_data_set_does_not_have(published, raw_config):
     raw_config["data"] = {**published, "keys": {"energy": None, "forces": None, "stress": "stress"}}
     with pytest.raises(BadConfig, match=r"data\.keys: md17 has no 'stress'. It has energy, forces"):
         run_training(parse_config(raw_config))
+
+
+def test_a_budget_of_atoms_trains_and_resumes(raw_config, tmp_path):
+    raw_config["training"].update(max_atoms=17, max_edges=60, max_epochs=4)
+    raw_config["output"]["save_every_steps"] = 3
+    whole = run_training(parse_config(raw_config))
+    raw_config["output"]["folder"] = str(tmp_path / "parts")
+    raw_config["training"]["num_threads"] = 1
+
+    class Stopped(Exception):
+        pass
+
+    def stop(trainer, loss):
+        if trainer.step_count == 8:
+            raise Stopped
+
+    from torchmdnet2.training import run
+
+    original = run.Hooks
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "Hooks", lambda **hooks: original(**{**hooks, "step": stop}))
+        with pytest.raises(Stopped):
+            run_training(parse_config(raw_config))
+    parts = run_training(parse_config(raw_config), resume="auto")
+    assert weights_hash(parts) == weights_hash(whole)
