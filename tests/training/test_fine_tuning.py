@@ -203,3 +203,52 @@ def test_learning_the_difference_from_a_prior_equals_learning_reduced_labels(raw
         # energies returned are totals; extxyz keeps 8 digits of the reduced labels
         assert float(total.energy) == pytest.approx(float(difference.energy + share.energy), abs=1e-3)
         np.testing.assert_allclose(total.forces, difference.forces + share.forces, atol=1e-3)
+
+
+def test_learning_the_difference_from_another_potential(raw_config, base, data_file, tmp_path):
+    """The baseline's energies are part of the total, its weights stay, and the model needs no other file."""
+    import shutil
+
+    copied = tmp_path / "cheap.tmn"
+    shutil.copy(base, copied)
+    raw_config["data"]["train"] = shifted(data_file, tmp_path / "s.xyz", by=lambda atoms: 0.3 * len(atoms))
+    raw_config["priors"] = [{"name": "baseline", "file": str(copied)}, {"name": "atomref", "energies": "fit"}]
+    raw_config["training"].update(max_epochs=1, weight_decay=0.1)
+    path = run_training(parse_config(raw_config))
+    copied.unlink()
+    potential, cheap = checkpoint.load(path, dtype=torch.float64), checkpoint.load(base, dtype=torch.float64)
+    kept = potential.priors[0].potential.state_dict()
+    assert kept.keys() == cheap.state_dict().keys()
+    assert all(torch.equal(value, kept[name]) for name, value in cheap.state_dict().items())
+    only = torch.nn.ModuleList([potential.priors[1]])
+    system = System.from_ase(read(data_file, "4:7"))
+    total, share = potential(system), cheap(system)
+    potential.priors = only
+    rest = potential(system)
+    torch.testing.assert_close(total.energy, share.energy + rest.energy, rtol=0, atol=1e-9)
+    torch.testing.assert_close(total.forces, share.forces + rest.forces, rtol=0, atol=1e-9)
+    assert float(share.energy.abs().min()) > 1000  # the reference energies are in the baseline,
+    references = potential.config["priors"][1]["energies"]
+    assert all(abs(energy) < 1.0 for energy in references.values())  # and what is fitted is the difference
+    errors = checkpoint.read_header(path)["metadata"]["errors"]["test"]
+    before = checkpoint.read_header(base)["metadata"]["errors"]["test"]
+    assert errors["forces"]["mae"] < 1.2 * before["forces"]["mae"]
+    raw_config["priors"][0]["file"] = "none.tmn"
+    with pytest.raises(BadConfig, match=r"baseline\.file: none\.tmn: no such model file"):
+        parse_config(raw_config)
+    raw_config["priors"][0] = {"name": "baseline", "fiel": "x.tmn"}
+    with pytest.raises(BadConfig, match=r"priors\.0\.fiel: unknown key, did you mean 'file'"):
+        parse_config(raw_config)
+
+
+def test_starting_from_a_checkpoint_of_torchmd_net(raw, base, tmp_path):
+    from torchmdnet2.importers import export_checkpoint
+
+    theirs = checkpoint.load(base)
+    export_checkpoint(theirs, tmp_path / "theirs.ckpt")
+    raw["init"] = {"file": str(tmp_path / "theirs.ckpt")}
+    raw["priors"] = [{"name": "atomref", "energies": "keep"}]
+    setup = make_setup(parse_config(raw))
+    system = System.from_ase(read(raw["data"]["train"], ":3"))
+    energies = [p.double().eval()(system, forces=False).energy for p in (setup.potential, theirs)]
+    torch.testing.assert_close(*energies, rtol=1e-6, atol=1e-3)

@@ -16,6 +16,7 @@ from ..errors import BadConfig
 from ..potential import SYMBOLS, Potential
 from ..registry import did_you_mean
 from .batches import Frames, Loader, in_order
+from .parts import load_baselines, with_baseline
 from .references import least_norm, require_references
 
 __all__ = ["fine_tuned", "freeze", "refit_references"]
@@ -41,10 +42,11 @@ def fine_tuned(base: Potential, parts: Mapping[str, Any], elements: list[int]) -
     config = {
         **base.config,
         **parts,
-        "priors": [_with_references(p, references, elements) for p in parts["priors"]],
+        "priors": [with_baseline(_with_references(p, references, elements)) for p in parts["priors"]],
         "elements": sorted({*base.elements, *elements}),
     }
     potential = Potential.from_config(config).to(base.dtype)
+    load_baselines(potential, parts["priors"])
     new = sorted(set(elements) - set(base.elements))
     report = _copy_weights(base, potential, new)
     if new:
@@ -85,7 +87,7 @@ def _copy_weights(base: Potential, potential: Potential, new: list[int]) -> list
     tables = {name for name, m in potential.named_modules() if isinstance(m, nn.Embedding)}
     loaded, fresh = [], []
     for name, value in own.items():
-        if name.startswith("priors."):
+        if name.startswith("priors.") and ".potential." not in name:  # all but baselines have nothing to load
             continue
         given = old.get(name)
         if name.rpartition(".")[0] in tables and given is not None and given.shape[1:] == value.shape[1:]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
+from ..checkpoint import load, read_header
 from ..models.base import PropertyHead
 from ..potential import SYMBOLS, Potential
 from ..registry import HEADS, PRIORS
 from ..system import System
-from .schema import validate_choice
+from .schema import Section, validate_choice
 
-__all__ = ["PriorConfig", "PropertyConfig", "predicted_shapes", "untrained"]
+__all__ = ["PriorConfig", "PropertyConfig", "load_baselines", "predicted_shapes", "untrained", "with_baseline"]
+
+
+class _Baseline(Section):
+    """Another potential, by its file; see `priors.baseline`."""
+
+    name: str
+    file: str = Field(description="a .tmn model file")
 
 
 def _check_prior(value: Any) -> dict[str, Any]:
     """One entry of `priors`; atomref may say `energies: fit` or `keep`, and may name elements by symbol."""
+    if isinstance(value, Mapping) and value.get("name") == "baseline" and "potential" not in value:
+        return _Baseline.model_validate(value).model_dump()
     word, given = None, value
     if isinstance(value, Mapping) and value.get("name") == "atomref":
         energies = value.get("energies", "fit")
@@ -73,9 +83,36 @@ def untrained(parts: Mapping[str, Any]) -> Potential:
     """
     neutral = {"scale": 1.0, "shift": 0.0}
     priors = [{**p, "energies": {}} if isinstance(p.get("energies"), str) else p for p in parts["priors"]]
+    priors = [with_baseline(p) for p in priors]
     properties = [{k: neutral[k] if v == "fit" else v for k, v in p.items()} for p in parts["properties"]]
     with torch.random.fork_rng(devices=[]):
         return Potential.from_config({**parts, "priors": priors, "properties": properties})
+
+
+def with_baseline(prior: dict[str, Any]) -> dict[str, Any]:
+    """A prior's configuration, the file of a baseline replaced by the configuration in it.
+
+    Raises:
+        ValueError: there is no such file, or it is not a model file.
+    """
+    if prior["name"] != "baseline" or "file" not in prior:
+        return prior
+    try:
+        return {"name": "baseline", "potential": read_header(prior["file"])["config"]}
+    except FileNotFoundError as error:
+        raise ValueError(f"baseline.file: {error}") from None
+
+
+def load_baselines(potential: Potential, priors: Sequence[Mapping[str, Any]]) -> None:
+    """Give the baselines of a new potential the weights of their files.
+
+    Args:
+        potential: made from these priors, in their order.
+        priors: as in the configuration.
+    """
+    for prior, given in zip(potential.priors, priors, strict=True):
+        if given["name"] == "baseline" and "file" in given:
+            prior.potential.load_state_dict(load(given["file"]).state_dict())  # type: ignore[union-attr, operator]
 
 
 def predicted_shapes(potential: Potential) -> dict[str, str]:

@@ -13,6 +13,7 @@ from ..potential import SYMBOLS, Potential
 from .batches import Frames
 from .config import Config
 from .labels import DIPOLE_NORM, property_of
+from .parts import load_baselines, with_baseline
 
 __all__ = ["energy_scale", "fit_references", "least_norm", "potential_config"]
 
@@ -28,7 +29,7 @@ def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> d
     subtract_priors(config, frames, facts)
     priors = []
     references: dict[int, float] = {}
-    for prior in config.priors:
+    for prior in map(with_baseline, config.priors):
         if prior["name"] == "atomref":
             if isinstance(prior["energies"], str):  # fit; fine-tuning, which also knows keep, has its own way
                 references = fit_references(facts, config.atom_filter)
@@ -59,8 +60,10 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> No
     Reference energies and priors that need the network's charges are left out.
     """
     others = [prior for prior in config.priors if prior["name"] != "atomref"]
+    made = [with_baseline(prior) for prior in others]
     with torch.random.fork_rng(devices=[]):
-        potential = Potential.from_config({"model": config.model, "head": None, "priors": others})
+        potential = Potential.from_config({"model": config.model, "head": None, "priors": made})
+    load_baselines(potential, others)
     known = [prior for prior in potential.priors if not prior.uses_charges]
     if not known:
         return

@@ -17,7 +17,7 @@ from .batches import Frames
 from .config import Config
 from .initial import fine_tuned, freeze, refit_references
 from .labels import label_keys, label_units
-from .parts import predicted_shapes, untrained
+from .parts import load_baselines, predicted_shapes, untrained
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
 from .trainer import Properties
@@ -71,6 +71,7 @@ def make_setup(config: Config) -> Setup:
         torch.manual_seed(config.training.seed)
         if config.init is None:
             potential = Potential.from_config(potential_config(config, frames["train"], facts))
+            load_baselines(potential, config.priors)
         else:
             potential, notes = started(config, frames["train"], facts)
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
@@ -79,8 +80,9 @@ def make_setup(config: Config) -> Setup:
         for name, (dataset, indices) in data.items()
     }
     digests = file_digests(config.data, {name: dataset for name, (dataset, _) in data.items()})
-    if config.init is not None:
-        digests[config.init.file] = hashlib.sha256(Path(config.init.file).read_bytes()).hexdigest()
+    models = [prior["file"] for prior in config.priors if "file" in prior]
+    for file in [*models, *([config.init.file] if config.init else [])]:
+        digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     return Setup(config, potential, frames, splits, properties, facts, digests, notes)
 
 
