@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import BadConfig
 from ..potential import SYMBOLS, Potential
+from ..priors import Atomref
 from ..registry import did_you_mean
 from .batches import Frames, Loader, in_order
 from .parts import load_baselines, with_baseline
@@ -67,8 +68,8 @@ def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
 def _references(potential: Potential) -> dict[int, float]:
     """Element -> eV of the atomref prior, changes made by training included."""
     for prior in potential.priors:
-        if prior.registered_name == "atomref":  # type: ignore[attr-defined]
-            table = prior.initial if prior.change is None else prior.initial + prior.change.double()  # type: ignore
+        if isinstance(prior, Atomref):
+            table = prior.initial if prior.change is None else prior.initial + prior.change.double()
             return {z: float(table[z]) for z in potential.elements}
     return {}
 
@@ -124,7 +125,7 @@ def refit_references(potential: Potential, frames: Frames, facts: dict[str, Any]
     Returns:
         What was changed, in words.
     """
-    atomref = next((p for p in potential.priors if p.registered_name == "atomref"), None)  # type: ignore[attr-defined]
+    atomref = next((p for p in potential.priors if isinstance(p, Atomref)), None)
     if atomref is None or not facts["energy_positions"]:
         return "reference energies: none to fit"
     rest: list[float] = []
@@ -136,7 +137,7 @@ def refit_references(potential: Potential, frames: Frames, facts: dict[str, Any]
             rest += (batch.sample.labels["energy"] - result.energy).tolist()
     counted = [z for z in facts["elements"] if z > potential.atom_filter]
     change = least_norm(facts["compositions"], rest, counted)
-    table = atomref.initial  # type: ignore[union-attr]
+    table = atomref.initial
     for z, energy in change.items():
         table[z] += energy
     for prior in potential.config["priors"]:

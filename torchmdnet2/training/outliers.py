@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -71,7 +71,7 @@ def _atoms(potential: Potential, frames: Frames, position: int, properties: Prop
     atoms = batch.sample.system.to_ase()[0]
     result = predict(potential, batch.to(potential.device), properties)
     atoms.info["frame"] = frames.data.name(batch.frames[0])
-    predicted = {"energy": float(result.energy[0])}
+    predicted: dict[str, Any] = {"energy": float(result.energy[0])}
     if result.forces is not None:
         predicted["forces"] = result.forces.double().cpu().numpy()
     atoms.calc = SinglePointCalculator(atoms, **predicted)
