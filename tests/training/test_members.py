@@ -11,6 +11,7 @@ import yaml
 from ase.io import read
 
 from torchmdnet2 import System, checkpoint
+from torchmdnet2.adapters.committee import CommitteeCalculator
 from torchmdnet2.cli import main
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadCheckpoint, BadConfig
@@ -22,7 +23,9 @@ from torchmdnet2.training.spread import rank_correlation
 @pytest.fixture
 def ensemble(raw_config):
     config = parse_config(raw_config)
-    return config, run_members(config, 3)
+    path = run_members(config, 3)
+    assert not (path.parent / "report.html").exists()  # output.report is off
+    return config, path
 
 
 def test_members_and_their_spread(ensemble, raw_config, data_file, tmp_path):
@@ -46,6 +49,10 @@ def test_members_and_their_spread(ensemble, raw_config, data_file, tmp_path):
     assert found["rms_spread"] == pytest.approx(np.sqrt(np.mean(np.square(spread))), rel=1e-6)
     assert metrics["errors"]["forces"]["mae"] == pytest.approx(np.abs(np.concatenate(forces)).mean(), rel=1e-6)
     assert -1 <= metrics["spread"]["forces"]["correlation"] <= 1
+    # as one ASE calculator
+    calc = CommitteeCalculator(path, dtype="float64")
+    atoms = frames[indices[0]].copy()
+    assert calc.get_property("energy_std", atoms) == pytest.approx(spread[0] * len(atoms), rel=1e-6)
     # a member is what a run with its seed alone would be
     alone = member_config(config, 1)
     assert alone.training.seed == config.training.seed + 1
@@ -93,6 +100,23 @@ def test_bootstrap_draws_with_repetition(raw_config, tmp_path, capsys):
     assert main(["train", str(tmp_path / "c.yaml"), "--members", "4", "--check"]) == 0
     assert "4 members, one after the other" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+def test_report_of_an_ensemble(raw_config, tmp_path):
+    raw_config["training"]["max_epochs"] = 1
+    raw_config["output"]["report"] = True
+    path = run_members(parse_config(raw_config), 2)
+    text = (path.parent / "report.html").read_text()
+    metrics = json.loads((path.parent / "ensemble_metrics.json").read_text())
+    for part in (
+        f"{1e3 * metrics['errors']['forces']['mae']:.3f}",
+        f"{1e3 * metrics['spread']['energy_per_atom']['rms_spread']:.3f}",
+        "member_0",
+        "member_1",
+    ):
+        assert part in text, part
+    assert text.count("data:image/png;base64,") == 2 and "http" not in text
+    assert (path.parent / "member_1" / "report.html").is_file()
 
 
 def test_rank_correlation():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from ..ensemble import Ensemble
+from ..ensemble_file import read_ensemble
 from ..potential import Potential
 from .ase import TorchMDNet2Calculator
 from .model import open_model
@@ -24,7 +25,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
     the data says little; a small spread does not prove a small error.
 
     Args:
-        models: at least two, each a path or a Potential.
+        models: at least two, each a path or a Potential; or the ensemble.json of a training.
         device, dtype, charge, spin: of all members, as for TorchMDNet2Calculator.
 
     Raises:
@@ -33,12 +34,14 @@ class CommitteeCalculator(TorchMDNet2Calculator):
 
     def __init__(
         self,
-        models: Sequence[str | os.PathLike | Potential],
+        models: Sequence[str | os.PathLike | Potential] | str | os.PathLike,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | str | None = None,
         charge: int | None = None,
         spin: int | None = None,
     ):
+        if isinstance(models, str | os.PathLike) and str(models).endswith(".json"):
+            models = read_ensemble(models)
         if isinstance(models, str | os.PathLike | Potential) or len(models) < 2:
             raise ValueError("a committee needs at least two models: give a list of them")
         self._set_up([open_model(model, device, dtype) for model in models], charge, spin)

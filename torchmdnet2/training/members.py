@@ -2,7 +2,7 @@
 
 Every member is a run of its own in `member_0`, `member_1`, … of the folder, and can be resumed as any run. When all are
 done, `ensemble.json` lists their models for `Ensemble.load`, and `ensemble_metrics.json` says how good their mean is
-on the test frames, and what their spread tells about its errors.
+on the test frames, and what their spread tells about its errors; report.html shows it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..checkpoint import read_header
 from ..ensemble import Ensemble
 from ..ensemble_file import write_ensemble
 from ..errors import BadConfig
@@ -23,6 +24,8 @@ from .log import TrainingLog
 from .loss import atoms_per_system, residuals
 from .loss_config import LossConfig
 from .metrics import ErrorSums, in_words
+from .plots import spread_picture
+from .report import ensemble_page
 from .run import own_torch_state, run_training
 from .setup import Setup, device_of, make_setup
 from .spread import Spread
@@ -85,8 +88,17 @@ def run_members(
     models = [path for path in paths if path is not None]
     listed = write_ensemble(models, folder / "ensemble.json")
     with own_torch_state(config):
-        metrics = ensemble_metrics(make_setup(config), models)
+        metrics, spread = ensemble_metrics(make_setup(config), models)
     atomic_write(folder / "ensemble_metrics.json", json.dumps(metrics, indent=1))
+    if config.output.report:
+        alone = {model.parent.name: read_header(model)["metadata"]["errors"][metrics["subset"]] for model in models}
+        units = {name: value["unit"] for name, value in metrics["spread"].items()}
+        images = [
+            spread_picture(error.numpy(), deviation.numpy(), name, units[name])
+            for name, (error, deviation) in spread.pairs().items()
+            if name in units
+        ]
+        atomic_write(folder / "report.html", ensemble_page(folder.name, metrics, alone, images))
     say(f"mean of {count} members, {metrics['subset']}: {in_words(metrics['errors'])}")
     for name, value in metrics["spread"].items():
         say(
@@ -97,7 +109,7 @@ def run_members(
     return listed
 
 
-def ensemble_metrics(setup: Setup, models: list[Path]) -> dict[str, Any]:
+def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], Spread]:
     """Errors of the mean of some models, and what their spread tells about them.
 
     Args:
@@ -106,7 +118,7 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> dict[str, Any]:
 
     Returns:
         {"subset": "test", "errors": as `ErrorSums.summary`, "spread": {"energy_per_atom", "forces": {"rms_spread",
-        "rmse", "correlation", "unit"}}, "members": their files}.
+        "rmse", "correlation", "unit"}}, "members": their files}, and errors and deviations themselves.
     """
     subset = next(name for name in ("test", "validation", "train") if name in setup.frames)
     frames, config = setup.frames[subset], setup.config
@@ -131,4 +143,5 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> dict[str, Any]:
             here = found["forces"].present[:, 0]
             error = found["forces"].error[here].norm(dim=1)
             spread.add("forces", error, result.forces_std[here].norm(dim=1))
-    return {"subset": subset, "errors": sums.summary(), "spread": spread.summary(), "members": [str(m) for m in models]}
+    found = {"errors": sums.summary(), "spread": spread.summary(), "members": [str(model) for model in models]}
+    return {"subset": subset, **found}, spread

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ase import Atoms
     from matplotlib.axes import Axes
 
-__all__ = ["pictures", "structures"]
+__all__ = ["pictures", "spread_picture", "structures"]
 
 _MOST_POINTS = 20_000  # of a parity plot
 _FILES = {"energy_per_atom": "energy_parity", "forces": "force_parity"}  # others: their name + _parity
@@ -47,6 +47,23 @@ def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subse
 def structures(frames: Sequence[Atoms]) -> list[bytes]:
     """A small picture of each structure, seen along its shortest principal axis, as PNG."""
     return [_picture(partial(_structure, atoms), size=(1.8, 1.5)) for atoms in frames]
+
+
+def spread_picture(error: np.ndarray, deviation: np.ndarray, name: str, unit: str) -> bytes:
+    """|error| of an ensemble's mean over the standard deviation of its members, on logarithmic axes, as PNG."""
+
+    def draw(axes: Axes) -> None:
+        stride = -(-len(error) // _MOST_POINTS)
+        low = 1e-6  # what is exactly 0 is drawn at the edge
+        x, y = (1e3 * np.maximum(values[::stride], low) for values in (deviation, error))
+        axes.plot(x, y, ".", ms=4, alpha=0.4, mew=0)
+        ends = [min(x.min(), y.min()), max(x.max(), y.max())]
+        axes.plot(ends, ends, color="0.4", lw=0.8, label="error = spread")
+        axes.set(xscale="log", yscale="log", xlabel=f"standard deviation of the members (m{unit})",
+                 ylabel=f"error of their mean (m{unit})", title=name.replace("_", " ").capitalize())  # fmt: skip
+        axes.legend()
+
+    return _picture(draw)
 
 
 def _picture(draw: Callable[[Axes], None], size: tuple[float, float] = (5.2, 4.2)) -> bytes:

@@ -23,7 +23,7 @@ from .outliers import Outlier, find_outliers, outlier_frames
 from .plots import pictures, structures
 from .trainer import Properties
 
-__all__ = ["Report", "write_report"]
+__all__ = ["Report", "ensemble_page", "write_report"]
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
@@ -127,8 +127,48 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
     body += ["<h2>Data</h2>", f"<p>{html.escape(counts)}; split: {html.escape(str(data.get('split', '')))}</p>", files]
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
     body += ["<h2>Configuration</h2>", f"<pre>{html.escape(text)}</pre>"]
+    return _document(report.title, body)
+
+
+def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, Any], images: Sequence[bytes]) -> str:
+    """The report of an ensemble.
+
+    Args:
+        title: usually the folder's name.
+        metrics: errors of the mean and its spread, as in ensemble_metrics.json.
+        members: name -> errors of each, on the same frames.
+        images: plots, PNG.
+    """
+    rows = [
+        [who, name.replace("_", " "), *_numbers(error)]
+        for who, errors in (("mean", metrics["errors"]), *members.items())
+        for name, error in errors.items()
+        if name != "forces_by_element"
+    ]
+    spread = [
+        [name.replace("_", " "), f"{1e3 * v['rms_spread']:.3f}", f"{1e3 * v['rmse']:.3f}", f"m{v['unit']}",
+         f"{v['correlation']:.2f}"]
+        for name, v in metrics["spread"].items()
+    ]  # fmt: skip
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        f"<p class=note>{len(members)} members; errors on {metrics['subset']} frames</p>",
+        "<h2>Errors</h2>",
+        _table(["", "property", "MAE", "RMSE", "unit", "labels"], rows),
+        "<h2>Spread</h2>",
+        "<p>Standard deviation of the members beside the error of their mean; of forces, lengths by atom. The "
+        "correlation is that of the ranks: 1 where a larger spread always means a larger error.</p>",
+        _table(["", "rms spread", "rms error", "unit", "correlation"], spread),
+        "<div class=pictures>",
+        *(_image(image, "error over spread") for image in images),
+        "</div>",
+    ]
+    return _document(title, body)
+
+
+def _document(title: str, body: Sequence[str]) -> str:
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(report.title)}</title>'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
 

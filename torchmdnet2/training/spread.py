@@ -23,11 +23,17 @@ class Spread:
         """Errors [n] of the mean and deviations [n] of the members, of one property; of vectors the lengths."""
         self._pairs.setdefault(name, []).append((error.detach().double().abs().cpu(), deviation.double().cpu()))
 
+    def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """By property: (|error| [n], deviation [n])."""
+        return {
+            name: (torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+            for name, parts in self._pairs.items()
+        }
+
     def summary(self) -> dict[str, Any]:
         """By property: rms of both, and how well the order of one follows that of the other (Spearman's rank)."""
         found = {}
-        for name, parts in self._pairs.items():
-            error, deviation = (torch.cat(values) for values in zip(*parts, strict=True))
+        for name, (error, deviation) in self.pairs().items():
             if len(error):
                 found[name] = {
                     "rms_spread": float(deviation.square().mean().sqrt()),
