@@ -120,3 +120,16 @@ def test_wrong_arguments_are_named(section, words):
 def test_charges_by_symbol():
     by_symbol, by_number = (Coulomb(charges) for charges in ({"Na": 1.0, "Cl": -1.0}, {11: 1.0, "17": -1.0}))
     assert torch.equal(by_symbol.table, by_number.table) and float(by_symbol.table.abs().sum()) == 2
+
+
+@pytest.mark.parametrize("model", list(REPRESENTATIONS))
+def test_every_model_trains_with_predicted_charges(model, tmp_path):
+    """From YAML to a file: every model, with a Coulomb energy of charges that are learned from energies and forces."""
+    sections: dict[str, Any] = {"model": {**MODEL, "name": model}}
+    if model != "tensornet2":
+        sections["properties"] = [{"name": "charges"}]
+    coulomb = {"name": "coulomb", "charges": "predicted", "damping": "exp"}
+    trained = train(tmp_path, frames(24, REFERENCES, BASELINE), priors=[{"name": "atomref"}, coulomb], **sections)
+    result = trained(System.from_ase(frames(1, REFERENCES, [])[0]))
+    assert trained.config["model"]["name"] == model and trained.priors[1].uses_charges
+    assert float(result.charges.abs().max()) > 1e-6 and abs(float(result.charges.sum())) <= 1e-10

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from ..potential import Result
-from ..registry import did_you_mean
+from ..registry import PRIORS, did_you_mean
 from ..units import factor
 
 __all__ = ["BUILT_IN", "check_labels", "label_keys", "label_units", "prediction", "property_of", "unit_of"]
@@ -121,7 +121,9 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
             if name not in right:
                 raise ValueError(f"{path}.{name}: no such label{did_you_mean(name, right) or '.'} ({_listed(right)})")
     labelled = {*keys.properties, *(["dipole"] if keys.dipole or DIPOLE_NORM in keys.properties else [])}
-    labelled |= {"charges"} if keys.charges else set()
+    # charges may also be learned from the energies and forces that a prior makes of them
+    read = any(p.get("charges") == "predicted" or PRIORS[p["name"]].uses_charges for p in config.priors)
+    labelled |= {"charges"} if keys.charges or read else set()
     for head in config.properties:
         name = head.get("property", head["name"])
         if name not in labelled and config.init is None:
