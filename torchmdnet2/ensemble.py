@@ -11,9 +11,10 @@ from torch import Tensor
 
 from .evaluator import Evaluator
 from .potential import Potential, Result
+from .runtime.reference import BoundStep
 from .system import System
 
-__all__ = ["Ensemble", "EnsembleResult"]
+__all__ = ["Ensemble", "EnsembleBoundStep", "EnsembleResult"]
 
 
 @dataclass(eq=False)
@@ -90,16 +91,53 @@ class Ensemble:
 
         Args, Raises: as Evaluator.
         """
-        results = [evaluate(system, forces=forces, stress=stress) for evaluate in self._evaluators]
-        names = ("energy", "forces", "stress", "atom_energies", "charges")
-        mean, std = _statistics([{name: getattr(r, name) for name in names} for r in results])
-        properties, properties_std = _statistics([r.properties for r in results])
-        return EnsembleResult(
-            **mean,
-            properties=properties,
-            **{f"{name}_std": value for name, value in std.items()},
-            properties_std=properties_std,
-        )
+        return _combine([evaluate(system, forces=forces, stress=stress) for evaluate in self._evaluators])
+
+    def bind(self, system: System, stress: bool = False) -> EnsembleBoundStep:
+        """Hold a structure on the device, for loops; see Evaluator.bind."""
+        return EnsembleBoundStep([evaluator.bind(system, stress) for evaluator in self._evaluators])
+
+
+class EnsembleBoundStep:
+    """Bound steps of several potentials on the same positions.
+
+    Attributes:
+        pos [N, 3] Å, cell [B, 3, 3] Å: to be written to in place.
+    """
+
+    def __init__(self, steps: Sequence[BoundStep]):
+        self._steps = steps
+        self.pos, self.cell = steps[0].pos, steps[0].cell
+
+    def replay(self) -> None:
+        """Compute all members, without waiting for them."""
+        for step in self._steps:
+            if step is not self._steps[0]:
+                step.pos.copy_(self.pos)
+                step.cell.copy_(self.cell)
+            step.replay()
+
+    def fetch(self) -> EnsembleResult | None:
+        """Mean and spread on the host; None where a member lacked room, so that the step must be repeated.
+
+        Raises:
+            ValueError: a position, the cell or an energy is not finite (names the atom).
+        """
+        results = [step.fetch() for step in self._steps]
+        good = [result for result in results if result is not None]
+        return _combine(good) if len(good) == len(results) else None
+
+
+def _combine(results: Sequence[Result]) -> EnsembleResult:
+    names = ("energy", "forces", "stress", "atom_energies", "charges")
+    mean, std = _statistics([{name: getattr(r, name) for name in names} for r in results])
+    properties, properties_std = _statistics([r.properties for r in results])
+    return EnsembleResult(
+        **mean,
+        properties=properties,
+        **{f"{name}_std": value for name, value in std.items()},
+        properties_std=properties_std,
+    )
 
 
 def _statistics(results: Sequence[Mapping[str, Tensor | None]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

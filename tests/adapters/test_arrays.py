@@ -111,16 +111,27 @@ def test_charges_and_dipole_at_every_step(potential):
         np.testing.assert_allclose(results["dipole"], expected.properties["dipole"][0], atol=1e-10)
 
 
-def test_compiled_for_the_cpu(potential):
+@pytest.mark.parametrize("make", [ethanol, crystal])
+def test_compiled_for_the_cpu(potential, make):
     """In float32, on numba's kernels where they are there."""
-    single = copy.deepcopy(potential).float()
-    arrays, atoms = ArrayEvaluator(Evaluator(single), single.device), crystal()
-    for seed in range(4):
+    pytest.importorskip("numba")
+    config = {**potential.config, "model": {**potential.config["model"], "hidden_channels": 32}}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        single = Potential.from_config(config).eval()
+    exact, evaluator = copy.deepcopy(single).double(), Evaluator(single)
+    arrays, atoms = ArrayEvaluator(evaluator, single.device), make()
+    for seed in range(5):
         atoms.rattle(0.03, seed=seed)
-        results = arrays(structure(atoms), stress=seed > 1)
-        expected = potential(System.from_ase(atoms), stress=True)
+        atoms.set_cell(atoms.cell.array * (1 + 0.02 * (seed % 3)), scale_atoms=True)
+        stress = seed % 2 == 1 and bool(atoms.pbc.all())
+        results = arrays(structure(atoms), stress)
+        expected = exact(System.from_ase(atoms), stress=stress)
+        assert results["energy"] == pytest.approx(float(expected.energy.detach()), abs=2e-5 * len(atoms))
         np.testing.assert_allclose(results["forces"], expected.forces, atol=2e-5)
-    np.testing.assert_allclose(results["stress"], expected.stress[0], atol=1e-6)
+        if stress:
+            np.testing.assert_allclose(results["stress"], expected.stress[0], atol=1e-6)
+    assert "numba" in evaluator.report()
 
 
 def test_not_finite_says_where():

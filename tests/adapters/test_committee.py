@@ -71,6 +71,16 @@ def test_mean_and_spread(three):
     assert atoms.calc.get_property("forces_std", atoms).max() > 1e-3
 
 
+def test_trajectory_of_a_committee(three):
+    """On the static buffers of the members."""
+    calc, singles, atoms = CommitteeCalculator(three), [TorchMDNet2Calculator(p) for p in three], frames()[1]
+    for seed in range(4):
+        atoms.rattle(0.05, seed=seed)
+        values = np.array([single.get_property("forces", atoms) for single in singles])
+        np.testing.assert_allclose(calc.get_property("forces", atoms), values.mean(0), rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(calc.get_property("forces_std", atoms), values.std(0, ddof=1), rtol=1e-8, atol=1e-12)
+
+
 def test_committee_follows_the_structure(three):
     atoms = molecule("H2O")
     atoms.calc = CommitteeCalculator(three, charge=0)

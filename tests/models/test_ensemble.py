@@ -30,6 +30,23 @@ def test_mean_and_spread():
     assert result.charges is None  # not all members have charges
 
 
+def test_bound_step():
+    members = [variant("graph_network", seed=k) for k in (0, 1)] + [variant("tensornet2")]
+    ensemble = Ensemble(members)
+    bound = ensemble.bind(BATCH, stress=True)
+    bound.pos.mul_(1.01)
+    bound.cell.mul_(1.02)
+    bound.replay()
+    found = bound.fetch()
+    expected = ensemble(BATCH.replace(pos=BATCH.pos * 1.01, cell=BATCH.cell * 1.02), stress=True)
+    for name in ("energy", "energy_std", "forces", "forces_std", "stress", "stress_std", "atom_energies_std"):
+        assert torch.allclose(getattr(found, name), getattr(expected, name), rtol=1e-10, atol=1e-12), name
+    bound.pos[3] = float("nan")
+    bound.replay()
+    with pytest.raises(ValueError, match="atom 3"):
+        bound.fetch()
+
+
 def test_charges_and_properties_are_means():
     properties = [{"name": "scalar_property", "property": "gap"}]
     members = [variant("tensornet2", seed=k, properties=properties) for k in (0, 1)]

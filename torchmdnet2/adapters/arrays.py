@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..ensemble import Ensemble, EnsembleResult
+from ..ensemble import Ensemble, EnsembleBoundStep, EnsembleResult
 from ..evaluator import Evaluator
 from ..potential import Result
 from ..runtime.reference import BoundStep
@@ -96,7 +96,7 @@ class ArrayEvaluator:
 
     def __init__(self, evaluator: Evaluator | Ensemble, device: torch.device):
         self.evaluator, self.device = evaluator, device
-        self._may_bind = isinstance(evaluator, Evaluator)
+        self._may_bind = True
         self._composition: tuple[bytes, bytes, int, int] | None = None
         self._template: System | None = None
         self._cell = b""
@@ -146,7 +146,6 @@ class ArrayEvaluator:
         return _to_numpy(result)
 
     def _bind(self, structure: Structure, stress: bool) -> _HostStep | None:
-        assert isinstance(self.evaluator, Evaluator)
         try:
             return _HostStep(self.evaluator.bind(self._system(structure), stress=stress))
         except torch.cuda.OutOfMemoryError:
@@ -168,7 +167,7 @@ class ArrayEvaluator:
 class _HostStep:
     """A bound step that is fed from the host and read there."""
 
-    def __init__(self, bound: BoundStep):
+    def __init__(self, bound: BoundStep | EnsembleBoundStep):
         self._bound = bound
         pinned = bound.pos.device.type == "cuda"
         self._pos = torch.zeros_like(bound.pos, device="cpu", pin_memory=pinned)
