@@ -110,7 +110,9 @@ def statistics(
         system, labels = batch.system, batch.labels
         owner, count = system.batch.numpy(), system.num_systems
         table = np.bincount(owner * 256 + system.z.numpy(), minlength=count * 256)
-        tables.append(table.reshape(count, 256).astype(np.uint16))
+        table = table.reshape(count, 256)
+        present = np.flatnonzero(table.any(0))
+        tables.append((present, table[:, present].astype(np.int32)))
         energies.append(labels["energy"].numpy() if "energy" in labels else np.full(count, np.nan))
         charges |= set(np.unique(system.charge.numpy()).astype(int).tolist())
         spins |= set(np.unique(system.spin.numpy()).tolist())
@@ -120,12 +122,14 @@ def statistics(
         if "forces" in labels:
             known = labels["forces"][~torch.isnan(labels["forces"])]
             force_square, force_count = force_square + float(known.square().sum()), force_count + known.numel()
-    whole = np.concatenate(tables)
-    elements = np.flatnonzero(whole.any(0))
+    elements = np.unique(np.concatenate([present for present, _ in tables]))
+    whole = np.zeros((len(chosen), len(elements)), dtype=np.int32)
+    for k, (present, table) in enumerate(tables):
+        whole[k * _CHUNK : k * _CHUNK + len(table), np.searchsorted(elements, present)] = table
     return Statistics(
         labelled={name: labelled[name] for name in label_names(labelled)},
         elements=elements.tolist(),
-        counts=whole[:, elements].astype(np.int64),
+        counts=whole,
         energies=np.concatenate(energies),
         charges=sorted(charges),
         spins=sorted(spins),
