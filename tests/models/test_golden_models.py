@@ -77,6 +77,13 @@ def test_golden(shared, name):
         assert error(result.forces, data["out/pbc_forces"]) <= CASES[name]
 
 
+def test_every_file_is_used(shared):
+    """Here, for TensorNet in its own file, and with the Lightning checkpoints."""
+    tensornet = {f"tensornet_{kind}" for kind in ("o3", "so3", "charge", "gauss_1l")}
+    lightning = {"lightning_3x_tensornet", "lightning_3x_equivariant_transformer"}
+    assert {path.stem for path in (shared / "golden").glob("*.safetensors")} <= {*CASES, *tensornet, *lightning}
+
+
 def test_a_mean_added_to_a_vector_is_refused(shared):
     args, state, *_ = golden(shared, "et_dipole")
     with pytest.raises(ValueError, match="orientation"):
