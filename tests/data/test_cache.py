@@ -322,6 +322,10 @@ def test_it_travels_to_workers_by_its_name(source, folder):
     blob = pickle.dumps(data)
     assert len(blob) < 1000
     check_equal(pickle.loads(blob), data)
+    lists = data.edges(3.0)
+    assert len(pickle.dumps(lists._columns["sender"])) < 1000
+    frames = np.arange(len(data))
+    assert np.array_equal(pickle.loads(pickle.dumps(lists)).gather(frames).sender, lists.gather(frames).sender)
 
 
 # --- size ------------------------------------------------------------------------------------------------------------

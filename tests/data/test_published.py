@@ -446,6 +446,23 @@ def test_files_that_are_not_there(tmp_path):
         opened(tmp_path, "md17", molecule="uracil")
 
 
+def test_files_may_be_deleted_and_folders_moved(raw, tmp_path):
+    z, pos, energy, forces = trajectory()
+    np.savez(raw("md22") / "md22_DHA.npz", z=z, R=pos, E=energy, F=forces)
+    assert any("converting" in text for text in opened(tmp_path, "md22", molecule="DHA")[1])
+    (tmp_path / "md22").rename(tmp_path / "elsewhere")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "elsewhere").rename(tmp_path / "new" / "md22")
+    data, said = opened(tmp_path / "new", "md22", molecule="DHA")
+    assert said == [] and data.facts["sources"][0]["path"].startswith(str(tmp_path / "new"))
+    (tmp_path / "new" / "md22" / "raw" / "md22_DHA.npz").unlink()
+    data, said = opened(tmp_path / "new", "md22", molecule="DHA")
+    assert said == []
+    check_trajectory(data, z, pos, energy, forces)
+    with pytest.raises(FileNotFoundError):
+        opened(tmp_path / "new", "md22", molecule="AT-AT")
+
+
 def test_references_can_be_fitted(raw, tmp_path):
     write_by_size(tmp_path / "x.h5")
     (raw("ani2x") / "ANI-2x-wB97X-631Gd.h5").write_bytes((tmp_path / "x.h5").read_bytes())

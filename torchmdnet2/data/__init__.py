@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob as _glob
+import os
 from collections.abc import Collection, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -21,7 +22,7 @@ from .memory import InMemoryDataset, LoadedDataset
 from .npy_format import NpyReader
 from .reader import Reader
 from .sampler import epoch_batches, epoch_order, in_order
-from .sources import AUTO_BYTES, cache_root, cached, missing_keys
+from .sources import AUTO_BYTES, cache_folder, cache_root, cached, missing_keys
 from .splits import make_splits, read_splits, splits_entry
 from .statistics import Statistics, fit_atomref, statistics
 
@@ -112,7 +113,8 @@ def open_dataset(
     if large or str(cache) not in ("auto", "off"):
         files = readers()[0].files if formats[0] == "npy" else paths
         options = {"keys": _plain(keys), "units": _plain(units), "format": chosen}
-        return cached(readers, files, options, cache_root() if large else Path(cache))
+        names = [os.path.abspath(file) for file in files]
+        return cached(readers, files, cache_folder(names, options, cache_root() if large else Path(cache)))
     datasets = [_loaded(reader) for reader in readers()]
     missing_keys(datasets)
     return datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)

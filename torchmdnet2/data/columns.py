@@ -132,6 +132,12 @@ class Column:
             self._bytes = np.zeros(0, dtype=np.uint8)
         self._rows: np.ndarray = self._bytes.view(dtype).reshape(rows, *row)
 
+        self._made_of = (folder, name, dict(facts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name: another process maps the file again instead of being sent its content."""
+        return Column, self._made_of
+
     def __len__(self) -> int:
         return len(self._rows)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -72,12 +73,16 @@ class CachedEdges:
     """
 
     def __init__(self, folder: Path, atoms: np.ndarray):
+        self._made_of = (folder, atoms)
         facts = read_index(folder)
         self.cutoff = float(facts["cutoff"])
         self.neighbors: tuple[int, float, int] = tuple(facts["neighbors"])
         self._columns = {name: Column(folder, name, value) for name, value in facts["columns"].items()}
         self._starts, self._atoms, self._sizes = self._columns["starts"].all(), atoms, np.diff(atoms)
         self.count = np.diff(self._starts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedEdges, self._made_of
 
     def gather(self, frames: np.ndarray) -> Edges:
         """The edges of some frames."""

@@ -17,7 +17,7 @@ from .conversion import missing_key
 from .folders import locked, read_index, write_index
 from .reader import Reader
 
-__all__ = ["AUTO_BYTES", "cache_root", "cached", "file_facts", "missing_keys"]
+__all__ = ["AUTO_BYTES", "cache_folder", "cache_root", "cached", "file_facts", "missing_keys"]
 
 AUTO_BYTES = 200 * 2**20
 """Sources larger than this together are cached where the user did not say; smaller ones are read into memory."""
@@ -32,31 +32,40 @@ def cache_root() -> Path:
     return Path(base) / "torchmdnet2" / "data"
 
 
-def cached(
-    make: Callable[[], Sequence[Reader]], files: Sequence[str], options: Mapping[str, Any], root: Path
-) -> CachedDataset:
+def cache_folder(names: Sequence[str], options: Mapping[str, Any], root: Path) -> Path:
+    """The folder of the cache of some files, told apart by their names and the options.
+
+    Args:
+        names: of the files.
+        options: plain data.
+        root: folder of caches.
+    """
+    key = json.dumps([list(names), options], sort_keys=True)
+    return root / f"{Path(names[0]).stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def cached(make: Callable[[], Sequence[Reader]], files: Sequence[str], folder: Path) -> CachedDataset:
     """The cache of some files; made when there is none, or when it was made from something else.
 
-    A cache is found by the files' names and the options. It is used when all files have the size and the time of
-    change that they had; when only a time differs, their sha256 decides.
+    It is used when all files have the size and the time of change that they had; when only a time differs, their
+    sha256 decides.
 
     Args:
         make: readers of the files, in order; called only when the cache has to be made.
         files: all that is read.
-        options: keys, units and the like, as plain data.
-        root: folder of caches.
+        folder: of the cache, from `cache_folder`.
 
     Raises:
         BadData: a source cannot be used, or the cache is damaged.
         OSError: the folder cannot be written.
     """
-    name = json.dumps([[os.path.abspath(file) for file in files], options], sort_keys=True)
-    folder = root / f"{Path(files[0]).stem}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     try:
         if not _is_current(folder, files):  # looked at first, so that folders that cannot be written can be used
-            with locked(root / f".{folder.name}.lock"):
+            with locked(folder.with_name(f".{folder.name}.lock")):
                 if not _is_current(folder, files):
                     _build(folder, make(), files)
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise OSError(
             f"the cache {folder} cannot be written: {error}; choose another folder with data.cache"
@@ -90,19 +99,22 @@ def _is_current(folder: Path, files: Sequence[str]) -> bool:
     if not (folder / "index.json").exists():
         return False
     content = read_index(folder)
-    moved = []
+    touched = []
     for then, path in zip(content["sources"], files, strict=True):
         stat = os.stat(path)
         if stat.st_size != then["size"]:
             return False
         if stat.st_mtime_ns != then["mtime_ns"]:
-            moved.append((then, path))
-    for then, path in moved:
+            touched.append((then, path))
+    for then, path in touched:
         now = file_facts(path)
         if now["sha256"] != then["sha256"]:
             return False
         then.update(now)
-    if moved:  # the same content with another time: not to be hashed again
+    moved = [then["path"] for then in content["sources"]] != list(files)
+    if touched or moved:  # the same content elsewhere or with another time: not to be hashed again
+        for then, path in zip(content["sources"], files, strict=True):
+            then["path"] = path
         with suppress(OSError):
             write_index(folder, content)
     return True

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cache import CachedDataset
 from ..reader import Chunk, Reader
-from ..sources import cache_root, cached
+from ..sources import cache_folder, cache_root, cached
 from .ani import COMP6, ANI1x, ANI2x
 from .base import DATASETS, Published, Source, make_published
 from .download import fetch, verify
@@ -53,7 +53,7 @@ def open_published(
     """A published data set.
 
     Its files are looked for in ROOT/NAME/raw and downloaded if they are not there; the converted frames go beside
-    them, in one folder for each choice of options.
+    them, in one folder for each choice of options. Once they are converted, the files may be deleted.
 
     Args:
         name: one of DATASETS.
@@ -70,6 +70,11 @@ def open_published(
     given = {option: value for option, value in options.items() if value is not None}
     published = make_published(name, given)
     folder = (cache_root() if root is None else Path(root)) / name
+    converted = cache_folder([s.file for s in published.sources], {"dataset": name, **_plain(given)}, folder)
+    names = [(source.file, *source.instead) for source in published.sources]
+    here = all(any((folder / "raw" / file).is_file() for file in files) for files in names)
+    if not here and (converted / "index.json").is_file():
+        return CachedDataset(converted)  # the files have been deleted to save room
     files = [fetch(source, folder / "raw", download, say) for source in published.sources]
 
     def readers() -> list[Reader]:
@@ -79,7 +84,7 @@ def open_published(
         say(f"converting {name}: {', '.join(map(str, files))}")
         return [_PublishedReader(name, published, files)]
 
-    return cached(readers, [str(path) for path in files], {"dataset": name, **_plain(given)}, folder)
+    return cached(readers, [str(path) for path in files], converted)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
