@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -20,18 +21,35 @@ from torchmdnet2.training.members import member_config, run_members
 from torchmdnet2.training.spread import rank_correlation
 
 
-@pytest.fixture
-def ensemble(raw_config):
-    config = parse_config(raw_config)
+@pytest.fixture(scope="module")
+def trained(data_file, tmp_path_factory):
+    """An ensemble of three."""
+    folder = tmp_path_factory.mktemp("members") / "run"
+    raw = {
+        "data": {"train": str(data_file), "split": {"validation": 6, "test": 6}},
+        "model": {"hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "max_z": 10},
+        "training": {"batch_size": 5, "max_epochs": 2, "lr": 5e-3, "device": "cpu", "num_threads": 1},
+        "output": {"folder": str(folder), "report": False},
+    }
+    config = parse_config(raw)
     path = run_members(config, 3)
-    assert not (path.parent / "report.html").exists()  # output.report is off
-    return config, path
+    assert path == folder / "ensemble.json"
+    assert not (folder / "report.html").exists()  # output.report is off
+    return folder
+
+
+@pytest.fixture
+def ensemble(trained, raw_config, tmp_path):
+    """A copy of it, in tmp_path / "run", and its configuration."""
+    shutil.copytree(trained, tmp_path / "run")
+    raw_config["training"].update(max_epochs=2)
+    raw_config["training"].pop("warmup_steps")
+    return parse_config(raw_config), tmp_path / "run" / "ensemble.json"
 
 
 def test_members_and_their_spread(ensemble, raw_config, data_file, tmp_path):
     config, path = ensemble
     folder = tmp_path / "run"
-    assert path == folder / "ensemble.json"
     splits = [(folder / f"member_{k}" / "splits.json").read_text() for k in range(3)]
     assert splits[0] == splits[1] == splits[2]  # the same test frames for all
     together = Ensemble.load(path, dtype=torch.float64)
@@ -102,6 +120,7 @@ def test_bootstrap_draws_with_repetition(raw_config, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_report_of_an_ensemble(raw_config, tmp_path):
     raw_config["training"]["max_epochs"] = 1
     raw_config["output"]["report"] = True

@@ -103,7 +103,9 @@ CHOICES = {
 }
 
 
-@pytest.mark.parametrize("name", CHOICES)
+@pytest.mark.parametrize(
+    "name", ["schedule_free", *(pytest.param(n, marks=pytest.mark.slow) for n in CHOICES if n != "schedule_free")]
+)
 def test_training_with_each_resumes_to_the_same_bits(raw_config, tmp_path, name, monkeypatch):
     raw_config["training"].update(max_epochs=4, **CHOICES[name])
     raw_config["output"]["save_every_steps"] = 3

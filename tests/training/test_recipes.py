@@ -77,6 +77,7 @@ def test_check(name, data, tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_mutated_key_is_rejected_with_a_suggestion(name):
     """Bar R25."""
