@@ -7,8 +7,9 @@ Each system is evaluated as a whole step: neighbor search, energy, forces. "repl
 eager. Errors are the largest of any force component and of the energy against the Potential in float64. All use the
 same weights. "startup" is a fresh process: seconds to its first result and to that of a second molecule.
 
-Each part runs in a process of its own, one after another, and what it has found is written after every system: a part
-that fails or meets the end of the budget loses nothing of the others.
+Each part runs in a process of its own, and what it has found is written after every system: a part that fails or meets
+the end of the budget loses nothing of the others. Parts joined by + run at the same time: those that are not timed, which
+are the exact results and the compilation of our kernels ("warm", "warm_tf32").
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import argparse
 import copy
 import gc
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -48,10 +48,11 @@ from torchmdnet2.neighbors import neighbor_list
 
 __all__ = ["MODEL", "once", "read_pdb", "timed", "water_box"]
 
-PARTS = ("exact", "ours", "potential", *MODES, "tf32", "startup")
+PARTS = ("exact+warm+warm_tf32", "ours", "eager", "graph", "potential", "compile", "tf32", "startup")
 EXACT_UP_TO = 31_000  # atoms; in float64
 EAGER_UP_TO = 31_000
 PEER_UP_TO = 100_000
+WARM_UP_TO = 100_000
 Row = dict[str, Any]
 
 
@@ -118,6 +119,13 @@ def peer(potential: Potential, system: System, exact: Any, mode: str) -> Iterato
         yield {**row, **timed(step), "peak_GB": peak()}
 
 
+def warm(potential: Potential, system: System, precision: str) -> Iterator[Row]:
+    """Compile the kernels that a system needs; seconds, with other work beside it."""
+    if system.num_atoms <= WARM_UP_TO:
+        _, first = once(lambda: Evaluator(potential, precision=precision).bind(system))  # type: ignore[arg-type]
+        yield {"mode": f"compilation, {precision}", "compile_s": first}
+
+
 def exactly(potential: Potential, system: System, path: Path) -> Iterator[Row]:
     """Float64 results to a file, and a row of edges."""
     row: Row = {"mode": "exact", "edges": neighbor_list(system, potential.cutoff).num_edges}
@@ -128,9 +136,8 @@ def exactly(potential: Potential, system: System, path: Path) -> Iterator[Row]:
     yield row
 
 
-def startup(folder: Path | None, device: str) -> Iterator[Row]:
+def startup(folder: Path | None, device: str, began: float) -> Iterator[Row]:
     """Seconds from the start of this process on."""
-    began = float(os.environ["BENCH_STARTED"])
     potential = make_potential().to(device)
     systems = [make() for make in list(named_systems(folder, "7").values())[:3]]
     synchronize()
@@ -159,11 +166,11 @@ def run_part(part: str, options: argparse.Namespace) -> None:
         print({k: v for k, v in row.items() if k != "report"}, flush=True)
 
     if part == "startup":
-        for row in startup(options.systems, device):
+        for row in startup(options.systems, device, options.began):
             write(row)
         return
     potential = make_potential().to(device)
-    systems = named_systems(options.systems, options.water, options.copies if part == "ours" else 0)
+    systems = named_systems(options.systems, options.water, options.copies if part in ("ours", "warm") else 0)
     sizes = [(make().num_atoms, name, make) for name, make in systems.items()]
     for atoms, name, make in sorted(s for s in sizes if s[0] <= options.largest):
         if time.time() > options.deadline:
@@ -175,6 +182,8 @@ def run_part(part: str, options: argparse.Namespace) -> None:
         system = make().to(device)
         runs: dict[str, Callable[[], Iterator[Row]]] = {
             "exact": lambda s=system, p=path: exactly(potential, s, p),  # type: ignore[misc]
+            "warm": lambda s=system: warm(potential, s, "float32"),  # type: ignore[misc]
+            "warm_tf32": lambda s=system: warm(potential, s, "tf32"),  # type: ignore[misc]
             "ours": lambda s=system, e=exact: ours(potential, s, e),  # type: ignore[misc]
             "tf32": lambda s=system, e=exact: ours(potential, s, e, "tf32"),  # type: ignore[misc]
             "potential": lambda s=system, e=exact: eager(potential, s, e),  # type: ignore[misc]
@@ -198,32 +207,46 @@ def run_all(options: argparse.Namespace) -> list[Row]:
     rows: list[Row] = []
     end = time.time() + options.budget
     with tempfile.TemporaryDirectory() as work:
-        parts = options.parts.split(",")
-        for k, part in enumerate(parts):
+        groups = [group.split("+") for group in options.parts.split(",")]
+        for k, group in enumerate(groups):
             left = end - time.time()
             # what comes later needs something too
-            deadline = time.time() + max(1.0, left - 12 * (len(parts) - k - 1))
-            arguments = [
-                *("--part", part, "--work", work, "--deadline", str(deadline), "--water", options.water),
-                *("--copies", str(options.copies), "--device", options.device, "--largest", str(options.largest)),
-                *(["--systems", str(options.systems)] if options.systems else []),
-            ]
+            deadline = time.time() + max(1.0, left - 12 * (len(groups) - k - 1))
             started = time.time()
-            try:
-                subprocess.run(
-                    [sys.executable, __file__, *arguments],
-                    env={**os.environ, "BENCH_STARTED": str(started)},
-                    timeout=max(5.0, left),
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                print(f"{part}: stopped after {time.time() - started:.0f} s", flush=True)
-            found = Path(work) / f"{part}.jsonl"
-            rows += [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
-            print(f"{part}: {time.time() - started:.0f} s", flush=True)
+            running = {part: subprocess.Popen(_command(part, work, deadline, options)) for part in group}
+            for part, process in running.items():
+                try:
+                    process.wait(max(5.0, end - time.time()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    print(f"{part}: stopped", flush=True)
+                found = Path(work) / f"{part}.jsonl"
+                rows += [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
+            print(f"{'+'.join(group)}: {time.time() - started:.0f} s", flush=True)
             if options.output:
                 write_output(rows, options)
     return rows
+
+
+def _command(part: str, work: str, deadline: float, options: argparse.Namespace) -> list[str]:
+    return [
+        *(
+            sys.executable,
+            __file__,
+            "--began",
+            str(time.time()),
+            "--part",
+            part,
+            "--work",
+            work,
+            "--deadline",
+            str(deadline),
+            "--water",
+            options.water,
+        ),
+        *("--copies", str(options.copies), "--device", options.device, "--largest", str(options.largest)),
+        *(["--systems", str(options.systems)] if options.systems else []),
+    ]
 
 
 def write_output(rows: list[Row], options: argparse.Namespace) -> None:
@@ -249,6 +272,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=float("inf"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:

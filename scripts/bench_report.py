@@ -28,7 +28,7 @@ def table(rows: list[Row]) -> str:
         name = f"{r['system']:<24} {r['atoms']:>9} {r['mode']:<20}"
         if "error" in r:
             lines.append(f"{name} {r['error'][:100]}")
-        elif r["mode"] == "startup":
+        elif r["mode"] == "startup" or "compile_s" in r:
             lines.append(name + " ".join(f"{k} {v:.2f}" for k, v in r.items() if k.endswith("_s")))
         elif "ms" in r:
             accuracy = "".join(f" {r[k]:>9.1e}" if k in r else f" {'-':>9}" for k in ("force_error", "energy_error"))
