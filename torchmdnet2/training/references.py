@@ -8,14 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data import LABELS
 from ..errors import BadConfig
 from ..potential import SYMBOLS, Potential
-from .batches import Frames
+from ..system import System
+from .batches import Frames, in_order
 from .config import Config
 from .labels import DIPOLE_NORM, property_of
 from .parts import load_baselines, with_baseline
 
 __all__ = ["energy_scale", "fit_references", "least_norm", "potential_config"]
+
+_AT_ONCE = 256  # frames
 
 
 def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> dict[str, Any]:
@@ -68,11 +72,15 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> No
     if not known:
         return
     potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
+    positions = facts["energy_positions"]
     with torch.no_grad():
-        for k, position in enumerate(facts["energy_positions"]):
-            batch = frames[position]
-            energies = potential.prior_energies(batch.sample.system, batch.neighbors)
-            facts["energies"][k] -= float(energies[batch.sample.system.z > config.atom_filter].sum())
+        for part in in_order(len(positions), _AT_ONCE):
+            batch = frames.batch([positions[k] for k in part])
+            system = batch.sample.system
+            energies = potential.prior_energies(system, batch.neighbors) * (system.z > config.atom_filter)
+            sums = energies.new_zeros(len(part)).index_add_(0, system.batch, energies)
+            for k, energy in zip(part, sums.tolist(), strict=True):
+                facts["energies"][k] -= energy
 
 
 def fit_references(facts: dict[str, Any], atom_filter: int = -1) -> dict[int, float]:
@@ -134,18 +142,24 @@ def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
     """The labels [n] of a head, and what a network of order one would give for them [n]."""
     names = {head.get("property", head["name"])} | ({DIPOLE_NORM} if head["name"] == "dipole" else set())
     values, sizes = [], []
-    for i in range(len(frames)):
-        sample = frames[i].sample
+    for part in in_order(len(frames), _AT_ONCE):
+        sample = frames.data.batch(frames.indices[part])
+        system, expected = sample.system, _sizes(head, sample.system)
         for label, value in sample.labels.items():
             if property_of(label) in names:
-                known = value[torch.isfinite(value)].double().flatten()
-                values.append(known)
-                sizes.append(torch.full_like(known, _size(head, sample.system.pos)))
+                rows = expected[system.batch] if LABELS[label].per_atom else expected
+                known = torch.isfinite(value)
+                values.append(value[known].double())
+                sizes.append(rows.reshape(-1, *[1] * (value.ndim - 1)).expand_as(value)[known])
     return (torch.cat(values), torch.cat(sizes)) if values else (torch.zeros(0), torch.zeros(0))
 
 
-def _size(head: dict[str, Any], pos: Tensor) -> float:
+def _sizes(head: dict[str, Any], system: System) -> Tensor:
+    """What a network of order one would give for each structure, [B]."""
+    count = torch.bincount(system.batch, minlength=system.num_systems).double()
     if head["name"] == "spatial_extent":
-        return max(1.0, float((pos - pos.mean(0)).square().sum()))
+        centre = count.new_zeros(len(count), 3).index_add_(0, system.batch, system.pos) / count[:, None]
+        square = (system.pos - centre[system.batch]).square().sum(1)
+        return count.new_zeros(len(count)).index_add_(0, system.batch, square).clamp(min=1.0)
     summed = head["name"] == "dipole" or (head.get("per") == "system" and head.get("reduce") == "sum")
-    return math.sqrt(len(pos)) if summed else 1.0
+    return count.sqrt() if summed else torch.ones_like(count)
