@@ -134,13 +134,13 @@ def test_without_balance():
 
 
 @pytest.mark.slow
-def test_a_million_frames_are_ordered_in_seconds():
+def test_many_frames_are_ordered_in_seconds():
     import time
 
-    atoms = RNG.integers(15, 51, 10**6)
+    atoms = RNG.integers(15, 51, 300_000)
     for kind in KINDS.values():
         start = time.perf_counter()
         parts = epoch_batches(atoms, 18 * atoms, seed=0, epoch=0, **kind)
         seconds = time.perf_counter() - start
         print(f"{kind}: {len(parts)} batches in {seconds:.1f} s")
-        assert sum(map(len, parts)) == 10**6 and seconds < 30
+        assert sum(map(len, parts)) == 300_000 and seconds < 10
