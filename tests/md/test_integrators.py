@@ -104,6 +104,28 @@ def test_langevin_samples_the_canonical_ensemble(friction):
     expected = 0.5 * 600 * KB * temperature
     assert np.mean(potential) == pytest.approx(expected, rel=0.02)
     assert atoms.temperature(np.mean(kinetic)) == pytest.approx(temperature, rel=0.04)
+    # the spread of an average over 600 degrees of freedom, from samples that are 10 steps apart
+    assert np.std(kinetic[::10]) == pytest.approx(math.sqrt(2 / 600) * np.mean(kinetic), rel=0.15)
+    assert np.std(potential[::10]) == pytest.approx(math.sqrt(2 / 600) * expected, rel=0.25)
+
+
+def test_velocities_of_langevin_dynamics_are_maxwells():
+    """Moments of 300 frames of 300 atoms that are free, 40 steps of a time constant of 10 apart."""
+    temperature = 250.0
+    atoms = atoms_of([1.0] * 150 + [16.0] * 150)
+    state = start(atoms, 0.0)
+    dynamics = Langevin(atoms, 1.0, temperature, 100.0, seeds=[2])
+    frames = []
+    for k in range(12400):
+        dynamics.open(state)
+        dynamics.close(state)
+        if k >= 400 and k % 40 == 0:
+            frames.append(state.vel / (KB * temperature / (AMU_A2_FS2 * atoms.masses)).sqrt())
+    x = torch.stack(frames).numpy()
+    for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        assert abs((x**power).mean() - moment) < 4 * math.sqrt(variance / x.size)
+    per_frame = (x**2).sum((1, 2))  # chi-squared with 900 degrees of freedom
+    assert per_frame.std() == pytest.approx(math.sqrt(2 * 900), rel=4 / math.sqrt(2 * len(x)))
 
 
 def test_heat_makes_the_energy_balance_close():

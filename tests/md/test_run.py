@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -24,11 +25,13 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, run_md
+from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.guard import check_overlaps
 from torchmdnet2.md.integrators import VelocityVerlet as Integrator
 from torchmdnet2.md.output import Drift, Row
 from torchmdnet2.md.record import Recorder
 from torchmdnet2.md.run import Simulation
+from torchmdnet2.runtime.reference import ReferenceBoundStep
 from torchmdnet2.system import System
 
 
@@ -356,6 +359,50 @@ def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, mo
     monkeypatch.undo()
     healthy = run_md(potential, water, options(tmp_path, 33, "healthy"))
     np.testing.assert_allclose(frames[-1].positions, healthy.atoms.positions, atol=1e-7)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_want_of_room_is_mended(potential, water, tmp_path, monkeypatch, ahead):
+    """A step without room for its edges gives NaN until it is enlarged: nothing of that is left in the run."""
+    whole = run_md(potential, water, options(tmp_path, 60, "whole", every=10))
+    room, count = [0], itertools.count()
+    replay, check = ReferenceBoundStep.replay, ReferenceBoundStep.check
+
+    def too_small(self):
+        replay(self)
+        if next(count) > 17 + 23 * room[0]:
+            self.energy.fill_(math.nan)
+            self.forces.fill_(math.nan)
+
+    def enlarge(self):
+        check(self)
+        room[0] += 1
+        return False
+
+    monkeypatch.setattr(ReferenceBoundStep, "replay", too_small)
+    monkeypatch.setattr(ReferenceBoundStep, "check", lambda self: enlarge(self) if room[0] < 6 else check(self))
+    monkeypatch.setattr(HostEngine, "ahead", ahead)
+    mended = run_md(potential, water, options(tmp_path, 60, "mended", every=10))
+    assert room[0] >= 3 and mended.rows == whole.rows
+    assert (tmp_path / "mended.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
+
+
+@pytest.mark.parametrize("interval", [1, 7, 25])
+def test_what_is_recorded_does_not_change_the_run(potential, water, tmp_path, monkeypatch, interval):
+    """Blocks of any length, looked at late: the same bits."""
+    whole = run_md(potential, water, options(tmp_path, 40, every=40, ensemble="nvt"))
+    monkeypatch.setattr(HostEngine, "ahead", 1)
+    other = run_md(potential, water, options(tmp_path, 40, every=interval, ensemble="nvt"))
+    assert other.rows[-1] == whole.rows[-1] and np.array_equal(other.atoms.positions, whole.atoms.positions)
+    assert [row.step for row in other.rows] == sorted({*range(0, 41, interval), 40})
+
+
+def test_without_matplotlib(potential, water, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    text = io.StringIO()
+    result = run_md(potential, water, options(tmp_path, 10), console=Console(file=text, width=200))
+    assert "no plot: matplotlib" in text.getvalue() and not (tmp_path / "run.png").exists()
+    assert {p.suffix for p in result.files} == {".xyz", ".csv", ".restart"}
 
 
 def test_a_long_timestep_is_noticed(potential, tmp_path):

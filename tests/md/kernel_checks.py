@@ -1,0 +1,67 @@
+"""The integrator's kernels in Triton's interpreter, on the CPU. Run by test_kernels.py in a process of its own:
+TRITON_INTERPRET must be set before triton is first imported. On a GPU: tests/gpu/test_md_gpu.py.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from torchmdnet2.md.engine import HostEngine
+from torchmdnet2.md.graphed import GraphEngine
+from torchmdnet2.md.integrators import Langevin, VelocityVerlet
+from torchmdnet2.md.state import Atomistics
+
+assert os.environ["TRITON_INTERPRET"] == "1"
+
+
+class Springs:
+    """In place of a bound step: every atom on a spring."""
+
+    def __init__(self, pos, replicas):
+        self.pos, self.forces = pos.clone(), torch.zeros_like(pos)
+        self.energy = torch.zeros(replicas, dtype=torch.float64)
+        self.replay()
+
+    def replay(self):
+        self.forces.copy_(-30 * self.pos)
+        self.energy.copy_((15 * self.pos.square()).view(len(self.energy), -1).sum(1))
+
+    def check(self):
+        return True
+
+
+def atoms_of(num, replicas):
+    random = torch.Generator().manual_seed(0)
+    masses = 1 + 15 * torch.rand(num, 1, generator=random, dtype=torch.float64)
+    mobile = torch.ones_like(masses)
+    mobile[num // 2] = 0
+    pos, vel = torch.randn(2, num * replicas, 3, generator=random, dtype=torch.float64)
+    mobile = mobile.repeat(replicas, 1)
+    return Atomistics(masses.repeat(replicas, 1), mobile, 3 * num - 3, replicas), pos, 0.01 * vel * mobile
+
+
+@pytest.mark.parametrize(("num", "replicas"), [(3, 1), (64, 1), (70, 3)])
+def test_kernels_are_the_integrators(num, replicas):
+    """To the last bit; random numbers and sums to rounding."""
+    atoms, pos, vel = atoms_of(num, replicas)
+    for dynamics in (VelocityVerlet(atoms, 0.5), Langevin(atoms, 0.5, 300.0, 50.0, [7, 2**55, 3][:replicas])):
+        found = []
+        for engine in (HostEngine(Springs(pos, replicas), dynamics), GraphEngine(Springs(pos, replicas), dynamics)):
+            state = engine.begin(vel)
+            state.step = 2**32 - 2  # the step does not fit into 32 bits any more in the middle
+            engine.load(state)
+            engine.launch(2)
+            engine.launch(3)
+            assert engine.collect().step == 2**32
+            found.append(engine.collect())
+        expected, state = found
+        assert state.step == expected.step == 2**32 + 3
+        exact = dict(rtol=0, atol=0) if type(dynamics) is VelocityVerlet else dict(rtol=1e-13, atol=1e-14)
+        for name in ("pos", "vel", "forces", "energy"):
+            torch.testing.assert_close(getattr(state, name), getattr(expected, name), **exact)
+        torch.testing.assert_close(state.heat.sum(1), expected.heat.sum(1), rtol=1e-11, atol=1e-11)
+        assert bool(state.heat.any()) == (type(dynamics) is Langevin)
+        assert torch.equal(state.pos[num // 2], pos[num // 2])

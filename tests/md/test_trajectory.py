@@ -1,0 +1,108 @@
+"""DCD files: read back, against OpenMM's writer, cut and continued."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import molecule
+
+from torchmdnet2.errors import BadData
+from torchmdnet2.md import MDOptions, run_md
+from torchmdnet2.md.trajectory import open_trajectory
+
+TRICLINIC = [[9.0, 0, 0], [1.0, 8.0, 0], [-2.0, 1.5, 7.0]]
+
+
+def frames(count=4, cell=None, first=0, interval=10):
+    rng = np.random.default_rng(first)
+    for k in range(count):
+        atoms = Atoms("OH2", 3 * rng.normal(size=(3, 3)), cell=cell, pbc=cell is not None)
+        atoms.info["step"] = first + k * interval
+        yield atoms
+
+
+def parse(path):
+    """Numbers of the header, cells and positions of a DCD file."""
+    blob, records = path.read_bytes(), []
+    while blob:
+        size = struct.unpack("<i", blob[:4])[0]
+        assert blob[4 + size : 8 + size] == blob[:4]
+        records.append(blob[4 : 4 + size])
+        blob = blob[8 + size :]
+    head, _, num, *rest = records
+    count, first, interval, last = struct.unpack("<4i", head[4:20])
+    delta, periodic = struct.unpack("<fi", head[40:48])
+    each = 3 + periodic
+    found = [rest[k : k + each] for k in range(0, len(rest), each)]
+    cells = [np.frombuffer(f[0], "<f8") for f in found] if periodic else []
+    positions = [np.stack([np.frombuffer(axis, "<f4") for axis in f[-3:]], 1) for f in found]
+    assert count == len(found) and struct.unpack("<i", num)[0] == len(positions[0])
+    return (first, interval, last, delta), cells, positions
+
+
+@pytest.mark.parametrize("cell", [None, [9.0, 8.0, 7.0], TRICLINIC], ids=["free", "orthorhombic", "triclinic"])
+def test_same_bytes_as_openmm(tmp_path, cell):
+    """All but the title."""
+    app = pytest.importorskip("openmm.app")
+    from openmm import Vec3, unit
+
+    ours = open_trajectory(tmp_path / "ours.dcd", 0.5, 10)
+    topology = app.Topology()
+    residue = topology.addResidue("HOH", topology.addChain())
+    for symbol in ("O", "H", "H"):
+        topology.addAtom(symbol, app.Element.getBySymbol(symbol), residue)
+    if cell is not None:
+        rows = Atoms(cell=cell).cell.array / 10
+        topology.setPeriodicBoxVectors([Vec3(*row) for row in rows] * unit.nanometer)
+    with open(tmp_path / "theirs.dcd", "wb+") as file:
+        theirs = app.DCDFile(file, topology, 0.0005, 20, 10)
+        for atoms in frames(cell=cell, first=20):
+            ours.write(atoms)
+            theirs.writeModel(np.float32(atoms.positions).astype(float) * 0.1 * unit.nanometer)
+    ours.close()
+    for (a, b), tolerance in zip(zip(parse(tmp_path / "ours.dcd"), parse(tmp_path / "theirs.dcd"), strict=True),
+                                 (0, 1e-12, 1e-6), strict=True):  # fmt: skip
+        np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-7, atol=tolerance)
+
+
+def test_cut_and_continued(tmp_path):
+    whole = open_trajectory(tmp_path / "whole.dcd", 0.5, 10)
+    for atoms in frames(5):
+        whole.write(atoms)
+    part = open_trajectory(tmp_path / "part.dcd", 0.5, 10)
+    marks = []
+    for atoms in frames(4):
+        part.write(atoms)
+        marks.append(part.mark)
+    part.sync()
+    again = open_trajectory(tmp_path / "part.dcd", 0.5, 10, marks[1])
+    assert parse(tmp_path / "part.dcd")[0][:3] == (0, 10, 10)
+    for atoms in list(frames(5))[2:]:
+        again.write(atoms)
+    again.close()
+    whole.close()
+    assert (tmp_path / "part.dcd").read_bytes() == (tmp_path / "whole.dcd").read_bytes()
+    with pytest.raises(BadData, match="shorter"):
+        open_trajectory(tmp_path / "part.dcd", 0.5, 10, {"frames": 9, "bytes": 10**6})
+
+
+def test_cells_that_a_dcd_file_cannot_hold(tmp_path):
+    for atoms in (
+        Atoms("H", cell=[[0, 5, 0], [5, 0, 0], [0, 0, 5]], pbc=True),
+        Atoms("H", cell=[5, 5, 5], pbc=[True, True, False]),
+    ):
+        atoms.info["step"] = 0
+        with pytest.raises(BadData, match="DCD"):
+            open_trajectory(tmp_path / "x.dcd", 0.5, 10).write(atoms)
+
+
+def test_of_a_run(potential, tmp_path):
+    o = MDOptions(30, timestep=0.25, every=10, output=str(tmp_path / "w.dcd"))
+    result = run_md(potential, molecule("H2O"), o)
+    (first, interval, last, delta), cells, positions = parse(tmp_path / "w.dcd")
+    assert (first, interval, last) == (0, 10, 30) and not cells and len(positions) == 4
+    assert delta * 0.04888821 * 1000 == pytest.approx(0.25)
+    np.testing.assert_allclose(positions[-1], result.atoms.positions, atol=1e-6)
