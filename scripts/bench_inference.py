@@ -8,8 +8,8 @@ eager. Errors are the largest of any force component and of the energy against t
 same weights. "startup" is a fresh process: seconds to its first result and to that of a second molecule.
 
 Each part runs in a process of its own, and what it has found is written after every system: a part that fails or meets
-the end of the budget loses nothing of the others. Parts joined by + run at the same time: those that are not timed, which
-are the exact results and the compilation of our kernels ("warm", "warm_tf32").
+the end of the budget loses nothing of the others. Parts joined by + run at the same time: those that are not timed,
+the exact results and the compilation of our kernels ("warm", "warm_tf32").
 """
 
 from __future__ import annotations
@@ -230,21 +230,9 @@ def run_all(options: argparse.Namespace) -> list[Row]:
 
 def _command(part: str, work: str, deadline: float, options: argparse.Namespace) -> list[str]:
     return [
-        *(
-            sys.executable,
-            __file__,
-            "--began",
-            str(time.time()),
-            "--part",
-            part,
-            "--work",
-            work,
-            "--deadline",
-            str(deadline),
-            "--water",
-            options.water,
-        ),
-        *("--copies", str(options.copies), "--device", options.device, "--largest", str(options.largest)),
+        *(sys.executable, __file__, "--began", str(time.time()), "--part", part, "--work", work),
+        *("--deadline", str(deadline), "--water", options.water, "--copies", str(options.copies)),
+        *("--device", options.device, "--largest", str(options.largest)),
         *(["--systems", str(options.systems)] if options.systems else []),
     ]
 
