@@ -26,6 +26,7 @@ from torchmdnet2.data import (
 from torchmdnet2.data.cache import write_cache
 from torchmdnet2.data.columns import BLOCK, Column, ColumnWriter, expand
 from torchmdnet2.data.edges import EdgeMemory, search
+from torchmdnet2.data.memory import LoadedDataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import neighbor_list
 
@@ -197,10 +198,17 @@ def test_other_options_have_their_own(source, folder, monkeypatch):
 def test_auto_is_for_large_sources(source, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHMDNET2_CACHE", str(tmp_path / "own"))
     assert cache_root() == tmp_path / "own"
-    assert isinstance(open_dataset(source, KEYS, cache="auto"), HDF5Dataset)
+    memory = open_dataset(source, KEYS, cache="auto")
+    assert isinstance(memory, LoadedDataset)
+    check_equal(memory, HDF5Dataset(source, KEYS))
     monkeypatch.setattr("torchmdnet2.data.AUTO_BYTES", 1000)
     data = open_dataset(source, KEYS, cache="auto")
     assert isinstance(data, CachedDataset) and data.folder.parent == tmp_path / "own"
+    monkeypatch.setattr("torchmdnet2.data.AUTO_BYTES", source.stat().st_size + 1)
+    assert isinstance(open_dataset(source, KEYS, cache="auto"), LoadedDataset)
+    monkeypatch.setattr("torchmdnet2.data._on_disk", lambda paths: 0)  # a compressed file
+    monkeypatch.setattr("torchmdnet2.data.AUTO_BYTES", 500)
+    assert isinstance(open_dataset(source, KEYS, cache="auto"), CachedDataset)
     assert isinstance(open_dataset(source, KEYS), HDF5Dataset)
 
 

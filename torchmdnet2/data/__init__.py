@@ -82,8 +82,9 @@ def open_dataset(
             an HDF5 file states itself are used instead.
         format: "extxyz", "db", "traj", "hdf5", "npy" (see `NpyReader`), a format of ase.io by its name there, or None
             or "auto": by the file's extension, before .gz, .bz2 or .xz.
-        cache: "off"; "auto": files of more than 200 MiB together are converted once into a cache in `cache_root()`;
-            or a folder where caches are always made. See `CachedDataset`.
+        cache: "off": HDF5 is read frame by frame, other formats at once; "auto": everything is read at once, but files
+            of more than 200 MiB together are converted once into a cache in `cache_root()`; or a folder where caches
+            are always made. See `CachedDataset`.
 
     Returns:
         The data set; of several files one after the other.
@@ -109,15 +110,26 @@ def open_dataset(
             return [NpyReader(paths, keys, units)]
         return [_reader(p, keys, units, f) for p, f in zip(paths, formats, strict=True)]
 
-    large = cache == "auto" and sum(Path(p).stat().st_size for p in paths) > AUTO_BYTES
-    if large or str(cache) not in ("auto", "off"):
-        files = readers()[0].files if formats[0] == "npy" else paths
+    large = cache == "auto" and _on_disk(paths) > AUTO_BYTES
+    made = readers() if str(cache) in ("auto", "off") and not large else []
+    large = large or (cache == "auto" and _in_memory(made) > 5 * AUTO_BYTES)
+    if large or not made:
+        files = [file for reader in readers() for file in reader.files] if formats[0] == "npy" else paths
         options = {"keys": _plain(keys), "units": _plain(units), "format": chosen}
         names = [os.path.abspath(file) for file in files]
         return cached(readers, files, cache_folder(names, options, cache_root() if large else Path(cache)))
-    datasets = [_loaded(reader) for reader in readers()]
+    datasets = [_loaded(reader, lazily=cache == "off") for reader in made]
     missing_keys(datasets)
     return datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
+
+
+def _on_disk(paths: Sequence[str]) -> int:
+    return sum(Path(path).stat().st_size for path in paths)
+
+
+def _in_memory(readers: Sequence[Reader]) -> int:
+    """Bytes that HDF5 files, which may be compressed, take when they are read."""
+    return sum(int((reader.sizes() * 50 + 150).sum()) for reader in readers if isinstance(reader, HDF5Dataset))
 
 
 def _ase_formats() -> Collection[str]:
@@ -146,8 +158,10 @@ def _reader(
     return AceReader(path, keys, units) if is_ace(path) else HDF5Dataset(path, keys, units, require_keys=False)
 
 
-def _loaded(reader: Reader) -> HDF5Dataset | LoadedDataset:
-    return reader if isinstance(reader, HDF5Dataset) else LoadedDataset(reader, require_keys=False)
+def _loaded(reader: Reader, lazily: bool) -> HDF5Dataset | LoadedDataset:
+    if lazily and isinstance(reader, HDF5Dataset):
+        return reader
+    return LoadedDataset(reader, require_keys=False)
 
 
 def _plain(options: Mapping[str, str | None] | None) -> dict[str, str | None] | None:

@@ -124,8 +124,8 @@ def statistics(
             force_square, force_count = force_square + float(known.square().sum()), force_count + known.numel()
     elements = np.unique(np.concatenate([present for present, _ in tables]))
     whole = np.zeros((len(chosen), len(elements)), dtype=np.int32)
-    for k, (present, table) in enumerate(tables):
-        whole[k * _CHUNK : k * _CHUNK + len(table), np.searchsorted(elements, present)] = table
+    for k, (present, counts) in enumerate(tables):
+        whole[k * _CHUNK : k * _CHUNK + len(counts), np.searchsorted(elements, present)] = counts
     return Statistics(
         labelled={name: labelled[name] for name in label_names(labelled)},
         elements=elements.tolist(),
