@@ -9,8 +9,13 @@ import torch
 from torchmdnet2.kernels.forms_embedding import Embedding
 from torchmdnet2.kernels.forms_node import Inner, Mix, Product, Scale
 from torchmdnet2.kernels.forms_pair import Message, Pairs, PairSum
+from torchmdnet2.kernels.forms_radial import PairGeometry
 from torchmdnet2.kernels.forms_scalar import SegmentSum, enveloped, silu
 from torchmdnet2.kernels.forms_tensor import add_square, normalise
+from torchmdnet2.models.layers import safe_divide
+from torchmdnet2.models.radial import CosineCutoff, radial_basis
+from torchmdnet2.models.tensornet import TensorEmbedding
+from torchmdnet2.neighbors.result import safe_norm
 
 M, F, PADDING = 7, 6, 3
 
@@ -69,6 +74,29 @@ def forms(name: str, slots: list[torch.Tensor], cls: type, *arguments: object) -
     report(name, cls(*arguments, True), cls(*arguments, False), slots)
 
 
+def radial(kind: str, lower: float) -> None:
+    """Pair geometry: values, and gradients with respect to the cotangents (r itself is fixed)."""
+    basis, envelope = radial_basis(kind, lower, 4.0, 5), CosineCutoff(lower, 4.0)
+    embedding = TensorEmbedding(4, 5, "silu", envelope, 10, 1)
+    r = numbers(M, 3)
+
+    def plain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        x = torch.cat([x, x.new_zeros(1, 3)])
+        d = safe_norm(x)
+        return basis(d), envelope(d), embedding.geometry(-safe_divide(x, d[:, None]))
+
+    found = []
+    for function in (PairGeometry(r, basis, envelope, 1), plain):
+        generator = torch.Generator().manual_seed(1)
+        values = function(r)
+        cotangents = [torch.randn(v.shape, dtype=v.dtype, generator=generator).requires_grad_() for v in values]
+        (first,) = torch.autograd.grad(values, r, cotangents, create_graph=True)
+        weights = torch.randn(first.shape, dtype=first.dtype, generator=generator)
+        found.append([values, [first], torch.autograd.grad((first * weights).sum(), cotangents)])
+    orders = [max(float((x - y).detach().abs().max()) for x, y in zip(a, b, strict=True)) for a, b in zip(*found)]
+    print(json.dumps({"name": f"{kind} from {lower}", "value": orders[0], "first": orders[1], "second": orders[2]}))
+
+
 def main() -> None:
     torch.manual_seed(0)
     graph, q = pairs(), torch.rand(M, dtype=torch.float64)
@@ -94,6 +122,9 @@ def main() -> None:
             return enveloped(x, e, activate)
 
         report(f"enveloped {activate}", fast, plain, [numbers(M, F), numbers(M)])
+    for kind in ("expnorm", "gauss"):
+        for lower in (0.0, 0.5):
+            radial(kind, lower)
     scale, inner, square = Scale(False), Inner(False), Product(q / 2, "O(3)", False)
     report(
         "normalise",

@@ -32,7 +32,7 @@ def structures() -> list[System]:
     return systems
 
 
-def packed(systems: list[System]) -> PackedFrames:
+def packed(systems: list[System], device: str = "cpu") -> PackedFrames:
     frames = []
     for system in systems:
         neighbors = neighbor_list(system, CUTOFF)
@@ -49,7 +49,7 @@ def packed(systems: list[System]) -> PackedFrames:
                 stress=np.zeros((3, 3)),
             )
         )
-    return PackedFrames(frames, [1, 6, 8], CUTOFF, torch.device("cpu"), torch.float64, stress=True)
+    return PackedFrames(frames, [1, 6, 8], CUTOFF, torch.device(device), torch.float64, stress=True)
 
 
 def objective(energy, forces, stress):

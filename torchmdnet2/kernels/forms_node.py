@@ -79,7 +79,7 @@ class _Norms(torch.autograd.Function):
 
 
 class Mix(Form):
-    """T(x, w, g) = Σ ⟨x W, g⟩: the channels of the three parts mixed by three matrices.
+    """T(x, w, g) = Σ ⟨x Wᵀ, g⟩: the channels of the three parts mixed by three matrices.
 
     Slots: x [9, M, F], w [3, F, F]; result and g [9, M, F].
     """
@@ -89,7 +89,7 @@ class Mix(Form):
 
     def reference(self, *slots: Tensor) -> Tensor:
         x, w = slots
-        return torch.bmm(x, per_component(w))
+        return torch.bmm(x, per_component(w).transpose(1, 2))
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         x, w, g = slots
@@ -104,13 +104,13 @@ class Mix(Form):
             b = None if g is None else g[start:stop].view(size, features)
             if slot == 1:
                 assert a is not None and b is not None
-                torch.mm(a.T, b, out=out[part])
+                torch.mm(b.T, a, out=out[part])
             elif slot == 2:
                 assert a is not None and w is not None
-                torch.mm(a, w[part], out=out[start:stop].view(size, features))
+                torch.mm(a, w[part].T, out=out[start:stop].view(size, features))
             else:
                 assert b is not None and w is not None
-                torch.mm(b, w[part].T, out=out[start:stop].view(size, features))
+                torch.mm(b, w[part], out=out[start:stop].view(size, features))
         return out
 
 

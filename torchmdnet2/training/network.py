@@ -18,6 +18,7 @@ from torch.nn import functional
 from ..kernels.forms_embedding import Embedding
 from ..kernels.forms_node import Inner, Mix, Product, Scale
 from ..kernels.forms_pair import Message, PairSum
+from ..kernels.forms_radial import PairGeometry, has_kernel
 from ..kernels.forms_scalar import SegmentSum, enveloped, silu
 from ..kernels.forms_tensor import add_square, normalise
 from ..models.base import Features, Graph, Head
@@ -118,10 +119,8 @@ class _PairTensorNet:
     def __call__(self, r: Tensor) -> Tensor:
         """Scalar features [M, F]."""
         model = self.model
-        r = torch.cat([r, r.new_zeros(1, 3)])  # the last row: an atom and itself
-        distances = safe_norm(r)
-        rbf, envelope = model.distance_expansion(distances), model.envelope(distances)
-        x = self._embed(r, distances, rbf, envelope)
+        rbf, envelope, geometry = self._values(r)
+        x = self._embed(rbf, envelope, geometry)
         for layer in model.layers:
             f = rbf
             for linear in layer.linears_scalar[:-1]:
@@ -131,7 +130,18 @@ class _PairTensorNet:
         norms = self.inner.norms(x).transpose(0, 1).flatten(1)
         return self.act(model.linear(model.out_norm(norms)))
 
-    def _embed(self, r: Tensor, distances: Tensor, rbf: Tensor, envelope: Tensor) -> Tensor:
+    def _values(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Radial basis [P + 1, R], cutoff function [P + 1], geometry [P + 1, 9]; last row: an atom and itself."""
+        model, layer = self.model, self.model.tensor_embedding
+        if self.use_kernels and has_kernel(model.distance_expansion):
+            return PairGeometry(r, model.distance_expansion, model.envelope, layer.skew_sign)(r)
+        r = torch.cat([r, r.new_zeros(1, 3)])
+        distances = safe_norm(r)
+        # skew(u) is written for u from sender to receiver; a pair's vector points from its receiver to its sender
+        geometry = layer.geometry(-safe_divide(r, distances[:, None]))
+        return model.distance_expansion(distances), model.envelope(distances), geometry
+
+    def _embed(self, rbf: Tensor, envelope: Tensor, geometry: Tensor) -> Tensor:
         layer, batch = self.model.tensor_embedding, self.batch
         elements = batch.z[-self.num_elements :]
         of_receiver, of_sender = layer.emb2.weight.chunk(2, 1)
@@ -141,8 +151,6 @@ class _PairTensorNet:
         projections = [layer.distance_proj1, layer.distance_proj2, layer.distance_proj3]
         weight, bias = torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections])
         f = self._filter(functional.linear(rbf, weight, bias), envelope, activate=False)
-        # skew(u) is written for u from sender to receiver; a pair's vector points from its receiver to its sender
-        geometry = layer.geometry(-safe_divide(r, distances[:, None]))
         x = self.embedding(f, geometry, weights)
         gate = layer.init_norm(self.inner.norms(x).sum(0))
         for linear in layer.linears_scalar:
@@ -174,8 +182,8 @@ class _PairTensorNet:
 
 
 def _matrices(linears: nn.ModuleList, first: int) -> Tensor:
-    """The matrices that mix the channels of the three parts, [3, F, F]."""
-    return torch.stack([linears[first + k].weight.T for k in range(3)])
+    """The matrices [3, F out, F in] that mix the channels of the three parts."""
+    return torch.stack([linears[first + k].weight for k in range(3)])
 
 
 def _one_hot(element: Tensor, num: int, dtype: torch.dtype) -> Tensor:

@@ -144,25 +144,30 @@ class PackedFrames:
         self.num_atoms = np.array([len(f.z) for f in frames])
         self.num_pairs = np.array([len(f) for f in first])
         self._atoms, self._pairs, self._edges = (
-            self._offsets(n) for n in (self.num_atoms, self.num_pairs, 2 * self.num_pairs)
+            _Rows(n, device) for n in (self.num_atoms, self.num_pairs, 2 * self.num_pairs)
         )
-        self._z = self._flat([f.z for f in frames], torch.int64)
-        self._element = torch.searchsorted(self.table, self._z)
-        self._first, self._second = self._flat(first, torch.int32), self._flat(second, torch.int32)
-        self._r = self._flat(vectors, dtype)
-        self._rows = self._flat(rows, torch.int64)
-        self._sender, self._pair = self._flat(senders, torch.int32), self._flat(pairs, torch.int32)
-        self._energy = torch.tensor([f.energy for f in frames], dtype=torch.float64, device=device)
-        self._forces = self._flat([f.forces for f in frames], dtype)
-        self._stress = self._flat([f.stress[None] for f in frames], dtype) if stress else None
-        self._charge = torch.tensor([f.charge for f in frames], dtype=dtype, device=device)
-        self._volume = torch.tensor([f.volume or 1.0 for f in frames], dtype=dtype, device=device)
+        # each table ends with a row for room that is not needed
+        z = np.concatenate([f.z for f in frames])
+        element = np.searchsorted(self.elements, z)
+        self._atom = self._table([element, np.concatenate(rows)], (0, 0))
+        self._pair = self._table([np.concatenate(first), np.concatenate(second)], (0, 0))
+        self._edge = self._table([np.concatenate(senders), np.concatenate(pairs)], (0, 0))
+        self._r = self._values(np.concatenate(vectors), 2 * cutoff)
+        self._energy = torch.tensor([*(f.energy for f in frames), np.nan], dtype=torch.float64, device=device)
+        self._forces = self._values(np.concatenate([f.forces for f in frames]), np.nan)
+        self._stress = self._values(np.stack([f.stress for f in frames]), np.nan) if stress else None
+        self._charge = torch.tensor([*(f.charge for f in frames), 0.0], dtype=dtype, device=device)
+        self._volume = torch.tensor([*(f.volume or 1.0 for f in frames), 1.0], dtype=dtype, device=device)
 
-    def _flat(self, parts: Sequence[np.ndarray], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(self.device, dtype)
+    def _table(self, columns: Sequence[np.ndarray], last: Sequence[int]) -> Tensor:
+        """Columns of integers and a last row."""
+        rows = np.concatenate([np.stack(columns, 1), [last]]).astype(np.int32)
+        return torch.from_numpy(rows).to(self.device)
 
-    def _offsets(self, sizes: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)])).to(self.device)
+    def _values(self, rows: np.ndarray, last: float) -> Tensor:
+        """Rows of numbers and a last one that is filled with `last`."""
+        filled = np.concatenate([rows, np.full((1, *rows.shape[1:]), last)])
+        return torch.from_numpy(filled).to(self.device, self.dtype)
 
     def __len__(self) -> int:
         return len(self.num_atoms)
@@ -184,73 +189,83 @@ class PackedFrames:
             chosen: [B] frame numbers on the device; −1: no frame.
             room: at least what they need; B frames.
         """
-        missing = chosen < 0
-        frame = chosen.clamp(min=0)
-        atoms = _Gather(self._atoms, frame, missing, room.atoms)
-        pairs = _Gather(self._pairs, frame, missing, room.pairs)
-        edges = _Gather(self._edges, frame, missing, 2 * room.pairs)
-        alone, frames = len(self.elements), room.frames
+        frames, alone = room.frames, len(self.elements)
+        num = len(self.num_atoms)
+        # structure B, the room that is not needed, is a frame without rows, as absent frames are
+        frame = torch.cat([torch.where(chosen < 0, num, chosen), chosen.new_full((1,), num)])
+        atoms, pairs, edges = (
+            rows.gather(frame, size)
+            for rows, size in ((self._atoms, room.atoms), (self._pairs, room.pairs), (self._edges, 2 * room.pairs))
+        )
         count = torch.arange(alone, device=self.device)
-
-        structure = torch.cat([atoms.owner, frames + 1 + count])
-        element = torch.cat([atoms.take(self._element, 0), count])
+        atom = self._atom[atoms.source]
+        element = torch.cat([atom[:, 0], count.to(torch.int32)]).long()
+        row_ptr = torch.cat([atom.new_zeros(1, 2), atom, atom.new_zeros(alone, 2)])[:, 1].cumsum(0, dtype=torch.int32)
         start = atoms.ptr.to(torch.int32)
-        at = start[pairs.owner]
-        first = torch.where(pairs.used, pairs.take(self._first, 0) + at, 0)
-        second = torch.where(pairs.used, pairs.take(self._second, 0) + at, 0)
-        r = torch.where(pairs.used[:, None], pairs.take(self._r, 0), self._beyond())
-        rows = torch.cat([atoms.take(self._rows, 0), count.new_zeros(alone)])
-        row_ptr = torch.cat([rows.new_zeros(1), rows.cumsum(0)]).to(torch.int32)
-        sender = edges.take(self._sender, 0) + start[edges.owner]
-        own = edges.take(self._pair, 0)
+        ends = self._pair[pairs.source] + start[pairs.owner, None]
+        edge = self._edge[edges.source]
         offset = pairs.ptr.to(torch.int32)[edges.owner]
-        pair = torch.where(own < 0, own - offset, own + offset)
-        nan = float("nan")
-        no_frame, frame = torch.cat([missing, missing.new_ones(1)]), torch.cat([frame, frame.new_zeros(1)])
+        pair = torch.where(edge[:, 1] < 0, edge[:, 1] - offset, edge[:, 1] + offset)
         return PackedBatch(
             z=self.table[element],
             element=element,
-            structure=structure,
-            pairs=Pairs(first, second, pairs.ptr[-1:].to(torch.int32), row_ptr, sender, pair),
-            r=r,
+            structure=torch.cat([atoms.owner, frames + 1 + count]),
+            pairs=Pairs(
+                first=torch.where(pairs.used, ends[:, 0], 0),
+                second=torch.where(pairs.used, ends[:, 1], 0),
+                count=pairs.ptr[-2:-1].to(torch.int32),
+                row_ptr=row_ptr,
+                sender=edge[:, 0] + start[edges.owner],
+                pair=pair,
+            ),
+            r=self._r[pairs.source],
             pair_structure=pairs.owner,
-            atom_ptr=torch.cat([start, start.new_full((1,), room.atoms)]),
-            pair_ptr=torch.cat([pairs.ptr, pairs.ptr.new_full((1,), room.pairs)]).to(torch.int32),
-            charge=torch.cat([self._charge[frame].masked_fill(no_frame, 0), self._charge.new_zeros(alone)]),
-            volume=self._volume[frame].masked_fill(no_frame, 1),
-            energy=self._energy[frame].masked_fill(no_frame, nan),
-            forces=atoms.take(self._forces, nan),
-            stress=None if self._stress is None else self._stress[frame].masked_fill(no_frame[:, None, None], nan),
+            atom_ptr=start,
+            pair_ptr=pairs.ptr.to(torch.int32),
+            charge=torch.cat([self._charge[frame], self._charge.new_zeros(alone)]),
+            volume=self._volume[frame],
+            energy=self._energy[frame],
+            forces=self._forces[atoms.source],
+            stress=None if self._stress is None else self._stress[frame],
         )
 
-    def _beyond(self) -> Tensor:
-        """A vector longer than the cutoff, where every filter is zero."""
-        return torch.full((3,), 2 * self.cutoff, dtype=self.dtype, device=self.device)
+
+class _Rows:
+    """Where the rows of each frame are in a flat table; the frame after the last has none."""
+
+    def __init__(self, sizes: np.ndarray, device: torch.device):
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        self.sizes = torch.from_numpy(np.append(sizes, 0)).to(device)
+        self.offsets = torch.from_numpy(offsets).to(device)
+        self.total = int(offsets[-1])
+
+    def gather(self, frame: Tensor, room: int) -> _Gathered:
+        """Rows of B frames, one after the other, in a room of fixed size.
+
+        Args:
+            frame: [B + 1], the last of them being the frame after the last, which gets the room that is not needed.
+            room: at least what the frames need.
+        """
+        after = self.sizes[frame].cumsum(0)
+        ptr = torch.cat([after.new_zeros(1), after[:-1], after.new_full((1,), room)])
+        row = torch.arange(room, device=frame.device)
+        owner = torch.searchsorted(after[:-1], row, right=True)
+        source = (row + (self.offsets[frame] - ptr[:-1])[owner]).clamp(max=self.total)
+        return _Gathered(ptr, owner, owner < frame.shape[0] - 1, source)
 
 
-class _Gather:
-    """Rows of chosen frames, one after the other, in a room of fixed size.
+@dataclass(eq=False)
+class _Gathered:
+    """Rows in a room.
 
     Attributes:
-        ptr: [B + 1] first row of each frame in the room.
+        ptr: [B + 2] first row of each frame, of the room that is not needed, and the end.
         owner: [room] number of the frame that each row belongs to, B for rows without a use.
         used: [room] whether a row belongs to a frame.
+        source: [room] its place in the table; the last one for rows without a use.
     """
 
-    def __init__(self, offsets: Tensor, frame: Tensor, missing: Tensor, room: int):
-        start = offsets[frame]
-        sizes = (offsets[frame + 1] - start).masked_fill(missing, 0)
-        total = sizes.cumsum(0)
-        self.ptr = torch.cat([total.new_zeros(1), total])
-        row = torch.arange(room, device=frame.device)
-        self.owner = torch.searchsorted(total, row, right=True)
-        self.used = self.owner < frame.shape[0]
-        inside = self.owner.clamp(max=frame.shape[0] - 1)
-        self._source = torch.where(self.used, start[inside] + row - self.ptr[inside], 0)
-
-    def take(self, rows: Tensor, fill: float) -> Tensor:
-        """Rows of a flat tensor; `fill` where there is no use."""
-        if rows.shape[0] == 0:  # frames without a single pair
-            return rows.new_full((self._source.shape[0], *rows.shape[1:]), fill)
-        taken = rows[self._source]
-        return torch.where(self.used.reshape(-1, *[1] * (rows.ndim - 1)), taken, fill)
+    ptr: Tensor
+    owner: Tensor
+    used: Tensor
+    source: Tensor

@@ -1,0 +1,107 @@
+"""Training on a GPU: kernels to the second derivative, and steps replayed from CUDA graphs, against the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from training.conftest import make_frames
+from training.test_packed import CUTOFF, objective, packed, structures
+
+from torchmdnet2 import Potential
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.network import PackedNetwork
+from torchmdnet2.training.packed import Capacity
+from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.trainer import Hooks, TrainingDiverged
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+@pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
+@pytest.mark.parametrize("basis", ["expnorm", "gauss"])
+def test_kernels_to_the_second_derivative(group, basis):
+    torch.manual_seed(0)
+    model = {"name": "tensornet", "hidden_channels": 48, "num_rbf": 12, "cutoff": CUTOFF, "group": group}
+    potential = Potential.from_config({"model": {**model, "rbf_type": basis}, "elements": [1, 6, 8]}).double().train()
+    chosen = [2, 0, 3, 1]
+    found = []
+    for device in ("cpu", "cuda"):
+        potential = potential.to(device)
+        store = packed(structures(), device)
+        need = store.size(chosen)
+        room = Capacity(5, need.atoms + 4, need.pairs + 9)
+        batch = store.batch(torch.tensor([*chosen, -1], device=device), room)
+        result = PackedNetwork(potential, 3, True, True, use_kernels=device == "cuda")(batch)
+        target = objective(result.energy[:4], result.forces[: need.atoms], result.stress[:1])
+        gradients = torch.autograd.grad(target, list(potential.parameters()), allow_unused=True)
+        outputs = [result.energy[:4], result.forces[: need.atoms], result.stress[:1], *gradients]
+        found.append([None if t is None else t.detach().cpu() for t in outputs])
+    for one, other in zip(*found, strict=True):
+        if one is not None:
+            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-11)
+
+
+def trainer(tmp_path, device, packing, **changes):
+    from ase.io import write
+
+    path = tmp_path / "morse.xyz"
+    write(path, make_frames(32), format="extxyz")
+    settings = {"batch_size": 5, "max_epochs": 3, "lr": 2e-3, "warmup_steps": 5, "precision": "float64", **changes}
+    config = parse_config(
+        {
+            "data": {"train": str(path), "split": {"validation": 6, "test": 6}},
+            "model": {"hidden_channels": 16, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "max_z": 10},
+            "training": {"device": device, **settings},
+        }
+    )
+    with own_torch_state(config):
+        made = make_trainer(make_setup(config), tmp_path / f"state-{device}")
+        if packing:
+            assert made.pack() is None
+    return made
+
+
+def test_replayed_training_equals_the_plain_loop_on_the_cpu(tmp_path):
+    plain, replayed = trainer(tmp_path, "cpu", False), trainer(tmp_path, "cuda", True)
+    for each in (plain, replayed):
+        each.run(Hooks())
+    assert replayed.packed.step.captures > 0
+    for a, b in zip(plain.history, replayed.history, strict=True):
+        for key in set(a) - {"seconds"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-6), key
+    for a, b in zip(plain.average.parameters(), replayed.average.parameters(), strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=0, atol=1e-7)
+
+
+def test_the_same_run_gives_the_same_bits(tmp_path):
+    runs = [trainer(tmp_path, "cuda", True, precision="float32") for _ in range(2)]
+    for each in runs:
+        each.run(Hooks())
+    for a, b in zip(runs[0].average.parameters(), runs[1].average.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_resuming_gives_the_same_bits(tmp_path):
+    whole = trainer(tmp_path, "cuda", True, precision="float32")
+    whole.run(Hooks())
+    first = trainer(tmp_path, "cuda", True, precision="float32")
+    first.train_epoch(Hooks())
+    first.end_epoch(Hooks())
+    second = trainer(tmp_path, "cuda", False, precision="float32")
+    second.restore(second.state_path)
+    assert second.pack() is None
+    second.run(Hooks())
+    for a, b in zip(whole.average.parameters(), second.average.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_step_that_is_not_finite_changes_no_weight(tmp_path):
+    made = trainer(tmp_path, "cuda", True)
+    made.packed.step.store._r[0] = float("inf")
+    with pytest.raises(TrainingDiverged, match="not finite"):
+        made.train_epoch(Hooks())
+        made.end_epoch(Hooks())
+    assert all(torch.isfinite(p).all() for p in made.potential.parameters())
