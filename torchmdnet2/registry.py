@@ -85,6 +85,7 @@ def load_builtin() -> None:
     """Register the models, heads and priors of this package."""
     import_module("torchmdnet2.models")
     import_module("torchmdnet2.priors")
+    import_module("torchmdnet2.baseline")
 
 
 def load_plugins() -> None:

@@ -2,10 +2,9 @@
 
 from .atomref import Atomref
 from .base import Prior, PriorSum
-from .baseline import Baseline
 from .coulomb import Coulomb
 from .dispersion import D2
 from .dispersion_d3 import D3
 from .zbl import ZBL
 
-__all__ = ["D2", "D3", "ZBL", "Atomref", "Baseline", "Coulomb", "Prior", "PriorSum"]
+__all__ = ["D2", "D3", "ZBL", "Atomref", "Coulomb", "Prior", "PriorSum"]

@@ -143,5 +143,5 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], 
             here = found["forces"].present[:, 0]
             error = found["forces"].error[here].norm(dim=1)
             spread.add("forces", error, result.forces_std[here].norm(dim=1))
-    found = {"errors": sums.summary(), "spread": spread.summary(), "members": [str(model) for model in models]}
-    return {"subset": subset, **found}, spread
+    summary = {"errors": sums.summary(), "spread": spread.summary(), "members": [str(model) for model in models]}
+    return {"subset": subset, **summary}, spread

@@ -19,7 +19,7 @@ __all__ = ["PriorConfig", "PropertyConfig", "load_baselines", "predicted_shapes"
 
 
 class _Baseline(Section):
-    """Another potential, by its file; see `priors.baseline`."""
+    """Another potential, by its file; see `torchmdnet2.baseline`."""
 
     name: str
     file: str = Field(description="a .tmn model file")

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..neighbors import NeighborList
-from ..registry import PRIORS
-from ..system import System
-from .base import Prior
+from .neighbors import NeighborList
+from .potential import Potential
+from .priors.base import Prior
+from .registry import PRIORS
+from .system import System
 
 __all__ = ["Baseline"]
 
@@ -27,8 +28,6 @@ class Baseline(Prior):
     """
 
     def __init__(self, potential: Mapping[str, Any]):
-        from ..potential import Potential
-
         super().__init__()
         self.potential = Potential.from_config(potential)
         self.potential.requires_grad_(False)
