@@ -76,7 +76,7 @@ def tabulate(filters: Filters, table: FilterTable) -> Tensor:
         the distance from the knot in Å. The last knot, at the cutoff, is zero.
     """
     d = table.distances()
-    f, s = torch.func.jvp(filters, (d,), (torch.ones_like(d),))  # type: ignore[misc]
+    f, s = _value_and_slope(filters, d)
     # exactly at the cutoff rounding decides on which side a knot falls: filters are smooth and zero there
     f[-1], s[-1] = 0.0, 0.0
     h = torch.diff(d)[:, None, None]
@@ -86,13 +86,24 @@ def tabulate(filters: Filters, table: FilterTable) -> Tensor:
     return torch.cat([segments, torch.zeros_like(segments[:1])])
 
 
+def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Both [K, P, F]. By two backward passes: forward differentiation would load much of PyTorch, for seconds."""
+    with torch.enable_grad():
+        d = d.detach().requires_grad_()
+        f = filters(d)
+        v = torch.ones_like(f, requires_grad=True)
+        (sums,) = torch.autograd.grad(f, d, v, create_graph=True)
+        (slope,) = torch.autograd.grad(sums.sum(), v)
+    return f.detach(), slope
+
+
 def _slope_error(filters: Filters, table: FilterTable) -> float:
     """Largest error of the slopes, relative to the largest slope."""
     knots = table.distances()
     h = torch.diff(knots)
     place = 0.5 - math.sqrt(1 / 12)  # where the slope of a cubic Hermite segment is worst
     d = knots[:-1] + place * h
-    exact = torch.func.jvp(filters, (d,), (torch.ones_like(d),))[1]  # type: ignore[misc]
+    exact = _value_and_slope(filters, d)[1]
     t, segments = (place * h)[:, None, None], tabulate(filters, table)[:-1]
     error = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3]) - exact
     return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
@@ -125,7 +136,7 @@ class FrozenTensorNet:
     """
 
     def __init__(self, model: TensorNet, head: nn.Module, energy_scale: float, device: torch.device | str):
-        exact: Any = copy.deepcopy(model).cpu().double()
+        exact: Any = copy.deepcopy(model).cpu().double().requires_grad_(False)
         self.channels, self.num_layers = model.hidden_channels, len(model.layers)
         self.is_o3 = model.group == "O(3)"
         self.device = torch.device(device)
