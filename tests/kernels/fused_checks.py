@@ -18,7 +18,7 @@ CUTOFF = 4.5
 BOX = [[5.0, 0, 0], [1, 6, 0], [0.5, 0.3, 5.5]]
 TINY = [[2.1, 0, 0], [0.4, 2.3, 0], [0, 0.5, 2.2]]  # several images of each atom, and of itself
 MIXED = {
-    name: Block(2, 16, 16, 4) if isinstance(shape, Block) else Walk(2, 4, 16, 4)
+    name: Block(4, 16, 32, 4, 1, 2) if isinstance(shape, Block) else Walk(2, 4, 16, 4)
     for name, shape in vars(Tiles()).items()
     if name not in ("readout", "overlap")
 }
@@ -76,11 +76,11 @@ def case(name: str, group: str, atoms: System, tiles: Tiles) -> None:
 
 
 if __name__ == "__main__":
-    tens, hundreds = Tiles.for_atoms(9, 32), Tiles.for_atoms(100, 32)
+    tens, hundreds = Tiles.for_atoms(9, 32), Tiles.for_atoms(200, 32)
     case("molecule, O(3)", "O(3)", system(5, None, 0.0), tens)
     case("ion in a triclinic cell, O(3)", "O(3)", system(5, BOX, 1.0), tens)
     case("ion in a triclinic cell, SO(3)", "SO(3)", system(5, BOX, -1.0), hundreds)
     case("images of itself, O(3)", "O(3)", system(2, TINY, 0.0), hundreds)
-    case("one atom", "O(3)", system(1, None, 0.0), tens)
-    case("rows and lanes side by side", "O(3)", system(4, BOX, 0.0), replace(hundreds, **MIXED))
+    case("one atom", "O(3)", system(1, None, 0.0), hundreds)
+    case("rows and lanes side by side", "O(3)", system(6, BOX, 0.0), replace(tens, **MIXED))
     case("matrix units", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))

@@ -14,6 +14,7 @@ __all__ = [
     "add_square_adjoint",
     "anticommutator_adjoint",
     "load9",
+    "load9_early",
     "norm_gradient",
     "normalise_adjoint",
     "product",
@@ -241,6 +242,22 @@ def load9(base, mask, F: tl.constexpr):
         tl.load(base + 6 * F, mask, other=0.0),
         tl.load(base + 7 * F, mask, other=0.0),
         tl.load(base + 8 * F, mask, other=0.0),
+    )
+
+
+@triton.jit
+def load9_early(base, mask, F: tl.constexpr):
+    """`load9` past the L1 cache, for what is read before `after_previous` (launch.py)."""
+    return (
+        tl.load(base, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + 2 * F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + 3 * F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + 4 * F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + 5 * F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + 6 * F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + 7 * F, mask, other=0.0, cache_modifier=".cg"),
+        tl.load(base + 8 * F, mask, other=0.0, cache_modifier=".cg"),
     )
 
 

@@ -1,7 +1,7 @@
 """Building blocks of the scalar networks, inlined into Triton kernels: products with weights, layer norm, silu.
 
-A program computes BM rows × BN columns: below 16 rows by the ordinary units, a lane being one atom and one column
-and the sum over K spread over the threads; from 16 rows by the matrix units in the precision PREC.
+A program computes BM rows × BN columns: from 16 rows on by the matrix units (here and in
+split.py), below by few.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["dense", "dense_normed", "silu", "silu_slope", "statistics"]
+__all__ = ["dense", "dense_normed", "dot", "leading", "settle", "silu", "silu_slope", "statistics"]
 
 
 @triton.jit
@@ -24,60 +24,65 @@ def silu_slope(x):
 
 
 @triton.jit
-def dense(
-    a, w, rows, cols, ok, num_atoms, K: tl.constexpr, N: tl.constexpr, SILU: tl.constexpr, COLUMNS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
-):  # fmt: skip
-    """act(A) @ W for A [., K] and W [K, N]: [BM, BN]."""
-    if BM < 16:
-        lane = tl.arange(0, BM * BN)
-        col = tl.program_id(1) * BN + lane % BN if COLUMNS else lane % BN
-        atom = tl.minimum(tl.program_id(0) * BM + lane // BN, num_atoms - 1)
-        y = tl.zeros([BK, BM * BN], tl.float32)
-        for k0 in tl.static_range(0, K, BK):
-            k = k0 + tl.arange(0, BK)[:, None]
-            x = tl.load(a + atom[None, :].to(tl.int64) * K + k)
-            if SILU:
-                x = silu(x)
-            y += x * tl.load(w + k * N + col[None, :])
-        y = tl.reshape(tl.sum(y, 0), (BM, BN))
+def leading(x):
+    """x rounded to TF32: 11 bits, so that the rest, x − leading(x), has 11 more that count and is exact."""
+    return ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def dot(a, b, y, PREC: tl.constexpr):
+    """y + A @ B. "tf32x3" is as accurate as float32: the product of the two rests alone is left out."""
+    if PREC == "tf32x3":
+        a_high, b_high = leading(a), leading(b)
+        # the small terms first, and each block's sum by itself: the matrix units do not round sums to the nearest
+        part = tl.dot(a - a_high, b_high, input_precision="tf32")
+        part = tl.dot(a_high, b - b_high, part, input_precision="tf32")
+        return y + tl.dot(a_high, b_high, part, input_precision="tf32")
     else:
-        y = tl.zeros([BM, BN], tl.float32)
-        for k0 in range(0, K, BK):
-            k = k0 + tl.arange(0, BK)
-            x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
-            if SILU:
-                x = silu(x)
-            y = tl.dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, input_precision=PREC)
+        return tl.dot(a, b, y, input_precision=PREC)
+
+
+@triton.jit
+def plus(a, b):
+    return a + b
+
+
+@triton.jit
+def settle(y, BM: tl.constexpr, BN: tl.constexpr):
+    """y, laid out as loads and stores want it.
+
+    Triton would keep the layout of the matrix units through everything that follows and rearrange each tile that is
+    read or written; a scan over one element is where its propagation of layouts ends.
+    """
+    return tl.reshape(tl.associative_scan(tl.reshape(y, (1, BM, BN)), 0, plus), (BM, BN))
+
+
+@triton.jit
+def dense(
+    a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PREC: tl.constexpr,
+):  # fmt: skip
+    """A @ W for A [., K] and W [K, N]: [BM, BN]."""
+    y = tl.zeros([BM, BN], tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
+        y = dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
     return y
 
 
 @triton.jit
 def dense_normed(
-    a, mean, rstd, gamma, beta, w, rows, cols, ok, num_atoms, K: tl.constexpr, N: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    a, mean, rstd, gamma, beta, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
 ):  # fmt: skip
     """LN(A) @ W with the mean and 1/σ of each row given as [BM, 1]."""
-    if BM < 16:
-        lane = tl.arange(0, BM * BN)
-        col = tl.program_id(1) * BN + lane % BN
-        atom = tl.minimum(tl.program_id(0) * BM + lane // BN, num_atoms - 1)
-        mean = tl.reshape(tl.broadcast_to(mean, (BM, BN)), (BM * BN,))[None, :]
-        rstd = tl.reshape(tl.broadcast_to(rstd, (BM, BN)), (BM * BN,))[None, :]
-        y = tl.zeros([BK, BM * BN], tl.float32)
-        for k0 in tl.static_range(0, K, BK):
-            k = k0 + tl.arange(0, BK)[:, None]
-            x = tl.load(a + atom[None, :].to(tl.int64) * K + k)
-            x = (x - mean) * rstd * tl.load(gamma + k) + tl.load(beta + k)
-            y += x * tl.load(w + k * N + col[None, :])
-        y = tl.reshape(tl.sum(y, 0), (BM, BN))
-    else:
-        y = tl.zeros([BM, BN], tl.float32)
-        for k0 in range(0, K, BK):
-            k = k0 + tl.arange(0, BK)
-            x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
-            x = (x - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
-            y = tl.dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, input_precision=PREC)
+    y = tl.zeros([BM, BN], tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], ok[:, None], other=0.0)
+        x = (x - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
+        y = dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
     return y
 
 
@@ -86,7 +91,7 @@ def statistics(a, rows, ok, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Mean and 1/σ of the rows of A [., WIDTH]: two [BM, 1]. PADDED is the power of two from WIDTH on."""
     c = tl.arange(0, PADDED)[None, :]
     inside = ok[:, None] & (c < WIDTH)
-    x = tl.load(a + rows[:, None].to(tl.int64) * WIDTH + c, inside, other=0.0)
+    x = tl.load(a + rows[:, None].to(tl.int64) * WIDTH + c, inside, other=0.0, cache_modifier=".cg")
     mean = (tl.sum(x, 1) / WIDTH)[:, None]
     x = tl.where(inside, x - mean, 0.0)
     return mean, tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]

@@ -45,29 +45,45 @@ def edge_gradient(
 
 
 @triton.jit
-def lower_bound(sender, low, high, value, STEPS: tl.constexpr):
+def lower_bound(sender, low, high, value):
     """First index in [low, high) of the sorted senders that is ≥ value (vectors of rows)."""
-    for _ in tl.static_range(STEPS):
+    longest = tl.max(high - low, 0)
+    while longest > 0:
         middle = (low + high) // 2
         go = low < high
         right = go & (tl.load(sender + middle, go, other=0) < value)
         low = tl.where(right, middle + 1, low)
         high = tl.where(go & (right == 0), middle, high)
+        longest = longest // 2
     return low
+
+
+@triton.jit
+def reverse_of(row_ptr, sender, e, mask, i, start, end):
+    """The edge that runs the other way, for edges e of row i.
+
+    Rows are sorted by sender and shift. The edges between i and j are listed in row i by rising shift, in row j by
+    the same shifts negated: the reverse of the r-th of m is the (m − 1 − r)-th.
+    """
+    j = tl.load(sender + e, mask, other=-1)
+    row_start = tl.load(row_ptr + j, mask, other=0)
+    row_end = tl.load(row_ptr + j + 1, mask, other=0)
+    there = lower_bound(sender, row_start, row_end, tl.zeros_like(j) + i)
+    before = tl.load(sender + e - 1, mask & (e > start), other=-2)
+    after = tl.load(sender + e + 1, mask & (e + 1 < end), other=-2)
+    last = there
+    if tl.max(((before == j) | (after == j)).to(tl.int32), 0) > 0:  # several images of one atom
+        beyond = lower_bound(sender, tl.where(mask, start, 0), tl.where(mask, end, 0), j + 1)
+        last = there + tl.where(mask, beyond - 1 - e, 0)
+    return last
 
 
 @triton.jit(do_not_specialize=["capacity"])
 def force_kernel(
     row_ptr, sender, vec, slope, edge_slope, edge_turn, capacity, forces, virial,
-    SLICES: tl.constexpr, MESSAGES: tl.constexpr, STEPS: tl.constexpr, BE: tl.constexpr, VIRIAL: tl.constexpr,
-    PDL: tl.constexpr,
+    SLICES: tl.constexpr, MESSAGES: tl.constexpr, BE: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """F_i = Σ_e (G_e − G_reverse(e)), G = dE/dvec; virial of the row Σ_e vec ⊗ G (nine numbers).
-
-    Rows are sorted by sender and shift. The edges between i and j are listed in row i by rising shift, in row j by
-    the same shifts negated: the reverse of the r-th of m is the (m − 1 − r)-th.
-    """
-    after_previous(PDL)
+    """F_i = Σ_e (G_e − G_reverse(e)), G = dE/dvec; virial of the row Σ_e vec ⊗ G (nine numbers)."""
     i = tl.program_id(0)
     start = tl.load(row_ptr + i)
     end = tl.load(row_ptr + i + 1)
@@ -77,13 +93,8 @@ def force_kernel(
     for first in range(start, end, BE):
         e = first + tl.arange(0, BE)
         mask = e < end
-        j = tl.load(sender + e, mask, other=0)
-        row_start = tl.load(row_ptr + j, mask, other=0)
-        row_end = tl.load(row_ptr + j + 1, mask, other=0)
-        here = lower_bound(sender, tl.where(mask, start, 0), tl.where(mask, end, 0), j, STEPS)
-        beyond = lower_bound(sender, here, tl.where(mask, end, 0), j + 1, STEPS)
-        there = lower_bound(sender, row_start, row_end, tl.zeros_like(j) + i, STEPS)
-        reverse = there + (beyond - 1 - e)
+        reverse = reverse_of(row_ptr, sender, e, mask, i, start, end)
+        after_previous(PDL)
         gx, gy, gz, x, y, z = edge_gradient(e, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES)
         rx, ry, rz, _x, _y, _z = edge_gradient(
             reverse, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES
@@ -102,6 +113,7 @@ def force_kernel(
             v6 += z * gx
             v7 += z * gy
             v8 += z * gz
+    after_previous(PDL)  # also where there are no edges
     tl.store(forces + i * 3, tl.sum(fx, 0))
     tl.store(forces + i * 3 + 1, tl.sum(fy, 0))
     tl.store(forces + i * 3 + 2, tl.sum(fz, 0))

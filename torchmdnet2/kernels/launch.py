@@ -1,8 +1,12 @@
-"""Overlapping the launch of a kernel with the end of the one before (programmatic dependent launch, Hopper on).
+"""Overlapping a kernel with the end of the one before (programmatic dependent launch, Hopper on).
 
-A kernel launched with `launch_pdl=True` may be placed on the device while its predecessor still runs; it waits here
-until that has finished and its writes are visible. Every kernel of a chain waits, so the order is that of the
-stream; what is saved is the launch, which is a third of the time of a kernel on few atoms.
+A kernel launched with `launch_pdl=True` may be placed on the device while its predecessor still runs. What comes
+before `after_previous` may read weights, and what kernels before the predecessor have written: that the predecessor
+runs beyond its own wait says that those have finished. Read it past the L1 cache (".cg"), which is cleared when a
+kernel starts. From `after_previous` on, all that the predecessor has written is there.
+
+PDL: 0 launch by launch; 1 the next kernel is placed when the blocks of this one end; 2 when all have passed
+`before_next`, which pays where this kernel leaves room on the device.
 """
 
 from __future__ import annotations
@@ -10,11 +14,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["after_previous"]
+__all__ = ["after_previous", "before_next"]
 
 
 @triton.jit
 def after_previous(PDL: tl.constexpr):
-    """First statement of a kernel: wait for the one before."""
-    if PDL:
+    """Wait for the kernel before."""
+    if PDL > 0:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def before_next(PDL: tl.constexpr):
+    """From here on the next kernel may be placed. Only after `after_previous`."""
+    if PDL > 1:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -1,13 +1,15 @@
 """Per-atom blocks of TensorNet fused around the channel-mixing matrix products: Triton kernels.
 
-A program holds BM atoms × 9 components × BN channels in registers: the three maps of I, A and S run over the
-matrix units, and everything that is done channel by channel (norms, gates, tensor products, their gradients) is
-done on the result before it is written.
+A program holds BM atoms × 9 components × BN channels in registers: everything that is done channel by channel
+(norms, gates, tensor products, their gradients) is done on the result of the product before it is written.
 
-PREC is Triton's input precision of the products: "tf32x3" is as accurate as float32, "tf32" is faster, "ieee" uses
-the ordinary units.
+From 16 atoms a program the three maps of I, A and S run over the matrix units, along K or KS parts of K at once
+(split.py), below over the ordinary ones (few.py). The last two read all that the kernel before does not write before
+that one has ended (launch.py). PREC is the precision on the matrix units: "tf32x3" is as accurate as float32, "tf32"
+is faster, "ieee" uses the ordinary units.
 
-Shapes: N atoms, F channels. Fields are [N, 9, F]; mixing weights W [3, F, F] are applied as X_part @ W[part].
+Shapes: N atoms, F channels. Fields are [N, 9, F]; mixing weights W [3, F, F] are applied as X_part @ W[part], and come
+packed as [3, F/4, F, 4] for few atoms.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import triton.language as tl
 from .algebra import (
     add_square_adjoint,
     load9,
+    load9_early,
     norm_gradient,
     normalise_adjoint,
     product,
@@ -26,8 +29,10 @@ from .algebra import (
     squared_norm,
     store9,
 )
-from .dense import dense, silu, silu_slope, statistics
-from .launch import after_previous
+from .dense import dense, dot, settle, silu, silu_slope, statistics
+from .few import dense3_few, dense_few, mix_few, weights
+from .launch import after_previous, before_next
+from .split import dense_split, mix_split, split_weights, sum_split
 
 __all__ = [
     "embedding_mix_kernel",
@@ -42,36 +47,23 @@ __all__ = [
 @triton.jit
 def mix9(
     x, w, rows, cols, mask_rows, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    PREC: tl.constexpr,
+    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """X @ W by parts for the rows and columns of this program: nine [BM, BN] tiles."""
+    """X @ W by parts for the rows and columns of this program: nine [BM, BN] tiles.
+
+    Waits for the kernel before, where K is taken at once when it has the weights; PDL 0 when that is done elsewhere.
+    """
     if BM < 16:
-        # few atoms: the ordinary units; a lane is one atom and one column, K runs over the threads
-        lane = tl.arange(0, BM * BN)
-        col = tl.program_id(1) * BN + lane % BN
-        atom = tl.minimum(tl.program_id(0) * BM + lane // BN, num_atoms - 1)
-        y0 = tl.zeros([BK, BM * BN], tl.float32)
-        y1, y2, y3, y4, y5, y6, y7, y8 = y0, y0, y0, y0, y0, y0, y0, y0
-        for k0 in tl.static_range(0, F, BK):
-            k = k0 + tl.arange(0, BK)
-            a = x + atom[None, :].to(tl.int64) * (9 * F) + k[:, None]
-            b = w + k[:, None] * F + col[None, :]
-            wi, wa, ws = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
-            y0 += tl.load(a) * wi
-            y1 += tl.load(a + F) * wa
-            y2 += tl.load(a + 2 * F) * wa
-            y3 += tl.load(a + 3 * F) * wa
-            y4 += tl.load(a + 4 * F) * ws
-            y5 += tl.load(a + 5 * F) * ws
-            y6 += tl.load(a + 6 * F) * ws
-            y7 += tl.load(a + 7 * F) * ws
-            y8 += tl.load(a + 8 * F) * ws
-        y0, y1 = tl.reshape(tl.sum(y0, 0), (BM, BN)), tl.reshape(tl.sum(y1, 0), (BM, BN))
-        y2, y3 = tl.reshape(tl.sum(y2, 0), (BM, BN)), tl.reshape(tl.sum(y3, 0), (BM, BN))
-        y4, y5 = tl.reshape(tl.sum(y4, 0), (BM, BN)), tl.reshape(tl.sum(y5, 0), (BM, BN))
-        y6, y7 = tl.reshape(tl.sum(y6, 0), (BM, BN)), tl.reshape(tl.sum(y7, 0), (BM, BN))
-        y8 = tl.reshape(tl.sum(y8, 0), (BM, BN))
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_few(x, w, num_atoms, F, BM, BN, KS, PDL)
+    elif KS > 1:
+        first = tl.program_id(1) * BN
+        wi, wa = split_weights(w, F, F, BN, KS, first), split_weights(w + F * F, F, F, BN, KS, first)
+        ws = split_weights(w + 2 * F * F, F, F, BN, KS, first)
+        after_previous(PDL)
+        there = tl.minimum(rows, num_atoms - 1)
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_split(x, wi, wa, ws, there, F, BM, BN, KS, PREC)
     else:
+        after_previous(PDL)
         y0 = tl.zeros([BM, BN], tl.float32)
         y1, y2, y3, y4, y5, y6, y7, y8 = y0, y0, y0, y0, y0, y0, y0, y0
         for k0 in range(0, F, BK):
@@ -80,52 +72,88 @@ def mix9(
             m = mask_rows[:, None]
             b = w + k[:, None] * F + cols[None, :]
             wi, wa, ws = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
-            y0 = tl.dot(tl.load(a, m, other=0.0), wi, y0, input_precision=PREC)
-            y1 = tl.dot(tl.load(a + F, m, other=0.0), wa, y1, input_precision=PREC)
-            y2 = tl.dot(tl.load(a + 2 * F, m, other=0.0), wa, y2, input_precision=PREC)
-            y3 = tl.dot(tl.load(a + 3 * F, m, other=0.0), wa, y3, input_precision=PREC)
-            y4 = tl.dot(tl.load(a + 4 * F, m, other=0.0), ws, y4, input_precision=PREC)
-            y5 = tl.dot(tl.load(a + 5 * F, m, other=0.0), ws, y5, input_precision=PREC)
-            y6 = tl.dot(tl.load(a + 6 * F, m, other=0.0), ws, y6, input_precision=PREC)
-            y7 = tl.dot(tl.load(a + 7 * F, m, other=0.0), ws, y7, input_precision=PREC)
-            y8 = tl.dot(tl.load(a + 8 * F, m, other=0.0), ws, y8, input_precision=PREC)
+            y0 = dot(tl.load(a, m, other=0.0), wi, y0, PREC)
+            y1 = dot(tl.load(a + F, m, other=0.0), wa, y1, PREC)
+            y2 = dot(tl.load(a + 2 * F, m, other=0.0), wa, y2, PREC)
+            y3 = dot(tl.load(a + 3 * F, m, other=0.0), wa, y3, PREC)
+            y4 = dot(tl.load(a + 4 * F, m, other=0.0), ws, y4, PREC)
+            y5 = dot(tl.load(a + 5 * F, m, other=0.0), ws, y5, PREC)
+            y6 = dot(tl.load(a + 6 * F, m, other=0.0), ws, y6, PREC)
+            y7 = dot(tl.load(a + 7 * F, m, other=0.0), ws, y7, PREC)
+            y8 = dot(tl.load(a + 8 * F, m, other=0.0), ws, y8, PREC)
+        y0, y1, y2 = settle(y0, BM, BN), settle(y1, BM, BN), settle(y2, BM, BN)
+        y3, y4, y5 = settle(y3, BM, BN), settle(y4, BM, BN), settle(y5, BM, BN)
+        y6, y7, y8 = settle(y6, BM, BN), settle(y7, BM, BN), settle(y8, BM, BN)
     return y0, y1, y2, y3, y4, y5, y6, y7, y8
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def mix_kernel(
-    x, w, y, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
-    PDL: tl.constexpr
+    x, w, y, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """Y = mix(X)."""
-    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
     out = y + rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     store9(out, ok[:, None], F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def embedding_mix_kernel(
-    x0, w, gate, mixed, x_out, inverse_out, num_atoms,
-    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
-    PDL: tl.constexpr,
+    x0, w, active, w2, b2, gate, mixed, x_out, inverse_out, num_atoms,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """X = silu(gate) ⊙ mix(X⁰); writes mix(X⁰), X/(‖X‖²+1) and 1/(‖X‖²+1). gate [N, 3, F] before activation."""
-    after_previous(PDL)
+    """X = silu(gate) ⊙ mix(X⁰); writes mix(X⁰), X/(‖X‖²+1) and 1/(‖X‖²+1). gate [N, 3F] before activation.
+
+    Where K is taken at once the gate is computed here, from active [N, 2F] by W2 [2F, 3F], and written; else read.
+    """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 16 or KS > 1
     m = ok[:, None]
-    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
-    store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
     h = gate + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
-    gi = silu(tl.load(h, m, other=0.0))
-    ga = silu(tl.load(h + F, m, other=0.0))
-    gs = silu(tl.load(h + 2 * F, m, other=0.0))
+    if EARLY:
+        # X⁰ is older than what the kernel before writes
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
+        store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
+        first = tl.program_id(1) * BN
+        if BM < 16:
+            w_i, w_a = weights(w2, 3 * F, 2 * F, BN, first), weights(w2, 3 * F, 2 * F, BN, F + first)
+            w_s = weights(w2, 3 * F, 2 * F, BN, 2 * F + first)
+            after_previous(PDL)
+            hi, ha, hs = dense3_few(active, w_i, w_a, w_s, num_atoms, 2 * F, BM, BN)
+        else:
+            w_i = split_weights(w2, 2 * F, 2 * F, BN, KS, first)
+            w_a = split_weights(w2, 2 * F, 2 * F, BN, KS, F + first)
+            w_s = split_weights(w2, 2 * F, 2 * F, BN, KS, 2 * F + first)
+            after_previous(PDL)
+            there = tl.minimum(rows, num_atoms - 1)
+            hi = dense_split(active, w_i, there, 2 * F, 2 * F, KS, PREC)
+            ha = dense_split(active, w_a, there, 2 * F, 2 * F, KS, PREC)
+            hs = dense_split(active, w_s, there, 2 * F, 2 * F, KS, PREC)
+            hi, ha, hs = sum_split(hi, BM, BN, KS), sum_split(ha, BM, BN, KS), sum_split(hs, BM, BN, KS)
+        hi += tl.load(b2 + cols)[None, :]
+        ha += tl.load(b2 + F + cols)[None, :]
+        hs += tl.load(b2 + 2 * F + cols)[None, :]
+        before_next(PDL)
+        tl.store(h, hi, m)
+        tl.store(h + F, ha, m)
+        tl.store(h + 2 * F, hs, m)
+    else:
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+        before_next(PDL)
+        store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
+        hi = tl.load(h, m, other=0.0)
+        ha = tl.load(h + F, m, other=0.0)
+        hs = tl.load(h + 2 * F, m, other=0.0)
+    gi, ga, gs = silu(hi), silu(ha), silu(hs)
     y0, y1, y2, y3, y4 = y0 * gi, y1 * ga, y2 * ga, y3 * ga, y4 * gs
     y5, y6, y7, y8 = y5 * gs, y6 * gs, y7 * gs, y8 * gs
     f = 1.0 / (squared_norm(y0, y1, y2, y3, y4, y5, y6, y7, y8) + 1.0)
@@ -136,22 +164,26 @@ def embedding_mix_kernel(
 @triton.jit(do_not_specialize=["num_atoms"])
 def update_kernel(
     p, w, x, charge_factor, d_out, x_out, inverse_out, norms_out, num_atoms, LAST: tl.constexpr,
-    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
-    PDL: tl.constexpr,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """D = mix(P), X' = X + D + q D²; writes D and, for the next layer, X'/(‖X'‖²+1) and 1/(‖X'‖²+1);
     for the read-out (LAST), X' and its ‖I‖², ‖A‖², ‖S‖² [N, 3F]."""
-    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 16 or KS > 1
     m = ok[:, None]
-    d0, d1, d2, d3, d4, d5, d6, d7, d8 = mix9(p, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
-    store9(d_out + at, m, F, d0, d1, d2, d3, d4, d5, d6, d7, d8)
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
+    if EARLY:
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at, m, F)
+    d0, d1, d2, d3, d4, d5, d6, d7, d8 = mix9(p, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
+    store9(d_out + at, m, F, d0, d1, d2, d3, d4, d5, d6, d7, d8)
     r0, r1, r2, r3, r4, r5, r6, r7, r8 = square(q, d0, d1, d2, d3, d4, d5, d6, d7, d8)
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at, m, F)
+    if not EARLY:
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at, m, F)
     x0, x1, x2, x3, x4 = x0 + d0 + r0, x1 + d1 + r1, x2 + d2 + r2, x3 + d3 + r3, x4 + d4 + r4
     x5, x6, x7, x8 = x5 + d5 + r5, x6 + d6 + r6, x7 + d7 + r7, x8 + d8 + r8
     if LAST:
@@ -170,20 +202,25 @@ def update_kernel(
 @triton.jit(do_not_specialize=["num_atoms"])
 def gradient_product_kernel(
     dd, w, y, message, charge_factor, dm_out, dy_out, num_atoms, O3: tl.constexpr,
-    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
-    PDL: tl.constexpr,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From dD: gradient of P/(‖P‖²+1), of P (recomputed from Y and M), then of M and of Y through the product."""
-    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 16 or KS > 1
     m = ok[:, None]
-    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dd, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
-    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, m, F)
-    m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9(message + at, m, F)
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
+    if EARLY:
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9_early(y + at, m, F)
+        m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9_early(message + at, m, F)
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dd, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
+    if not EARLY:
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, m, F)
+        m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9(message + at, m, F)
     p0, p1, p2, p3, p4, p5, p6, p7, p8 = product(
         q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, O3
     )
@@ -203,47 +240,56 @@ def gradient_product_kernel(
 def gradient_mix_kernel(
     dy, w, g, x, inverse, d_before, charge_factor, g_out, dd_out, mixed, gate, dgate_out, num_atoms,
     FIRST: tl.constexpr,
-    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
-    PDL: tl.constexpr,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From dY and the gradient g of the residual stream: through x = X/(‖X‖²+1) to the block before.
 
     Before an interaction stands another one (FIRST false): writes g_out = dX and dd_out = gradient of its D.
     Before the first stands the embedding: writes dd_out = gradient of mix(X⁰) and dgate_out, that of its gate.
     """
-    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 16 or KS > 1
     m = ok[:, None]
-    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dy, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(g + at, m, F)
-    g0, g1, g2, g3, g4 = g0 + x0, g1 + x1, g2 + x2, g3 + x3, g4 + x4
-    g5, g6, g7, g8 = g5 + x5, g6 + x6, g7 + x7, g8 + x8
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at, m, F)
-    f = tl.load(inverse + rows[:, None].to(tl.int64) * F + cols[None, :], m, other=1.0)
+    h = rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
+    at_f = inverse + rows[:, None].to(tl.int64) * F + cols[None, :]
+    before = mixed if FIRST else d_before
+    q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
+    if EARLY:
+        r0, r1, r2, r3, r4, r5, r6, r7, r8 = load9_early(g + at, m, F)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at, m, F)
+        d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9_early(before + at, m, F)
+        f = tl.load(at_f, m, other=1.0, cache_modifier=".cg")
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dy, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
+    if not EARLY:
+        r0, r1, r2, r3, r4, r5, r6, r7, r8 = load9(g + at, m, F)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at, m, F)
+        f = tl.load(at_f, m, other=1.0)
+    g0, g1, g2, g3, g4 = g0 + r0, g1 + r1, g2 + r2, g3 + r3, g4 + r4
+    g5, g6, g7, g8 = g5 + r5, g6 + r6, g7 + r7, g8 + r8
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = normalise_adjoint(
         f, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8
     )
+    if not EARLY:
+        d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9(before + at, m, F)
     if FIRST:
-        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(mixed + at, m, F)
-        h = rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
         hi = tl.load(gate + h, m, other=0.0)
         ha = tl.load(gate + h + F, m, other=0.0)
         hs = tl.load(gate + h + 2 * F, m, other=0.0)
-        tl.store(dgate_out + h, silu_slope(hi) * (g0 * x0), m)
-        tl.store(dgate_out + h + F, silu_slope(ha) * (g1 * x1 + g2 * x2 + g3 * x3), m)
-        dot = g4 * x4 + g5 * x5 + g6 * x6 + g7 * x7 + g8 * x8
-        tl.store(dgate_out + h + 2 * F, silu_slope(hs) * dot, m)
+        tl.store(dgate_out + h, silu_slope(hi) * (g0 * d0), m)
+        tl.store(dgate_out + h + F, silu_slope(ha) * (g1 * d1 + g2 * d2 + g3 * d3), m)
+        inner = g4 * d4 + g5 * d5 + g6 * d6 + g7 * d7 + g8 * d8
+        tl.store(dgate_out + h + 2 * F, silu_slope(hs) * inner, m)
         gi, ga, gs = silu(hi), silu(ha), silu(hs)
         store9(dd_out + at, m, F, g0 * gi, g1 * ga, g2 * ga, g3 * ga, g4 * gs, g5 * gs, g6 * gs, g7 * gs, g8 * gs)
     else:
         store9(g_out + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
-        q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
-        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(d_before + at, m, F)
         e0, e1, e2, e3, e4, e5, e6, e7, e8 = add_square_adjoint(
-            q, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8
+            q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
         )
         store9(dd_out + at, m, F, e0, e1, e2, e3, e4, e5, e6, e7, e8)
 
@@ -251,24 +297,40 @@ def gradient_mix_kernel(
 @triton.jit(do_not_specialize=["num_atoms"])
 def gradient_embedding_kernel(
     dmixed, w, x0_field, dhidden, hidden, norm, w1t, gamma, w1_gamma, w1_offset, dx_out, num_atoms, eps,
-    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
-    PDL: tl.constexpr,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dX⁰ = mixᵀ(dmixed) + d‖X⁰‖² · ∂‖X⁰‖²/∂X⁰, the gradient of the norm coming back through the gate's W1 and LN.
 
     dhidden [N, 2F] is the gradient of the gate's hidden layer, W1ᵀ [2F, F]; see scalar.py for w1_gamma, w1_offset.
     """
-    after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 16 or KS > 1
     m = ok[:, None]
-    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, PREC)
-    t = (
-        dense(dhidden, w1t, rows, cols, ok, num_atoms, 2 * F, F, False, True, BM, BN, BK, PREC)
-        * tl.load(gamma + cols)[None, :]
-    )
-    mean, rstd = statistics(norm, rows, ok, eps, F, F)
+    at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    if EARLY:
+        # the kernel before writes dhidden only: the product is done while that one runs
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x0_field + at, m, F)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        first = tl.program_id(1) * BN
+        w_t = weights(w1t, F, 2 * F, BN, first) if BM < 16 else split_weights(w1t, 2 * F, 2 * F, BN, KS, first)
+        g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
+        after_previous(PDL)
+        if BM < 16:
+            zero = tl.zeros([BM, 1], tl.float32)
+            t = dense_few(dhidden, w_t, w_t, w_t, zero, num_atoms, 2 * F, 2 * F, 1, BM, BN)
+        else:
+            t = dense_split(dhidden, w_t, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, KS, PREC)
+            t = sum_split(t, BM, BN, KS)
+    else:
+        g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+        t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, PREC), BM, BN)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x0_field + at, m, F)
+    before_next(PDL)
+    t *= tl.load(gamma + cols)[None, :]
     k = tl.arange(0, 2 * F)
     a = tl.load(dhidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
     h = tl.load(hidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
@@ -276,8 +338,6 @@ def gradient_embedding_kernel(
     sum_gn = (tl.sum(a * (h - tl.load(w1_offset + k)[None, :]), 1) / F)[:, None]
     n = (tl.load(norm + rows[:, None].to(tl.int64) * F + cols[None, :], m, other=0.0) - mean) * rstd
     t = (t - sum_g - n * sum_gn) * rstd
-    at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
-    x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x0_field + at, m, F)
     n0, n1, n2, n3, n4, n5, n6, n7, n8 = norm_gradient(x0, x1, x2, x3, x4, x5, x6, x7, x8)
     store9(
         dx_out + at, m, F, g0 + t * n0, g1 + t * n1, g2 + t * n2, g3 + t * n3, g4 + t * n4, g5 + t * n5,

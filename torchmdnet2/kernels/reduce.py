@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from .launch import after_previous
+
 __all__ = ["BROKEN", "MAX_PARTS", "NO_VOLUME", "RESULT_NOT_FINITE", "TERMS", "finish_kernel", "totals_kernel"]
 
 RESULT_NOT_FINITE = 16  # a structure's energy is NaN or infinite
@@ -67,6 +69,7 @@ def finish_kernel(
     raw_energy, raw_forces, virial, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed, most,
     atom_energies, forces, energy, stress, parts,
     SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, p): part p of structure b.
 
@@ -87,6 +90,7 @@ def finish_kernel(
     size = (end - first + num_parts - 1) // num_parts
     low = first + part * size
     high = tl.minimum(low + size, end)
+    after_previous(PDL)
     broken = (tl.load(flag) & _BROKEN) != 0
     is_neutral = tl.load(neutral + b) != 0
     e = tl.zeros([BLOCK], tl.float64)
@@ -147,11 +151,13 @@ def finish_kernel(
 
 @triton.jit(do_not_specialize=["num_parts"])
 def totals_kernel(
-    parts, num_parts, shift, cell, flag, needed, most, energy, stress, STRESS: tl.constexpr, BLOCK: tl.constexpr
-):
+    parts, num_parts, shift, cell, flag, needed, most, energy, stress, STRESS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     """Program b: energy and stress of a structure from its num_parts ≤ BLOCK parts; see `finish_kernel`."""
     b = tl.program_id(0)
     k = tl.arange(0, BLOCK)
+    after_previous(PDL)
     row = parts + (b * num_parts + k).to(tl.int64) * _TERMS
     ok = k < num_parts
     e = tl.sum(tl.load(row, ok, other=0.0), 0)

@@ -21,8 +21,7 @@ from .tiles import Tiles
 
 __all__ = ["NOT_FINITE", "NO_VOLUME", "OVERFLOW", "RESULT_NOT_FINITE", "TOO_THIN", "FusedStep", "Outputs", "ladder"]
 
-_FINISH_BLOCK = 256
-_ATOMS_PER_PART = 1024
+_ATOMS_PER_PART = 2048
 
 
 def ladder(edges: int) -> int:
@@ -258,17 +257,19 @@ class FusedStep:
         stress = out.energy if out.stress is None else out.stress
         order = self.z if self.order is None else self.order.order
         most = out.status[1:]
+        launch = self.net.launch_options(self._tiles)
+        wide = self.num_atoms > 256 * self.num_systems * parts
         finish_kernel[(self.num_systems, parts)](
             b.energy, b.forces, b.virial, search.row_ptr, order, self.isolated, self.reference, self.neutral,
             search.ptr, self.shift, self.cell, search.flag, search.needed, most, out.atom_energies, out.forces,
             out.energy, stress, self._parts,
             SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
-            BLOCK=_FINISH_BLOCK, enable_fp_fusion=False,
+            BLOCK=1024 if wide else 256, num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
         )  # fmt: skip
         if parts > 1:
             totals_kernel[(self.num_systems,)](
                 self._parts, parts, self.shift, self.cell, search.flag, search.needed, most, out.energy, stress,
-                STRESS=self.stress, BLOCK=triton.next_power_of_2(MAX_PARTS), enable_fp_fusion=False,
+                STRESS=self.stress, BLOCK=triton.next_power_of_2(MAX_PARTS), enable_fp_fusion=False, **launch,
             )  # fmt: skip
 
     def _on_device(self) -> contextlib.AbstractContextManager:

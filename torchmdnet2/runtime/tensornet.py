@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..kernels import force, message, node, scalar
 from .frozen import FrozenTensorNet
+from .packed import PackedWeights
 from .tiles import Block, Tiles, Walk
 
 __all__ = ["Buffers", "FusedTensorNet"]
@@ -28,11 +29,13 @@ class Buffers:
     x0: Tensor
     norm: Tensor
     hidden: Tensor
+    active: Tensor
     gate: Tensor
     dgate: Tensor
     dhidden: Tensor
     norms: Tensor
     readout: Tensor
+    readout_active: Tensor
     dreadout: Tensor
     mixed: Tensor
     x: list[Tensor]
@@ -71,6 +74,7 @@ class FusedTensorNet:
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision = weights, precision
+        self.packed = PackedWeights(weights)
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
@@ -90,8 +94,9 @@ class FusedTensorNet:
 
         slices, back = f // tiles.embedding_backward.channels, f // tiles.message_backward.channels
         return Buffers(
-            x0=field(), norm=new(n, f), hidden=new(n, 2 * f), gate=new(n, 3 * f), dgate=new(n, 3 * f),
-            dhidden=new(n, 2 * f), norms=new(n, 3 * f), readout=new(n, f), dreadout=new(n, f),
+            x0=field(), norm=new(n, f), hidden=new(n, 2 * f), active=new(n, 2 * f), gate=new(n, 3 * f),
+            dgate=new(n, 3 * f), dhidden=new(n, 2 * f), norms=new(n, 3 * f), readout=new(n, f),
+            readout_active=new(n, f), dreadout=new(n, f),
             mixed=field(), x=[field() for _ in range(layers + 1)], inverse=[new(n, f) for _ in range(layers)],
             y=[field() for _ in range(layers)], m=[field() for _ in range(layers)],
             d=[field() for _ in range(layers)], g=field(), dd=field(), dm=field(), dy=field(),
@@ -121,27 +126,31 @@ class FusedTensorNet:
     ) -> None:  # fmt: skip
         w, n = self.weights, z.shape[0]
         f = w.channels
-        message.edge_place_kernel[(-(-sender.shape[0] // 1024),)](
-            row_ptr, vec, w.knots, b.knot, b.offset, n, w.table.decay, w.table.scale, w.table.num_knots - 1, BLOCK=1024,
-            **self._launch(tiles),
-        )  # fmt: skip
         grid, walk = self._walk(n, tiles, tiles.embedding)
         message.embedding_kernel[grid](
-            row_ptr, sender, vec, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender, w.embedding_self,
-            b.x0, b.norm, n, **walk,
+            row_ptr, sender, vec, w.knots, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender,
+            w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, **walk,
         )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
+        few = self.packed
         grid, block = self._block(n, 2 * f, tiles, tiles.hidden)
-        scalar.hidden_kernel[grid](b.norm, gamma, beta, w1, b1, b.hidden, n, eps, **block)
-        grid, block = self._block(n, 3 * f, tiles, tiles.gate)
-        scalar.gate_kernel[grid](b.hidden, w2, b2, b.gate, n, **block)
+        scalar.hidden_kernel[grid](
+            b.norm, gamma, beta, _form(block, w1, w.gate_t[0], few.gate_hidden[0]), b1, w.gate_sums[1], b.hidden,
+            b.active, n, eps, **block,
+        )  # fmt: skip
+        if not tiles.embedding_mix.at_once:
+            grid, block = self._block(n, 3 * f, tiles, tiles.gate)
+            scalar.gate_kernel[grid](b.active, w2, b2, b.gate, n, **block)
         grid, block = self._block(n, f, tiles, tiles.embedding_mix)
-        node.embedding_mix_kernel[grid](b.x0, w.embedding_mix, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block)
+        node.embedding_mix_kernel[grid](
+            b.x0, _form(block, w.embedding_mix, w.embedding_mix_t, few.embedding_mix[0]), b.active,
+            _form(block, w2, w.gate_t[1], few.gate[0]), b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
+        )  # fmt: skip
         for k in range(w.num_layers):
             last = k + 1 == w.num_layers
             grid, block = self._block(n, f, tiles, tiles.mix)
-            node.mix_kernel[grid](b.x[k], w.mix_in[k][0], b.y[k], n, **block)
+            node.mix_kernel[grid](b.x[k], _form(block, *w.mix_in[k], few.mix_in[k][0]), b.y[k], n, **block)
             # dm is free during the forward pass: it carries the normalised products
             grid, walk = self._walk(n, tiles, tiles.interaction)
             message.interaction_kernel[grid](
@@ -150,36 +159,42 @@ class FusedTensorNet:
             )  # fmt: skip
             grid, block = self._block(n, f, tiles, tiles.update)
             node.update_kernel[grid](
-                b.dm, w.mix_out[k][0], b.x[k], charge_factor, b.d[k], b.x[k + 1],
+                b.dm, _form(block, *w.mix_out[k], few.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
                 b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
             )  # fmt: skip
         gamma, beta, eps = w.out_norm
         w1, b1, w2, b2, w3, b3 = w.readout
         grid, block = self._block(n, f, tiles, tiles.readout_hidden)
-        scalar.readout_hidden_kernel[grid](b.norms, gamma, beta, w1, b1, b.readout, n, eps, **block)
+        scalar.readout_hidden_kernel[grid](
+            b.norms, gamma, beta, _form(block, w1, w.readout_t[0], few.readout_hidden[0]), b1, w.readout_sums[1],
+            b.readout, b.readout_active, n, eps, **block,
+        )  # fmt: skip
         grid, block = self._block(n, f, tiles, tiles.readout)
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
-            b.readout, w2, b2, w3, b3, w.readout_t[1], b.energy, b.dreadout, n, H=f // 2, **block
-        )
+            b.readout, b.readout_active, _form(block, w2, w2, few.readout), b2, w3, b3, w.readout_t[1], b.energy,
+            b.dreadout, n, H=f // 2, **block,
+        )  # fmt: skip
 
     def backward(
         self, b: Buffers, tiles: Tiles, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Tensor, charge_factor: Tensor,
         with_virial: bool,
     ) -> None:  # fmt: skip
         w, n, capacity = self.weights, z.shape[0], sender.shape[0]
+        few = self.packed
         f = w.channels
         grid, block = self._block(n, f, tiles, tiles.readout_gradient)
         scalar.readout_gradient_kernel[grid](
-            b.dreadout, b.readout, b.norms, w.readout_t[0], w.out_norm[0], *w.readout_sums, b.x[-1], b.d[-1],
-            charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
+            b.dreadout, b.readout, b.norms, _form(block, w.readout_t[0], w.readout[0], few.readout_hidden[1]),
+            w.out_norm[0], *w.readout_sums, b.x[-1], b.d[-1], charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
         )  # fmt: skip
         slices = f // tiles.message_backward.channels
         for k in reversed(range(w.num_layers)):
             grid, block = self._block(n, f, tiles, tiles.gradient_product)
             node.gradient_product_kernel[grid](
-                b.dd, w.mix_out[k][1], b.y[k], b.m[k], charge_factor, b.dm, b.dy, n, O3=w.is_o3, **block
-            )
+                b.dd, _form(block, *w.mix_out[k][::-1], few.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
+                n, O3=w.is_o3, **block,
+            )  # fmt: skip
             grid, walk = self._walk(n, tiles, tiles.message_backward)
             message.message_backward_kernel[grid](
                 row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
@@ -187,15 +202,17 @@ class FusedTensorNet:
             )  # fmt: skip
             grid, block = self._block(n, f, tiles, tiles.gradient_mix)
             node.gradient_mix_kernel[grid](
-                b.dy, w.mix_in[k][1], b.g, b.x[k], b.inverse[k], b.d[k - 1], charge_factor, b.g, b.dd, b.mixed,
-                b.gate, b.dgate, n, FIRST=k == 0, **block,
+                b.dy, _form(block, *w.mix_in[k][::-1], few.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+                charge_factor, b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
             )  # fmt: skip
         grid, block = self._block(n, 2 * f, tiles, tiles.gate_backward)
-        scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w.gate_t[1], b.dhidden, n, **block)
+        w2t = _form(block, w.gate_t[1], w.gate[2], few.gate[1])
+        scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
         grid, block = self._block(n, f, tiles, tiles.gradient_embedding)
         node.gradient_embedding_kernel[grid](
-            b.dd, w.embedding_mix_t, b.x0, b.dhidden, b.hidden, b.norm, w.gate_t[0], w.gate_norm[0], *w.gate_sums,
-            b.dy, n, w.gate_norm[2], **block,
+            b.dd, _form(block, w.embedding_mix_t, w.embedding_mix, few.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
+            b.norm, _form(block, w.gate_t[0], w.gate[0], few.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n,
+            w.gate_norm[2], **block,
         )  # fmt: skip
         grid, walk = self._walk(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
@@ -204,8 +221,8 @@ class FusedTensorNet:
         )  # fmt: skip
         force.force_kernel[(n,)](
             row_ptr, sender, vec, b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
-            SLICES=f // tiles.embedding_backward.channels, MESSAGES=w.num_layers * slices, STEPS=12, BE=32,
-            VIRIAL=with_virial, num_warps=1, **self._launch(tiles),
+            SLICES=f // tiles.embedding_backward.channels, MESSAGES=w.num_layers * slices, BE=32,
+            VIRIAL=with_virial, num_warps=1, **self.launch_options(tiles),
         )  # fmt: skip
 
     def _walk(self, n: int, tiles: Tiles, walk: Walk) -> tuple[tuple[int, int], dict[str, Any]]:
@@ -213,18 +230,25 @@ class FusedTensorNet:
         f = self.weights.channels
         constants = {
             "F": f, "KNOTS": self.weights.table.num_knots, "BR": walk.atoms, "BE": walk.edges, "BF": walk.channels,
-            "num_warps": walk.warps, **self._launch(tiles),
+            "num_warps": walk.warps, **self.launch_options(tiles),
         }  # fmt: skip
         return (-(-n // walk.atoms), f // walk.channels), constants
 
     def _block(self, n: int, columns: int, tiles: Tiles, block: Block) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a product kernel with this many columns in all."""
         constants = {
-            "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "PREC": self.precision,
-            "num_warps": block.warps, "num_stages": block.stages, **self._launch(tiles),
+            "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
+            "PREC": self.precision, "num_warps": block.warps, "num_stages": block.stages, **self.launch_options(tiles),
         }  # fmt: skip
         return (-(-n // block.rows), columns // block.cols), constants
 
-    def _launch(self, tiles: Tiles) -> dict[str, bool]:
-        """Whether a kernel's launch overlaps the kernel before it."""
-        return {"PDL": True, "launch_pdl": True} if tiles.overlap and self.can_overlap else {"PDL": False}
+    def launch_options(self, tiles: Tiles) -> dict[str, Any]:
+        """How a kernel's launch overlaps the kernel before it (kernels/launch.py)."""
+        return {"PDL": tiles.overlap, "launch_pdl": True} if tiles.overlap and self.can_overlap else {"PDL": 0}
+
+
+def _form(block: dict[str, Any], plain: Tensor, transposed: Tensor, packed: Tensor) -> Tensor:
+    """The weights in the form that kernels of these blocks take (kernels/node.py)."""
+    if block["BM"] < 16:
+        return packed
+    return transposed if block["KS"] > 1 else plain

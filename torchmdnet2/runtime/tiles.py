@@ -22,9 +22,11 @@ class Walk(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages.
+    """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
 
-    rows = 1 does without the matrix units, which need 16.
+    rows = 1, 2 or 4 do without the matrix units, which need 16; split is then the number of columns of a thread, 1 or
+    2 (kernels/few.py). From 16 rows on it is the number of parts of the sum that are computed side by side; above 1
+    the whole sum is taken at once (kernels/split.py).
     """
 
     rows: int
@@ -32,6 +34,12 @@ class Block(NamedTuple):
     depth: int
     warps: int
     stages: int = 1
+    split: int = 1
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the kernel takes the whole sum at once."""
+        return self.rows < 16 or self.split > 1
 
 
 @dataclass(frozen=True)
@@ -39,17 +47,17 @@ class Tiles:
     """One shape for each kernel; see the classes in `torchmdnet2.kernels`.
 
     Args:
-        overlap: launch each kernel while the one before still runs (kernels/launch.py).
+        overlap: 0, 1 or 2: how early each kernel is launched (kernels/launch.py).
     """
 
-    overlap: bool = False
+    overlap: int = 1
 
-    embedding: Walk = Walk(1, 1, 64, 1)
+    embedding: Walk = Walk(1, 2, 64, 1)
     interaction: Walk = Walk(16, 1, 32, 16)
-    message_backward: Walk = Walk(4, 1, 32, 4)
+    message_backward: Walk = Walk(1, 1, 32, 1)
     embedding_backward: Walk = Walk(1, 2, 64, 1)
     hidden: Block = Block(32, 64, 64, 4, 2)
-    gate: Block = Block(64, 64, 32, 4, 1)
+    gate: Block = Block(16, 64, 32, 4, 3)
     gate_backward: Block = Block(32, 64, 32, 4, 3)
     readout_hidden: Block = Block(16, 64, 64, 4, 1)
     readout: Block = Block(16, 64, 64, 4, 1)
@@ -57,8 +65,8 @@ class Tiles:
     embedding_mix: Block = Block(16, 64, 16, 4, 3)
     mix: Block = Block(16, 64, 16, 4, 3)
     update: Block = Block(16, 64, 32, 4, 3)
-    gradient_product: Block = Block(16, 32, 32, 4, 2)
-    gradient_mix: Block = Block(16, 64, 32, 4, 3)
+    gradient_product: Block = Block(16, 64, 16, 4, 3)
+    gradient_mix: Block = Block(16, 64, 16, 4, 3)
     gradient_embedding: Block = Block(16, 64, 32, 4, 3)
 
     @classmethod
@@ -67,59 +75,68 @@ class Tiles:
         tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
         limited: dict[str, Any] = {}
         for name, shape in vars(tiles).items():
-            if isinstance(shape, bool):
+            if isinstance(shape, int):
                 continue
             if isinstance(shape, Walk):
                 limited[name] = shape._replace(channels=min(shape.channels, channels))
             else:
-                # F/2 columns are the fewest that a kernel writes, F the shortest sum
-                limited[name] = shape._replace(cols=min(shape.cols, channels), depth=min(shape.depth, channels))
+                limited[name] = _limit(shape, channels)
+        if tiles.readout.at_once and channels > 128:  # takes all columns
+            limited["readout"] = _limit(cls.readout, channels)
         return replace(tiles, **limited)
 
 
+def _limit(shape: Block, channels: int) -> Block:
+    """The block for fewer or more channels than it was measured with."""
+    # F/2 columns are the fewest that a kernel writes, F the shortest sum
+    cols, split = min(shape.cols, channels), shape.split
+    if shape.at_once and channels > 128:  # as many weights in the registers as for 128 channels
+        cols = max(cols * 128 // channels, 16 if shape.rows >= 16 else 4)
+    if shape.rows >= 16:  # the matrix units take eight numbers of a sum
+        split = min(split, channels // 8)
+    return shape._replace(cols=cols, depth=min(shape.depth, channels), split=split)
+
+
+_FEW = Block(1, 16, 128, 4, 1, 2)
 _TENS = Tiles(
-    overlap=True,
-    embedding=Walk(1, 16, 16, 4),
+    overlap=2,
+    embedding=Walk(1, 16, 16, 2),
     interaction=Walk(1, 8, 32, 4),
-    message_backward=Walk(1, 16, 16, 4),
-    embedding_backward=Walk(1, 32, 16, 8),
-    hidden=Block(16, 32, 128, 4, 1),
-    gate=Block(1, 32, 64, 8, 1),
-    gate_backward=Block(1, 32, 64, 8, 1),
-    readout_hidden=Block(1, 32, 128, 8, 1),
-    readout=Block(1, 32, 32, 4, 1),
-    readout_gradient=Block(1, 32, 32, 8, 1),
-    embedding_mix=Block(1, 32, 32, 4, 1),
-    mix=Block(1, 32, 64, 4, 1),
-    update=Block(1, 32, 64, 4, 1),
-    gradient_product=Block(1, 32, 32, 4, 1),
-    gradient_mix=Block(1, 32, 32, 4, 1),
-    gradient_embedding=Block(1, 32, 64, 4, 1),
+    message_backward=Walk(1, 16, 16, 2),
+    embedding_backward=Walk(1, 32, 32, 8),
+    hidden=Block(1, 16, 128, 4),
+    gate_backward=Block(1, 16, 128, 4),
+    readout_hidden=Block(1, 8, 128, 4),
+    readout=Block(1, 64, 128, 4),
+    readout_gradient=Block(1, 16, 128, 4),
+    embedding_mix=Block(1, 8, 128, 2),
+    mix=_FEW,
+    update=_FEW,
+    gradient_product=_FEW,
+    gradient_mix=_FEW,
+    gradient_embedding=_FEW,
 )
+_SPLIT = Block(16, 16, 128, 4, 1, 4)
 _HUNDREDS = Tiles(
-    overlap=True,
+    overlap=2,
     embedding=Walk(1, 8, 32, 4),
-    interaction=Walk(1, 8, 32, 4),
-    message_backward=Walk(1, 8, 32, 4),
-    embedding_backward=Walk(1, 16, 16, 4),
-    hidden=Block(16, 32, 128, 4, 1),
-    gate=Block(16, 32, 64, 4, 3),
-    gate_backward=Block(16, 32, 64, 4, 3),
-    readout_hidden=Block(1, 64, 32, 4, 1),
-    readout=Block(1, 64, 32, 4, 1),
-    readout_gradient=Block(1, 32, 16, 2, 1),
-    embedding_mix=Block(1, 32, 16, 1, 1),
-    mix=Block(1, 32, 64, 4, 1),
-    update=Block(1, 32, 16, 1, 1),
-    gradient_product=Block(1, 32, 16, 1, 1),
-    gradient_mix=Block(1, 32, 16, 1, 1),
-    gradient_embedding=Block(1, 32, 16, 1, 1),
+    interaction=Walk(1, 8, 32, 2),
+    message_backward=Walk(1, 8, 32, 2),
+    embedding_backward=Walk(1, 16, 32, 4),
+    hidden=_SPLIT,
+    gate_backward=_SPLIT,
+    readout_hidden=_SPLIT,
+    readout=Block(1, 64, 128, 4),
+    readout_gradient=Block(16, 16, 128, 8, 1, 8),
+    embedding_mix=_SPLIT,
+    mix=_SPLIT,
+    update=_SPLIT,
+    gradient_product=_SPLIT,
+    gradient_mix=_SPLIT,
+    gradient_embedding=_SPLIT,
 )
 _THOUSAND = Tiles(
-    overlap=True,
-    embedding=Walk(1, 2, 64, 1),
-    interaction=Walk(16, 1, 32, 16),
-    message_backward=Walk(16, 1, 32, 16),
+    message_backward=Walk(1, 4, 32, 1),
     embedding_backward=Walk(1, 2, 64, 1),
     hidden=Block(32, 64, 64, 4, 2),
     gate=Block(16, 64, 64, 4, 1),
@@ -129,9 +146,20 @@ _THOUSAND = Tiles(
     readout_gradient=Block(16, 32, 32, 4, 3),
     embedding_mix=Block(16, 64, 16, 4, 3),
     mix=Block(16, 64, 16, 4, 3),
-    update=Block(16, 16, 32, 1, 3),
-    gradient_product=Block(16, 32, 32, 4, 2),
-    gradient_mix=Block(16, 16, 32, 1, 3),
-    gradient_embedding=Block(16, 64, 32, 4, 3),
+    update=Block(16, 32, 32, 4, 3),
+    gradient_product=Block(16, 32, 32, 4, 3),
+    gradient_mix=Block(16, 64, 16, 4, 3),
+    gradient_embedding=Block(16, 32, 32, 4, 3),
 )
-_BY_SIZE = ((64, _TENS), (512, _HUNDREDS), (1500, _THOUSAND))
+_THOUSANDS = Tiles(
+    interaction=Walk(1, 4, 32, 1),
+    embedding_backward=Walk(1, 2, 64, 1),
+    readout_gradient=Block(16, 32, 32, 4, 3),
+    embedding_mix=Block(16, 64, 32, 4, 2),
+    mix=Block(16, 64, 32, 4, 2),
+    update=Block(16, 32, 32, 4, 3),
+    gradient_product=Block(16, 32, 32, 4, 3),
+    gradient_mix=Block(16, 32, 32, 4, 3),
+    gradient_embedding=Block(16, 64, 16, 4, 3),
+)
+_BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
