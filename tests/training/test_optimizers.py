@@ -69,7 +69,40 @@ def test_schedule_free_equals_its_definition():
         assert float(optimizer.averaged(weight)) == pytest.approx(x, rel=1e-10)
 
 
-@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 4)])
+def test_muon_equals_its_definition():
+    """Two matrices of one shape and a vector, with weight decay; rates as numbers and as tensors."""
+    torch.manual_seed(3)
+    shapes = [(4, 6), (4, 6), (6, 3)]
+    made = [[torch.randn(shape, dtype=torch.float64) for shape in [*shapes, (5,)]] for _ in range(2)]
+    weights, start = [nn.Parameter(value.clone()) for value in made[0]], made[0]
+    groups = [
+        {"params": weights[:3], "matrices": True, "weight_decay": 0.1},
+        {"params": weights[3:], "weight_decay": 0.0},
+    ]
+    optimizer = Muon(groups, momentum=0.9, beta1=0.8, beta2=0.95)
+    momenta = [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+    expected = [value.clone() for value in start]
+    mean = square = torch.zeros(5, dtype=torch.float64)
+    for step, lr in enumerate([0.1, torch.tensor(0.05, dtype=torch.float64)], 1):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        for weight, gradient in zip(weights, made[1], strict=True):
+            weight.grad = gradient * step
+        optimizer.step()
+        for k in range(3):
+            gradient = made[1][k] * step
+            momenta[k] = 0.9 * momenta[k] + 0.1 * gradient
+            update = newton_schulz(0.1 * gradient + 0.9 * momenta[k]) * 0.2 * max(shapes[k]) ** 0.5
+            expected[k] = expected[k] * (1 - lr * 0.1) - lr * update
+        gradient = made[1][3] * step
+        mean, square = 0.8 * mean + 0.2 * gradient, 0.95 * square + 0.05 * gradient**2
+        change = mean / (1 - 0.8**step) / ((square / (1 - 0.95**step)).sqrt() + 1e-8)
+        expected[3] = expected[3] - lr * change
+    for weight, value in zip(weights, expected, strict=True):
+        torch.testing.assert_close(weight.detach(), value, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 4), (3, 16, 4)])
 def test_newton_schulz_makes_singular_values_one(shape):
     generator = torch.Generator().manual_seed(1)
     values = torch.linalg.svdvals(newton_schulz(torch.randn(shape, generator=generator, dtype=torch.float64)))

@@ -116,46 +116,59 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step; nothing waits for the device, and rates may be tensors on it."""
         for group in self.param_groups:
-            lr = float(group["lr"])
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                p.mul_(1 - lr * group["weight_decay"])
-                update = self._orthogonal if group["matrices"] else self._adam
-                p.sub_(update(p, group, state), alpha=lr)
+            lr = group["lr"]
+            trained = [p for p in group["params"] if p.grad is not None]
+            update = self._orthogonal if group["matrices"] else self._adam
+            for p, change in zip(trained, update(trained, group), strict=True):
+                p.mul_(1 - lr * group["weight_decay"]).sub_(change * lr)
 
-    def _orthogonal(self, p: Tensor, group: Mapping[str, Any], state: dict[str, Tensor]) -> Tensor:
-        if not state:
-            state["momentum"] = torch.zeros_like(p)
-        state["momentum"].lerp_(p.grad, 1 - group["momentum"])  # type: ignore[arg-type]
-        update = p.grad.lerp(state["momentum"], group["momentum"])  # type: ignore[union-attr]
-        return newton_schulz(update) * (0.2 * max(p.shape) ** 0.5)
+    def _orthogonal(self, parameters: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
+        """Updates of matrices; those of one shape are orthogonalised together."""
+        found: dict[int, Tensor] = {}
+        by_shape: dict[torch.Size, list[int]] = {}
+        updates = []
+        for k, p in enumerate(parameters):
+            state = self.state[p]
+            if not state:
+                state["momentum"] = torch.zeros_like(p)
+            assert p.grad is not None
+            state["momentum"].lerp_(p.grad, 1 - group["momentum"])
+            updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
+            by_shape.setdefault(p.shape, []).append(k)
+        for shape, members in by_shape.items():
+            stack = newton_schulz(torch.stack([updates[k] for k in members])) * (0.2 * max(shape) ** 0.5)
+            found.update(zip(members, stack.unbind(0), strict=True))
+        return [found[k] for k in range(len(parameters))]
 
-    def _adam(self, p: Tensor, group: Mapping[str, Any], state: dict[str, Tensor]) -> Tensor:
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float64)
-            state["mean"], state["square"] = torch.zeros_like(p), torch.zeros_like(p)
-        state["step"] += 1
-        beta1, beta2, step = group["beta1"], group["beta2"], float(state["step"])
-        assert p.grad is not None
-        state["mean"].lerp_(p.grad, 1 - beta1)
-        state["square"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-        root = (state["square"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        return state["mean"] / (1 - beta1**step) / root
+    def _adam(self, parameters: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
+        beta1, beta2 = group["beta1"], group["beta2"]
+        updates = []
+        for p in parameters:
+            state = self.state[p]
+            if not state:
+                state["step"] = torch.zeros((), dtype=p.dtype, device=p.device)
+                state["mean"], state["square"] = torch.zeros_like(p), torch.zeros_like(p)
+            assert p.grad is not None
+            state["step"] += 1
+            state["mean"].lerp_(p.grad, 1 - beta1)
+            state["square"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
+            root = (state["square"] / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
+            updates.append(state["mean"] / (1 - beta1 ** state["step"]) / root)
+        return updates
 
 
-def newton_schulz(matrix: Tensor, steps: int = 5) -> Tensor:
-    """About U Vᵀ of a matrix U S Vᵀ: singular values between 0.7 and 1.2, by Muon's quintic iteration."""
+def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
+    """About U Vᵀ of matrices U S Vᵀ, [..., m, n]: singular values between 0.7 and 1.2, by Muon's quintic iteration."""
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrix / (matrix.norm() + 1e-7)
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
+    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
     for _ in range(steps):
-        gram = x @ x.T
+        gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x
+    return x.mT if tall else x
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
