@@ -1,4 +1,4 @@
-"""Time every installed neighbor search on boxes of water, 81 to 1,000,000 atoms: one table, one plot, one JSON file.
+"""Time every installed neighbor search on boxes of water, 24 to 1,000,000 atoms: one table, one plot, one JSON file.
 
     python scripts/bench_neighbors.py --out docs/bench/neighbors.json --plot docs/bench/neighbors.png
     python scripts/bench_neighbors.py --redraw docs/bench/neighbors.json --plot docs/bench/neighbors.png
@@ -26,7 +26,8 @@ from torchmdnet2.neighbors import neighbor_list
 
 CUTOFF = 5.0
 SPACING = 3.104  # Å between molecules: the density of water
-SIDES = (3, 5, 7, 10, 15, 22, 32, 46, 70)  # molecules along an edge
+SIDES = (2, 3, 5, 7, 10, 15, 22, 32, 46, 70)  # molecules along an edge
+SKIN = 0.5  # Å
 ROOM = 96  # neighbors per atom that the fixed-capacity searches have room for; the mean is 54
 
 
@@ -97,6 +98,30 @@ def ours(system: System, method: str) -> Callable[[], object]:
     return call
 
 
+def with_skin(system: System, kept: bool) -> Callable[[], object]:
+    """A call of the search with a skin, when its list can be kept and when not."""
+    from torchmdnet2.neighbors.skin import SkinNeighborSearch
+
+    search = SkinNeighborSearch(system.num_atoms, 1, CUTOFF, ROOM * system.num_atoms, "cuda", skin=SKIN)
+    given = system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous()
+
+    def call():
+        if not kept:
+            search.refresh()
+        search(*given)
+
+    return call
+
+
+def vesin_alone(system: System) -> Callable[[], object]:
+    """vesin through its own interface: pairs in any order, shifts, distances and vectors."""
+    import vesin
+
+    search = vesin.NeighborList(cutoff=CUTOFF, full_list=True)
+    pos, cell = system.pos.double().numpy(), system.cell[0].double().numpy()
+    return lambda: search.compute(pos, cell, True, quantities="ijSdD")
+
+
 def nvalchemi(system: System, method: str, buffers: bool) -> Callable[[], object]:
     """nvalchemi-toolkit-ops through torch: a neighbor matrix with shifts; no displacement vectors."""
     from nvalchemiops.torch.neighbors import neighbor_list as search
@@ -135,6 +160,8 @@ def contenders(system: System) -> dict[str, Callable[[], Callable[[], object]]]:
             known["triton pairs, graph"] = lambda: graphed(ours(system, "pairs"))
         known["triton cells, graph"] = lambda: graphed(ours(system, "cells"))
         known["triton, graph"] = lambda: graphed(ours(system, "auto"))
+        known["triton with skin, kept, graph"] = lambda: graphed(with_skin(system, True))
+        known["triton with skin, searched, graph"] = lambda: graphed(with_skin(system, False))
         known["triton, eager"] = lambda: lambda: neighbor_list(system, CUTOFF, backend="triton")
         if N <= 40_000:
             known["nvalchemi naive, eager"] = lambda: nvalchemi(system, "naive", False)
@@ -147,6 +174,7 @@ def contenders(system: System) -> dict[str, Callable[[], Callable[[], object]]]:
                 known[f"torchmd-net {strategy}, graph"] = lambda s=strategy: graphed(torchmd_net(system, s))
     if N <= 110_000:
         on_cpu = system.to("cpu")
+        known["vesin alone, CPU"] = lambda: vesin_alone(on_cpu)
         known["vesin, CPU"] = lambda: lambda: neighbor_list(on_cpu, CUTOFF, backend="vesin")
     if N <= 1_100:
         on_cpu = system.to("cpu")

@@ -179,13 +179,47 @@ def test_no_silent_overflow_in_1000_trials():
     assert errors > 300
 
 
+def test_shifts_too_wide_for_packed_keys():
+    """Atoms a million cells away: receiver, sender and shift do not fit into 63 bits."""
+    atoms = bulk("Cu") * (2, 2, 2)
+    system = System.from_ase(atoms)
+    far = system.pos.clone()
+    far[3] += torch.tensor([2.0**20, -(2.0**19), 2.0**20], dtype=far.dtype) @ system.cell[0]
+    for half in (False, True):
+        ours = neighbor_list(system.replace(pos=far), CUTOFF, backend="vesin", half=half)
+        reference = neighbor_list(system.replace(pos=far), CUTOFF, backend="reference", half=half)
+        assert int(ours.shift.abs().max()) >= 2**20
+        assert torch.equal(ours.edge_index, reference.edge_index) and torch.equal(ours.shift, reference.shift)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pos": torch.full((1, 3), torch.inf)}, "atom 0"),
+        ({"cell": torch.full((1, 3, 3), torch.nan)}, "system 0: its cell"),
+        ({"cell": torch.tensor([[[9.0, 0, 0], [0, 9, 0], [9, 9, 0]]])}, "linearly dependent"),
+        ({"charge": torch.tensor([torch.nan])}, "charge"),
+        ({"batch": torch.ones(1, dtype=torch.long)}, "atom 0: its batch index"),
+    ],
+)
+def test_a_glance_does_not_hide_what_is_wrong(change, message):
+    good = System(z=torch.ones(1, dtype=torch.long), pos=torch.zeros(1, 3), cell=torch.eye(3) * 9)
+    with pytest.raises(ValueError, match=message):
+        neighbor_list(good.replace(**change), 4.0)
+
+
 @pytest.mark.skipif(find_spec("torch_cluster") is None, reason="torch-cluster is not installed")
 def test_torch_cluster_lists_all_neighbors_of_molecules():
+    """Also where an atom has far more neighbors than the 32 that radius_graph keeps by default."""
     rng = np.random.default_rng(2)
-    frames = [Atoms(np.ones(n), positions=rng.uniform(0, 7, (n, 3))) for n in (200, 1, 30)]
-    system = System.from_ase(frames)
-    ours = neighbor_list(system, 5.0, backend="torch_cluster")
-    reference = neighbor_list(system, 5.0, backend="reference")
-    assert torch.equal(ours.edge_index, reference.edge_index)
+    frames = [Atoms(np.ones(n), positions=rng.uniform(0, 7, (n, 3))) for n in (200, 1, 30, 500)]
+    for chosen in (frames, frames[:1], frames[1:2]):
+        system = System.from_ase(chosen)
+        for half in (False, True):
+            ours = neighbor_list(system, 5.0, backend="torch_cluster", half=half)
+            reference = neighbor_list(system, 5.0, backend="reference", half=half)
+            assert torch.equal(ours.edge_index, reference.edge_index)
+    edges = neighbor_list(System.from_ase(frames), 5.0, backend="torch_cluster")
+    assert int(edges.row_ptr.diff().max()) > 300
     with pytest.raises(ValueError, match="no periodicity"):
         neighbor_list(System.from_ase(bulk("Cu")), 5.0, backend="torch_cluster")

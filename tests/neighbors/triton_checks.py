@@ -17,12 +17,13 @@ from torchmdnet2 import System
 from torchmdnet2.errors import NeighborOverflow
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.neighbors.reference import neighbor_list_reference
+from torchmdnet2.neighbors.skin import SkinNeighborSearch
+from torchmdnet2.neighbors.triton_list import neighbor_list_triton
 from torchmdnet2.neighbors.triton_search import (
     NOT_FINITE,
     OVERFLOW,
     TOO_THIN,
     TritonNeighborSearch,
-    neighbor_list_triton,
 )
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -43,10 +44,41 @@ def search_of(system, capacity, method, batch=None):
     return search, (system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous())
 
 
-@pytest.mark.parametrize(("dtype", "seeds"), [(torch.float64, range(20)), (torch.float32, range(20, 40))])
+@pytest.mark.parametrize(("dtype", "seeds"), [(torch.float64, range(12)), (torch.float32, range(20, 32))])
 def test_pairs_on_a_batch_of_cells(dtype, seeds):
     system = System.from_ase([generated_atoms(seed, CUTOFF) for seed in seeds], dtype=dtype)
     assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
+
+
+@pytest.mark.parametrize("seed", range(40, 52))
+def test_pairs_of_one_cell(seed):
+    """The kernel that does everything at once."""
+    system = System.from_ase(generated_atoms(seed, CUTOFF), dtype=torch.float32 if seed % 2 else torch.float64)
+    assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_a_shell_at_the_cutoff(method):
+    """float32 cannot decide; a simple cubic crystal, a = 2 Å."""
+    grid = 2 * torch.cartesian_prod(*[torch.arange(3.0)] * 3)[:10]
+    system = System(z=torch.ones(10, dtype=torch.long), pos=grid, cell=torch.eye(3) * 6)
+    assert_same(neighbor_list_triton(system, CUTOFF, method=method), neighbor_list_reference(system, CUTOFF))
+
+
+def test_more_candidates_than_bits():
+    """What the bits cannot hold is listed by testing again: more than 32 per lane, or more turns than are kept."""
+    pos = torch.tensor([[0.0, 0, 0], [0.2, 0.3, 0.4], [0.5, 0.1, 0.9]])
+    system = System(z=torch.ones(3, dtype=torch.long), pos=pos, cell=torch.eye(3) * 0.5)  # 3 · 17³ candidates
+    assert_same(neighbor_list_triton(system, CUTOFF, method="pairs"), neighbor_list_reference(system, CUTOFF))
+    system = System.from_ase(generated_atoms(14, CUTOFF))
+    reference = neighbor_list_reference(system, CUTOFF)
+    search, given = search_of(system, reference.num_edges, "cells")
+    search._turns = 0
+    search(*given)
+    assert torch.equal(search.row_ptr.long(), reference.row_ptr)
+    assert torch.equal(search.sender.long(), reference.edge_index[1]) and torch.equal(
+        search.shift.long(), reference.shift
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 11, 14, 22, 37])
@@ -130,3 +162,64 @@ def test_no_silent_overflow():
         assert int(search.row_ptr[-1]) == (need if need <= capacity else 0)
     with pytest.raises(NeighborOverflow, match=f"needs {need} "):
         neighbor_list(system, CUTOFF, backend="triton", capacity=need - 1)
+
+
+@pytest.mark.parametrize("method", ["pairs", "cells"])
+def test_skin(method):
+    """The kept list is cut to that of a new search, and searched anew after atoms moved or the cell changed."""
+    generator = torch.Generator().manual_seed(0)
+    system = System(
+        z=torch.ones(16, dtype=torch.long),
+        pos=6 * torch.rand(16, 3, generator=generator, dtype=torch.float64),
+        cell=6 * torch.eye(3, dtype=torch.float64),
+    )
+    pos, cell, pbc = system.pos.clone(), system.cell.clone(), system.pbc
+    search = SkinNeighborSearch(
+        16, 1, CUTOFF, 2000, "cpu", skin=0.4, pos_dtype=pos.dtype, dtype=pos.dtype, method=method, receiver=True,
+        shift=True, distances=True,
+    )  # fmt: skip
+    searched = []
+    for step in range(5 if method == "pairs" else 2):
+        last = search._last_pos.clone()
+        search(pos, cell, pbc)
+        reference = neighbor_list_reference(system.replace(pos=pos, cell=cell), CUTOFF)
+        num = reference.num_edges
+        assert int(search.needed) == num and int(search.flag) == 0
+        assert torch.equal(search.row_ptr.long(), reference.row_ptr)
+        assert torch.equal(torch.stack([search.receiver, search.sender])[:, :num].long(), reference.edge_index)
+        assert torch.equal(search.shift[:num].long(), reference.shift)
+        vectors = reference.vectors(system.replace(pos=pos, cell=cell))
+        assert torch.allclose(search.vectors[:num], vectors, rtol=0, atol=1e-12)
+        assert torch.allclose(search.distances[:num], vectors.norm(dim=1), rtol=0, atol=1e-12)
+        assert torch.equal(search._last_cell, cell), "another cell: searched anew"
+        searched.append(not torch.equal(search._last_pos, last))
+        if step == 2:
+            cell *= 1.0001
+        else:
+            pos[3, 0] += (0.1, 0.15, 0.0, 0.1, 0.0)[step]
+    # moved by 0.1 Å: kept; by 0.25 Å, more than half of the skin: searched
+    assert searched[:2] == [True, False] and (method == "cells" or searched[2])
+
+
+def test_skin_without_room():
+    pos = torch.rand(8, 3, generator=torch.Generator().manual_seed(1))
+    system = System(z=torch.ones(8, dtype=torch.long), pos=pos)
+    given = pos, system.cell, system.pbc
+    search = SkinNeighborSearch(8, 1, CUTOFF, 55, "cpu", skin=0.4)
+    search(*given)
+    assert int(search.flag) == OVERFLOW and int(search.needed) == 56 and int(search.row_ptr.max()) == 0
+    search.wide.set_capacity(50)  # the wide list has no room either
+    for _ in range(2):
+        search.refresh()
+        search.flag.zero_()
+        search(*given)
+        assert int(search.flag) == OVERFLOW and int(search.needed) == 56 and int(search.row_ptr.max()) == 0
+        assert int(search._stale) == 1, "a list that had no room is not kept"
+    search.set_capacity(56)
+    search.flag.zero_()
+    search(*given)
+    assert int(search.flag) == 0 and int(search.row_ptr[-1]) == 56
+    with pytest.raises(ValueError, match="this search is for positions"):
+        search(pos.double(), *given[1:])
+    with pytest.raises(ValueError, match="skin must be a positive"):
+        SkinNeighborSearch(8, 1, CUTOFF, 55, "cpu", skin=0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..system import System
 from .reference import complete_cell
@@ -11,9 +12,14 @@ from .result import NeighborList, sort_edges
 
 __all__ = ["neighbor_list_vesin"]
 
+_TABLE_BITS = 16  # of a shift, up to which a table of all shifts is small
+
 
 def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> NeighborList:
     """Pairs closer than the cutoff by cell lists, O(N), one structure after the other.
+
+    vesin lists each pair once, which is half of the work; sorting numbers that hold a pair and its shift, in both
+    directions, makes the rows.
 
     Args:
         system: a batch of structures; tensors on another device are searched on the CPU.
@@ -25,29 +31,79 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
     """
     import vesin
 
-    batch = system.batch.cpu().numpy()
     positions = system.pos.detach().cpu().double().numpy()
     cells, pbcs = system.cell.detach().cpu().double(), system.pbc.cpu()
-    search = vesin.NeighborList(cutoff=float(cutoff), full_list=True)
-    parts = []
-    for b in range(system.num_systems):
-        index = np.flatnonzero(batch == b)
-        if index.size == 0:
-            continue
-        points = np.ascontiguousarray(positions[index])
-        # vesin reads the non-periodic rows too; give it rows that always span space
-        box = complete_cell(cells[b], pbcs[b]).numpy()
-        i, j, s = search.compute(points=points, box=box, periodic=pbcs[b].numpy(), quantities="ijS")
-        parts.append((index[i.astype(np.int64)], index[j.astype(np.int64)], s.astype(np.int64)))
-    if parts:
-        receiver, sender, shift = (torch.from_numpy(np.concatenate(p)) for p in zip(*parts, strict=True))
+    search = vesin.NeighborList(cutoff=float(cutoff), full_list=False)
+
+    def search_one(points: np.ndarray, b: int, copy: bool) -> tuple[np.ndarray, np.ndarray]:
+        box = _spanning_cell(cells[b], pbcs[b])
+        pairs, shifts = search.compute(points, box, pbcs[b].numpy(), quantities="PS", copy=copy)
+        return pairs.view(np.int64), shifts
+
+    if system.num_systems == 1:
+        pairs, shifts = search_one(positions, 0, copy=False)
     else:
-        receiver = sender = torch.zeros(0, dtype=torch.long)
-        shift = torch.zeros(0, 3, dtype=torch.long)
-    result = sort_edges(receiver, sender, shift, system.num_atoms, cutoff, half)
-    if system.device.type != "cpu":
-        device = system.device
-        result = NeighborList(
-            result.edge_index.to(device), result.shift.to(device), result.row_ptr.to(device), result.cutoff, half
-        )
-    return result
+        batch = system.batch.cpu().numpy()
+        parts = [(np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32))]
+        for b in range(system.num_systems):
+            index = np.flatnonzero(batch == b)
+            if index.size:
+                pairs, shifts = search_one(positions[index], b, copy=True)
+                parts.append((index[pairs], shifts))
+        pairs, shifts = (np.concatenate(p) for p in zip(*parts, strict=True))
+    result = _rows(pairs, shifts, system.num_atoms, cutoff, half)
+    return result if system.device.type == "cpu" else result.to(system.device)
+
+
+def _spanning_cell(cell: Tensor, pbc: Tensor) -> np.ndarray:
+    """vesin reads the non-periodic rows too; give it rows that always span space."""
+    periodic = pbc.tolist()
+    if all(periodic):
+        return cell.numpy()
+    return complete_cell(cell, pbc).numpy() if any(periodic) else np.eye(3)
+
+
+def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, half: bool) -> NeighborList:
+    """Both directions of each pair (one, if `half`) as sorted rows.
+
+    Args:
+        pairs: [P, 2] int64, in any order and direction.
+        shifts: [P, 3] int32.
+    """
+    widest = np.abs(shifts).max(axis=0, initial=0).tolist()
+    # bits: receiver, sender, shift + widest
+    atom_bits = max(num_atoms - 1, 1).bit_length()
+    s_bits = [(2 * w).bit_length() for w in widest]
+    all_bits = sum(s_bits)
+    if 2 * atom_bits + all_bits > 63 or all_bits > _TABLE_BITS:  # a stray atom
+        receiver, sender, s = (torch.from_numpy(a.astype(np.int64)) for a in (pairs[:, 0], pairs[:, 1], shifts))
+        both = torch.cat([receiver, sender]), torch.cat([sender, receiver]), torch.cat([s, -s])
+        return sort_edges(*both, num_atoms, cutoff, half)
+    units = np.array([1 << (s_bits[1] + s_bits[2]), 1 << s_bits[2], 1], np.int32)
+    middle = int(units @ np.array(widest, np.int32))  # the number of the shift zero; −shift is as far on the other side
+    keys = np.empty(2 * len(pairs), np.int64)
+    forth, back = keys[: len(pairs)], keys[len(pairs) :]
+    i, j = pairs[:, 0], pairs[:, 1]
+    np.left_shift((i << atom_bits) | j, all_bits, out=forth)
+    np.left_shift((j << atom_bits) | i, all_bits, out=back)
+    if all_bits:
+        number = shifts @ units
+        forth += number + middle
+        back += middle - number
+    if half:  # the smaller of the two; between images of one atom the larger: its first non-zero shift is positive
+        keys = np.where(i == j, np.maximum(forth, back), np.minimum(forth, back))
+    keys.sort()
+    edges = np.empty((2, len(keys)), np.int64)
+    np.right_shift(keys, all_bits + atom_bits, out=edges[0])
+    np.bitwise_and(keys >> all_bits, (1 << atom_bits) - 1, out=edges[1])
+    if all_bits:
+        numbers = np.arange(1 << all_bits)
+        fields = [(numbers >> sum(s_bits[k + 1 :])) & ((1 << s_bits[k]) - 1) for k in range(3)]
+        shift = (np.stack(fields, 1) - widest)[keys & ((1 << all_bits) - 1)]
+    else:
+        shift = np.zeros((len(keys), 3), np.int64)
+    row_ptr = np.zeros(num_atoms + 1, np.int64)
+    np.cumsum(np.bincount(edges[0], minlength=num_atoms), out=row_ptr[1:])
+    return NeighborList(
+        torch.from_numpy(edges), torch.from_numpy(shift), torch.from_numpy(row_ptr), float(cutoff), half
+    )

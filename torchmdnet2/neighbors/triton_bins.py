@@ -1,11 +1,13 @@
-"""GPU kernels that wrap atoms and sort them into bins no narrower than the cutoff: count, prefix sum, place.
+"""GPU kernels that wrap atoms and sort them into bins: count, prefix sum, place, order.
 
-Bins of structure b lie at ptr[b] + (FREE_BINS + 1)·b … in `bin_count` and `bin_start`, in C order of their three
-coordinates, so that neighbors along the last lattice vector are neighbors in memory. Along periodic vectors the bins
-tile the cell; along free directions they are cubes of one cutoff, folded with period n ≥ 3: no bounding box is needed,
-and atoms that share a bin without being near are told apart by their distance.
+Bins are no narrower than the cutoff along the first two lattice vectors and a quarter of that along the third: columns
+of thin bins. Those of structure b lie at ptr[b] + (FREE_BINS + 1)·b … in `bin_count` and `bin_start`, in C order of
+their three coordinates, so that a piece of a column is one run of atoms. Along periodic vectors the bins tile the cell;
+along free directions they are folded with a period of at least three cutoffs (across columns): no bounding box is
+needed, and atoms that share a bin without being near are told apart by their distance.
 
-Atoms take their place inside a bin in any order (atomics); nothing that leaves the search depends on it.
+Atoms enter their bin in any order (atomics), then each bin is put in order of the atoms' numbers: the sorted order is a
+function of the positions alone.
 """
 
 from __future__ import annotations
@@ -13,13 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .triton_setup import _FREE_BINS, _NOT_FINITE, _REALS, _WHOLE
+from ..kernels.launch import after_previous
+from .triton_setup import _FREE_BINS, _NOT_FINITE, _REALS, _THIN_BINS, _WHOLE
 
 
 @triton.jit
-def bin_coordinate(f, n, periodic, rc):
+def bin_coordinate(f, n, periodic, width):
     """Bin along one lattice vector of wrapped fractional coordinates f (in Å along a free direction)."""
-    folded = tl.floor(f / rc)
+    folded = tl.floor(f / width)
     folded = folded - n * tl.floor(folded / n)
     c = tl.where(periodic, f * n, folded).to(tl.int32)
     return tl.minimum(tl.maximum(c, 0), n - 1)
@@ -37,13 +40,17 @@ def wrapped_fraction(x, y, z, row, k: tl.constexpr, periodic, mask):
 
 @triton.jit(do_not_specialize=["N", "B"])
 def wrap_atoms(
-    pos, batch, ptr, reals, whole, cutoff, wrapped, wraps, flag, fractions, bins, slots, bin_count, counts, N, B,
-    CELLS: tl.constexpr, BLOCK: tl.constexpr,
+    stale, pos, batch, ptr, reals, whole, cutoff, wrapped, wraps, flag, fractions, bins, slots, bin_count, counts, N, B,
+    CELLS: tl.constexpr, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Wrap the atoms: wrapped [N, 4] float64 in Å, wraps [N, 4] int32 whole cells.
 
     For "pairs" (CELLS = False) also fractions [3, N] float32; for "cells" a bin and a slot in it, and counts = 0.
     """
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atoms < tl.load(ptr + B)
     system = tl.load(batch + atoms, mask=mask, other=0)
@@ -78,7 +85,7 @@ def wrap_atoms(
         rc = tl.load(cutoff)
         c0 = bin_coordinate(f0, tl.load(w + 6, mask=mask, other=1), p0, rc)
         c1 = bin_coordinate(f1, n1, p1, rc)
-        c2 = bin_coordinate(f2, n2, p2, rc)
+        c2 = bin_coordinate(f2, n2, p2, rc / _THIN_BINS)
         known = mask & fine & (tl.load(w + 9, mask=mask, other=0) > 0)
         first_bin = tl.load(ptr + system, mask=mask, other=0) + (_FREE_BINS + 1) * system
         target = first_bin + (c0 * n1 + c1) * n2 + c2
@@ -92,8 +99,12 @@ def wrap_atoms(
 
 
 @triton.jit
-def bin_starts(bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr):
+def bin_starts(stale, bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr):
     """Where each bin's atoms begin in the sorted order; bin_start has one entry more than there are bins."""
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
     p = tl.program_id(0)
     b = tl.program_id(1)
     num = tl.load(whole + b * _WHOLE + 9)
@@ -111,13 +122,50 @@ def bin_starts(bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["N", "B"])
-def place_atoms(bins, slots, bin_start, wrapped, order, placed, ptr, N, B, BLOCK: tl.constexpr):
-    """The sorted order, and the wrapped positions in it: placed [3, N] float32."""
+def place_atoms(
+    stale, bins, slots, bin_start, members, ptr, N, B, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr
+):
+    """members [N]: the atoms of each bin in any order."""
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atoms < tl.load(ptr + B)
     bin_of = tl.load(bins + atoms, mask=mask, other=-1)
     mask &= bin_of >= 0
     to = tl.load(bin_start + bin_of, mask=mask, other=0) + tl.load(slots + atoms, mask=mask, other=0)
-    tl.store(order + to, atoms, mask=mask)
-    for k in tl.static_range(3):
-        tl.store(placed + k * N + to, tl.load(wrapped + atoms * 4 + k, mask=mask, other=0.0), mask=mask)
+    tl.store(members + to, atoms, mask=mask)
+
+
+@triton.jit(do_not_specialize=["N", "B"])
+def order_atoms(
+    stale, bins, members, bin_start, batch, whole, wrapped, order, row_bin, placed, ptr, N, B,
+    BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The sorted order, by bin and atom (−1 past the last bin); the bin of each place; and placed [3, N] float32: the
+    wrapped positions."""
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    listed = k < tl.load(ptr + B)
+    mask = listed
+    system = tl.load(batch + k, mask=mask, other=0)  # the sorted order keeps each structure in its place
+    first_bin = tl.load(ptr + system, mask=mask, other=0) + (_FREE_BINS + 1) * system
+    num_bins = tl.load(whole + system * _WHOLE + 9, mask=mask, other=0)
+    mask &= k < tl.load(bin_start + first_bin + num_bins, mask=mask, other=0)  # the others have no bin
+    atom = tl.load(members + k, mask=mask, other=0)
+    bin_of = tl.load(bins + atom, mask=mask, other=0)
+    start = tl.load(bin_start + bin_of, mask=mask, other=0)
+    size = tl.where(mask, tl.load(bin_start + bin_of + 1, mask=mask, other=0) - start, 0)
+    to = start
+    for m in range(0, tl.max(size, axis=0)):
+        other = tl.load(members + start + m, mask=m < size, other=2147483647)
+        to += (other < atom).to(tl.int32)
+    tl.store(order + k, tl.full([BLOCK], -1, tl.int32), mask=listed & (~mask))
+    tl.store(order + to, atom, mask=mask)
+    tl.store(row_bin + to, bin_of, mask=mask)
+    for c in tl.static_range(3):
+        tl.store(placed + c * N + to, tl.load(wrapped + atom * 4 + c, mask=mask, other=0.0), mask=mask)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..kernels.launch import after_previous
 from .triton_setup import _REALS, _WHOLE
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding and subtracting it rounds a float32 to the nearest integer
@@ -141,10 +142,15 @@ def test_pairs(
 
 @triton.jit(do_not_specialize=["N", "B", "capacity"])
 def search_pairs(
-    fractions, wrapped, batch, ptr, reals, whole, cutoff, counts, doubts, row_ptr, needed, sender, images,
+    stale, fractions, wrapped, batch, ptr, reals, whole, cutoff, counts, doubts, row_ptr, needed, sender, images,
     N, B, capacity, FILL: tl.constexpr, BATCHED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    GUARD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Count or list the neighbors of BI receivers."""
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
     rows = tl.program_id(0) * BI + tl.arange(0, BI)
     real = rows < tl.load(ptr + B)  # atoms past ptr[B] are padding and have no neighbors
     system = tl.zeros([BI], tl.int32)

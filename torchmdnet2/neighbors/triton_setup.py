@@ -6,7 +6,8 @@ pass must round alike, or a pair exactly at the cutoff would be counted and not 
 The tables that `cell_geometry` writes, one row per structure:
     reals [B, 22] float64: the complete cell, rows first (9), the columns of its inverse (9), along each free direction
         the coordinate of the first atom (3; it becomes the origin), the widest extent of the periodic cell in Å (1);
-    whole [B, 10] int32: periodic (3), images to either side (3), bins along each lattice vector (3), bins in all.
+    whole [B, 11] int32: periodic (3), images to either side (3), bins along each lattice vector (3), bins in all, bins
+        per cutoff along the third vector (rounded up).
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..kernels.launch import after_previous
+
 REALS = 22
-WHOLE = 10
+WHOLE = 11
+THIN_BINS = 4  # bins per cutoff along the third lattice vector, where atoms of a column lie in order
 FREE_BINS = 27  # a structure of n atoms has at most n + FREE_BINS bins
 ROW_BLOCK = 1024  # rows summed by one program of row_pointers
 
@@ -29,8 +33,9 @@ _TOO_THIN = tl.constexpr(TOO_THIN)
 _REALS = tl.constexpr(REALS)
 _WHOLE = tl.constexpr(WHOLE)
 _FREE_BINS = tl.constexpr(FREE_BINS)
+_THIN_BINS = tl.constexpr(THIN_BINS)
 _MAX_IMAGES = tl.constexpr(30)  # to either side, so that the number of images stays far from 2^31
-_MAX_BINS = tl.constexpr(1024)  # along one lattice vector: the product of three stays below 2^31
+_MAX_BINS = tl.constexpr(512)  # cutoffs along one lattice vector: the product of three stays below 2^31
 
 
 @triton.jit
@@ -94,75 +99,96 @@ def images_needed(ratio, periodic):
 
 
 @triton.jit
-def bins_along(ratio, periodic):
-    """Bins no narrower than the cutoff; along a free direction as many as allowed (they are folded, see bin_atoms)."""
-    fit = tl.floor(1.0 / tl.maximum(ratio, 1e-3)).to(tl.int32)
-    return tl.where(periodic == 1, tl.minimum(tl.maximum(fit, 1), _MAX_BINS), _MAX_BINS)
+def bins_along(ratio, periodic, PER_CUTOFF: tl.constexpr):
+    """Bins no narrower than cutoff / PER_CUTOFF; along a free direction as many as allowed (they are folded)."""
+    fit = tl.floor((1 - 1e-9) / tl.maximum(ratio, 1e-3) * PER_CUTOFF).to(tl.int32)
+    most = PER_CUTOFF * _MAX_BINS
+    return tl.where(periodic == 1, tl.minimum(tl.maximum(fit, 1), most), most)
+
+
+@triton.jit
+def geometry(cell, pbc, rc, b):
+    """The complete cell of structure b (rows, 9), its inverse (columns, 9), periodic (3), images to either side (3),
+    cutoff over height (3), and whether it can be searched at all. All float64 but periodic and images."""
+    row = cell + b * 9
+    ax, ay, az = tl.load(row).to(tl.float64), tl.load(row + 1).to(tl.float64), tl.load(row + 2).to(tl.float64)
+    bx, by, bz = tl.load(row + 3).to(tl.float64), tl.load(row + 4).to(tl.float64), tl.load(row + 5).to(tl.float64)
+    cx, cy, cz = tl.load(row + 6).to(tl.float64), tl.load(row + 7).to(tl.float64), tl.load(row + 8).to(tl.float64)
+    p0 = tl.load(pbc + b * 3).to(tl.int32)
+    p1 = tl.load(pbc + b * 3 + 1).to(tl.int32)
+    p2 = tl.load(pbc + b * 3 + 2).to(tl.int32)
+    ax, ay, az, bx, by, bz, cx, cy, cz = complete(ax, ay, az, bx, by, bz, cx, cy, cz, p0, p1, p2)
+    ux, uy, uz = cross(bx, by, bz, cx, cy, cz)
+    vx, vy, vz = cross(cx, cy, cz, ax, ay, az)
+    wx, wy, wz = cross(ax, ay, az, bx, by, bz)
+    det = ax * ux + ay * uy + az * uz
+    ratio0 = rc * tl.sqrt(ux * ux + uy * uy + uz * uz) / tl.abs(det)
+    ratio1 = rc * tl.sqrt(vx * vx + vy * vy + vz * vz) / tl.abs(det)
+    ratio2 = rc * tl.sqrt(wx * wx + wy * wy + wz * wz) / tl.abs(det)
+    # an inverse that is not finite, or a cell without volume, cannot be searched
+    total = ratio0 + ratio1 + ratio2
+    usable = (total > 0) & (total < 1e12) & (tl.abs(det) < 1e30)
+    m0 = images_needed(ratio0, p0)
+    m1 = images_needed(ratio1, p1)
+    m2 = images_needed(ratio2, p2)
+    one = 1.0 / det
+    ux, uy, uz = ux * one, uy * one, uz * one
+    vx, vy, vz = vx * one, vy * one, vz * one
+    wx, wy, wz = wx * one, wy * one, wz * one
+    return (
+        ax, ay, az, bx, by, bz, cx, cy, cz, ux, uy, uz, vx, vy, vz, wx, wy, wz,
+        p0, p1, p2, m0, m1, m2, ratio0, ratio1, ratio2, usable,
+    )  # fmt: skip
+
+
+@triton.jit
+def few_images(m0, m1, m2, size):
+    """Whether all pairs and images of a structure can be tested: at most 30 images to a side, 2e9 tests per atom."""
+    num_images = (2 * m0 + 1).to(tl.float64) * (2 * m1 + 1) * (2 * m2 + 1)
+    return (tl.maximum(m0, tl.maximum(m1, m2)) <= _MAX_IMAGES) & (num_images * size < 2.0e9)
 
 
 @triton.jit(do_not_specialize=["num_bins", "B"])
 def cell_geometry(
-    pos, cell, pbc, cutoff, ptr, reals, whole, flag, bin_count, num_bins, B,
-    CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr,
+    stale, pos, cell, pbc, cutoff, ptr, reals, whole, flag, bin_count, num_bins, B,
+    CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per structure writes its tables; together they clear the counts of the bins."""
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
     b = tl.program_id(0)
     cleared = b * ZERO_BLOCK + tl.arange(0, ZERO_BLOCK)
-    tl.store(bin_count + cleared, tl.zeros([ZERO_BLOCK], tl.int32), mask=cleared < num_bins)
+    if CELLS:
+        tl.store(bin_count + cleared, tl.zeros([ZERO_BLOCK], tl.int32), mask=cleared < num_bins)
     if b < B:
-        ax = tl.load(cell + b * 9 + 0).to(tl.float64)
-        ay = tl.load(cell + b * 9 + 1).to(tl.float64)
-        az = tl.load(cell + b * 9 + 2).to(tl.float64)
-        bx = tl.load(cell + b * 9 + 3).to(tl.float64)
-        by = tl.load(cell + b * 9 + 4).to(tl.float64)
-        bz = tl.load(cell + b * 9 + 5).to(tl.float64)
-        cx = tl.load(cell + b * 9 + 6).to(tl.float64)
-        cy = tl.load(cell + b * 9 + 7).to(tl.float64)
-        cz = tl.load(cell + b * 9 + 8).to(tl.float64)
-        p0 = tl.load(pbc + b * 3 + 0).to(tl.int32)
-        p1 = tl.load(pbc + b * 3 + 1).to(tl.int32)
-        p2 = tl.load(pbc + b * 3 + 2).to(tl.int32)
         rc = tl.load(cutoff)
         first = tl.load(ptr + b)
         size = tl.load(ptr + b + 1) - first
-
-        ax, ay, az, bx, by, bz, cx, cy, cz = complete(ax, ay, az, bx, by, bz, cx, cy, cz, p0, p1, p2)
-        ux, uy, uz = cross(bx, by, bz, cx, cy, cz)
-        vx, vy, vz = cross(cx, cy, cz, ax, ay, az)
-        wx, wy, wz = cross(ax, ay, az, bx, by, bz)
-        det = ax * ux + ay * uy + az * uz
-        # cutoff over height; an inverse that is not finite, or a cell without volume, cannot be searched
-        ratio0 = rc * tl.sqrt(ux * ux + uy * uy + uz * uz) / tl.abs(det)
-        ratio1 = rc * tl.sqrt(vx * vx + vy * vy + vz * vz) / tl.abs(det)
-        ratio2 = rc * tl.sqrt(wx * wx + wy * wy + wz * wz) / tl.abs(det)
-        total = ratio0 + ratio1 + ratio2
-        usable = (total > 0) & (total < 1e12) & (tl.abs(det) < 1e30)
+        (
+            ax, ay, az, bx, by, bz, cx, cy, cz, ux, uy, uz, vx, vy, vz, wx, wy, wz,
+            p0, p1, p2, m0, m1, m2, ratio0, ratio1, ratio2, usable,
+        ) = geometry(cell, pbc, rc, b)  # fmt: skip
         if not usable:
             tl.atomic_or(flag, _NOT_FINITE)
-
-        m0 = images_needed(ratio0, p0)
-        m1 = images_needed(ratio1, p1)
-        m2 = images_needed(ratio2, p2)
-        n0 = bins_along(ratio0, p0)
-        n1 = bins_along(ratio1, p1)
-        n2 = bins_along(ratio2, p2)
-        widest = tl.maximum(m0, tl.maximum(m1, m2))
+        n0 = bins_along(ratio0, p0, 1)
+        n1 = bins_along(ratio1, p1, 1)
+        n2 = bins_along(ratio2, p2, _THIN_BINS)
         if CELLS:
             # the cell list knows one image to either side
             searchable = (ratio0 * p0 <= 1) & (ratio1 * p1 <= 1) & (ratio2 * p2 <= 1)
-            # empty bins cost time: with free directions about four atoms a bin, else no more bins than atoms
-            limit = tl.where(p0 + p1 + p2 == 3, size, size // 4) + _FREE_BINS
-            while n0 * n1 * n2 > limit:
-                largest = tl.maximum(n0, tl.maximum(n1, n2))
-                if n0 == largest:
-                    n0 = n0 * 3 // 4
-                elif n1 == largest:
-                    n1 = n1 * 3 // 4
-                else:
+            # empty bins cost time: no more bins than atoms, and never fewer than three along a free direction
+            while n0 * n1 * n2 > size + _FREE_BINS:
+                widest = tl.maximum(n0, n1)
+                if (n2 >= widest * _THIN_BINS) | (widest <= 3):
                     n2 = n2 * 3 // 4
+                elif n0 == widest:
+                    n0 = n0 * 3 // 4
+                else:
+                    n1 = n1 * 3 // 4
         else:
-            num_images = (2 * m0 + 1).to(tl.float64) * (2 * m1 + 1) * (2 * m2 + 1)
-            searchable = (widest <= _MAX_IMAGES) & (num_images * size < 2.0e9)
+            searchable = few_images(m0, m1, m2, size)
         if usable & (~searchable):
             tl.atomic_or(flag, _TOO_THIN)
         good = (usable & searchable).to(tl.int32)
@@ -177,9 +203,6 @@ def cell_geometry(
         tl.store(row + 6, cx)
         tl.store(row + 7, cy)
         tl.store(row + 8, cz)
-        ux, uy, uz = ux / det, uy / det, uz / det
-        vx, vy, vz = vx / det, vy / det, vz / det
-        wx, wy, wz = wx / det, wy / det, wz / det
         tl.store(row + 9, ux)
         tl.store(row + 10, uy)
         tl.store(row + 11, uz)
@@ -210,11 +233,17 @@ def cell_geometry(
         tl.store(row + 7, n1)
         tl.store(row + 8, n2)
         tl.store(row + 9, n0 * n1 * n2 * good)
+        across = tl.ceil(tl.minimum(ratio2, 1.0) * n2 + 1e-9).to(tl.int32)
+        tl.store(row + 10, tl.where(p2 == 1, across, _THIN_BINS))
 
 
 @triton.jit(do_not_specialize=["N"])
-def row_sums(counts, block_sums, N, BLOCK: tl.constexpr):
+def row_sums(stale, counts, block_sums, N, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr):
     """Edges of each block of rows, [N / BLOCK] int64."""
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(counts + rows, mask=rows < N, other=0).to(tl.int64)
     tl.store(block_sums + tl.program_id(0), tl.sum(length, axis=0))
@@ -222,6 +251,7 @@ def row_sums(counts, block_sums, N, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N", "capacity"])
 def row_pointers(
+    stale,
     counts,
     block_sums,
     row_ptr,
@@ -232,11 +262,17 @@ def row_pointers(
     SUMMED: tl.constexpr,
     BLOCK: tl.constexpr,
     SUMS: tl.constexpr,
+    GUARD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Exclusive prefix sum of the row lengths, one program per BLOCK rows; all zero if they pass the capacity.
 
     With SUMMED, block_sums holds the sums of the blocks; without, every program adds up all rows.
     """
+    after_previous(PDL)
+    if GUARD:
+        if tl.load(stale) == 0:
+            return
     pid = tl.program_id(0)
     total = tl.zeros([SUMS], tl.int64)
     before = tl.zeros([SUMS], tl.int64)
