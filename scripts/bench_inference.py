@@ -9,7 +9,8 @@ same weights. "startup" is a fresh process: seconds to its first result and to t
 
 Each part runs in a process of its own, and what it has found is written after every system: a part that fails or meets
 the end of the budget loses nothing of the others. Parts joined by + run at the same time: those that are not timed,
-the exact results and the compilation of our kernels ("warm", "warm_tf32").
+the exact results and compilation ("warm", "warm_tf32", "warm_compile"), which fills the caches on disk that the timed
+parts then find. PART:K/N takes every Nth system.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import copy
 import gc
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -48,11 +50,12 @@ from torchmdnet2.neighbors import neighbor_list
 
 __all__ = ["MODEL", "once", "read_pdb", "timed", "water_box"]
 
-PARTS = ("exact+warm+warm_tf32", "ours", "eager", "graph", "potential", "compile", "tf32", "startup")
+_COMPILATION = "+".join(f"{part}:{k}/2" for part in ("warm", "warm_tf32", "warm_compile") for k in range(2))
+PARTS = (f"exact+{_COMPILATION}", "ours", "eager", "graph", "compile", "potential", "tf32", "startup")
 EXACT_UP_TO = 31_000  # atoms; in float64
 EAGER_UP_TO = 31_000
 PEER_UP_TO = 100_000
-WARM_UP_TO = 100_000
+WARM_UP_TO = {"float32": 100_000, "tf32": 100_000, "compile": 31_000}
 Row = dict[str, Any]
 
 
@@ -119,11 +122,19 @@ def peer(potential: Potential, system: System, exact: Any, mode: str) -> Iterato
         yield {**row, **timed(step), "peak_GB": peak()}
 
 
-def warm(potential: Potential, system: System, precision: str) -> Iterator[Row]:
-    """Compile the kernels that a system needs; seconds, with other work beside it."""
-    if system.num_atoms <= WARM_UP_TO:
-        _, first = once(lambda: Evaluator(potential, precision=precision).bind(system))  # type: ignore[arg-type]
-        yield {"mode": f"compilation, {precision}", "compile_s": first}
+def warm(potential: Potential, system: System, what: str) -> Iterator[Row]:
+    """Compile what a system needs; seconds, with other work beside it."""
+
+    def compile_it() -> None:
+        if what == "compile":
+            step = peer_step(potential, system, what)
+            for _ in range(3):  # the third call is the first without compilation
+                step()
+        else:
+            Evaluator(potential, precision=what).bind(system)  # type: ignore[arg-type]
+
+    if system.num_atoms <= WARM_UP_TO[what]:
+        yield {"mode": f"compilation, {what}", "compile_s": once(compile_it)[1]}
 
 
 def exactly(potential: Potential, system: System, path: Path) -> Iterator[Row]:
@@ -158,10 +169,13 @@ def startup(folder: Path | None, device: str, began: float) -> Iterator[Row]:
 def run_part(part: str, options: argparse.Namespace) -> None:
     """Rows of all systems, to a file of JSON lines."""
     folder, device = Path(options.work), options.device
+    file_name = _file_name(part)
+    part, _, share = part.partition(":")
+    turn, turns = map(int, share.split("/")) if share else (0, 1)
     warnings.simplefilter("ignore")
 
     def write(row: Row) -> None:
-        with (folder / f"{part}.jsonl").open("a") as file:
+        with (folder / file_name).open("a") as file:
             file.write(json.dumps(row) + "\n")
         print({k: v for k, v in row.items() if k != "report"}, flush=True)
 
@@ -172,7 +186,7 @@ def run_part(part: str, options: argparse.Namespace) -> None:
     potential = make_potential().to(device)
     systems = named_systems(options.systems, options.water, options.copies if part in ("ours", "warm") else 0)
     sizes = [(make().num_atoms, name, make) for name, make in systems.items()]
-    for atoms, name, make in sorted(s for s in sizes if s[0] <= options.largest):
+    for atoms, name, make in sorted(s for s in sizes if s[0] <= options.largest)[turn::turns]:
         if time.time() > options.deadline:
             write({"system": name, "atoms": atoms, "mode": part, "error": "the time was over"})
             continue
@@ -184,6 +198,7 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             "exact": lambda s=system, p=path: exactly(potential, s, p),  # type: ignore[misc]
             "warm": lambda s=system: warm(potential, s, "float32"),  # type: ignore[misc]
             "warm_tf32": lambda s=system: warm(potential, s, "tf32"),  # type: ignore[misc]
+            "warm_compile": lambda s=system: warm(potential, s, "compile"),  # type: ignore[misc]
             "ours": lambda s=system, e=exact: ours(potential, s, e),  # type: ignore[misc]
             "tf32": lambda s=system, e=exact: ours(potential, s, e, "tf32"),  # type: ignore[misc]
             "potential": lambda s=system, e=exact: eager(potential, s, e),  # type: ignore[misc]
@@ -209,23 +224,28 @@ def run_all(options: argparse.Namespace) -> list[Row]:
     with tempfile.TemporaryDirectory() as work:
         groups = [group.split("+") for group in options.parts.split(",")]
         for k, group in enumerate(groups):
-            left = end - time.time()
             # what comes later needs something too
-            deadline = time.time() + max(1.0, left - 12 * (len(groups) - k - 1))
+            left = end - time.time() - 12 * (len(groups) - k - 1)
+            left = min(left, 0.35 * options.budget) if len(group) > 1 else left
+            deadline = time.time() + max(1.0, left)
             started = time.time()
             running = {part: subprocess.Popen(_command(part, work, deadline, options)) for part in group}
             for part, process in running.items():
                 try:
-                    process.wait(max(5.0, end - time.time()))
+                    process.wait(max(5.0, (deadline if len(group) > 1 else end) - time.time()))
                 except subprocess.TimeoutExpired:
                     process.kill()
                     print(f"{part}: stopped", flush=True)
-                found = Path(work) / f"{part}.jsonl"
+                found = Path(work) / _file_name(part)
                 rows += [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
             print(f"{'+'.join(group)}: {time.time() - started:.0f} s", flush=True)
             if options.output:
                 write_output(rows, options)
     return rows
+
+
+def _file_name(part: str) -> str:
+    return re.sub(r"[:/]", "-", part) + ".jsonl"
 
 
 def _command(part: str, work: str, deadline: float, options: argparse.Namespace) -> list[str]:
