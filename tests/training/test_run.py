@@ -175,6 +175,21 @@ def test_check_writes_nothing(raw_config, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_check_of_replayed_steps(raw_config, monkeypatch, capsys):
+    """What is measured on a GPU, here without one."""
+    from torchmdnet2.training import check
+
+    measure = check._measure
+
+    def packed(trainer):
+        assert trainer.pack() is None
+        return measure(trainer)
+
+    monkeypatch.setattr(check, "_measure", packed)
+    run_training(parse_config(raw_config), check=True)
+    assert "4 steps per epoch of " in capsys.readouterr().out
+
+
 def test_missing_label_stops_the_run_before_training(raw_config, tmp_path):
     raw_config["data"]["keys"] = {"energy": "energy", "forces": "REF_forces"}
     with pytest.raises(BadData, match="REF_forces"):

@@ -59,6 +59,8 @@ def run_check(config: Config, log: TrainingLog) -> None:
             log.say(f"rms of the force components: {facts['forces_rms']:.4g} {UNITS['forces']}")
             if not 10 * KB < facts["forces_rms"] < 100:
                 log.say("note: that is unusual; are data.units right?")
+        if trainer.device.type == "cuda" and config.training.cuda_graphs:
+            trainer.pack()  # where it can be done, as the training will
         seconds, memory = _measure(trainer)
         epoch = seconds * trainer.steps_per_epoch
         log.say(f"{trainer.steps_per_epoch} steps per epoch of {1e3 * seconds:.0f} ms: {_duration(epoch)} per epoch")
@@ -68,26 +70,53 @@ def run_check(config: Config, log: TrainingLog) -> None:
 
 
 def _measure(trainer: Trainer) -> tuple[float, float]:
-    """Seconds of one step and bytes of its activations, on the first batches of the first epoch."""
-    config = trainer.config
-    order = training_batches(trainer.train, config, 0)
-    batches = [batch.to(trainer.device) for batch in trainer.train_loader(order[: _STEPS + 1])]
+    """Seconds of one step, and bytes that it needs, on the first batches of the first epoch."""
+    order = (training_batches(trainer.train, trainer.config, 0) * (_STEPS + 1))[: _STEPS + 1]
+    if trainer.packed is not None:
+        _device_memory(trainer.device, reset=True)
+        _run(trainer, order)  # captures graphs
+        return _run(trainer, order) / len(order), _device_memory(trainer.device)
+    batches = [batch.to(trainer.device) for batch in trainer.train_loader(order)]
     memory = _activation_bytes(trainer, batches)
     times = []
-    for i in range(_STEPS):
+    for batch in batches[:_STEPS]:
         start = time.perf_counter()
-        trainer.step(batches[i % len(batches)])  # its float(loss) waits for the device
+        trainer.step(batch)  # its float(loss) waits for the device
         times.append(time.perf_counter() - start)
     return min(times), memory
+
+
+def _run(trainer: Trainer, order: list[list[int]]) -> float:
+    """Seconds that these steps take."""
+    _wait(trainer.device)
+    start = time.perf_counter()
+    for _ in trainer.steps(order):
+        pass
+    _wait(trainer.device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device_memory(device: torch.device, reset: bool = False) -> float:
+    """Most bytes that were in use on a GPU since the last reset; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    if reset:
+        torch.cuda.reset_peak_memory_stats(device)
+    return float(torch.cuda.max_memory_allocated(device))
 
 
 def _activation_bytes(trainer: Trainer, batches: list) -> float:
     """Tensors kept for the gradient of the largest of the batches, or the device's own count."""
     largest = max(batches, key=lambda batch: batch.neighbors.num_edges)
     if trainer.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(trainer.device)
+        _device_memory(trainer.device, reset=True)
         trainer.step(largest)
-        return float(torch.cuda.max_memory_allocated(trainer.device))
+        return _device_memory(trainer.device)
     seen: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
