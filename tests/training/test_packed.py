@@ -53,7 +53,7 @@ def packed(systems: list[System], device: str = "cpu") -> PackedFrames:
 
 
 def objective(energy, forces, stress):
-    weights = torch.cos(torch.arange(forces.numel(), dtype=forces.dtype)).reshape(forces.shape)
+    weights = torch.cos(torch.arange(forces.numel(), dtype=forces.dtype, device=forces.device)).view_as(forces)
     return (energy**2).sum() + (forces**2 * weights).sum() + 10 * (stress**2).sum()
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .batches import Frames, most_frames
+from .distributed import Devices
 from .metrics import ErrorSums
 from .network import PackedNetwork
 from .packed import PackedFrames
@@ -51,10 +52,11 @@ class PackedLoop:
 
     Args:
         trainer: whose weights are changed, with the state of its optimizer in place.
+        devices: processes that each take a share of every batch.
     """
 
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
+    def __init__(self, trainer: Trainer, devices: Devices | None = None):
+        self.trainer, self.devices = trainer, devices or Devices()
         config, cuda = trainer.config, trainer.device.type == "cuda"
         stress = trainer.properties.stress
         elements = len(trainer.potential.elements)
@@ -75,10 +77,11 @@ class PackedLoop:
             average,
             trainer.optimizer,
             config.gradient_clipping or math.inf,
+            self.devices,
         )
         store = pack(trainer.train, trainer.potential, stress)
         self.step = self._replayed(store, most_frames(trainer.train, config), self.training)
-        self.errors = ErrorPass(network(trainer.average), config.loss.final)
+        self.errors = ErrorPass(network(trainer.average), config.loss.final, self.devices)
         self.measure: Replayed | None = None
         if trainer.validation is not None:
             store = pack(trainer.validation, trainer.potential, stress)
@@ -104,7 +107,7 @@ class PackedLoop:
             rates = [rate * group.get("lr_scale", 1.0) for group in trainer.optimizer.param_groups]
             self.training.set_rates(rates, trainer.learning_rate.average_share(trainer.step_count))
             self._since.append(chosen)
-            self.step(chosen)
+            self.step(self.devices.share(chosen, self.step.store.num_pairs))
             if len(self._since) >= _CHECK_EVERY:
                 self.check()
             yield self._loss
@@ -125,7 +128,7 @@ class PackedLoop:
         """Errors of the averaged weights on the validation frames."""
         assert self.measure is not None
         for chosen in positions:
-            self.measure(chosen)
+            self.measure(self.devices.share(chosen, self.measure.store.num_pairs))
         sums = ErrorSums(self.errors.loss, self.trainer.device)
         sums.add_sums(self.errors.take())
         return sums

@@ -68,6 +68,11 @@ class ErrorSums:
                 total = total.detach().double()
                 self._add(f"loss_{name}", torch.stack([count.double(), total, torch.zeros_like(total)]))
 
+    def add_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Add what another object has in `sums`."""
+        for name, value in sums.items():
+            self._add(name, value)
+
     def _add(self, name: str, value: Tensor) -> None:
         self.sums[name] = self.sums[name] + value if name in self.sums else value
 

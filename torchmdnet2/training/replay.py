@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..potential import Result
 from ..system import System
+from .distributed import Devices
 from .loss import penalty_sums, residuals
 from .loss_config import LossConfig
 from .metrics import ErrorSums
@@ -147,10 +148,11 @@ class ErrorPass:
     Args:
         network: energies and forces.
         loss: which errors, and their weights.
+        devices: processes that each have a part of every batch.
     """
 
-    def __init__(self, network: PackedNetwork, loss: LossConfig):
-        self.network, self.loss = network, loss
+    def __init__(self, network: PackedNetwork, loss: LossConfig, devices: Devices | None = None):
+        self.network, self.loss, self.devices = network, loss, devices or Devices()
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
 
@@ -176,13 +178,15 @@ class ErrorPass:
         return errors, penalty_sums(found, system, self.loss)
 
     def _add(self, result: Result, batch: PackedBatch) -> Tensor:
-        """Add the errors of a batch; returns its loss."""
+        """Add the errors of a batch; returns its part of the loss, a mean over the labels of all parts."""
         errors, sums = self._errors(result, batch)
         for name, value in errors.sums.items():
             self._sums[name].add_(value)
         loss = batch.energy.new_zeros(())
-        for name, (total, count) in sums.items():
-            loss = loss + self._weights[name] * (total / count.clamp(min=1))
+        if sums:
+            counts = self.devices.sum(torch.stack([count.double() for _, count in sums.values()])).clamp(min=1)
+            for (name, (total, _)), count in zip(sums.items(), counts.unbind(), strict=True):
+                loss = loss + self._weights[name] * (total / count)
         return loss
 
     def set_loss(self, loss: LossConfig) -> bool:
@@ -195,8 +199,8 @@ class ErrorPass:
         return active[0] != active[1]
 
     def take(self) -> dict[str, Tensor]:
-        """The sums since the last call, by name as in `ErrorSums.sums`."""
-        taken = {name: value.clone() for name, value in self._sums.items()}
+        """The sums of all processes since the last call, by name as in `ErrorSums.sums`."""
+        taken = self.devices.sums({name: value.clone() for name, value in self._sums.items()})
         for value in self._sums.values():
             value.zero_()
         return taken
@@ -211,8 +215,9 @@ class TrainingPass(ErrorPass):
         network, loss: as for ErrorPass.
         parameters: what is trained.
         average: as many parameters, the weight average.
-        optimizer: updates on the device where it can be captured (torch's fused AdamW), else by `update`.
+        optimizer: torch's fused AdamW, which updates on the device.
         clipping: largest norm of the gradient.
+        devices: as for ErrorPass.
     """
 
     def __init__(
@@ -223,17 +228,22 @@ class TrainingPass(ErrorPass):
         average: Sequence[nn.Parameter],
         optimizer: torch.optim.Optimizer,
         clipping: float,
+        devices: Devices | None = None,
     ):
-        super().__init__(network, loss)
+        super().__init__(network, loss, devices)
         self.parameters, self.average, self.optimizer = list(parameters), list(average), optimizer
         self.clipping = clipping
-        device = self.parameters[0].device
-        self._rates = torch.zeros(len(optimizer.param_groups), device=device)
-        self._share = torch.zeros((), device=device)
+        some = self.parameters[0]
+        self._rates = torch.zeros(len(optimizer.param_groups), device=some.device)
+        self._share = torch.zeros((), device=some.device)
         # loss of the last step; number of steps; first step that was not finite, and its loss
-        self.status = torch.tensor([0.0, 0.0, math.inf, 0.0], dtype=torch.float64, device=device)
-        for p in self.parameters:
-            p.grad = torch.zeros_like(p)
+        self.status = torch.tensor([0.0, 0.0, math.inf, 0.0], dtype=torch.float64, device=some.device)
+        # all gradients and the loss side by side: one sum over the processes, one norm
+        self._flat = some.new_zeros(sum(p.numel() for p in self.parameters) + 1)
+        for p, part in zip(self.parameters, self._flat[:-1].split([p.numel() for p in self.parameters]), strict=True):
+            p.grad = part.view_as(p)
+        self.devices.sum(self._flat)  # the first sum makes connections, which a capture could not
+        self.devices.sum(self.status.new_zeros(3))
         self._make_capturable()
 
     def _make_capturable(self) -> None:
@@ -247,13 +257,13 @@ class TrainingPass(ErrorPass):
                 state["step"].zero_()
 
     def body(self, batch: PackedBatch) -> None:
-        loss = self._gradients(batch)
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm([p.grad for p in self.parameters])))
+        self._gradients(batch)
+        self.devices.sum(self._flat)
+        gradient, loss = self._flat[:-1], self._flat[-1]
+        norm = torch.linalg.vector_norm(gradient)
         finite = torch.isfinite(loss) & torch.isfinite(norm)
-        scale = (self.clipping / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_([p.grad for p in self.parameters], scale)
-        bad = (~finite).float()
-        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        gradient.mul_((self.clipping / (norm + 1e-6)).clamp(max=1.0))
+        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         with torch.no_grad():
             change = torch._foreach_sub(self.parameters, self.average)
@@ -265,19 +275,20 @@ class TrainingPass(ErrorPass):
             self.status[1] += 1
 
     def warm_up(self, batch: PackedBatch) -> None:
-        self._reserve(self.network(batch), batch)
-        kept = self.take()
-        self._gradients(batch)
+        with self.devices.alone():
+            self._reserve(self.network(batch), batch)
+            kept = {name: value.clone() for name, value in self._sums.items()}
+            self._gradients(batch)
         for name, value in kept.items():
             self._sums[name].copy_(value)
 
-    def _gradients(self, batch: PackedBatch) -> Tensor:
-        """The loss of a batch; its gradients are in `grad` of the parameters."""
+    def _gradients(self, batch: PackedBatch) -> None:
+        """The loss of a batch and its gradients, into their places."""
         loss = self._add(self.network(batch), batch)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         used = [(p.grad, g) for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
         torch._foreach_copy_(*map(list, zip(*used, strict=True)))  # the others stay zero
-        return loss.detach()
+        self._flat[-1] = loss.detach()
 
     def set_rates(self, rates: Sequence[float], share: float) -> None:
         """Learning rate of each group of parameters, and the share of the new weights in their average."""

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich.console import Console
 
 from .. import __version__, checkpoint
 from ..errors import BadConfig
 from ..files import atomic_write
 from .config import Config
 from .defaults import config_yaml
+from .distributed import Devices
 from .finish import describe, finish
 from .labels import property_of
 from .log import TrainingLog, write_metrics
@@ -60,23 +62,35 @@ def run_training(
 
         run_check(config, log or TrainingLog(None))
         return None
-    resuming = _prepare_folder(folder, config, resume)
-    if resuming and (folder / _DONE).is_file() and not _extended(folder, config):
+    with Devices.joined(device_of(config.training.device)) as devices:
+        if not devices.main:
+            log = TrainingLog(None, Console(quiet=True))
+        return _run(config, folder, resume, log, devices)
+
+
+def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | None, devices: Devices) -> Path:
+    resuming = devices.agree(devices.main and _prepare_folder(folder, config, resume))
+    finished = resuming and (folder / _DONE).is_file() and not _extended(folder, config)
+    if devices.agree(finished):
         (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
         return folder / _BEST
-    (folder / _DONE).unlink(missing_ok=True)
+    if devices.main:
+        (folder / _DONE).unlink(missing_ok=True)
     with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
         setup = make_setup(config)
         require_usable(setup)
-        trainer = make_trainer(setup, folder / _STATE)
+        trainer = make_trainer(setup, folder / _STATE if devices.main else None)
         if resuming:
             _check_identity(trainer.identity, load_state(folder / _STATE)[1]["identity"], folder)
             trainer.restore(folder / _STATE)
-        else:
+        elif devices.main:
             atomic_write(folder / "config.yaml", config_yaml(config))
             atomic_write(folder / "splits.json", json.dumps(setup.splits))
         introduce(setup, trainer, log)
-        _pack(trainer, log)
+        _pack(trainer, log, devices)
+        if not devices.main:
+            trainer.run(Hooks())
+            return folder / _BEST
         errors: dict[str, Any] = {}
         trackers = open_trackers(config, folder)
         try:
@@ -118,20 +132,29 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
     )
 
 
-def _pack(trainer: Trainer, log: TrainingLog) -> None:
-    """Replay the steps from CUDA graphs, where there is a GPU and it can be done."""
+def _pack(trainer: Trainer, log: TrainingLog, devices: Devices) -> None:
+    """Replay the steps from CUDA graphs, where there is a GPU and it can be done; share them among the devices."""
     wanted = trainer.config.cuda_graphs
-    on_gpu = trainer.device.type == "cuda"
+    on_gpu, shared = trainer.device.type == "cuda", devices.size > 1
     if wanted is True and not on_gpu:
         raise BadConfig(f"training.cuda_graphs: there are none on {trainer.device}; set it to auto or false")
-    if not wanted or not on_gpu:
+    if not shared and (not wanted or not on_gpu):
         return
-    reason = trainer.pack()
+    if shared and not wanted:
+        raise BadConfig("training.cuda_graphs: several devices need it; set it to auto or true")
+    reason = trainer.pack(devices)
+    if reason is not None and shared:
+        raise BadConfig(f"several devices cannot be used with {reason}; start one process, without torchrun")
     if reason is not None and wanted is True:
         raise BadConfig(f"training.cuda_graphs: cannot be used with {reason}; set it to auto or false")
     if reason is None:
         assert trainer.packed is not None
-        log.say(f"steps are replayed from CUDA graphs; frames on the device: {trainer.packed.num_bytes / 1e6:.0f} MB")
+        memory = f"{trainer.packed.num_bytes / 1e6:.0f} MB of frames on each device"
+        log.say(
+            f"{devices.size} processes, each with a share of every batch; {memory}"
+            if shared
+            else f"steps are replayed from CUDA graphs; {memory}"
+        )
     else:
         log.say(f"note: steps are not replayed from CUDA graphs, because of {reason}")
 

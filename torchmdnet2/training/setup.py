@@ -15,6 +15,7 @@ from ..potential import SYMBOLS, Potential
 from .base_model import open_base
 from .batches import Frames
 from .config import Config
+from .distributed import local_rank, world_size
 from .initial import fine_tuned, freeze, refit_references
 from .labels import label_keys, label_units
 from .parts import load_baselines, predicted_shapes, untrained
@@ -90,6 +91,8 @@ def device_of(name: str) -> torch.device:
     """The device that `training.device` means."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and world_size() > 1:
+        name = f"cuda:{local_rank()}"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise BadConfig(f"training.device: '{name}' is not there: torch sees no CUDA device; use cpu or auto")
     return torch.device(name)

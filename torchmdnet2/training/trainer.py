@@ -11,9 +11,9 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ..potential import Potential, Result
 from ..system import System
 from .batches import Batch, Frames, Loader, in_order, training_batches
 from .config import TrainingConfig
+from .distributed import Devices
 from .loop import PackedLoop, why_not_packed
 from .loss import penalty_sums, residuals, total_loss
 from .loss_config import LossConfig
@@ -148,11 +149,15 @@ class Trainer:
             for batch in self.train_loader(order):
                 yield self.step(batch.to(self.device))
 
-    def pack(self) -> str | None:
-        """Replay the steps from packed frames from now on; returns why that cannot be, in words, or None."""
+    def pack(self, devices: Devices | None = None) -> str | None:
+        """Replay the steps from packed frames from now on; returns why that cannot be, in words, or None.
+
+        Args:
+            devices: processes that each take a share of every batch; None: this one alone.
+        """
         reason = why_not_packed(self)
         if reason is None:
-            self.packed = PackedLoop(self)
+            self.packed = PackedLoop(self, devices)
         return reason
 
     def step(self, batch: Batch) -> float:
@@ -214,12 +219,20 @@ class Trainer:
     def validate(self) -> ErrorSums:
         """Errors of the averaged weights on the validation frames."""
         assert self.validation is not None and self.validation_loader is not None
+        order = in_order(len(self.validation), 2 * self.config.batch_size)
+        if self.packed is not None:
+            return self.packed.validate(order)
         sums = ErrorSums(self.config.loss.final, self.device)
-        for batch in self.validation_loader(in_order(len(self.validation), 2 * self.config.batch_size)):
+        for batch in self.validation_loader(order):
             batch = batch.to(self.device)
             result = predict(self.average, batch, self.properties)
             sums.add(residuals(result, batch.sample.labels), batch.sample.system)
         return sums
+
+    def blame(self, positions: Sequence[int], loss: float) -> NoReturn:
+        """Raise TrainingDiverged for a batch of these frames."""
+        batch = next(iter(self.train_loader([list(positions)])))
+        raise TrainingDiverged(self._blame(batch.to(self.device), loss))
 
     def _blame(self, batch: Batch, loss: float) -> str:
         """Which frames of the batch have predictions or labels that are not finite; all of them when none has."""
@@ -239,6 +252,8 @@ class Trainer:
 
     def save(self) -> None:
         """Write everything that the rest of the training depends on."""
+        if self.packed is not None:
+            self.packed.check()
         if self.state_path is None:
             return
         tensors = {f"model.{k}": v for k, v in self.potential.state_dict().items()}

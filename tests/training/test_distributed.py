@@ -1,0 +1,91 @@
+"""Two processes on the CPU train as one does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import yaml
+
+from torchmdnet2 import load
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.distributed import Devices
+from torchmdnet2.training.run import run_training
+
+
+def start(path, rank, size, port):
+    environment = {
+        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "torchmdnet2", "train", str(path), "--resume", "auto"]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_on(raw, tmp_path, size):
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    port = free_port()
+    processes = [start(path, rank, size, port) for rank in range(size)]
+    outputs = [p.communicate(timeout=200)[0] for p in processes]
+    assert all(p.returncode == 0 for p in processes), outputs
+    return outputs
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_give_the_weights_of_one(raw_config, tmp_path):
+    raw_config["training"].update(device="cpu", precision="float64", max_epochs=2)
+    folders = [tmp_path / "one", tmp_path / "two"]
+    one = copy.deepcopy(raw_config)
+    one["output"]["folder"] = str(folders[0])
+    run_training(parse_config(one))
+    two = copy.deepcopy(raw_config)
+    two["output"]["folder"] = str(folders[1])
+    outputs = run_on(two, tmp_path, 2)
+    assert "2 processes" in outputs[0]
+    assert outputs[1] == ""  # one of them speaks
+    for a, b in zip(rows(folders[0]), rows(folders[1]), strict=True):
+        for key in set(a) - {"seconds", "best"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-6), key
+    models = [load(folder / "best.tmn") for folder in folders]
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert (a - b).abs().max() < 1e-6
+
+
+def test_one_process_takes_up_where_two_stopped(raw_config, tmp_path):
+    raw_config["training"].update(device="cpu", precision="float64", max_epochs=3, lr_schedule="constant")
+    folders = [tmp_path / "whole", tmp_path / "parts"]
+    raw_config["output"]["folder"] = str(folders[0])
+    run_training(parse_config(raw_config))
+    raw_config["output"]["folder"] = str(folders[1])
+    raw_config["training"]["max_epochs"] = 2
+    run_on(raw_config, tmp_path, 2)
+    raw_config["training"]["max_epochs"] = 3
+    run_training(parse_config(raw_config), resume="auto")
+    for a, b in zip(rows(folders[0]), rows(folders[1]), strict=True):
+        assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-6)
+
+
+def test_shares_are_a_partition_and_even():
+    work = np.random.default_rng(0).integers(1, 100, 64)
+    chosen = list(range(0, 64, 2))
+    parts = [Devices(rank, 4).share(chosen, work) for rank in range(4)]
+    assert sorted(k for part in parts for k in part) == chosen
+    sizes = [work[part].sum() for part in parts]
+    assert max(sizes) < 1.15 * min(sizes)
+    assert Devices().share(chosen, work) == chosen
