@@ -132,13 +132,13 @@ def test_restart_is_bitwise(potential, tmp_path, ensemble, replicas):
             o = MDOptions(
                 steps,
                 ensemble=ensemble,
-                temperature=50,
+                temperature=30,
                 every=15,
                 restart=k > 0,
                 replicas=replicas,
                 output=f"{tmp_path}/{name}.traj",
             )
-            result = run_md(potential, molecule("CH3CH2OH"), o, device="cuda")
+            result = run_md(potential, lattice(2, 2.6, jitter=0.05), o, device="cuda")
         assert result.rows[-1].step == 90
     number = [""] if replicas == 1 else [f".{k}" for k in range(replicas)]
     for k in number:
@@ -150,10 +150,14 @@ def test_restart_is_bitwise(potential, tmp_path, ensemble, replicas):
 
 
 def test_replicas_are_separate_runs(potential, tmp_path):
-    frame = molecule("CH3CH2OH")
-    together = run_md(potential, frame, MDOptions(60, replicas=4, every=20, output=f"{tmp_path}/r"), device="cuda")
+    frame = lattice(2, 2.6, jitter=0.05)
+    together = run_md(
+        potential, frame, MDOptions(60, temperature=30, replicas=4, every=20, output=f"{tmp_path}/r"), device="cuda"
+    )
     for k, replica in enumerate(together.replicas):
-        alone = run_md(potential, frame, MDOptions(60, seed=k, every=20, output=f"{tmp_path}/a"), device="cuda")
+        alone = run_md(
+            potential, frame, MDOptions(60, temperature=30, seed=k, every=20, output=f"{tmp_path}/a"), device="cuda"
+        )
         np.testing.assert_allclose(replica.atoms.positions, alone.atoms.positions, atol=1e-5)
         assert replica.rows[-1].temperature_K == pytest.approx(alone.rows[-1].temperature_K, rel=1e-4)
 
