@@ -12,7 +12,7 @@ from .result import NeighborList, sort_edges
 
 __all__ = ["neighbor_list_vesin"]
 
-_TABLE_BITS = 16  # of a shift, up to which a table of all shifts is small
+_SHIFT_BITS = 5  # of each number of a shift, up to which a table of all shifts is small
 
 
 def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> NeighborList:
@@ -70,17 +70,16 @@ def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, 
         pairs: [P, 2] int64, in any order and direction.
         shifts: [P, 3] int32.
     """
-    widest = np.abs(shifts).max(axis=0, initial=0).tolist()
-    # bits: receiver, sender, shift + widest
-    atom_bits = max(num_atoms - 1, 1).bit_length()
-    s_bits = [(2 * w).bit_length() for w in widest]
-    all_bits = sum(s_bits)
-    if 2 * atom_bits + all_bits > 63 or all_bits > _TABLE_BITS:  # a stray atom
+    widest = max(int(shifts.max(initial=0)), -int(shifts.min(initial=0)))
+    # bits: receiver, sender, shift + widest (three)
+    atom_bits, s_bits = max(num_atoms - 1, 1).bit_length(), (2 * widest).bit_length()
+    all_bits = 3 * s_bits
+    if 2 * atom_bits + all_bits > 63 or s_bits > _SHIFT_BITS:  # a stray atom
         receiver, sender, s = (torch.from_numpy(a.astype(np.int64)) for a in (pairs[:, 0], pairs[:, 1], shifts))
         both = torch.cat([receiver, sender]), torch.cat([sender, receiver]), torch.cat([s, -s])
         return sort_edges(*both, num_atoms, cutoff, half)
-    units = np.array([1 << (s_bits[1] + s_bits[2]), 1 << s_bits[2], 1], np.int32)
-    middle = int(units @ np.array(widest, np.int32))  # the number of the shift zero; −shift is as far on the other side
+    units = np.array([1 << (2 * s_bits), 1 << s_bits, 1], np.int32)
+    middle = widest * int(units.sum())  # the number of the shift zero; −shift is as far on the other side
     keys = np.empty(2 * len(pairs), np.int64)
     forth, back = keys[: len(pairs)], keys[len(pairs) :]
     i, j = pairs[:, 0], pairs[:, 1]
@@ -97,9 +96,9 @@ def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, 
     np.right_shift(keys, all_bits + atom_bits, out=edges[0])
     np.bitwise_and(keys >> all_bits, (1 << atom_bits) - 1, out=edges[1])
     if all_bits:
-        numbers = np.arange(1 << all_bits)
-        fields = [(numbers >> sum(s_bits[k + 1 :])) & ((1 << s_bits[k]) - 1) for k in range(3)]
-        shift = (np.stack(fields, 1) - widest)[keys & ((1 << all_bits) - 1)]
+        numbers = np.arange(1 << all_bits)[:, None]
+        table = (numbers >> np.array([2 * s_bits, s_bits, 0]) & ((1 << s_bits) - 1)) - widest
+        shift = np.take(table, keys & ((1 << all_bits) - 1), axis=0)
     else:
         shift = np.zeros((len(keys), 3), np.int64)
     row_ptr = np.zeros(num_atoms + 1, np.int64)
