@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import MissingBackend
+from ..files import atomic_write
 from .config import Config
 
 __all__ = ["TensorBoard", "Tracker", "Wandb", "open_trackers"]
@@ -77,7 +78,7 @@ class Wandb:
         if folder is not None:
             identity = folder / "wandb.id"
             if not identity.is_file():
-                identity.write_text(wandb.util.generate_id())
+                atomic_write(identity, wandb.util.generate_id())
             self._run = wandb.init(
                 project=settings.project,
                 name=settings.name or folder.name,
