@@ -7,12 +7,17 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 from test_safety import STATE, run
+
+from torchmdnet2 import Potential
+from torchmdnet2.checkpoint import save
 
 NEEDS_OPENMM = pytest.mark.skipif(find_spec("openmm") is None, reason="openmm is not installed")
 
 HOSTS = {
     "ase": """
+    torch.set_num_threads(1)  # fewer than there are, so that a change would show
     import ase.build, ase.calculators.calculator, ase.stress
     before = state()
     from torchmdnet2.adapters.ase import TorchMDNet2Calculator
@@ -30,6 +35,7 @@ HOSTS = {
             atoms.positions[0, 0] = 1.0
     """,
     "openmm": """
+    torch.set_num_threads(1)
     import openmm, openmm.app, openmm.unit
     before = state()
     from torchmdnet2.adapters.openmm import create_force
@@ -49,8 +55,12 @@ HOSTS = {
 
 
 @pytest.mark.parametrize("host", ["ase", pytest.param("openmm", marks=NEEDS_OPENMM)])
-def test_r28_no_global_effects(model_file, host):
-    code = STATE + HOSTS[host].replace("MODEL", repr(str(model_file)))
+def test_r28_no_global_effects(potential, tmp_path, host):
+    """With a model that runs on compiled kernels."""
+    config = {**potential.config, "model": {**potential.config["model"], "hidden_channels": 32}}
+    with torch.random.fork_rng(devices=[]):
+        save(Potential.from_config(config), tmp_path / "model.tmn")
+    code = STATE + HOSTS[host].replace("MODEL", repr(str(tmp_path / "model.tmn")))
     seen = run(code + "\n    print(json.dumps([before, imported, state()]))\n")
     assert seen[0] == seen[1] == seen[2]
 

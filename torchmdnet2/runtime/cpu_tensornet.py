@@ -91,8 +91,12 @@ class CpuTensorNet:
             charge_factor: [N] 1 + 0.1 × total charge.
         """
         with _POOL:
+            threads = torch.get_num_threads()
             before = numba.get_num_threads()
-            numba.set_num_threads(max(1, min(torch.get_num_threads(), _MOST_THREADS)))
+            if torch.get_num_threads() != threads:
+                # starting numba's pool sets the number of threads of OpenMP, which PyTorch shares
+                torch.set_num_threads(threads)
+            numba.set_num_threads(max(1, min(threads, _MOST_THREADS)))
             try:
                 return self._run(z, row_ptr, sender, vec.float().contiguous().numpy(), charge_factor, with_forces)
             finally:
