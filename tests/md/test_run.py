@@ -6,7 +6,6 @@ import copy
 import io
 import itertools
 import math
-import os
 import sys
 
 import numpy as np
@@ -23,16 +22,14 @@ from rich.console import Console
 from torchmdnet2 import Potential
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
-from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData, UnknownElement
-from torchmdnet2.md import MDOptions, Unphysical, run_md
+from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData
+from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.guard import check_overlaps
 from torchmdnet2.md.integrators import VelocityVerlet as Integrator
 from torchmdnet2.md.output import Drift, Row
 from torchmdnet2.md.record import Recorder
 from torchmdnet2.md.run import Simulation
 from torchmdnet2.runtime.reference import ReferenceBoundStep
-from torchmdnet2.system import System
 
 
 def options(tmp_path, steps=20, name="run", **more):
@@ -195,6 +192,50 @@ def test_drift_is_the_linear_fit():
     assert fit.slope == pytest.approx(np.polyfit(time, energy, 1)[0] / 4, rel=1e-6)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_want_of_room_is_mended(potential, water, tmp_path, monkeypatch, ahead):
+    """A step without room for its edges gives NaN until it is enlarged: nothing of that is left in the run."""
+    whole = run_md(potential, water, options(tmp_path, 60, "whole", every=10))
+    room, count = [0], itertools.count()
+    replay, check = ReferenceBoundStep.replay, ReferenceBoundStep.check
+
+    def too_small(self):
+        replay(self)
+        if next(count) > 17 + 23 * room[0]:
+            self.energy.fill_(math.nan)
+            self.forces.fill_(math.nan)
+
+    def enlarge(self):
+        check(self)
+        room[0] += 1
+        return False
+
+    monkeypatch.setattr(ReferenceBoundStep, "replay", too_small)
+    monkeypatch.setattr(ReferenceBoundStep, "check", lambda self: enlarge(self) if room[0] < 6 else check(self))
+    monkeypatch.setattr(HostEngine, "ahead", ahead)
+    mended = run_md(potential, water, options(tmp_path, 60, "mended", every=10))
+    assert room[0] >= 3 and mended.rows == whole.rows
+    assert (tmp_path / "mended.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
+
+
+@pytest.mark.parametrize("interval", [1, 7, 25])
+def test_what_is_recorded_does_not_change_the_run(potential, water, tmp_path, monkeypatch, interval):
+    """Blocks of any length, looked at late: the same bits."""
+    whole = run_md(potential, water, options(tmp_path, 40, every=40, ensemble="nvt"))
+    monkeypatch.setattr(HostEngine, "ahead", 1)
+    other = run_md(potential, water, options(tmp_path, 40, every=interval, ensemble="nvt"))
+    assert other.rows[-1] == whole.rows[-1] and np.array_equal(other.atoms.positions, whole.atoms.positions)
+    assert [row.step for row in other.rows] == sorted({*range(0, 41, interval), 40})
+
+
+def test_without_matplotlib(potential, water, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    text = io.StringIO()
+    result = run_md(potential, water, options(tmp_path, 10), console=Console(file=text, width=200))
+    assert "no plot: matplotlib" in text.getvalue() and not (tmp_path / "run.png").exists()
+    assert {p.suffix for p in result.files} == {".xyz", ".csv", ".restart"}
+
+
 # --- restarts ----------------------------------------------------------------------------------------------------
 
 
@@ -300,130 +341,3 @@ def test_damaged_or_missing_restart_file(model_file, water, tmp_path):
 
 def _flip(blob, k):
     return blob[:k] + bytes([blob[k] ^ 1]) + blob[k + 1 :]
-
-
-# --- refusals ----------------------------------------------------------------------------------------------------
-
-
-def test_overlapping_atoms_at_the_start(potential, tmp_path):
-    atoms = Atoms("H2OH", [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0.2, 2]])
-    with pytest.raises(Unphysical, match=r"atom [23] \([OH]\) and atom [23] \([OH]\) are 0.200 Å apart"):
-        run_md(potential, atoms, options(tmp_path))
-    assert not os.listdir(tmp_path)
-    check_overlaps(System.from_ase(molecule("H2")))  # the shortest bond there is
-    with pytest.raises(Unphysical, match="periodic image"):
-        check_overlaps(System.from_ase(Atoms("H", cell=[0.3, 5, 5], pbc=True)))
-
-
-def test_unknown_element(potential, tmp_path):
-    with pytest.raises(UnknownElement, match=r"C.*H, O"):
-        run_md(potential, molecule("CH4"), options(tmp_path))
-    assert not os.listdir(tmp_path)
-
-
-@pytest.mark.parametrize("atoms", [Atoms(), Atoms("H", pbc=True), Atoms("H", [[np.nan, 0, 0]])])
-def test_unusable_start(potential, tmp_path, atoms):
-    with pytest.raises(ValueError, match=r"no atoms|lattice vector|not finite"):
-        run_md(potential, atoms, options(tmp_path))
-
-
-@pytest.mark.parametrize("explosion", ["hot", "strong", "nan", "collapse"])
-def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, monkeypatch, explosion):
-    """From step 34 on the model goes wrong; the message names step and atoms, the trajectory ends before."""
-    close = Integrator.close
-
-    def wrong(self, state):
-        if state.step + 1 >= 34:
-            if explosion == "nan":
-                state.forces[1] = math.nan
-            elif explosion == "strong":
-                state.forces[1] += 300.0
-            elif explosion == "hot":
-                state.vel.mul_(8)
-            else:
-                state.pos[1] = state.pos[0] + 0.1
-        close(self, state)
-
-    monkeypatch.setattr(Integrator, "close", wrong)
-    words = {
-        "hot": "temperature|conserved energy",
-        "strong": r"force of .*atom 1 \(H\)",
-        "nan": r"not finite.*atom 1 \(H\)",
-        "collapse": r"atom [01] \([OH]\) and atom [01] \([OH]\) are 0.173 Å apart",
-    }
-    with pytest.raises(Unphysical, match=f"step 34: .*({words[explosion]}).*last good frame .step 33"):
-        run_md(potential, water, options(tmp_path, 100, every=10))
-    frames = read(tmp_path / "run.xyz", ":")
-    assert [f.info["step"] for f in frames] == [0, 10, 20, 30, 33]
-    assert all(np.isfinite(f.positions).all() and np.isfinite(f.get_forces()).all() for f in frames)
-    monkeypatch.undo()
-    healthy = run_md(potential, water, options(tmp_path, 33, "healthy"))
-    np.testing.assert_allclose(frames[-1].positions, healthy.atoms.positions, atol=1e-7)
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_want_of_room_is_mended(potential, water, tmp_path, monkeypatch, ahead):
-    """A step without room for its edges gives NaN until it is enlarged: nothing of that is left in the run."""
-    whole = run_md(potential, water, options(tmp_path, 60, "whole", every=10))
-    room, count = [0], itertools.count()
-    replay, check = ReferenceBoundStep.replay, ReferenceBoundStep.check
-
-    def too_small(self):
-        replay(self)
-        if next(count) > 17 + 23 * room[0]:
-            self.energy.fill_(math.nan)
-            self.forces.fill_(math.nan)
-
-    def enlarge(self):
-        check(self)
-        room[0] += 1
-        return False
-
-    monkeypatch.setattr(ReferenceBoundStep, "replay", too_small)
-    monkeypatch.setattr(ReferenceBoundStep, "check", lambda self: enlarge(self) if room[0] < 6 else check(self))
-    monkeypatch.setattr(HostEngine, "ahead", ahead)
-    mended = run_md(potential, water, options(tmp_path, 60, "mended", every=10))
-    assert room[0] >= 3 and mended.rows == whole.rows
-    assert (tmp_path / "mended.xyz").read_bytes() == (tmp_path / "whole.xyz").read_bytes()
-
-
-@pytest.mark.parametrize("interval", [1, 7, 25])
-def test_what_is_recorded_does_not_change_the_run(potential, water, tmp_path, monkeypatch, interval):
-    """Blocks of any length, looked at late: the same bits."""
-    whole = run_md(potential, water, options(tmp_path, 40, every=40, ensemble="nvt"))
-    monkeypatch.setattr(HostEngine, "ahead", 1)
-    other = run_md(potential, water, options(tmp_path, 40, every=interval, ensemble="nvt"))
-    assert other.rows[-1] == whole.rows[-1] and np.array_equal(other.atoms.positions, whole.atoms.positions)
-    assert [row.step for row in other.rows] == sorted({*range(0, 41, interval), 40})
-
-
-def test_without_matplotlib(potential, water, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    text = io.StringIO()
-    result = run_md(potential, water, options(tmp_path, 10), console=Console(file=text, width=200))
-    assert "no plot: matplotlib" in text.getvalue() and not (tmp_path / "run.png").exists()
-    assert {p.suffix for p in result.files} == {".xyz", ".csv", ".restart"}
-
-
-def test_a_long_timestep_is_noticed(potential, tmp_path):
-    """A real blow-up: strong forces and a time step that is far too long."""
-    strong = {**potential.config, "energy_scale": 200.0}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        made = type(potential).from_config(strong).double()
-    with pytest.raises(Unphysical, match="last good frame"):
-        run_md(made, molecule("H2O"), options(tmp_path, 2000, timestep=5.0))
-    assert np.isfinite(read(tmp_path / "run.xyz").get_forces()).all()
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"ensemble": "npt"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"temperature": -1.0},
-        {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.pdb",)}, {"replicas": 0},
-        {"trajectories": ("a/t.xyz", "b/t.xyz")},
-    ],
-)  # fmt: skip
-def test_options_are_checked(bad):
-    with pytest.raises(BadConfig, match="npt|" + next(iter(bad)).removesuffix("ies")):
-        MDOptions(**{"steps": 10, **bad})

@@ -157,13 +157,16 @@ def closest_pair(system: System) -> tuple[float, int, int, float] | None:
     radii = torch.as_tensor(covalent_radii, dtype=torch.float64, device=system.device)[system.z]
     if not radii.numel():
         return None
-    if system.num_atoms**2 <= _DENSE and not bool(system.pbc.any()):
-        distance = torch.cdist(system.pos, system.pos, compute_mode="donot_use_mm_for_euclid_dist").flatten()
-        ratio = distance / (radii[:, None] + radii).flatten()
-        other = system.batch[:, None] != system.batch
-        ratio.masked_fill_(other.fill_diagonal_(True).flatten(), math.inf)
+    num, n = system.num_systems, system.num_atoms // system.num_systems
+    every = torch.arange(num, device=system.device).repeat_interleave(n)
+    if num * n * n <= _DENSE and not bool(system.pbc.any()) and torch.equal(system.batch, every):
+        pos, radii = system.pos.view(num, n, 3), radii.view(num, n)
+        distance = torch.cdist(pos, pos, compute_mode="donot_use_mm_for_euclid_dist")
+        ratio = distance / (radii[:, :, None] + radii[:, None])
+        ratio.diagonal(dim1=1, dim2=2).fill_(math.inf)
+        ratio, distance = ratio.flatten(), distance.flatten()
         k = int(ratio.argmin())
-        i, j = divmod(k, system.num_atoms)
+        i, j = k // n, k // (n * n) * n + k % n
     else:
         edges = neighbor_list(system, float(2 * radii.max()))
         if not edges.num_edges:

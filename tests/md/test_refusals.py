@@ -1,0 +1,119 @@
+"""Structures, options and trajectories that are refused, with the reason."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+from ase.io import read
+
+from torchmdnet2.errors import BadConfig, UnknownElement
+from torchmdnet2.md import MDOptions, Unphysical, guard, run_md
+from torchmdnet2.md.guard import check_overlaps, closest_pair
+from torchmdnet2.md.integrators import VelocityVerlet as Integrator
+from torchmdnet2.system import System
+
+
+def options(tmp_path, steps=20, name="run", **more):
+    return MDOptions(steps=steps, output=str(tmp_path / name), **more)
+
+
+def test_overlapping_atoms_at_the_start(potential, tmp_path):
+    atoms = Atoms("H2OH", [[0, 0, 0], [0, 0, 1], [0, 0, 2], [0, 0.2, 2]])
+    with pytest.raises(Unphysical, match=r"atom [23] \([OH]\) and atom [23] \([OH]\) are 0.200 Å apart"):
+        run_md(potential, atoms, options(tmp_path))
+    assert not os.listdir(tmp_path)
+    check_overlaps(System.from_ase(molecule("H2")))  # the shortest bond there is
+    with pytest.raises(Unphysical, match="periodic image"):
+        check_overlaps(System.from_ase(Atoms("H", cell=[0.3, 5, 5], pbc=True)))
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("edge", [4.0, 40.0])
+def test_closest_pair_by_search_or_by_all_pairs(monkeypatch, replicas, edge):
+    random = torch.Generator().manual_seed(replicas)
+    z = torch.tensor([1, 6, 8, 8, 1, 1, 7, 6]).repeat(replicas)
+    pos = edge * torch.rand(8 * replicas, 3, generator=random, dtype=torch.float64)
+    system = System(z=z, pos=pos, batch=torch.arange(replicas).repeat_interleave(8))
+    found = closest_pair(system)
+    monkeypatch.setattr(guard, "_DENSE", 0)
+    expected = closest_pair(system)
+    assert (found is None) == (expected is None) == (edge == 40.0)
+    if expected is not None:
+        assert found[1:3] == expected[1:3]
+        assert found[::3] == pytest.approx(expected[::3], rel=1e-12)
+
+
+def test_unknown_element(potential, tmp_path):
+    with pytest.raises(UnknownElement, match=r"C.*H, O"):
+        run_md(potential, molecule("CH4"), options(tmp_path))
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("atoms", [Atoms(), Atoms("H", pbc=True), Atoms("H", [[np.nan, 0, 0]])])
+def test_unusable_start(potential, tmp_path, atoms):
+    with pytest.raises(ValueError, match=r"no atoms|lattice vector|not finite"):
+        run_md(potential, atoms, options(tmp_path))
+
+
+@pytest.mark.parametrize("explosion", ["hot", "strong", "nan", "collapse"])
+def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, monkeypatch, explosion):
+    """From step 34 on the model goes wrong; the message names step and atoms, the trajectory ends before."""
+    close = Integrator.close
+
+    def wrong(self, state):
+        if state.step + 1 >= 34:
+            if explosion == "nan":
+                state.forces[1] = math.nan
+            elif explosion == "strong":
+                state.forces[1] += 300.0
+            elif explosion == "hot":
+                state.vel.mul_(8)
+            else:
+                state.pos[1] = state.pos[0] + 0.1
+        close(self, state)
+
+    monkeypatch.setattr(Integrator, "close", wrong)
+    words = {
+        "hot": "temperature|conserved energy",
+        "strong": r"force of .*atom 1 \(H\)",
+        "nan": r"not finite.*atom 1 \(H\)",
+        "collapse": r"atom [01] \([OH]\) and atom [01] \([OH]\) are 0.173 Å apart",
+    }
+    with pytest.raises(Unphysical, match=f"step 34: .*({words[explosion]}).*last good frame .step 33"):
+        run_md(potential, water, options(tmp_path, 100, every=10))
+    frames = read(tmp_path / "run.xyz", ":")
+    assert [f.info["step"] for f in frames] == [0, 10, 20, 30, 33]
+    assert all(np.isfinite(f.positions).all() and np.isfinite(f.get_forces()).all() for f in frames)
+    monkeypatch.undo()
+    healthy = run_md(potential, water, options(tmp_path, 33, "healthy"))
+    np.testing.assert_allclose(frames[-1].positions, healthy.atoms.positions, atol=1e-7)
+
+
+def test_a_long_timestep_is_noticed(potential, tmp_path):
+    """A real blow-up: strong forces and a time step that is far too long."""
+    strong = {**potential.config, "energy_scale": 200.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        made = type(potential).from_config(strong).double()
+    with pytest.raises(Unphysical, match="last good frame"):
+        run_md(made, molecule("H2O"), options(tmp_path, 2000, timestep=5.0))
+    assert np.isfinite(read(tmp_path / "run.xyz").get_forces()).all()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ensemble": "npt"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"temperature": -1.0},
+        {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.pdb",)}, {"replicas": 0},
+        {"trajectories": ("a/t.xyz", "b/t.xyz")},
+    ],
+)  # fmt: skip
+def test_options_are_checked(bad):
+    with pytest.raises(BadConfig, match="npt|" + next(iter(bad)).removesuffix("ies")):
+        MDOptions(**{"steps": 10, **bad})
