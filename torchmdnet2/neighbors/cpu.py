@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +15,8 @@ from .result import NeighborList, sort_edges
 
 __all__ = ["neighbor_list_vesin"]
 
+_KEPT_PAIRS = 4_000_000  # up to so many, vesin's memory (28 bytes a pair) stays for the next search
+_kept = threading.local()
 _SHIFT_BITS = 5  # of each number of a shift, up to which a table of all shifts is small
 
 
@@ -29,11 +34,9 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
     Returns:
         NeighborList with int64 indices on the system's device.
     """
-    import vesin
-
     positions = system.pos.detach().cpu().double().numpy()
     cells, pbcs = system.cell.detach().cpu().double(), system.pbc.cpu()
-    search = vesin.NeighborList(cutoff=float(cutoff), full_list=False)
+    search = _search(float(cutoff))
 
     def search_one(points: np.ndarray, b: int, copy: bool) -> tuple[np.ndarray, np.ndarray]:
         box = _spanning_cell(cells[b], pbcs[b])
@@ -52,7 +55,19 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
                 parts.append((index[pairs], shifts))
         pairs, shifts = (np.concatenate(p) for p in zip(*parts, strict=True))
     result = _rows(pairs, shifts, system.num_atoms, cutoff, half)
+    if len(pairs) > _KEPT_PAIRS:
+        _kept.search = None
     return result if system.device.type == "cpu" else result.to(system.device)
+
+
+def _search(cutoff: float) -> Any:
+    """vesin's search of this thread: it keeps its memory from call to call."""
+    import vesin
+
+    search = getattr(_kept, "search", None)
+    if search is None or search.cutoff != cutoff:
+        search = _kept.search = vesin.NeighborList(cutoff=cutoff, full_list=False)
+    return search
 
 
 def _spanning_cell(cell: Tensor, pbc: Tensor) -> np.ndarray:
@@ -78,15 +93,15 @@ def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, 
         receiver, sender, s = (torch.from_numpy(a.astype(np.int64)) for a in (pairs[:, 0], pairs[:, 1], shifts))
         both = torch.cat([receiver, sender]), torch.cat([sender, receiver]), torch.cat([s, -s])
         return sort_edges(*both, num_atoms, cutoff, half)
-    units = np.array([1 << (2 * s_bits), 1 << s_bits, 1], np.int32)
-    middle = widest * int(units.sum())  # the number of the shift zero; −shift is as far on the other side
+    # the number of the shift zero; −shift is as far from it on the other side
+    middle = widest * ((1 << (2 * s_bits)) + (1 << s_bits) + 1)
     keys = np.empty(2 * len(pairs), np.int64)
     forth, back = keys[: len(pairs)], keys[len(pairs) :]
     i, j = pairs[:, 0], pairs[:, 1]
     np.left_shift((i << atom_bits) | j, all_bits, out=forth)
     np.left_shift((j << atom_bits) | i, all_bits, out=back)
     if all_bits:
-        number = shifts @ units
+        number = (shifts[:, 0] << (2 * s_bits)) + (shifts[:, 1] << s_bits) + shifts[:, 2]
         forth += number + middle
         back += middle - number
     if half:  # the smaller of the two; between images of one atom the larger: its first non-zero shift is positive
