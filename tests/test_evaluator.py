@@ -174,11 +174,15 @@ def test_threads():
 def test_import_needs_torch_alone():
     code = """
 import sys
-for name in ("triton", "ase", "vesin", "pydantic", "h5py", "yaml", "rich"):
+for name in ("triton", "numba", "ase", "vesin", "pydantic", "h5py", "yaml", "rich"):
     sys.modules[name] = None
-from torchmdnet2 import Evaluator, Potential
-potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 8, "num_rbf": 4}})
-assert "need hidden_channels to be" in Evaluator(potential).report()
+import torch
+from torchmdnet2 import Evaluator, Potential, System
+potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 32, "num_rbf": 4, "max_z": 10}})
+evaluator = Evaluator(potential)
+assert "reference path" in evaluator.report() and "need numba" in evaluator.report()
+water = System(z=torch.tensor([8, 1]), pos=torch.tensor([[0.0, 0, 0], [1, 0, 0]]))
+assert torch.allclose(evaluator(water).forces, potential(water).forces, rtol=0, atol=1e-6)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
