@@ -183,7 +183,7 @@ def test_md_refusals(capsys, folder, tmp_path):
     assert "ensemble" in fails(capsys, 2, "md", model, water, *out, "--ensemble", "npt")
     assert "timestep" in fails(capsys, 2, "md", model, water, *out, "--timestep", 0)
     assert "time" in fails(capsys, 2, "md", model, water, "--time", "nan")
-    assert "trajectory" in fails(capsys, 2, "md", model, water, *out, "--trajectory", "a.dcd")
+    assert "trajectory" in fails(capsys, 2, "md", model, water, *out, "--trajectory", "a.pdb")
     assert "cuda:97" in fails(capsys, 1, "md", model, water, *out, "--device", "cuda:97")
     assert not (tmp_path / "x.xyz").exists()
 

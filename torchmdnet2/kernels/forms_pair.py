@@ -109,9 +109,10 @@ class Message(Form):
             assert y is not None and g is not None
             num, features = y.shape[1:]
             out = y.new_empty(pairs.num_pairs + 1, 3, features)
-            grid = (triton.cdiv(pairs.num_pairs, 4),)
-            _pair_dot[grid](out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
-                            BF=triton.next_power_of_2(features))  # fmt: skip
+            _pair_dot[(triton.cdiv(pairs.num_pairs, 4),)](
+                out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
+                BF=triton.next_power_of_2(features),
+            )  # fmt: skip
             own = torch.linalg.vecdot(y, g, dim=1)  # [9, F]
             out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
             return out

@@ -41,6 +41,8 @@ class PairGeometry:
     def __init__(self, r: Tensor, basis: torch.nn.Module, envelope: CosineCutoff, skew_sign: int):
         self.r, self.skew_sign = r.detach().contiguous(), skew_sign
         rows = r.shape[0] + 1
+        centres: Tensor
+        widths: Tensor
         if isinstance(basis, ExpNormalBasis):
             centres, widths = basis.means, basis.betas
             kind = {"EXPNORM": True, "ALPHA": basis.alpha, "LOWER": basis.lower, "UPPER": basis.cutoff.upper}

@@ -23,7 +23,7 @@ from ..kernels.forms_scalar import SegmentSum, enveloped, silu
 from ..kernels.forms_tensor import add_square, normalise
 from ..models.base import Features, Graph, Head
 from ..models.layers import safe_divide
-from ..models.tensornet import TensorNet
+from ..models.tensornet import Interaction, TensorNet
 from ..neighbors.result import safe_norm
 from ..potential import Potential, Result
 from .packed import PackedBatch
@@ -122,10 +122,12 @@ class _PairTensorNet:
         rbf, envelope, geometry = self._values(r)
         x = self._embed(rbf, envelope, geometry)
         for layer in model.layers:
+            assert isinstance(layer, Interaction)
             f = rbf
-            for linear in layer.linears_scalar[:-1]:
+            *hidden, last = layer.linears_scalar
+            for linear in hidden:
                 f = self.act(linear(f))
-            f = self._filter(layer.linears_scalar[-1](f), envelope, activate=True)
+            f = self._filter(last(f), envelope, activate=True)
             x = self._interact(x, f, layer.linears_tensor)
         norms = self.inner.norms(x).transpose(0, 1).flatten(1)
         return self.act(model.linear(model.out_norm(norms)))
@@ -183,7 +185,7 @@ class _PairTensorNet:
 
 def _matrices(linears: nn.ModuleList, first: int) -> Tensor:
     """The matrices [3, F out, F in] that mix the channels of the three parts."""
-    return torch.stack([linears[first + k].weight for k in range(3)])
+    return torch.stack([linear.get_parameter("weight") for linear in list(linears)[first : first + 3]])
 
 
 def _one_hot(element: Tensor, num: int, dtype: torch.dtype) -> Tensor:

@@ -231,7 +231,9 @@ class TrainingPass(ErrorPass):
         devices: Devices | None = None,
     ):
         super().__init__(network, loss, devices)
-        self.parameters, self.average, self.optimizer = list(parameters), list(average), optimizer
+        self.parameters: list[Tensor] = list(parameters)
+        self.average: list[Tensor] = list(average)
+        self.optimizer = optimizer
         self.clipping = clipping
         some = self.parameters[0]
         self._rates = torch.zeros(len(optimizer.param_groups), device=some.device)
@@ -266,7 +268,7 @@ class TrainingPass(ErrorPass):
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         with torch.no_grad():
-            change = torch._foreach_sub(self.parameters, self.average)
+            change = list(torch._foreach_sub(self.parameters, self.average))
             torch._foreach_mul_(change, self._share)
             torch._foreach_add_(self.average, change)
             first = ~finite & torch.isinf(self.status[2])
@@ -287,7 +289,8 @@ class TrainingPass(ErrorPass):
         loss = self._add(self.network(batch), batch)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         used = [(p.grad, g) for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
-        torch._foreach_copy_(*map(list, zip(*used, strict=True)))  # the others stay zero
+        places = [place for place, _ in used if place is not None]
+        torch._foreach_copy_(places, [gradient for _, gradient in used])  # the others stay zero
         self._flat[-1] = loss.detach()
 
     def set_rates(self, rates: Sequence[float], share: float) -> None:
