@@ -77,10 +77,10 @@ def case(name: str, group: str, atoms: System, tiles: Tiles) -> None:
 
 if __name__ == "__main__":
     tens, hundreds = Tiles.for_atoms(9, 32), Tiles.for_atoms(200, 32)
-    case("molecule, O(3)", "O(3)", system(5, None, 0.0), tens)
-    case("ion in a triclinic cell, O(3)", "O(3)", system(5, BOX, 1.0), tens)
+    case("molecule, O(3)", "O(3)", system(3, None, 0.0), tens)
+    case("ion in a triclinic cell, O(3)", "O(3)", system(3, BOX, 1.0), tens)
     case("ion in a triclinic cell, SO(3)", "SO(3)", system(5, BOX, -1.0), hundreds)
     case("images of itself, O(3)", "O(3)", system(2, TINY, 0.0), hundreds)
     case("one atom", "O(3)", system(1, None, 0.0), hundreds)
-    case("rows and lanes side by side", "O(3)", system(6, BOX, 0.0), replace(tens, **MIXED))
+    case("rows and lanes side by side", "O(3)", system(5, BOX, 0.0), replace(tens, **MIXED))
     case("matrix units", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
