@@ -90,42 +90,6 @@ def test_a_size_or_a_budget(settings):
         batches(settings)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 64])
-def test_devices_share_an_epoch(kind, world_size):
-    parts = [batches(kind, rank=rank, world_size=world_size) for rank in range(world_size)]
-    assert len({len(part) for part in parts}) == 1  # all take the same number of steps
-    assert sorted(flat(flat(parts))) == list(range(1003))
-    alone, steps = batches(kind), len(parts[0])
-    assert steps == -(-len(alone) // world_size)
-    for step in range(steps - 1):
-        assert [part[step] for part in parts] == alone[step * world_size : (step + 1) * world_size]
-    last = [part[-1] for part in parts]
-    assert sum(not part for part in last) == 0  # there are frames enough for all
-    edges = np.array([[EDGES[part].sum() for part in own] for own in parts])
-    cost = edges if "max_atoms" not in kind else None
-    if cost is not None and world_size < 10:
-        assert cost.sum(1).max() / cost.sum(1).mean() < 1.05
-
-
-def test_fewer_frames_than_devices():
-    parts = [
-        epoch_batches(ATOMS[:10], EDGES[:10], seed=0, epoch=0, batch_size=2, rank=r, world_size=4) for r in range(4)
-    ]
-    assert sorted(flat(flat(parts))) == list(range(10)) and {len(part) for part in parts} == {2}
-    assert sorted(len(part[1]) for part in parts) == [0, 0, 1, 1]
-
-
-def test_going_on_with_another_number_of_devices(kind):
-    """Killed after 3 steps on 4 devices, 5 more on 2, the rest on 3: every frame once."""
-    whole, done, seen = batches(kind), 0, []
-    for world_size, steps in ((4, 3), (2, 5), (3, None)):
-        parts = [batches(kind, rank=rank, world_size=world_size, done=done)[:steps] for rank in range(world_size)]
-        seen += flat(flat(parts))
-        done += world_size * len(parts[0])
-    assert sorted(seen) == list(range(1003)) and done >= len(whole)
-    assert batches(kind, done=5) == whole[5:]
-
-
 def test_without_balance():
     order = epoch_order(103, 10, seed=3, epoch=7)
     assert sorted(flat(order)) == list(range(103)) and {len(part) for part in order} == {9, 10}

@@ -16,6 +16,7 @@ from torchmdnet2.models.layers import safe_divide
 from torchmdnet2.models.radial import CosineCutoff, radial_basis
 from torchmdnet2.models.tensornet import TensorEmbedding
 from torchmdnet2.neighbors.result import safe_norm
+from torchmdnet2.training.network import _kernel_basis
 
 M, F, PADDING = 7, 6, 3
 
@@ -86,7 +87,7 @@ def radial(kind: str, lower: float) -> None:
         return basis(d), envelope(d), embedding.geometry(-safe_divide(x, d[:, None]))
 
     found = []
-    for function in (PairGeometry(r, basis, envelope, 1), plain):
+    for function in (PairGeometry(r, _kernel_basis(basis), lower, 4.0, 1), plain):
         generator = torch.Generator().manual_seed(1)
         values = function(r)
         cotangents = [torch.randn(v.shape, dtype=v.dtype, generator=generator).requires_grad_() for v in values]

@@ -109,9 +109,6 @@ def test_training_batches_follow_the_configuration(frames):
     for config in (by_size, by_atoms):
         parts = training_batches(frames, config, epoch=2)
         assert sorted(i for part in parts for i in part) == list(range(6))
-        halves = [training_batches(frames, config, 2, rank, 2) for rank in (0, 1)]
-        assert len(halves[0]) == len(halves[1]) and halves[0][0] == parts[0]
-        assert training_batches(frames, config, epoch=2, done=1) == parts[1:]
     assert [len(part) for part in training_batches(frames, by_size, 0)] == [3, 3]
     assert all(frames.atoms[part].sum() <= 9 for part in training_batches(frames, by_atoms, 0))
     for config in (by_size, by_atoms, TrainingConfig(max_edges=20, max_atoms=100)):

@@ -43,17 +43,9 @@ def epoch_batches(
     batch_size: int | None = None,
     max_atoms: int | None = None,
     max_edges: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    done: int = 0,
     name: Callable[[int], str] = "frame {}".format,
 ) -> list[list[int]]:
-    """Batches of one epoch for one of several devices, as positions 0 … len(atoms) − 1.
-
-    The batches of an epoch do not depend on the number of devices: in step t, device r takes batch t·world_size + r.
-    In the last step, where fewer batches are left than devices, the frames of these batches are divided among all
-    devices. Every device has the same number of steps; a device that has no frame then (there are fewer left than
-    devices) gets an empty list, which `Loader` makes a batch without labels of.
+    """Batches of one epoch as positions 0 … len(atoms) − 1.
 
     Args:
         atoms: [frames] number of atoms of each.
@@ -61,13 +53,10 @@ def epoch_batches(
         seed, epoch: of the random order.
         batch_size: frames of a batch, if it is given: batches differ in size by at most one frame.
         max_atoms, max_edges: otherwise, what a batch has at most; one of them or both.
-        rank, world_size: of this device, and number of devices.
-        done: batches of this epoch that are done, on all devices together: where to go on after an interruption, on
-            any number of devices.
         name: position -> what to call the frame, for messages.
 
     Returns:
-        One list of positions for each step that is left.
+        One list of positions for each step.
 
     Raises:
         BadData: a frame alone is larger than the budget; names it.
@@ -78,18 +67,8 @@ def epoch_batches(
     order = _shuffled(len(atoms), seed, epoch)
     if batch_size is not None:
         cost = np.asarray(edges, dtype=np.float64)
-        batches = _of_size(order, cost, batch_size)
-    else:
-        cost = _share(atoms, edges, max_atoms, max_edges, name)
-        batches = _within_budget(order, cost)
-    if world_size == 1:
-        return batches[done:]
-    batches = batches[done:]
-    whole = len(batches) // world_size * world_size
-    own = batches[rank:whole:world_size]
-    if whole < len(batches):
-        own.append(_divided(batches[whole:], cost, world_size)[rank])
-    return own
+        return _of_size(order, cost, batch_size)
+    return _within_budget(order, _share(atoms, edges, max_atoms, max_edges, name))
 
 
 def _shuffled(num_frames: int, seed: int, epoch: int) -> np.ndarray:
@@ -160,11 +139,3 @@ def _deal(frames: np.ndarray, cost: np.ndarray, number: int) -> tuple[list[list[
         dealt[k].append(frame)
         heapq.heapreplace(heap, (load + own, k))
     return dealt, max(heap)[0]
-
-
-def _divided(batches: list[list[int]], cost: np.ndarray, number: int) -> list[list[int]]:
-    """The frames of a few batches divided among more of them, none of which costs more than the costliest."""
-    dealt, most = _deal(np.concatenate(batches).astype(np.int64), cost, number)
-    if most <= max(cost[batch].sum() for batch in batches) + 1e-9:
-        return dealt
-    return batches + [[] for _ in range(number - len(batches))]

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .forms import Form
-from .forms_node import per_component
+from .forms_node import expand_parts
 from .forms_pair import Pairs, edges_of_row, pair_atoms, row_tile
 
 __all__ = ["Embedding"]
@@ -43,7 +43,7 @@ class Embedding(Form):
         pairs = self.pairs
         a, b = z.chunk(2, 1)
         first, second = pairs.first.long(), pairs.second.long()
-        shape = per_component(f[:-1].transpose(0, 1)) * (c[:-1] * pairs.real().to(c.dtype)[:, None]).T[:, :, None]
+        shape = expand_parts(f[:-1].transpose(0, 1)) * (c[:-1] * pairs.real().to(c.dtype)[:, None]).T[:, :, None]
         to_first, to_second = shape * (a[first] + b[second]), _parity(c) * shape * (a[second] + b[first])
         own = (f[-1, 0] * c[-1, 0] * (a + b))[None]
         x = torch.cat([own, own.new_zeros(8, *own.shape[1:])])

@@ -1,6 +1,6 @@
 """Forms of single atoms: inner products, scaling and products of tensors, channel by channel.
 
-Shapes: M atoms, F features. A field of 3×3 tensors is its nine components (models/tensornet.py), here the slowest
+Shapes: M atoms, F features. A field of 3×3 tensors is its nine components (tensors.py), here the slowest
 axis: [9, M, F]; quantities of the three parts I, A, S are [3, M, F].
 """
 
@@ -14,19 +14,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..models.tensornet import compose, decompose, matmul, part_inner
 from .algebra import anticommutator, compose_adjoint, decompose_adjoint
 from .algebra import compose as compose9
 from .algebra import decompose as decompose9
 from .algebra import matmul as matmul9
 from .forms import Form
+from .tensors import compose, decompose, matmul, part_inner
 
-__all__ = ["Inner", "Mix", "Product", "Scale", "per_component"]
+__all__ = ["Inner", "Mix", "Product", "Scale", "expand_parts"]
 
 BLOCK = 256
 
 
-def per_component(parts: Tensor) -> Tensor:
+def expand_parts(parts: Tensor) -> Tensor:
     """[3, …] (I, A, S) → [9, …]."""
     return torch.cat([parts[:1], *[parts[1:2]] * 3, *[parts[2:]] * 5])
 
@@ -89,7 +89,7 @@ class Mix(Form):
 
     def reference(self, *slots: Tensor) -> Tensor:
         x, w = slots
-        return torch.bmm(x, per_component(w).transpose(1, 2))
+        return torch.bmm(x, expand_parts(w).transpose(1, 2))
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         x, w, g = slots
@@ -125,7 +125,7 @@ class Scale(Form):
 
     def reference(self, *slots: Tensor) -> Tensor:
         x, s = slots
-        return x * per_component(s)
+        return x * expand_parts(s)
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         x, s, g = slots

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .forms import Form
-from .forms_node import per_component
+from .forms_node import expand_parts
 
 __all__ = ["Message", "PairSum", "Pairs", "edges_of_row", "pair_atoms", "row_tile"]
 
@@ -96,7 +96,7 @@ class Message(Form):
     def reference(self, *slots: Tensor) -> Tensor:
         f, y = slots
         pairs = self.pairs
-        filters = per_component(f.transpose(0, 1))  # [9, P + 1, F]
+        filters = expand_parts(f.transpose(0, 1))  # [9, P + 1, F]
         real = filters[:, :-1] * pairs.real().to(f.dtype)[:, None]
         first, second = pairs.first.long(), pairs.second.long()
         m = filters[:, -1:] * y

@@ -8,6 +8,7 @@ Shapes: P pairs, R radial functions. Rows are P + 1: the last is an atom and its
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,16 +17,25 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..models.radial import CosineCutoff, ExpNormalBasis, GaussianBasis
-
-__all__ = ["PairGeometry", "has_kernel"]
+__all__ = ["Basis", "PairGeometry"]
 
 _BLOCK = 32
 
 
-def has_kernel(basis: torch.nn.Module) -> bool:
-    """Whether the basis is one that the kernel knows, with fixed parameters."""
-    return isinstance(basis, ExpNormalBasis | GaussianBasis) and not any(True for _ in basis.parameters())
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Radial functions φ_k(d) = C(d) exp(−w_k (x(d) − c_k)²), k = 1 … R.
+
+    Attributes:
+        centres, widths: [R] c and w.
+        alpha, lower, upper: x = exp(α (lower − d)) and C the cosine cutoff at upper; α = 0: x = d and C = 1.
+    """
+
+    centres: Tensor
+    widths: Tensor
+    alpha: float = 0.0
+    lower: float = 0.0
+    upper: float = 1.0
 
 
 class PairGeometry:
@@ -33,32 +43,23 @@ class PairGeometry:
 
     Args:
         r: [P, 3] vectors in Å from the first atom of each pair to the second.
-        basis: radial basis, see `has_kernel`.
-        envelope: the cutoff function.
+        basis: radial functions.
+        start, stop: Å, where the cosine cutoff function begins (0: it is 1 at distance 0) and ends.
         skew_sign: of the antisymmetric part of the geometry, see models/tensornet.py.
     """
 
-    def __init__(self, r: Tensor, basis: torch.nn.Module, envelope: CosineCutoff, skew_sign: int):
+    def __init__(self, r: Tensor, basis: Basis, start: float, stop: float, skew_sign: int):
         self.r, self.skew_sign = r.detach().contiguous(), skew_sign
-        rows = r.shape[0] + 1
-        centres: Tensor
-        widths: Tensor
-        if isinstance(basis, ExpNormalBasis):
-            centres, widths = basis.means, basis.betas
-            kind = {"EXPNORM": True, "ALPHA": basis.alpha, "LOWER": basis.lower, "UPPER": basis.cutoff.upper}
-        else:
-            assert isinstance(basis, GaussianBasis)
-            centres, widths = basis.offset, -basis.coeff.expand_as(basis.offset)
-            kind = {"EXPNORM": False, "ALPHA": 0.0, "LOWER": 0.0, "UPPER": 1.0}
-        num = centres.shape[0]
+        rows, num = r.shape[0] + 1, basis.centres.shape[0]
         self.sizes = {"R": num, "BR": triton.next_power_of_2(num), "BLOCK": _BLOCK}
         self.rbf, self.rbf_slope = r.new_empty(rows, num), r.new_empty(rows, num)
         self.envelope, self.envelope_slope = r.new_empty(rows), r.new_empty(rows)
         self.geometry = r.new_empty(rows, 9)
+        centres, widths = (t.to(r.dtype).contiguous() for t in (basis.centres, basis.widths))
         _values[(triton.cdiv(rows, _BLOCK),)](
-            self.rbf, self.rbf_slope, self.envelope, self.envelope_slope, self.geometry, self.r,
-            centres.to(r.dtype).contiguous(), widths.to(r.dtype).contiguous(), rows - 1,
-            SKEW=skew_sign, START=envelope.lower, STOP=envelope.upper, **kind, **self.sizes,
+            self.rbf, self.rbf_slope, self.envelope, self.envelope_slope, self.geometry, self.r, centres, widths,
+            rows - 1, SKEW=skew_sign, START=start, STOP=stop, EXPNORM=basis.alpha != 0, ALPHA=basis.alpha,
+            LOWER=basis.lower, UPPER=basis.upper, **self.sizes,
         )  # fmt: skip
 
     def __call__(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:

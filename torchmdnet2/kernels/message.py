@@ -8,7 +8,7 @@ between knots that are dense where the filters vary; the embedding finds the kno
 distance from it. Coefficients rather than values at the knots: the slope is then free of cancellation, and
 forces are as accurate as energies. Rows are not padded: work is proportional to the edges.
 
-Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (models/tensornet.py).
+Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (tensors.py).
 """
 
 from __future__ import annotations

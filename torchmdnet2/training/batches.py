@@ -141,17 +141,13 @@ def join(parts: Sequence[Batch]) -> Batch:
     )
 
 
-def training_batches(
-    frames: Frames, config: TrainingConfig, epoch: int, rank: int = 0, world_size: int = 1, done: int = 0
-) -> list[list[int]]:
-    """The batches of an epoch that are left for one device: see `epoch_batches`.
+def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
+    """The batches of an epoch, on however many devices each is computed: see `epoch_batches`.
 
     Args:
         frames: those of training.
         config: its batch_size, or else max_atoms and max_edges; its seed.
         epoch: counted from 0.
-        rank, world_size: of this device, and number of devices.
-        done: batches of this epoch that are done, on all devices together.
 
     Raises:
         BadData: a frame alone is larger than the budget.
@@ -165,9 +161,6 @@ def training_batches(
         batch_size=None if budget else config.batch_size,
         max_atoms=config.max_atoms,
         max_edges=config.max_edges,
-        rank=rank,
-        world_size=world_size,
-        done=done,
         name=frames.name,
     )
 

@@ -18,11 +18,12 @@ from torch.nn import functional
 from ..kernels.forms_embedding import Embedding
 from ..kernels.forms_node import Inner, Mix, Product, Scale
 from ..kernels.forms_pair import Message, PairSum
-from ..kernels.forms_radial import PairGeometry, has_kernel
+from ..kernels.forms_radial import Basis, PairGeometry
 from ..kernels.forms_scalar import SegmentSum, enveloped, silu
 from ..kernels.forms_tensor import add_square, normalise
 from ..models.base import Features, Graph, Head
 from ..models.layers import safe_divide
+from ..models.radial import ExpNormalBasis, GaussianBasis
 from ..models.tensornet import Interaction, TensorNet
 from ..neighbors.result import safe_norm
 from ..potential import Potential, Result
@@ -135,8 +136,9 @@ class _PairTensorNet:
     def _values(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Radial basis [P + 1, R], cutoff function [P + 1], geometry [P + 1, 9]; last row: an atom and itself."""
         model, layer = self.model, self.model.tensor_embedding
-        if self.use_kernels and has_kernel(model.distance_expansion):
-            return PairGeometry(r, model.distance_expansion, model.envelope, layer.skew_sign)(r)
+        basis = _kernel_basis(model.distance_expansion) if self.use_kernels else None
+        if basis is not None:
+            return PairGeometry(r, basis, model.envelope.lower, model.envelope.upper, layer.skew_sign)(r)
         r = torch.cat([r, r.new_zeros(1, 3)])
         distances = safe_norm(r)
         # skew(u) is written for u from sender to receiver; a pair's vector points from its receiver to its sender
@@ -181,6 +183,17 @@ class _PairTensorNet:
             return normalise(x)
         inverse = 1 / (self.inner.norms(x).sum(0) + 1)
         return self.scale(x, inverse.expand(3, *inverse.shape))
+
+
+def _kernel_basis(basis: nn.Module) -> Basis | None:
+    """Radial functions as the kernel knows them; None for others, and for those that are trained."""
+    if any(True for _ in basis.parameters()):
+        return None
+    if isinstance(basis, ExpNormalBasis):
+        return Basis(basis.means, basis.betas, basis.alpha, basis.lower, basis.cutoff.upper)
+    if isinstance(basis, GaussianBasis):
+        return Basis(basis.offset, -basis.coeff.expand_as(basis.offset))
+    return None
 
 
 def _matrices(linears: nn.ModuleList, first: int) -> Tensor:
