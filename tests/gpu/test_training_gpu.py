@@ -64,8 +64,10 @@ def trainer(tmp_path, device, packing, **changes):
     return made
 
 
-def test_replayed_training_equals_the_plain_loop_on_the_cpu(tmp_path):
-    plain, replayed = trainer(tmp_path, "cpu", False), trainer(tmp_path, "cuda", True)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_replayed_training_equals_the_plain_loop_on_the_cpu(tmp_path, optimizer):
+    settings = {"optimizer": {"name": optimizer}}
+    plain, replayed = trainer(tmp_path, "cpu", False, **settings), trainer(tmp_path, "cuda", True, **settings)
     for each in (plain, replayed):
         each.run(Hooks())
     assert replayed.packed.step.captures > 0

@@ -116,9 +116,11 @@ def trained(raw, packing: bool, **changes):
     return trainer
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"loss": {"energy": 1, "schedule": {"kind": "linear", "start": 0, "forces": 5}}}]
-)
+SCHEDULED = {"loss": {"energy": 1, "schedule": {"kind": "linear", "start": 0, "forces": 5}}}
+MUON = {"optimizer": {"name": "muon"}, "weight_decay": 0.01, "layer_lr_decay": 0.9}
+
+
+@pytest.mark.parametrize("change", [{}, SCHEDULED, MUON], ids=["plain", "scheduled", "muon"])
 def test_training_equals_the_plain_loop(raw_config, change):
     settings = {"device": "cpu", "precision": "float64", "max_epochs": 3, **change}
     plain, fast = (trained(raw_config, packing, **settings) for packing in (False, True))
@@ -150,9 +152,9 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_names_the_frames(raw_co
 
 
 def test_what_cannot_be_packed_says_why(raw_config):
-    raw_config["training"].update(device="cpu", optimizer={"name": "muon"})
+    raw_config["training"].update(device="cpu", optimizer={"name": "schedule_free"}, lr_schedule="constant")
     config = parse_config(raw_config)
     with own_torch_state(config):
         trainer = make_trainer(make_setup(config), None)
-    assert "Muon" in trainer.pack()
+    assert "ScheduleFreeAdamW" in trainer.pack()
     assert trainer.packed is None

@@ -12,6 +12,7 @@ from .batches import Frames, most_frames
 from .distributed import Devices
 from .metrics import ErrorSums
 from .network import PackedNetwork
+from .optimizers import AdamW, Muon
 from .packed import PackedFrames
 from .packing import frame_bytes, pack, reason_against
 from .replay import ErrorPass, Replayed, TrainingPass
@@ -30,7 +31,7 @@ def why_not_packed(trainer: Trainer) -> str | None:
     loss = trainer.config.loss
     labels = [n for n in trainer.train[0].sample.labels if loss.weight(n) > 0 or loss.final.weight(n) > 0]
     reason = reason_against(trainer.potential, labels)
-    if reason is None and not isinstance(trainer.optimizer, torch.optim.AdamW):
+    if reason is None and not isinstance(trainer.optimizer, AdamW | Muon):
         reason = f"the optimizer {type(trainer.optimizer).__name__}"
     if reason is None and trainer.device.type == "cuda":
         room = torch.cuda.mem_get_info(trainer.device)[0] // 3

@@ -215,7 +215,7 @@ class TrainingPass(ErrorPass):
         network, loss: as for ErrorPass.
         parameters: what is trained.
         average: as many parameters, the weight average.
-        optimizer: torch's fused AdamW, which updates on the device.
+        optimizer: one that takes rates as tensors and does not wait for the device: AdamW, Muon.
         clipping: largest norm of the gradient.
         devices: as for ErrorPass.
     """
@@ -236,8 +236,10 @@ class TrainingPass(ErrorPass):
         self.optimizer = optimizer
         self.clipping = clipping
         some = self.parameters[0]
-        self._rates = torch.zeros(len(optimizer.param_groups), device=some.device)
-        self._share = torch.zeros((), device=some.device)
+        # torch's fused kernels on GPUs read rates in float32
+        precision = torch.float32 if some.is_cuda else some.dtype
+        self._rates = torch.zeros(len(optimizer.param_groups), dtype=precision, device=some.device)
+        self._share = torch.zeros((), dtype=precision, device=some.device)
         # loss of the last step; number of steps; first step that was not finite, and its loss
         self.status = torch.tensor([0.0, 0.0, math.inf, 0.0], dtype=torch.float64, device=some.device)
         # all gradients and the loss side by side: one sum over the processes, one norm
@@ -256,7 +258,8 @@ class TrainingPass(ErrorPass):
         if not self.optimizer.state_dict()["state"]:
             self.optimizer.step()  # with gradients and rates of zero
             for state in self.optimizer.state.values():
-                state["step"].zero_()
+                if "step" in state:
+                    state["step"].zero_()
 
     def body(self, batch: PackedBatch) -> None:
         self._gradients(batch)
@@ -264,8 +267,11 @@ class TrainingPass(ErrorPass):
         gradient, loss = self._flat[:-1], self._flat[-1]
         norm = torch.linalg.vector_norm(gradient)
         finite = torch.isfinite(loss) & torch.isfinite(norm)
-        gradient.mul_((self.clipping / (norm + 1e-6)).clamp(max=1.0))
-        self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        # a step that is not finite becomes one with gradients and rates of zero, which changes no weight
+        scale = (self.clipping / (norm + 1e-6)).clamp(max=1.0)
+        gradient.copy_(torch.where(finite, gradient * scale, 0))
+        self._rates.mul_(finite)
+        self._share.mul_(finite)
         self.optimizer.step()
         with torch.no_grad():
             change = list(torch._foreach_sub(self.parameters, self.average))
@@ -300,5 +306,5 @@ class TrainingPass(ErrorPass):
             self._rates.copy_(values[:-1], non_blocking=True)
             self._share.copy_(values[-1], non_blocking=True)
         else:
-            self._rates.copy_(torch.tensor(rates))
+            self._rates.copy_(torch.tensor(rates, dtype=self._rates.dtype))
             self._share.fill_(share)
