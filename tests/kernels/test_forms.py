@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreter import printed_cases
 
 pytest.importorskip("triton", reason="the GPU kernels need triton")
 
@@ -21,12 +18,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def cases():
-    # the interpreter is chosen when triton is imported, so it needs a process of its own
-    script = Path(__file__).with_name("forms_checks.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return {case["name"]: case for case in map(json.loads, done.stdout.splitlines())}
+    return {case["name"]: case for case in printed_cases(Path(__file__).with_name("forms_checks.py"))}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreter import printed_cases
 
 pytest.importorskip("triton", reason="the GPU kernels need triton")
 pytestmark = pytest.mark.slow
@@ -16,12 +13,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def cases():
-    # the interpreter is chosen when triton is imported, so it needs a process of its own
-    script = Path(__file__).with_name("fused_checks.py")
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=280)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return printed_cases(Path(__file__).with_name("fused_checks.py"))
 
 
 def test_all_cases_ran(cases):

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from interpreter import needs_triton, run_checks
 
 from torchmdnet2 import System
 from torchmdnet2.errors import MissingBackend
 from torchmdnet2.neighbors import neighbor_list
 
-HERE = Path(__file__).parent
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
-
 
 @needs_triton
 @pytest.mark.slow
 def test_kernels_in_the_interpreter():
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "triton_checks.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0 and " passed" in run.stdout, run.stdout[-4000:] + run.stderr[-2000:]
+    run_checks(Path(__file__).with_name("triton_checks.py"))
 
 
 @needs_triton

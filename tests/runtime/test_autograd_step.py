@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from interpreter import needs_triton, run_checks
 
-HERE = Path(__file__).parent
 
-
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@needs_triton
 @pytest.mark.slow
 def test_autograd_steps_in_the_interpreter():
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "autograd_checks.py")],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        cwd=HERE.parents[1],
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0 and " passed" in run.stdout, run.stdout[-4000:] + run.stderr[-2000:]
+    run_checks(Path(__file__).with_name("autograd_checks.py"))
