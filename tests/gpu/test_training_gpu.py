@@ -86,13 +86,15 @@ def test_the_same_run_gives_the_same_bits(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_resuming_gives_the_same_bits(tmp_path):
-    whole = trainer(tmp_path, "cuda", True, precision="float32")
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resuming_gives_the_same_bits(tmp_path, optimizer):
+    settings = {"precision": "float32", "optimizer": {"name": optimizer}}
+    whole = trainer(tmp_path, "cuda", True, **settings)
     whole.run(Hooks())
-    first = trainer(tmp_path, "cuda", True, precision="float32")
+    first = trainer(tmp_path, "cuda", True, **settings)
     first.train_epoch(Hooks())
     first.end_epoch(Hooks())
-    second = trainer(tmp_path, "cuda", False, precision="float32")
+    second = trainer(tmp_path, "cuda", False, **settings)
     second.restore(second.state_path)
     assert second.pack() is None
     second.run(Hooks())

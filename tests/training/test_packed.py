@@ -131,6 +131,25 @@ def test_training_equals_the_plain_loop(raw_config, change):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_resuming_gives_the_same_bits(raw_config, tmp_path, optimizer):
+    raw_config["training"].update(device="cpu", max_epochs=3, optimizer={"name": optimizer})
+    config = parse_config(raw_config)
+    with own_torch_state(config):
+        whole, first, second = (make_trainer(make_setup(config), tmp_path / "state") for _ in range(3))
+        for each in (whole, first):
+            assert each.pack() is None
+        whole.run(Hooks())
+        first.train_epoch(Hooks())
+        first.end_epoch(Hooks())
+        second.restore(tmp_path / "state")
+        assert second.pack() is None
+        second.run(Hooks())
+    assert len(second.history) == 3
+    for a, b in zip(whole.average.parameters(), second.average.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_priors_are_taken_from_the_labels(raw_config):
     raw_config["priors"] = [{"name": "atomref", "energies": "fit"}, {"name": "zbl", "cutoff": 2.5}]
     settings = {"device": "cpu", "precision": "float64", "max_epochs": 1}

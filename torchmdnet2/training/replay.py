@@ -255,6 +255,9 @@ class TrainingPass(ErrorPass):
         for k, group in enumerate(self.optimizer.param_groups):
             group["lr"] = self._rates[k]
             group["capturable"] = self._rates.is_cuda
+        for p, state in self.optimizer.state.items():
+            # a count that was read from a file may be on the CPU, where a graph would keep its value of today
+            state.update({name: value.to(p.device) for name, value in state.items() if isinstance(value, Tensor)})
         if not self.optimizer.state_dict()["state"]:
             self.optimizer.step()  # with gradients and rates of zero
             for state in self.optimizer.state.values():
