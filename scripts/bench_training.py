@@ -3,8 +3,8 @@
     python scripts/bench_training.py acac.xyz 3bpa.xyz [--batches 8,64,512] [--output FILE]
 
 Each file holds labelled frames (extxyz, keys energy and forces). "replay" is a step from packed frames in one CUDA
-graph, "tf32" the same with matrix products in TF32, "eager" the plain loop, "torchmd-net" its eager step with the same weights
-where it is installed. Losses of 100 steps, replayed and eager, are compared at the end.
+graph, "tf32" the same with matrix products in TF32, "eager" the plain loop, "torchmd-net" its eager step with the
+same weights where it is installed. Losses of 100 steps, replayed and eager, are compared at the end.
 """
 
 from __future__ import annotations
