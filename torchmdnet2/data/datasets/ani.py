@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import h5py
@@ -15,6 +12,7 @@ import numpy as np
 from ...errors import BadData
 from ...units import HARTREE
 from ..reader import Chunk
+from .archive import unpacked
 from .base import Published, Source, frames, one_of, register
 
 __all__ = ["COMP6", "ANI1x", "ANI2x"]
@@ -178,7 +176,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
 
 def _by_size(path: Path) -> Iterator[Chunk]:
     """Files with one group per number of atoms: species [S, N], coordinates, energies, forces."""
-    with _unpacked(path) as unpacked, _opened(unpacked) as file:
+    with _h5_of(path) as content, _opened(content) as file:
         for name, group in file.items():
             step = max(1, _CHUNK_ATOMS // group["species"].shape[1])
             for first in range(0, len(group["species"]), step):
@@ -191,30 +189,6 @@ def _by_size(path: Path) -> Iterator[Chunk]:
                 yield frames(where, first, group["species"][part], group["coordinates"][part], labels)
 
 
-@contextmanager
-def _unpacked(path: Path) -> Iterator[Path]:
-    """The one .h5 file of an archive, for a while; or the file itself."""
-    if path.suffix == ".h5":
-        yield path
-        return
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        target = Path(folder) / "content.h5"
-        try:
-            with tarfile.open(path, "r|*") as archive:
-                for member in archive:
-                    if member.isfile() and member.name.endswith(".h5"):
-                        content = archive.extractfile(member)
-                        assert content is not None
-                        with open(target, "wb") as file:
-                            shutil.copyfileobj(content, file)
-                        break
-        except (tarfile.TarError, EOFError, OSError) as error:
-            raise BadData(f"{path}: it is damaged: {error}") from error
-        if not target.exists():
-            raise BadData(f"{path}: there is no .h5 file in it")
-        yield target
-
-
 def _runs(
     where: str, z: np.ndarray, pos: np.ndarray, labels: dict[str, np.ndarray], chosen: np.ndarray
 ) -> Iterator[Chunk]:
@@ -224,3 +198,8 @@ def _runs(
         for begin in range(0, len(run), step):
             part = run[begin : begin + step]
             yield frames(where, int(part[0]), z, pos[part], {name: value[part] for name, value in labels.items()})
+
+
+def _h5_of(path: Path) -> AbstractContextManager[Path]:
+    """The .h5 file of an archive, or the file itself."""
+    return nullcontext(path) if path.suffix == ".h5" else unpacked(path, ".h5")

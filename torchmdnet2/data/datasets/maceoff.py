@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tarfile
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...errors import BadData
 from ..ase_formats import AseReader
 from ..reader import Chunk
+from .archive import unpacked
 from .base import Published, Source, register, without_strong_forces
 
 __all__ = ["MACEOFF"]
@@ -42,21 +39,7 @@ class MACEOFF(Published):
         if not path.name.endswith(".tar.gz"):
             yield from self._read(path, str(path))
             return
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            target = Path(folder) / f"{_NAME}.xyz"
-            try:
-                with tarfile.open(path, "r|*") as archive:
-                    for member in archive:
-                        if member.isfile() and member.name.endswith(".xyz"):
-                            content = archive.extractfile(member)
-                            assert content is not None
-                            with open(target, "wb") as file:
-                                shutil.copyfileobj(content, file)
-                            break
-            except (tarfile.TarError, EOFError, OSError) as error:
-                raise BadData(f"{path}: it is damaged: {error}") from error
-            if not target.exists():
-                raise BadData(f"{path}: there is no .xyz file in it")
+        with unpacked(path, ".xyz") as target:
             yield from self._read(target, str(path))
 
     def _read(self, path: Path, where: str) -> Iterator[Chunk]:
