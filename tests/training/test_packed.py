@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -177,3 +179,14 @@ def test_what_cannot_be_packed_says_why(raw_config):
         trainer = make_trainer(make_setup(config), None)
     assert "ScheduleFreeAdamW" in trainer.pack()
     assert trainer.packed is None
+
+
+def test_without_triton_training_is_as_before(raw_config, monkeypatch):
+    """Kernels are imported only where frames are packed."""
+    code = "import sys; sys.modules['triton'] = None; import torchmdnet2.training.run, torchmdnet2.cli"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    monkeypatch.setattr("torchmdnet2.training.trainer.find_spec", lambda name: None)
+    config = parse_config(raw_config)
+    with own_torch_state(config):
+        trainer = make_trainer(make_setup(config), None)
+    assert "pip install triton" in trainer.pack()

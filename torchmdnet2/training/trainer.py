@@ -13,7 +13,8 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,13 +24,15 @@ from ..system import System
 from .batches import Batch, Frames, Loader, in_order, training_batches
 from .config import TrainingConfig
 from .distributed import Devices
-from .loop import PackedLoop, why_not_packed
 from .loss import penalty_sums, residuals, total_loss
 from .loss_config import LossConfig
 from .metrics import ErrorSums
 from .optimizers import ScheduleFreeAdamW, make_optimizer, set_rate
 from .schedule import BestEpoch, LearningRate, copy_averaged, update_average
 from .state import load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
+
+if TYPE_CHECKING:
+    from .loop import PackedLoop
 
 __all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict"]
 
@@ -155,6 +158,10 @@ class Trainer:
         Args:
             devices: processes that each take a share of every batch; None: this one alone.
         """
+        if find_spec("triton") is None:  # comes with PyTorch for GPUs
+            return "a missing package (pip install triton)"
+        from .loop import PackedLoop, why_not_packed
+
         reason = why_not_packed(self)
         if reason is None:
             self.packed = PackedLoop(self, devices)
