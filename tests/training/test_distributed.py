@@ -19,12 +19,12 @@ from torchmdnet2.training.distributed import Devices
 from torchmdnet2.training.run import run_training
 
 
-def start(path, rank, size, port):
+def start(arguments, rank, size, port):
     environment = {
         **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
     }  # fmt: skip
-    command = [sys.executable, "-m", "torchmdnet2", "train", str(path), "--resume", "auto"]
+    command = [sys.executable, *arguments]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -34,14 +34,20 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def run_all(arguments, size):
+    """Output of each of the processes of a Python command."""
+    port = free_port()
+    processes = [start(arguments, rank, size, port) for rank in range(size)]
+    outputs = [p.communicate(timeout=200)[0] for p in processes]
+    for process, output in zip(processes, outputs, strict=True):
+        assert process.returncode == 0, output
+    return outputs
+
+
 def run_on(raw, tmp_path, size):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(raw))
-    port = free_port()
-    processes = [start(path, rank, size, port) for rank in range(size)]
-    outputs = [p.communicate(timeout=200)[0] for p in processes]
-    assert all(p.returncode == 0 for p in processes), outputs
-    return outputs
+    return run_all(["-m", "torchmdnet2", "train", str(path), "--resume", "auto"], size)
 
 
 def rows(folder):
@@ -79,6 +85,23 @@ def test_one_process_takes_up_where_two_stopped(raw_config, tmp_path):
     run_training(parse_config(raw_config), resume="auto")
     for a, b in zip(rows(folders[0]), rows(folders[1]), strict=True):
         assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-6)
+
+
+_JOIN_AND_PART = """
+import pathlib, sys, torch
+from torchmdnet2.training.distributed import Devices
+sys.setswitchinterval(1000)  # a thread that needs the interpreter gets it when the process ends
+with Devices.joined(torch.device("cpu")) as devices:
+    import torch.distributed.nn.functional
+    assert devices.sum(torch.ones(1000))[0] == 2
+names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+print([name for name in names if "gloo" in name])
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_no_thread_of_the_group_outlives_it():
+    assert run_all(["-c", _JOIN_AND_PART], 2) == ["[]\n", "[]\n"]
 
 
 def test_shares_are_a_partition_and_even():

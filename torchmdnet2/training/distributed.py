@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 
 import numpy as np
 import torch
@@ -61,6 +62,9 @@ class Devices:
             torch.cuda.set_device(device)
         given = dist.is_initialized()
         if not given:
+            # Imported once a group exists, this module keeps the group in its default arguments: the group's threads
+            # then outlive destroy_process_group and abort the process if they need the interpreter while it ends.
+            import_module("torch.distributed.nn.functional")
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         try:
             yield cls(dist.get_rank(), dist.get_world_size())
