@@ -6,7 +6,6 @@ import json
 import math
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -69,12 +68,12 @@ def fails(capsys, code, *arguments):
 
 def test_help_is_instant_and_imports_nothing_heavy():
     code = (
-        "import sys; from torchmdnet2.cli import main; main(['--help']); "
-        "print(sorted({'torch','ase','numpy','pydantic'} & set(sys.modules)))"
+        "import sys, time; from torchmdnet2.cli import main; main(['--help']); "
+        "print(sorted({'torch','ase','numpy','pydantic'} & set(sys.modules))); "
+        "print(time.process_time(), file=sys.stderr)"
     )
-    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert time.perf_counter() - started < 3
+    assert float(done.stderr) < 1  # seconds of the process, however busy the machine is
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(
         verb in done.stdout for verb in ("train", "evaluate", "md", "import", "export", "card", "info", "config")

@@ -35,7 +35,7 @@ def start(model_file, folder, name, *more):
 
 def wait_for(path, size, process):
     """Until a file has grown to a size."""
-    for _ in range(3000):
+    for _ in range(12000):
         if path.exists() and path.stat().st_size > size:
             return
         assert process.poll() is None, process.stderr.read().decode()

@@ -140,9 +140,9 @@ def test_mesh_work_grows_with_the_number_of_atoms():
         pairs = pair_list(system, 6.0)
         times = []
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.process_time()
             prior(system, pairs)
-            times.append(time.perf_counter() - start)
+            times.append(time.process_time() - start)
         return min(times)
 
     assert seconds(6) < 27 * 5 * seconds(2)
