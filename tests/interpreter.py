@@ -31,7 +31,7 @@ def run_checks(path: Path) -> None:
     assert run.returncode == 0 and " passed" in run.stdout, run.stdout[-4000:] + run.stderr[-2000:]
 
 
-def printed_cases(path: Path, timeout: float = 280) -> list[dict[str, Any]]:
+def printed_cases(path: Path, timeout: float = 800) -> list[dict[str, Any]]:
     """What a script prints in the interpreter, a JSON object a line."""
     run = _run([str(path)], timeout)
     assert run.returncode == 0, run.stderr[-2000:]

@@ -10,6 +10,5 @@ from interpreter import needs_triton, run_checks
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_steps_in_the_interpreter():
     run_checks(Path(__file__).with_name("step_checks.py"))

@@ -14,7 +14,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["after_previous", "before_next"]
+__all__ = ["FUSED_ARITHMETIC", "after_previous", "before_next"]
+
+# Products and sums in one rounding: Triton's default up to 3.9, which asks to be told, and no longer from 3.10 on.
+# Kernels that decide by comparing (neighbor search, totals) are launched with False.
+FUSED_ARITHMETIC = {"enable_fp_fusion": True}
 
 
 @triton.jit

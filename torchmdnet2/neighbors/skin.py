@@ -258,7 +258,8 @@ class SkinNeighborSearch:
         self.wide.check(pos, cell, pbc)
         N, B, wide = self.num_atoms, self.num_systems, self.wide
         pos, cell, periodic = pos.detach(), cell.detach(), pbc.view(torch.uint8)
-        after: dict[str, Any] = {"PDL": True, "launch_pdl": True} if self._overlap else {"PDL": False}
+        overlap = {"PDL": True, "launch_pdl": True} if self._overlap else {"PDL": False}
+        after: dict[str, Any] = {"enable_fp_fusion": False, **overlap}
         remembered = pos, self._last_pos, cell, self._last_cell, periodic, self._last_pbc
         with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
             find_moved[(triton.cdiv(N, _BLOCK),)](
@@ -280,5 +281,5 @@ class SkinNeighborSearch:
         narrow_rows[(self.num_atoms,)](
             *remembered, wide.batch, wide.row_ptr, wide.sender, wide.shift, self._cutoff, self._stale, self._counts,
             self.row_ptr, self.sender, self.receiver, self.shift, self.vectors, self.distances, self.num_atoms,
-            self.num_systems, FILL=fill, **self._wanted, K=_ROW_TILE, num_warps=1, enable_fp_fusion=False, **after,
+            self.num_systems, FILL=fill, **self._wanted, K=_ROW_TILE, num_warps=1, **after,
         )  # fmt: skip

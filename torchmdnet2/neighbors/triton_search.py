@@ -262,7 +262,7 @@ class TritonNeighborSearch:
     def _after(self) -> dict[str, bool]:
         """Launch options of every kernel but the first: it may be placed while the one before ends."""
         overlap = {"PDL": True, "launch_pdl": True} if self._overlap else {"PDL": False}
-        return {"GUARD": self._guarded, **overlap}
+        return {"GUARD": self._guarded, "enable_fp_fusion": False, **overlap}
 
     def _search_single(self, pos: Tensor, cell: Tensor, pbc: Tensor, fill: bool) -> None:
         tile = self._single
@@ -289,7 +289,7 @@ class TritonNeighborSearch:
         wrap_atoms[atom_grid](
             self._stale, pos, self.batch, self.ptr, self._reals, self._whole, self._cutoff, self._wrapped, self._wraps,
             self.flag, self._placed, self._bins, self._slots, self._bin_count, self._counts, N, B,
-            CELLS=cells, BLOCK=_ATOM_BLOCK, enable_fp_fusion=False, **self._after,
+            CELLS=cells, BLOCK=_ATOM_BLOCK, **self._after,
         )  # fmt: skip
         if cells:
             bin_starts[(triton.cdiv(N + FREE_BINS + 1, _BIN_BLOCK), B)](
@@ -314,7 +314,7 @@ class TritonNeighborSearch:
                 self._stale, self._placed, self._wrapped, self._order, self._row_bin, self._bin_start, self.batch,
                 self.ptr, self._reals, self._whole, self._cutoff, self._counts, self._bits, self._lane_start,
                 self._candidates, self._tiles, self._keys, N, B, self._turns, BI=_CELL_TILE, num_warps=1,
-                maxnreg=_CELL_REGISTERS, enable_fp_fusion=False, **self._after,
+                maxnreg=_CELL_REGISTERS, **self._after,
             )  # fmt: skip
         else:
             self._search_pairs(fill=False)
@@ -336,14 +336,14 @@ class TritonNeighborSearch:
                 self.batch, self.ptr, self._reals, self._whole, self._cutoff, self.row_ptr, self._bits,
                 self._lane_start, self._candidates, self._tiles, self._keys, *outputs, N, B, self._turns,
                 **self._wanted, BI=_CELL_TILE, K=_ROW_TILE, num_warps=1, maxnreg=_ROW_REGISTERS,
-                enable_fp_fusion=False, **self._after,
+                **self._after,
             )  # fmt: skip
             return
         self._search_pairs(fill=True)
         if any(self._wanted.values()):
             finish_pairs[(N,)](
                 self._stale, self._keys, self.row_ptr, self.batch, self._wrapped, self._wraps, self._reals, *outputs,
-                **self._wanted, K=_ROW_TILE, num_warps=1, enable_fp_fusion=False, **self._after,
+                **self._wanted, K=_ROW_TILE, num_warps=1, **self._after,
             )  # fmt: skip
 
     def _search_pairs(self, fill: bool) -> None:
@@ -354,7 +354,7 @@ class TritonNeighborSearch:
             self._stale, self._placed, self._wrapped, self.batch, self.ptr, self._reals, self._whole, self._cutoff,
             self._counts, self._doubts, self.row_ptr, self.needed, self.sender, self._keys,
             N, B, self.capacity, FILL=fill, BATCHED=B > 1, BI=rows, BJ=candidates,
-            num_warps=warps, maxnreg=_PAIR_REGISTERS, enable_fp_fusion=False, **self._after,
+            num_warps=warps, maxnreg=_PAIR_REGISTERS, **self._after,
         )  # fmt: skip
 
     def _on_device(self) -> contextlib.AbstractContextManager:

@@ -9,14 +9,16 @@ Shapes: N atoms, C edge capacity, F channels, L layers, S channel slices of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import force, message, node, scalar
+from ..kernels.launch import FUSED_ARITHMETIC
 from .frozen import FrozenTensorNet
-from .packed import PackedWeights
+from .packed import HalfWeights, PackedWeights
 from .tiles import Block, Tiles, Walk
 
 __all__ = ["Buffers", "FusedTensorNet"]
@@ -83,6 +85,8 @@ class FusedTensorNet:
         w = self.weights
         f, layers = w.channels, w.num_layers
         tiles = tiles or Tiles.for_atoms(num_atoms, f)
+        if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
+            _ = self._halves  # a step launches and does nothing else
         n = max(num_atoms, 1)
         capacity = max(capacity, 1)  # a multiple of 16 keeps rows of the edge arrays aligned
 
@@ -143,14 +147,16 @@ class FusedTensorNet:
             grid, block = self._block(n, 3 * f, tiles, tiles.gate)
             scalar.gate_kernel[grid](b.active, w2, b2, b.gate, n, **block)
         grid, block = self._block(n, f, tiles, tiles.embedding_mix)
+        packed = self._packed(block)
         node.embedding_mix_kernel[grid](
-            b.x0, _form(block, w.embedding_mix, w.embedding_mix_t, few.embedding_mix[0]), b.active,
-            _form(block, w2, w.gate_t[1], few.gate[0]), b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
+            b.x0, _form(block, w.embedding_mix, w.embedding_mix_t, packed.embedding_mix[0]), b.active,
+            _form(block, w2, w.gate_t[1], packed.gate[0]), b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
         )  # fmt: skip
         for k in range(w.num_layers):
             last = k + 1 == w.num_layers
             grid, block = self._block(n, f, tiles, tiles.mix)
-            node.mix_kernel[grid](b.x[k], _form(block, *w.mix_in[k], few.mix_in[k][0]), b.y[k], n, **block)
+            packed = self._packed(block)
+            node.mix_kernel[grid](b.x[k], _form(block, *w.mix_in[k], packed.mix_in[k][0]), b.y[k], n, **block)
             # dm is free during the forward pass: it carries the normalised products
             grid, walk = self._walk(n, tiles, tiles.interaction)
             message.interaction_kernel[grid](
@@ -158,8 +164,9 @@ class FusedTensorNet:
                 b.dm, n, O3=w.is_o3, **walk,
             )  # fmt: skip
             grid, block = self._block(n, f, tiles, tiles.update)
+            packed = self._packed(block)
             node.update_kernel[grid](
-                b.dm, _form(block, *w.mix_out[k], few.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
+                b.dm, _form(block, *w.mix_out[k], packed.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
                 b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
             )  # fmt: skip
         gamma, beta, eps = w.out_norm
@@ -191,8 +198,9 @@ class FusedTensorNet:
         slices = f // tiles.message_backward.channels
         for k in reversed(range(w.num_layers)):
             grid, block = self._block(n, f, tiles, tiles.gradient_product)
+            packed = self._packed(block)
             node.gradient_product_kernel[grid](
-                b.dd, _form(block, *w.mix_out[k][::-1], few.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
+                b.dd, _form(block, *w.mix_out[k][::-1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
                 n, O3=w.is_o3, **block,
             )  # fmt: skip
             grid, walk = self._walk(n, tiles, tiles.message_backward)
@@ -201,17 +209,19 @@ class FusedTensorNet:
                 b.slope[k * slices :], capacity, n, **walk,
             )  # fmt: skip
             grid, block = self._block(n, f, tiles, tiles.gradient_mix)
+            packed = self._packed(block)
             node.gradient_mix_kernel[grid](
-                b.dy, _form(block, *w.mix_in[k][::-1], few.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+                b.dy, _form(block, *w.mix_in[k][::-1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
                 charge_factor, b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
             )  # fmt: skip
         grid, block = self._block(n, 2 * f, tiles, tiles.gate_backward)
         w2t = _form(block, w.gate_t[1], w.gate[2], few.gate[1])
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
         grid, block = self._block(n, f, tiles, tiles.gradient_embedding)
+        packed = self._packed(block)
         node.gradient_embedding_kernel[grid](
-            b.dd, _form(block, w.embedding_mix_t, w.embedding_mix, few.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
-            b.norm, _form(block, w.gate_t[0], w.gate[0], few.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n,
+            b.dd, _form(block, w.embedding_mix_t, w.embedding_mix, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
+            b.norm, _form(block, w.gate_t[0], w.gate[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n,
             w.gate_norm[2], **block,
         )  # fmt: skip
         grid, walk = self._walk(n, tiles, tiles.embedding_backward)
@@ -222,15 +232,23 @@ class FusedTensorNet:
         force.force_kernel[(n,)](
             row_ptr, sender, vec, b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
             SLICES=f // tiles.embedding_backward.channels, MESSAGES=w.num_layers * slices, BE=32,
-            VIRIAL=with_virial, num_warps=1, **self.launch_options(tiles),
+            VIRIAL=with_virial, num_warps=1, **FUSED_ARITHMETIC, **self.launch_options(tiles),
         )  # fmt: skip
+
+    @cached_property
+    def _halves(self) -> HalfWeights:
+        return HalfWeights(self.weights)
+
+    def _packed(self, block: dict[str, Any]) -> PackedWeights | HalfWeights:
+        """The packed weights for mixing kernels of these blocks."""
+        return self._halves if block["BM"] == 8 else self.packed
 
     def _walk(self, n: int, tiles: Tiles, walk: Walk) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a message kernel."""
         f = self.weights.channels
         constants = {
             "F": f, "KNOTS": self.weights.table.num_knots, "BR": walk.atoms, "BE": walk.edges, "BF": walk.channels,
-            "num_warps": walk.warps, **self.launch_options(tiles),
+            "num_warps": walk.warps, **FUSED_ARITHMETIC, **self.launch_options(tiles),
         }  # fmt: skip
         return (-(-n // walk.atoms), f // walk.channels), constants
 
@@ -238,7 +256,8 @@ class FusedTensorNet:
         """Grid and constants of a product kernel with this many columns in all."""
         constants = {
             "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
-            "PREC": self.precision, "num_warps": block.warps, "num_stages": block.stages, **self.launch_options(tiles),
+            "PREC": self.precision, "num_warps": block.warps, "num_stages": block.stages, **FUSED_ARITHMETIC,
+            **self.launch_options(tiles),
         }  # fmt: skip
         return (-(-n // block.rows), columns // block.cols), constants
 
