@@ -108,6 +108,22 @@ def test_report_says_why():
     assert "no effect" in Evaluator(make(), precision="tf32").report()
 
 
+def test_kernels_are_not_for_gpus_before_ampere(monkeypatch):
+    from torchmdnet2.runtime.covered import why_not
+
+    potential = Potential.from_config({"model": {"name": "tensornet", **SMALL, "hidden_channels": 32}})
+
+    class OnGpu:
+        device = torch.device("cuda")
+
+        def __getattr__(self, name):
+            return getattr(potential, name)
+
+    for capability, reason in (((7, 5), "compute capability 8.0"), ((8, 0), ""), ((12, 0), "")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
+        assert reason in why_not(OnGpu()) and bool(reason) == bool(why_not(OnGpu()))
+
+
 def test_copies_and_pickles_evaluate_alike():
     evaluator = Evaluator(make(), stress=True)
     system = water(cell=6 * torch.eye(3))

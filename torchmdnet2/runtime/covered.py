@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from ..models.heads import ScalarHead
@@ -11,10 +12,14 @@ from .frozen import why_not_fused
 
 __all__ = ["why_not"]
 
+_CAPABILITY = (8, 0)  # the first with TF32 matrix units
+
 
 def why_not(potential: Potential) -> str:
     """ "" when fused steps can evaluate this potential, else the reason."""
-    head = potential.head
+    device, head = potential.device, potential.head
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+        return "the fused kernels need a GPU of compute capability 8.0 (Ampere, 2020) or later"
     if head is None:
         return "the model predicts no energy"
     reason = why_not_fused(potential.representation, potential.dtype)
