@@ -1,20 +1,20 @@
 """Time a step through ASE and OpenMM beside the Evaluator alone, on one GPU, and where the time goes.
 
-    python scripts/bench_adapters.py --systems FOLDER_OF_PDB_FILES [--output FILE]
+    python scripts/bench_adapters.py --systems FOLDER_OF_PDB_FILES [--minutes 5] [--output FILE]
 
 Each row is one system. "bound" is a step that stays on the device, and "call" is `evaluator(system)`; "copies" brings
 positions in and results out without a step; "hand-over" is what the host does without a model (OpenMM: a step with a
-PythonForce that returns zeros). TorchMD-Net's ASE calculator runs with the same weights where it is installed.
+PythonForce that returns zeros). TorchMD-Net's ASE calculator runs with the same weights where it is installed, eager
+and compiled. Each program runs in a process of its own.
 Random weights: atoms move by next to nothing in a step, so that the speed in ns/day is that of a time step of 1 fs.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,22 @@ import numpy as np
 import torch
 from ase import Atoms, units
 from ase.md.verlet import VelocityVerlet
-from bench_inference import MODEL, once, read_pdb, timed, water_box
+from bench_parts import Row, add_options, attempt, over, run_parts
+from bench_systems import MODEL, once, read_pdb, synchronize, timed, water_box
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 
 TINY = 1e-4  # fs, so that a network of random weights does not tear the structure apart
+PARTS = (
+    "evaluator",
+    "ase",
+    "torchmd-net eager",
+    "torchmd-net compiled",
+    "openmm CUDA",
+    "openmm Reference",
+    "openmm CPU",
+)
 
 
 def moving(pos: np.ndarray) -> Callable[[], np.ndarray]:
@@ -48,7 +58,8 @@ def bench_evaluator(potential: Potential, system: System) -> dict[str, float]:
     """Milliseconds of a bound step, of a call, and of the copies around a step."""
     evaluator = Evaluator(potential)
     bound = evaluator.bind(system)
-    host = bound.pos.cpu().pin_memory()
+    host = bound.pos.cpu()
+    host = host.pin_memory() if bound.pos.is_cuda else host
 
     def there_and_back() -> None:
         bound.pos.copy_(host, non_blocking=True)
@@ -56,7 +67,7 @@ def bench_evaluator(potential: Potential, system: System) -> dict[str, float]:
 
     def step() -> None:
         bound.replay()
-        torch.cuda.current_stream().synchronize()
+        synchronize()
 
     places = [system.replace(pos=system.pos + 1e-3 * k) for k in range(8)]
     count = [0]
@@ -149,94 +160,111 @@ def bench_openmm(potential: Potential, atoms: Atoms, platform: str) -> dict[str,
     zeros = run(openmm.PythonForce(Zeros()))
     TorchMDNet2Energy.__call__ = watched  # type: ignore[method-assign]
     try:
-        total = run(create_force(potential, topology, device="cuda"))
+        total = run(create_force(potential, topology, device=str(potential.device)))
     finally:
         TorchMDNet2Energy.__call__ = evaluate  # type: ignore[method-assign]
     return {"step": total, "in the callable": inside[0], "hand-over": zeros}
 
 
-def bench_peer(potential: Potential, system: System, atoms: Atoms, folder: Path) -> dict[str, Any]:
-    """TorchMD-Net's own ASE calculator on a checkpoint of the same weights; eager and compiled."""
+def bench_peer(potential: Potential, system: System, atoms: Atoms, compiled: bool) -> Row:
+    """TorchMD-Net's own ASE calculator on a checkpoint of the same weights."""
     from torchmdnet.calculators import TMDNETCalculator
 
     from torchmdnet2.importers.export import export_checkpoint
     from torchmdnet2.neighbors import neighbor_list
 
-    path = folder / "peer.ckpt"
-    export_checkpoint(potential, path)
     atoms = atoms.copy()
     atoms.info["charge"] = 0  # it insists
     neighbors = int(torch.diff(neighbor_list(system, potential.cutoff).row_ptr).max()) + 2
-    rows: dict[str, Any] = {}
-    for name, compiled in (("eager", False), ("compiled", True)):
-        try:
-            calc = TMDNETCalculator(str(path), device="cuda", compile=compiled, max_num_neighbors=neighbors)
-            rows[name] = bench_ase(calc, atoms)
-        except Exception as error:  # of any kind: this is somebody else's program
-            rows[name] = f"{type(error).__name__}: {str(error)[:200]}"
-    return rows
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/peer.ckpt"
+        export_checkpoint(potential, path)
+        calc = TMDNETCalculator(path, device=str(potential.device), compile=compiled, max_num_neighbors=neighbors)
+        return bench_ase(calc, atoms)
+
+
+def systems_of(options: argparse.Namespace) -> dict[str, System]:
+    """By name, the smallest first."""
+    systems = {f"water {3 * s**3}": water_box(s) for s in (int(s) for s in options.water.split(",") if s)}
+    if options.systems:
+        systems = {"alanine dipeptide": read_pdb(options.systems / "alanine_dipeptide.pdb"), **systems}
+    return systems
+
+
+def run_part(options: argparse.Namespace) -> None:
+    """Rows of one program, over systems."""
+    torch.manual_seed(1)
+    potential = Potential.from_config({"model": MODEL}).eval().requires_grad_(False).to(options.device)
+    program, _, kind = options.part.partition(" ")
+    if program == "openmm":
+        import openmm
+
+        there = [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]
+        if kind not in there:
+            raise SystemExit(f"OpenMM has no {kind} platform here, only {', '.join(there)}")
+    for name, system in systems_of(options).items():
+        system = system.to(options.device, dtype=torch.float64)
+        (atoms,) = system.to_ase()
+        measure: dict[str, Callable[[], Row]] = {
+            "evaluator": lambda s=system: bench_evaluator(potential, s),  # type: ignore[misc]
+            "ase": lambda a=atoms: bench_ase(TorchMDNet2Calculator(potential, device=options.device), a),  # type: ignore[misc]
+            "openmm": lambda a=atoms: bench_openmm(potential, a, kind),  # type: ignore[misc]
+            "torchmd-net": lambda s=system, a=atoms: bench_peer(potential, s, a, kind == "compiled"),  # type: ignore[misc]
+        }
+        if not over(options):
+            attempt({"system": name, "atoms": len(atoms)}, measure[program])
+
+
+def table(rows: list[Row]) -> str:
+    """What the measurements mean, by system."""
+    lines = []
+    for name in dict.fromkeys(r["system"] for r in rows if "system" in r):
+        of = {r["part"]: r for r in rows if r.get("system") == name}
+        lines.append(f"\n{name}, {next(iter(of.values()))['atoms']} atoms, milliseconds")
+        alone, ase = of.get("evaluator", {}), of.get("ase", {})
+        if "call" in alone:
+            lines.append(
+                "  evaluator: " + ", ".join(f"{k} {alone[k]:.4f}" for k in ("bound", "bound + wait", "call", "copies"))
+            )
+        if "calculator" in ase and "call" in alone:
+            ours, call, bound = ase["calculator"], alone["call"], alone["bound"]
+            on_call = f"{ours - call:+.4f} ({ours / call:.2f}×) on a call"
+            lines.append(f"  ASE calculator: {on_call}, {ours - bound:+.4f} on a bound step")
+        lines += [f"  {part}: {line(row)}" for part, row in of.items() if part != "evaluator"]
+        peers = [r["calculator"] for part, r in of.items() if part.startswith("torchmd-net") and "calculator" in r]
+        if peers and "calculator" in ase:
+            lines.append(f"  TorchMD-Net's calculator, the faster, over ours: {min(peers) / ase['calculator']:.1f}×")
+    return "\n".join(lines)
+
+
+def line(row: Row) -> str:
+    """A row for people."""
+    if "calculator" in row:
+        values = f"{row['calculator']:.4f}, VelocityVerlet {row['verlet']:.4f}, {speed(row['verlet'])}"
+        return f"{values}, first {row['first s']:.1f} s"
+    if "step" in row:
+        own = f"in the callable {row['in the callable']:.4f}, OpenMM's own step and hand-over {row['hand-over']:.4f}"
+        return f"{row['step']:.4f}, {speed(row['step'])}: {own}"
+    return row.get("error") or ", ".join(f"{k} {v:.4f}" for k, v in row.items() if isinstance(v, float))
+
+
+def speed(milliseconds: float) -> str:
+    """Of a step of 1 fs."""
+    return f"{86.4 / milliseconds:.0f} ns/day"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", type=Path, help="folder with alanine_dipeptide.pdb")
     parser.add_argument("--water", default="7,15", help="molecules along each side")
-    parser.add_argument("--platforms", default="CUDA,CPU,Reference")
-    parser.add_argument("--output", help="JSON file")
+    parser.add_argument("--device", default="cuda")
+    add_options(parser, PARTS, minutes=5)
     options = parser.parse_args()
-
-    systems = {f"water {3 * s**3}": water_box(s) for s in (int(s) for s in options.water.split(",") if s)}
-    if options.systems:
-        systems = {"alanine dipeptide": read_pdb(options.systems / "alanine_dipeptide.pdb"), **systems}
-    torch.manual_seed(1)
-    potential = Potential.from_config({"model": MODEL}).eval().requires_grad_(False).cuda()
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, flush=True)
-    rows = []
-    for name, system in systems.items():
-        system = system.to("cuda", dtype=torch.float64)
-        (atoms,) = system.to_ase()
-        row: dict[str, Any] = {"system": name, "atoms": len(atoms), **bench_evaluator(potential, system)}
-        row["ase"] = bench_ase(TorchMDNet2Calculator(potential, device="cuda"), atoms)
-        if find_spec("openmm"):
-            import openmm
-
-            there = [openmm.Platform.getPlatform(k).getName() for k in range(openmm.Platform.getNumPlatforms())]
-            for platform in (p for p in options.platforms.split(",") if p in there):
-                row[f"openmm {platform}"] = bench_openmm(potential, atoms, platform)
-        if find_spec("torchmdnet"):
-            row["torchmd-net"] = bench_peer(potential, system, atoms, Path(options.output or ".").parent)
-        rows.append(row)
-        print(table(row), flush=True)
-        if options.output:
-            Path(options.output).write_text(json.dumps(rows, indent=1))
-
-
-def table(row: dict[str, Any]) -> str:
-    """What the measurements mean."""
-    lines = [f"\n{row['system']}, {row['atoms']} atoms, milliseconds"]
-    lines += [f"  {k:<14} {row[k]:.4f}" for k in ("bound", "bound + wait", "call", "copies")]
-    ours, call = row["ase"]["calculator"], row["call"]
-    lines.append(
-        f"  ASE calculator {ours:.4f}: {ours - call:+.4f} ({ours / call:.2f}×) on a call, "
-        f"{ours - row['bound']:+.4f} on a bound step; VelocityVerlet {row['ase']['verlet']:.4f}, "
-        f"{speed(row['ase']['verlet'])}"
-    )
-    for name, value in row.items():
-        if name.startswith("openmm"):
-            inside, zeros = value["in the callable"], value["hand-over"]
-            lines.append(
-                f"  {name} {value['step']:.4f}, {speed(value['step'])}: in the callable {inside:.4f}, "
-                f"OpenMM's own step and hand-over {zeros:.4f}"
-            )
-        if name == "torchmd-net":
-            for mode, found in value.items():
-                lines.append(f"  {name} {mode}: {found if isinstance(found, str) else speed(found['verlet'])} {found}")
-    return "\n".join(lines)
-
-
-def speed(milliseconds: float) -> str:
-    """Of a step of 1 fs."""
-    return f"{86.4 / milliseconds:.0f} ns/day"
+    if options.part:
+        run_part(options)
+        return
+    rows = run_parts(options, {"model": MODEL}, lambda r: f"{r['part']:<22} {r.get('system', ''):<20} {line(r)}")
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Time every installed neighbor search on boxes of water, 24 to 1,000,000 atoms: one table, one plot, one JSON file.
 
-    python scripts/bench_neighbors.py --out docs/bench/neighbors.json --plot docs/bench/neighbors.png
+    python scripts/bench_neighbors.py --output docs/bench/neighbors.json --plot docs/bench/neighbors.png
     python scripts/bench_neighbors.py --redraw docs/bench/neighbors.json --plot docs/bench/neighbors.png
 
 A number is the median of nine repetitions, in µs: "graph" of replays of a captured CUDA graph, "eager" of the whole
-call as a user makes it. nvalchemi and torchmd-net are timed if they are installed.
+call as a user makes it. nvalchemi and torchmd-net are timed if they are installed. Each program runs in a process of
+its own; the last table sets the fastest of each beside ours.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from bench_parts import Row, add_options, attempt, over, run_parts
 
 from torchmdnet2 import System
 from torchmdnet2.neighbors import neighbor_list
@@ -29,6 +31,8 @@ SPACING = 3.104  # Å between molecules: the density of water
 SIDES = (2, 3, 5, 7, 10, 15, 22, 32, 46, 70)  # molecules along an edge
 SKIN = 0.5  # Å
 ROOM = 96  # neighbors per atom that the fixed-capacity searches have room for; the mean is 54
+PARTS = ("triton", "torchmd-net", "nvalchemi", "CPU")
+GOALS = {1029: 30, 10125: 80, 98304: 300}  # µs in a graph on one NVIDIA H200
 
 
 def water_box(side: int, device: str) -> System:
@@ -214,44 +218,72 @@ def plot(rows: list[dict], path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def part_of(name: str) -> str:
+    """The program that a search belongs to."""
+    return "CPU" if name.endswith("CPU") else next(part for part in PARTS if name.startswith(part))
+
+
+def run_part(options: argparse.Namespace) -> None:
+    """Times of one program, from the smallest box on."""
+    cuda = torch.cuda.is_available()
+    sync = torch.cuda.synchronize if cuda else (lambda: None)
+    for side in sorted(options.sides):
+        system = water_box(side, "cuda" if cuda else "cpu")
+        for name, prepare in contenders(system).items():
+            if part_of(name) == options.part and not over(options):
+                known = {"atoms": system.num_atoms, "name": name}
+                attempt(known, lambda prepare=prepare: {"us": round(timed(prepare(), sync), 2)})
+
+
+def by_size(measured: list[Row]) -> list[dict]:
+    """One row per size, with the times of all searches; what is not installed is left out."""
+    rows: dict[int, dict] = {}
+    for row in measured:
+        if "name" in row and not row.get("error", "").startswith(("ImportError", "ModuleNotFoundError")):
+            of = rows.setdefault(row["atoms"], {"atoms": row["atoms"], "us": {}})
+            of["us"][row["name"]] = row.get("us", row.get("error"))
+    return [rows[atoms] for atoms in sorted(rows)]
+
+
+def summary(rows: list[dict]) -> str:
+    """Ours in a graph, and the fastest way of each other program."""
+    lines = []
+    for row in rows:
+        best: dict[str, tuple[float, str]] = {}
+        for name, us in row["us"].items():
+            if isinstance(us, int | float) and "skin" not in name:
+                best[part_of(name)] = min(best.get(part_of(name), (math.inf, "")), (us, name))
+        if "triton" in best:
+            ours = best.pop("triton")[0]
+            best.pop("CPU", None)
+            others = "".join(f"; {name} {us:,.1f} ({us / ours:.1f}×)" for us, name in best.values())
+            goal = f" (goal {GOALS[row['atoms']]})" if row["atoms"] in GOALS else ""
+            lines.append(f"{row['atoms']:>9,} atoms: {ours:,.1f} µs{goal}{others}")
+        vesin = [row["us"].get(name) for name in ("vesin, CPU", "vesin alone, CPU")]
+        if all(isinstance(us, int | float) for us in vesin):
+            lines.append(f"{row['atoms']:>9,} atoms, CPU: {vesin[0] / vesin[1]:.2f} of vesin alone (goal 1.10)")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="molecules along an edge of the box")
-    parser.add_argument("--out", type=Path, help="write the times as JSON")
     parser.add_argument("--plot", type=Path, help="write the plot as PNG")
     parser.add_argument("--redraw", type=Path, help="take the times from this JSON file instead of measuring")
-    arguments = parser.parse_args()
+    add_options(parser, PARTS, minutes=5)
+    options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    if arguments.redraw:
-        result = json.loads(arguments.redraw.read_text())
+    if options.part:
+        run_part(options)
+        return
+    if options.redraw:
+        rows = json.loads(options.redraw.read_text())["rows"]
     else:
-        cuda = torch.cuda.is_available()
-        device = "cuda" if cuda else "cpu"
-        sync = torch.cuda.synchronize if cuda else (lambda: None)
-        result = {
-            "device": torch.cuda.get_device_name() if cuda else "CPU",
-            "torch": torch.__version__,
-            "cutoff": CUTOFF,
-            "rows": [],
-        }
-        for side in arguments.sides:
-            system = water_box(side, device)
-            row: dict = {"atoms": system.num_atoms, "us": {}}
-            for name, prepare in contenders(system).items():
-                try:
-                    row["us"][name] = round(timed(prepare(), sync), 2)
-                except ImportError:
-                    continue
-                except Exception as error:  # a contender that cannot do this size is shown as such
-                    row["us"][name] = f"{type(error).__name__}: {str(error)[:120]}"
-            print(json.dumps(row), flush=True)
-            result["rows"].append(row)
-    print(table(result["rows"]))
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    if arguments.plot:
-        plot(result["rows"], arguments.plot)
+        rows = run_parts(options, {"cutoff": CUTOFF})
+    rows = rows if rows and "part" not in rows[0] else by_size(rows)
+    print(table(rows), summary(rows), sep="\n\n")
+    if options.plot:
+        plot(rows, options.plot)
 
 
 if __name__ == "__main__":

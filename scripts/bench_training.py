@@ -1,36 +1,43 @@
-"""Time a training step (forces, second derivatives, update) of TensorNet on one GPU, and check the losses.
+"""Time a training step (forces, second derivatives, update) of TensorNet, and check the losses.
 
-    python scripts/bench_training.py acac.xyz 3bpa.xyz [--batches 8,64,512] [--output FILE]
+    python scripts/bench_training.py acac.xyz 3bpa.xyz [--batches 8,64,512] [--minutes 5] [--output FILE]
 
 Each file holds labelled frames (extxyz, keys energy and forces). "replay" is a step from packed frames in one CUDA
 graph, "tf32" the same with matrix products in TF32, "eager" the plain loop, "torchmd-net" its eager step with the
-same weights where it is installed. Losses of 100 steps, replayed and eager, are compared at the end.
+same weights where it is installed: energies, forces, their loss, second derivatives, AdamW. Memory is the most that was
+allocated. "losses" compares 100 steps, replayed and eager, beside eager with itself, which differs where sums are
+atomic. Each of these runs in a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from bench_parts import Row, add_options, attempt, over, run_parts
 
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
 from torchmdnet2.training.trainer import Trainer
 
 MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
+PARTS = ("replay", "torchmd-net", "losses", "tf32", "eager")
+REPEATS = {"replay": 40, "tf32": 40}
+GOALS = {8: 8.0, 64: 5.0, 512: 3.0}  # times faster than the peer's eager step on one NVIDIA H200
 
 
-def trainer_for(path: str, batch: int, precision: str = "float32") -> Trainer:
+def trainer_for(path: str, batch: int, precision: str, options: argparse.Namespace) -> Trainer:
     config = parse_config(
         {
             "data": {"train": path, "split": {"validation": 50, "test": 0, "seed": 1}},
-            "model": MODEL,
+            "model": {**MODEL, "hidden_channels": options.channels},
             "training": {
-                "seed": 1, "batch_size": batch, "max_epochs": 1000, "precision": precision, "device": "cuda",
+                "seed": 1, "batch_size": batch, "max_epochs": 1000, "precision": precision, "device": options.device,
                 "loss": {"energy": 20, "forces": 1},
             },
         }
@@ -39,113 +46,158 @@ def trainer_for(path: str, batch: int, precision: str = "float32") -> Trainer:
         return make_trainer(make_setup(config), None)
 
 
-def milliseconds(step: Callable[[], Any], repeats: int) -> float:
-    """Median over single steps, each timed by events."""
-    for _ in range(5):
-        step()
-    torch.cuda.synchronize()
+def milliseconds(step: Callable[[], Any], repeats: int, cuda: bool) -> dict[str, float]:
+    """Median and extremes over single steps, each waited for, after five that are not counted."""
     times = []
-    for _ in range(repeats):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+    for k in range(5 + repeats):
+        began = time.perf_counter()
         step()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return sorted(times)[len(times) // 2]
+        if cuda:
+            torch.cuda.synchronize()
+        if k >= 5:
+            times.append(1e3 * (time.perf_counter() - began))
+    return {"ms": statistics.median(times), "low": min(times), "high": max(times)}
 
 
-def measured(make: Callable[[], Callable[[], Any]], repeats: int) -> dict[str, float]:
+def measured(make: Callable[[], Callable[[], Any]], repeats: int, cuda: bool) -> Row:
+    if not cuda:
+        return milliseconds(make(), repeats, cuda)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     step = make()
-    return {"ms": milliseconds(step, repeats), "peak_GB": torch.cuda.max_memory_allocated() / 1e9}
+    return {**milliseconds(step, repeats, cuda), "peak_GB": torch.cuda.max_memory_allocated() / 1e9}
 
 
-def replayed(path: str, batch: int, precision: str) -> Callable[[], Any]:
-    trainer = trainer_for(path, batch, precision)
+def first_batch(trainer: Trainer, batch: int) -> list[int]:
+    """Frame numbers; some come again where there are fewer frames than the batch has."""
+    return [k % len(trainer.train) for k in range(batch)]
+
+
+def replayed(trainer: Trainer, batch: int) -> Callable[[], Any]:
     reason = trainer.pack()
     if reason is not None or trainer.packed is None:
         raise RuntimeError(f"cannot be packed: {reason}")
-    packed, chosen = trainer.packed, [k % len(trainer.train) for k in range(batch)]
+    packed, chosen = trainer.packed, first_batch(trainer, batch)
     packed.training.set_rates([1e-4] * len(trainer.optimizer.param_groups), 0.01)
     return lambda: packed.step(chosen)
 
 
-def plain(path: str, batch: int) -> Callable[[], Any]:
-    trainer = trainer_for(path, batch)
-    frames = next(iter(trainer.train_loader([[k % len(trainer.train) for k in range(batch)]]))).to(trainer.device)
+def plain(trainer: Trainer, batch: int) -> Callable[[], Any]:
+    frames = next(iter(trainer.train_loader([first_batch(trainer, batch)]))).to(trainer.device)
     return lambda: trainer.step(frames)
 
 
-def peer(path: str, batch: int) -> Callable[[], Any]:
+def peer(trainer: Trainer, batch: int) -> Callable[[], Any]:
     from bench_peer import peer_model
 
-    trainer = trainer_for(path, batch)
-    frames = next(iter(trainer.train_loader([[k % len(trainer.train) for k in range(batch)]]))).to(trainer.device)
+    frames = next(iter(trainer.train_loader([first_batch(trainer, batch)]))).to(trainer.device)
     system, labels = frames.sample.system, frames.sample.labels
     neighbors = int(torch.diff(frames.neighbors.row_ptr).max()) + 2
     model = peer_model(trainer.potential, neighbors, derivative=True, static=False).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     energy, forces = labels["energy"].float()[:, None], labels["forces"].float()
     energy = energy - energy.mean()
+    z, pos, of = system.z, system.pos.float(), system.batch
+    del trainer.potential, trainer.average, trainer.optimizer, trainer.parameters
 
     def step() -> None:
         optimizer.zero_grad()
-        found, pull = model(system.z, system.pos.float(), system.batch)
-        loss = torch.nn.functional.mse_loss(found, energy) + torch.nn.functional.mse_loss(pull, forces)
+        found, pull = model(z, pos, of)
+        loss = torch.nn.functional.mse_loss(found, energy) + 10 * torch.nn.functional.mse_loss(pull, forces)
         loss.backward()
         optimizer.step()
 
     return step
 
 
-def losses(path: str, replay: bool) -> list[float]:
-    """Of 100 steps with 8 frames each."""
-    trainer = trainer_for(path, 8)
-    if replay:
-        trainer.pack()
-    order = torch.randperm(len(trainer.train), generator=torch.Generator().manual_seed(0)).repeat(3)[:800]
+def losses(path: str, replay: bool, options: argparse.Namespace) -> list[float]:
+    """Of some steps with 8 frames each, 100 if there is no other wish."""
+    trainer = trainer_for(path, 8, "float32", options)
+    if replay and (reason := trainer.pack()):
+        raise RuntimeError(f"cannot be packed: {reason}")
+    epochs = -(-8 * options.steps // len(trainer.train))
+    order = torch.randperm(len(trainer.train), generator=torch.Generator().manual_seed(0)).repeat(epochs)
     found = []
-    for chosen in order.view(100, 8).tolist():
+    for chosen in order[: 8 * options.steps].view(-1, 8).tolist():
         (loss,) = trainer.steps([chosen])
         found.append(float(trainer.packed.training.status[0]) if trainer.packed else loss)
         trainer.step_count += 1
     return found
 
 
+def compared(path: str, options: argparse.Namespace) -> Row:
+    """Largest relative difference of the losses within 1, 10 and all steps."""
+    eager, replay, again = (losses(path, mode, options) for mode in (False, True, False))
+
+    def worst(other: list[float]) -> list[float]:
+        far = [abs(a - b) / max(abs(a), 1e-12) for a, b in zip(eager, other, strict=True)]
+        return [max(far[:n]) for n in (1, 10, len(far))]
+
+    return {"replayed": worst(replay), "eager again": worst(again), "losses": {"eager": eager, "replayed": replay}}
+
+
+def run_part(options: argparse.Namespace) -> None:
+    """Rows of one mode, over files and batches."""
+    cuda = options.device.startswith("cuda")
+    if options.part == "losses":
+        attempt({"file": Path(options.files[0]).stem, "mode": "losses"}, lambda: compared(options.files[0], options))
+        return
+    make = {"eager": plain, "torchmd-net": peer}.get(options.part, replayed)
+    precision = "tf32" if options.part == "tf32" else "float32"
+    repeats = options.repeats or REPEATS.get(options.part, 12)
+    for path in options.files:
+        for batch in map(int, options.batches.split(",")):
+            if not over(options):
+
+                def step(path: str = path, batch: int = batch) -> Callable[[], Any]:
+                    return make(trainer_for(path, batch, precision, options), batch)
+
+                known = {"file": Path(path).stem, "batch": batch, "mode": options.part}
+                attempt(known, lambda step=step: measured(step, repeats, cuda))
+
+
+def line(row: Row) -> str:
+    """A row for people."""
+    start = f"{row.get('file', ''):>20} {row.get('batch', ''):>4} {row.get('mode', row['part']):>12}"
+    if "ms" in row:
+        memory = f" {row['peak_GB']:6.2f} GB" if "peak_GB" in row else ""
+        return f"{start} {row['ms']:9.3f} ms ({row['low']:.3f} to {row['high']:.3f}){memory}"
+    if "replayed" in row:
+        far = ", ".join(f"{mode} " + " ".join(f"{x:.1e}" for x in row[mode]) for mode in ("replayed", "eager again"))
+        return f"{start} largest relative difference from eager in 1, 10, all steps: {far}"
+    return f"{start} {row.get('error', '')}"
+
+
+def summary(rows: list[Row]) -> str:
+    """Ours beside the peer's step: time and memory."""
+    cells = {(r["file"], r["batch"], r["mode"]): r for r in rows if "ms" in r}
+    lines = ["| frames | batch | float32 | TF32 | plain loop | TorchMD-Net | ratio | goal | memory |", "|---" * 9 + "|"]
+    for file, batch in dict.fromkeys((f, b) for f, b, _ in cells):
+        of = {mode: cells.get((file, batch, mode)) for mode in ("replay", "tf32", "eager", "torchmd-net")}
+        times = [f"{row['ms']:.2f}" if row else "" for row in of.values()]
+        ours, theirs = of["replay"], of["torchmd-net"]
+        ratio = f"{theirs['ms'] / ours['ms']:.1f}" if ours and theirs else ""
+        memory = f"{ours['peak_GB']:.1f} of {theirs['peak_GB']:.1f} GB" if ratio and "peak_GB" in ours else ""  # type: ignore[index, operator]
+        lines.append(f"| {file} | {batch} | {' | '.join(times)} | {ratio} | {GOALS.get(batch, '')} | {memory} |")
+    return "\n".join([*lines, *(line(r) for r in rows if "replayed" in r)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+")
     parser.add_argument("--batches", default="8,64,512")
-    parser.add_argument("--output", type=Path, default=Path("training.json"))
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs an NVIDIA GPU")
-    rows: list[dict[str, Any]] = []
-    for path in arguments.files:
-        for batch in map(int, arguments.batches.split(",")):
-            modes = {
-                "replay": (lambda: replayed(path, batch, "float32"), 40),  # noqa: B023
-                "tf32": (lambda: replayed(path, batch, "tf32"), 40),  # noqa: B023
-                "eager": (lambda: plain(path, batch), 10),  # noqa: B023
-                "torchmd-net": (lambda: peer(path, batch), 10),  # noqa: B023
-            }
-            for mode, (make, repeats) in modes.items():
-                row: dict[str, Any] = {"file": Path(path).stem, "batch": batch, "mode": mode}
-                try:
-                    row |= measured(make, repeats)
-                    print(f"{row['file']:>20} {batch:4d} {mode:>12} {row['ms']:8.2f} ms {row['peak_GB']:6.2f} GB")
-                except (ImportError, RuntimeError) as error:
-                    row["error"] = f"{type(error).__name__}: {error}"[:300]
-                    print(f"{row['file']:>20} {batch:4d} {mode:>12} {row['error']}")
-                rows.append(row)
-                arguments.output.write_text(json.dumps({"model": MODEL, "rows": rows}, indent=1))
-    eager, replay = (losses(arguments.files[0], mode) for mode in (False, True))
-    worst = [max(abs(a - b) / abs(a) for a, b in zip(eager[:n], replay[:n], strict=True)) for n in (1, 10, 100)]
-    print(f"losses, replayed against eager, largest relative difference in 1, 10, 100 steps: {worst}")
-    text = json.dumps({"model": MODEL, "rows": rows, "losses": {"eager": eager, "replay": replay}}, indent=1)
-    arguments.output.write_text(text)
+    parser.add_argument("--repeats", type=int, default=0, help="timed steps (default: 40 replayed, 12 others)")
+    parser.add_argument("--steps", type=int, default=100, help="whose losses are compared")
+    parser.add_argument("--channels", type=int, default=128, help="width of the model")
+    parser.add_argument("--device", default="cuda")
+    add_options(parser, PARTS, minutes=5)
+    options = parser.parse_args()
+    if options.part:
+        run_part(options)
+        return
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        parser.error("no NVIDIA GPU here: choose --device cpu")
+    print(summary(run_parts(options, {"model": MODEL}, line)))
 
 
 if __name__ == "__main__":
