@@ -12,6 +12,7 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from ..system import System
 from .columns import Column, ColumnWriter, expand
 from .dataset import LABELS, Dataset, Sample, checked_index
 from .edge_cache import CachedEdges, write_edges
+from .facts_cache import stored_facts, write_facts
 from .folders import build_folder, locked, read_index, write_index
+from .frame_facts import FrameFacts
 from .reader import Chunk
 
 __all__ = ["CacheWriter", "CachedDataset", "write_cache"]
@@ -246,8 +249,31 @@ class CachedDataset(Dataset):
             OSError: they are not there, and the folder cannot be written.
         """
         folder = self.folder / f"neighbors-{float(cutoff)!r}"
+        self._once(folder, lambda: write_edges(folder, self, float(cutoff)))
+        return CachedEdges(folder, self._starts)
+
+    def facts_of(self, frames: np.ndarray) -> FrameFacts:
+        """What some frames contribute to `statistics`; found on first use and kept with the cache, for all frames."""
+        folder = self.folder / "statistics"
+        other = any(new in ("energy", "forces") and name != new for name, new in self._names.items())
+        few = 4 * len(frames) < len(self) and not (folder / "index.json").is_file()
+        if other or few:
+            return super().facts_of(frames)
+        try:
+            self._once(folder, lambda: write_facts(folder, CachedDataset(self.folder)))
+        except OSError:  # a cache that this user cannot write to
+            return super().facts_of(frames)
+        facts = stored_facts(folder).of(frames)
+        if "energy" not in self._names:
+            facts = replace(facts, energies=np.full(len(frames), np.nan))
+        if "forces" not in self._names:
+            facts = replace(facts, force_square=np.zeros(len(frames)), force_count=np.zeros(len(frames), np.int64))
+        labelled = {self._names[name]: has for name, has in facts.labelled.items() if name in self._names}
+        return replace(facts, labelled=labelled)
+
+    def _once(self, folder: Path, make: Callable[[], None]) -> None:
+        """Make a folder that is not there; one process at a time."""
         if not (folder / "index.json").is_file():
             with locked(self.folder / ".lock"):
                 if not (folder / "index.json").is_file():
-                    write_edges(folder, self, float(cutoff))
-        return CachedEdges(folder, self._starts)
+                    make()

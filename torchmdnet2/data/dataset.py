@@ -10,13 +10,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..system import System
+
+if TYPE_CHECKING:
+    from .frame_facts import FrameFacts
 
 __all__ = ["LABELS", "SHAPES", "ConcatDataset", "Dataset", "LabelShape", "Sample", "Subset", "label_names"]
 
@@ -130,6 +133,16 @@ class Dataset(ABC):
     def sizes(self) -> np.ndarray:
         """Number of atoms of every sample, [len(self)]."""
         return np.array([self[i].system.num_atoms for i in range(len(self))], dtype=np.int64)
+
+    def facts_of(self, frames: np.ndarray) -> FrameFacts:
+        """What some frames, [S], contribute to `statistics`.
+
+        Raises:
+            BadData: a frame cannot be used.
+        """
+        from .frame_facts import read_facts
+
+        return read_facts(self, frames)
 
     def summary(self) -> str:
         """What is in the data set and what is not, in words."""

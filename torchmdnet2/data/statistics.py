@@ -1,22 +1,18 @@
-"""What is in a data set, in numbers, in one pass. All sums are in float64."""
+"""What is in a data set, in numbers; all sums are in float64."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ..errors import BadData
-from .dataset import LABELS, Dataset, label_names
+from .dataset import Dataset, label_names
 from .edges import search
 
 __all__ = ["Statistics", "fit_atomref", "statistics"]
-
-_CHUNK = 1024  # frames at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +22,14 @@ class Statistics:
     Shapes: S frames, K elements.
 
     Attributes:
-        labelled: label -> frames that have it, at least in part.
+        labelled: label -> frames that have it, at least in part; labels that none has are absent.
         elements: [K] atomic numbers, ascending.
         counts: [S, K] atoms of each element in each frame.
         energies: [S] eV, NaN where a frame has none.
         charges, spins: total charges and spin multiplicities that there are, ascending.
         force_rms: rms of the force components, eV/Å; None without forces.
         neighbors: least, mean and largest number of neighbors of an atom within the cutoff; None without a cutoff.
+        keys: [S] a number for each frame, the same for the same structure.
     """
 
     labelled: dict[str, int]
@@ -43,6 +40,7 @@ class Statistics:
     spins: list[int]
     force_rms: float | None
     neighbors: tuple[int, float, int] | None
+    keys: np.ndarray
 
     @property
     def num_frames(self) -> int:
@@ -86,7 +84,7 @@ def statistics(
     cutoff: float | None = None,
     neighbor_frames: int = 100,
 ) -> Statistics:
-    """Statistics in one pass.
+    """Statistics, in one pass; those of a `CachedDataset` are kept with the cache.
 
     Args:
         dataset: the data set.
@@ -100,41 +98,20 @@ def statistics(
     chosen = np.arange(len(dataset)) if indices is None else np.asarray(indices, dtype=np.int64)
     if not len(chosen):
         raise BadData("there are no frames to take statistics of")
-    labelled: Counter[str] = Counter()
-    tables, energies = [], []
-    charges: set[int] = set()
-    spins: set[int] = set()
-    force_square, force_count = 0.0, 0
-    for first in range(0, len(chosen), _CHUNK):
-        batch = dataset.batch(chosen[first : first + _CHUNK])
-        system, labels = batch.system, batch.labels
-        owner, count = system.batch.numpy(), system.num_systems
-        table = np.bincount(owner * 256 + system.z.numpy(), minlength=count * 256)
-        table = table.reshape(count, 256)
-        present = np.flatnonzero(table.any(0))
-        tables.append((present, table[:, present].astype(np.int32)))
-        energies.append(labels["energy"].numpy() if "energy" in labels else np.full(count, np.nan))
-        charges |= set(np.unique(system.charge.numpy()).astype(int).tolist())
-        spins |= set(np.unique(system.spin.numpy()).tolist())
-        for name, value in labels.items():
-            there = ~torch.isnan(value).reshape(len(value), -1).all(1).numpy()
-            labelled[name] += len(np.unique(owner[there])) if LABELS[name].per_atom else int(there.sum())
-        if "forces" in labels:
-            known = labels["forces"][~torch.isnan(labels["forces"])]
-            force_square, force_count = force_square + float(known.square().sum()), force_count + known.numel()
-    elements = np.unique(np.concatenate([present for present, _ in tables]))
-    whole = np.zeros((len(chosen), len(elements)), dtype=np.int32)
-    for k, (present, counts) in enumerate(tables):
-        whole[k * _CHUNK : k * _CHUNK + len(counts), np.searchsorted(elements, present)] = counts
+    facts = dataset.facts_of(chosen)
+    force_count = int(facts.force_count.sum())
     return Statistics(
-        labelled={name: labelled[name] for name in label_names(labelled)},
-        elements=elements.tolist(),
-        counts=whole,
-        energies=np.concatenate(energies),
-        charges=sorted(charges),
-        spins=sorted(spins),
-        force_rms=math.sqrt(force_square / force_count) if force_count else None,
+        labelled={
+            name: int(facts.labelled[name].sum()) for name in label_names(facts.labelled) if facts.labelled[name].any()
+        },
+        elements=facts.elements.tolist(),
+        counts=facts.counts,
+        energies=facts.energies,
+        charges=np.unique(facts.charges).tolist(),
+        spins=np.unique(facts.spins).tolist(),
+        force_rms=math.sqrt(float(facts.force_square.sum()) / force_count) if force_count else None,
         neighbors=None if cutoff is None else _neighbors(dataset, chosen, cutoff, neighbor_frames),
+        keys=facts.keys,
     )
 
 

@@ -66,12 +66,13 @@ class Frames(TorchDataset):
 
     Attributes:
         indices: [len(self)] as given.
+        lists: where the neighbor lists are kept.
     """
 
     def __init__(self, data: Dataset, indices: Sequence[int] | np.ndarray, cutoff: float, cache_bytes: int = 2**30):
         self.data, self.cutoff = data, float(cutoff)
         self.indices = np.array(indices, dtype=np.int64)
-        self._lists = _lists_of(data, self.cutoff, cache_bytes)
+        self.lists = _lists_of(data, self.cutoff, cache_bytes)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -102,7 +103,7 @@ class Frames(TorchDataset):
         return Batch(Sample(batch.sample.system, labels), batch.neighbors, [])
 
     def _edges(self, frames: np.ndarray, system: System) -> Edges:
-        return self._lists.gather(frames, system) if isinstance(self._lists, EdgeMemory) else self._lists.gather(frames)
+        return self.lists.gather(frames, system) if isinstance(self.lists, EdgeMemory) else self.lists.gather(frames)
 
     @cached_property
     def atoms(self) -> np.ndarray:
@@ -112,8 +113,8 @@ class Frames(TorchDataset):
     @cached_property
     def edges(self) -> np.ndarray:
         """Number of directed edges of each frame, [len(self)]; those that are not known yet are searched."""
-        if not isinstance(self._lists, EdgeMemory):
-            return self._lists.count[self.indices]
+        if not isinstance(self.lists, EdgeMemory):
+            return self.lists.count[self.indices]
         counts = [self._edges(self.indices[part], self.data.batch(self.indices[part]).system).count
                   for part in in_order(len(self), 256)]  # fmt: skip
         return np.concatenate([np.zeros(0, dtype=np.int64), *counts])

@@ -12,6 +12,7 @@ from ..potential import SYMBOLS
 from ..units import KB
 from .batches import training_batches
 from .config import Config
+from .data_notes import closest_pair
 from .labels import property_of
 from .metrics import UNITS
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["run_check"]
 
 _STEPS = 3  # timed ones
+_CLOSE = 0.6  # Å; the bond of H₂ is 0.74 Å
 
 
 def run_check(config: Config, log: TrainingLog) -> None:
@@ -55,7 +57,12 @@ def run_check(config: Config, log: TrainingLog) -> None:
         log.say(f"atoms per frame: {min(atoms)} to {max(atoms)}; neighbors within the cutoff: {per_atom:.1f} per atom")
         if per_atom < 1:
             log.say("note: most atoms have no neighbor; is data.units.length right?")
-        if facts["forces_rms"]:
+        distance, where = closest_pair(setup.frames["train"])
+        if where:
+            log.say(f"closest atoms: {distance:.3f} Å, in {where}")
+            if distance < _CLOSE:
+                log.say("note: that is closer than any bond; is data.units.length right, or that frame?")
+        if facts["forces_rms"] is not None:
             log.say(f"rms of the force components: {facts['forces_rms']:.4g} {UNITS['forces']}")
             if not 10 * KB < facts["forces_rms"] < 100:
                 log.say("note: that is unusual; are data.units right?")

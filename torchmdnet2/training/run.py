@@ -20,6 +20,7 @@ from .. import __version__, checkpoint
 from ..errors import BadConfig
 from ..files import atomic_write
 from .config import Config
+from .data_notes import data_notes
 from .defaults import config_yaml
 from .distributed import Devices
 from .finish import describe, finish
@@ -176,6 +177,8 @@ def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
     for note in setup.notes:
         log.say(note)
     log.say(f"{setup.config.model['name']}: {parameters} parameters, cutoff {setup.potential.cutoff} Å")
+    for note in [] if trainer.step_count else data_notes(setup, trainer.total_steps):
+        log.say(f"note: {note}")
     if trainer.step_count:
         log.say(f"resumed at epoch {trainer.epoch + 1}, step {trainer.step_count}")
 

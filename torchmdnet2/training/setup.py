@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..data import splits_entry, statistics
+from ..data import Statistics, splits_entry, statistics
 from ..errors import BadConfig, BadData
 from ..potential import SYMBOLS, Potential
 from .base_model import open_base
@@ -17,7 +17,7 @@ from .batches import Frames
 from .config import Config
 from .distributed import local_rank, world_size
 from .initial import fine_tuned, freeze, refit_references
-from .labels import label_keys, label_units
+from .labels import label_keys, label_units, property_of
 from .parts import load_baselines, predicted_shapes, untrained
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
@@ -40,6 +40,8 @@ class Setup:
         properties: what is predicted besides the energy.
         facts: statistics of the training frames, for the log and the model card.
         digests: data file, and file of `init` -> sha256.
+        statistics: subset -> of its frames.
+        asked: labels that the data were opened for.
         notes: what was loaded and what is new, in words; empty without `init`.
     """
 
@@ -50,6 +52,8 @@ class Setup:
     properties: Properties
     facts: dict[str, Any]
     digests: dict[str, str]
+    statistics: dict[str, Statistics]
+    asked: list[str]
     notes: list[str] = field(default_factory=list)
 
 
@@ -66,7 +70,8 @@ def make_setup(config: Config) -> Setup:
     cutoff = float(config.model["cutoff"])
     frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
     properties = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
-    facts = survey(frames["train"])
+    found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
+    facts = survey(frames["train"], found["train"])
     notes: list[str] = []
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
@@ -84,7 +89,8 @@ def make_setup(config: Config) -> Setup:
     models = [prior["file"] for prior in config.priors if "file" in prior]
     for file in [*models, *([config.init.file] if config.init else [])]:
         digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    return Setup(config, potential, frames, splits, properties, facts, digests, notes)
+    asked = ["stress" if name == "virial" else name for name in keys if name not in ("charge", "spin", "numbers")]
+    return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
 
 
 def device_of(name: str) -> torch.device:
@@ -111,19 +117,27 @@ def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Pote
 
 
 def require_usable(setup: Setup) -> None:
-    """Raise BadData for what would end the training later: no labels to learn or to choose by, unknown elements."""
+    """Raise BadData for what would end or spoil the training: no labels to learn or choose by, unknown elements."""
     loss = setup.config.training.loss
-    for subset, frames in setup.frames.items():
-        found = statistics(frames.data, frames.indices)
+    for subset, found in setup.statistics.items():
         unknown = [SYMBOLS[z] for z in found.elements if z not in setup.potential.elements]
         if unknown:
             raise BadData(
                 f"{subset} frames hold {', '.join(unknown)}, which no training frame does: their energies cannot be "
                 "predicted; change data.split, or leave these frames out"
             )
-        final = [name for name, count in found.labelled.items() if count and loss.final.weight(name)]
+        final = [name for name in found.labelled if loss.final.weight(name)]
         if subset != "test" and not final:
             raise BadData(
                 f"none of the {'training' if subset == 'train' else subset} frames has a label to train on; see "
                 "data.keys and training.loss"
             )
+    absent = [
+        name for name in setup.asked if name not in setup.statistics["train"].labelled and loss.final.weight(name)
+    ]
+    if absent:
+        name = property_of(absent[0])
+        raise BadData(
+            f"none of the {len(setup.frames['train'])} training frames has a value for {name} (NaN counts as none); "
+            f"set data.keys.{name if absent[0] == name else f'properties.{name}'} to null, or change the split"
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data import Dataset, make_splits, open_dataset, read_splits, statistics
+from ..data import Dataset, Statistics, make_splits, open_dataset, read_splits
 from ..data.cache import CachedDataset
 from ..data.datasets import make_published, open_published
 from ..data.sources import file_facts
@@ -134,9 +134,8 @@ def file_digests(config: DataConfig, subsets: Mapping[str, Dataset]) -> dict[str
     return {path: known.get(path) or file_facts(path)["sha256"] for path in dict.fromkeys([*known, *named])}
 
 
-def survey(frames: Frames) -> dict[str, Any]:
-    """One pass over the training frames: elements, charges, labels, compositions, sizes."""
-    found = statistics(frames.data, frames.indices)
+def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
+    """What the training frames are: elements, charges, labels, compositions, sizes; from their statistics."""
     known = np.flatnonzero(~np.isnan(found.energies))
     return {
         "elements": found.elements,

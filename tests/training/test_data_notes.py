@@ -1,0 +1,118 @@
+"""What is allowed and looks like a mistake is said before the training starts."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from torchmdnet2.errors import BadData
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.data_notes import closest_pair, data_notes
+from torchmdnet2.training.log import TrainingLog
+from torchmdnet2.training.run import run_training
+from torchmdnet2.training.setup import make_setup, require_usable
+
+from .conftest import make_frames
+
+
+def notes(raw, total_steps=1000):
+    return data_notes(make_setup(parse_config(raw)), total_steps)
+
+
+def written(raw, tmp_path, frames):
+    from ase.io import write
+
+    write(tmp_path / "own.xyz", frames, format="extxyz")
+    raw = copy.deepcopy(raw)
+    raw["data"]["train"] = str(tmp_path / "own.xyz")
+    return raw
+
+
+def test_nothing_is_said_of_what_is_right(raw_config):
+    assert notes(raw_config) == []
+
+
+def test_frames_in_two_subsets(raw_config, data_file):
+    raw_config["data"]["test"] = str(data_file)
+    (train, validation) = notes(raw_config)
+    assert "26 of 32 test frames have the same structure as training frames" in train and "frame 0" in train
+    assert "6 of 32 test frames have the same structure as validation frames" in validation
+
+
+def test_repeated_training_frames(raw_config, tmp_path):
+    frames = make_frames(20)
+    raw = written(raw_config, tmp_path, [*frames, frames[3], frames[3], frames[4]])
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    assert notes(raw) == ["3 of 23 training frames repeat the structure of another one"]
+    raw["data"]["split"]["bootstrap"] = 1  # which repeats frames on purpose
+    drawn = np.unique(make_setup(parse_config(raw)).splits["train"]["indices"]).tolist()
+    structures = {{20: 3, 21: 3, 22: 4}.get(k, k) for k in drawn}
+    again = len(drawn) - len(structures)
+    expected = [f"{again} of {len(drawn)} training frames repeat the structure of another one"]
+    assert notes(raw) == (expected if again else [])
+
+
+def test_gradients_instead_of_forces(raw_config, tmp_path):
+    frames = [f for f in make_frames(400) if list(f.numbers) == [6, 1, 8]]
+    for atoms in frames:
+        atoms.calc.results["forces"] *= -1
+    (note,) = notes(written(raw_config, tmp_path, frames))
+    assert "gradients" in note
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "said"),
+    [
+        ("tensornet", "charge", None),
+        ("tensornet", "spin", "spin multiplicities 1, 2, which tensornet does not look at"),
+        ("equivariant_transformer", "charge", "total charges 1, 2, which equivariant_transformer does not look at"),
+    ],
+)
+def test_charges_and_spins_that_are_not_looked_at(raw_config, tmp_path, model, name, said):
+    frames = make_frames(32)
+    for k, atoms in enumerate(frames):
+        atoms.info[name] = 1 + k % 2
+    raw = written(raw_config, tmp_path, frames)
+    raw["model"] = {"name": model, "hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "max_z": 10}
+    assert notes(raw) == ([] if said is None else [f"training frames have the {said}"])
+
+
+def test_settings(raw_config):
+    (note,) = notes(raw_config, total_steps=4)
+    assert "warmup_steps is 4" in note
+    raw_config["data"]["num_workers"] = 2
+    (note,) = notes(raw_config)
+    assert "num_workers" in note
+
+
+def test_a_label_that_no_training_frame_has(raw_config, tmp_path):
+    frames = make_frames(32)
+    for atoms in frames:
+        atoms.calc.results["energy"] = float("nan")
+    raw = written(raw_config, tmp_path, frames)
+    with pytest.raises(BadData, match=r"none of the 20 training frames has a value for energy .*data\.keys\.energy"):
+        require_usable(make_setup(parse_config(raw)))
+    raw["training"]["loss"] = {"energy": 0.0, "forces": 1.0}
+    require_usable(make_setup(parse_config(raw)))
+    raw["training"]["loss"] = {}
+    raw["data"]["keys"] = {"energy": None}
+    require_usable(make_setup(parse_config(raw)))
+
+
+def test_the_closest_atoms(raw_config, tmp_path, capsys):
+    frames = make_frames(32)
+    frames[9].positions[1] = frames[9].positions[0] + [0.25, 0, 0]
+    raw = written(raw_config, tmp_path, frames)
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    distance, where = closest_pair(make_setup(parse_config(raw)).frames["train"])
+    assert distance == pytest.approx(0.25, abs=1e-7) and where.endswith("own.xyz, frame 9")
+    run_training(parse_config(raw), check=True, log=TrainingLog(None))
+    said = capsys.readouterr().out
+    assert "closest atoms: 0.250 Å" in said and "closer than any bond" in said
+
+
+def test_notes_are_in_the_log_once(raw_config, data_file, tmp_path):
+    raw_config["data"]["test"] = str(data_file)
+    raw_config["training"]["max_epochs"] = 1
+    run_training(parse_config(raw_config))
+    assert (tmp_path / "run" / "log.txt").read_text().count("have the same structure as training frames") == 1

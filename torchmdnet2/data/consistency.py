@@ -1,0 +1,112 @@
+"""Whether forces are the negative gradients of the energies beside them: signs and units are easily mistaken."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .dataset import Dataset
+from .statistics import Statistics
+
+__all__ = ["Agreement", "agreement"]
+
+_FRAMES, _COORDINATES = 250, 2_000_000  # looked at, at most
+_LEAST = 8  # frames
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How changes of the energy follow from the forces, in pairs of similar frames.
+
+    Attributes:
+        slope: of the changes over the work −∫F·dr; about 1 where the labels belong together.
+        correlation: of the two.
+    """
+
+    slope: float
+    correlation: float
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong, in words; None where nothing is, or where it cannot be told."""
+        if self.correlation < -0.5:
+            return "forces point uphill in energy: are they gradients, of the other sign?"
+        if self.correlation > 0.5 and not 0.25 < self.slope < 4:
+            return f"changes of the energy are {self.slope:.3g} times those that the forces make: are the units right?"
+        return None
+
+
+def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreement | None:
+    """Compare energies and forces of frames of one molecule or crystal.
+
+    By the trapezoidal rule, E₂ − E₁ ≈ −(F₁ + F₂)·(r₂ − r₁)/2 for similar structures; exact where the energy is
+    quadratic. Molecules are turned onto each other first (Kabsch, Acta Cryst. A 32, 922 (1976)).
+
+    Args:
+        dataset: the data set.
+        frames: [S] indices; up to 250 of those with the most frequent composition are looked at.
+        found: statistics of these frames.
+
+    Returns:
+        None where there are too few frames of one kind that have both labels.
+    """
+    known = np.flatnonzero(~np.isnan(found.energies))
+    if len(known) < _LEAST or found.force_rms is None:
+        return None
+    weights = np.random.default_rng(0).normal(size=len(found.elements))
+    _, kind, often = np.unique(found.counts[known] @ weights, return_inverse=True, return_counts=True)
+    known = known[kind == often.argmax()]
+    atoms = int(found.sizes[known[0]])
+    most = min(_FRAMES, max(_LEAST, math.isqrt(_COORDINATES // (3 * atoms))))
+    chosen = known[np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).astype(int))]
+    batch = dataset.batch(np.asarray(frames)[chosen])
+    if "forces" not in batch.labels:
+        return None
+    z = batch.system.z.numpy().reshape(-1, atoms)
+    pos = batch.system.pos.numpy().reshape(-1, atoms, 3)
+    forces = batch.labels["forces"].numpy().reshape(-1, atoms, 3)
+    cell = batch.system.cell.numpy()
+    same = (z == z[0]).all(1) & np.isfinite(forces).all((1, 2)) & (cell == cell[0]).all((1, 2))
+    if same.sum() < _LEAST:
+        return None
+    periodic = bool(batch.system.pbc.any())
+    work, change = _pairs(pos[same], forces[same], batch.labels["energy"].numpy()[same], cell[0] if periodic else None)
+    square = float(work @ work)
+    if square == 0 or change.std() == 0 or work.std() == 0:
+        return None
+    return Agreement(float(work @ change) / square, float(np.corrcoef(work, change)[0, 1]))
+
+
+def _pairs(
+    pos: np.ndarray, forces: np.ndarray, energy: np.ndarray, cell: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Work of the forces and change of the energy from one frame to another, of the most similar half-as-many pairs.
+
+    Args:
+        pos, forces: [n, N, 3] Å, eV/Å.
+        energy: [n] eV.
+        cell: [3, 3] Å, of a crystal; None for a molecule.
+    """
+    one, two = np.triu_indices(len(pos), 1)
+    if cell is None:
+        pos = pos - pos.mean(1, keepdims=True)
+        turn = _rotations(pos[two], pos[one])
+        step = pos[two] @ turn - pos[one]
+        after = forces[two] @ turn
+    else:
+        step = pos[two] - pos[one]
+        step -= np.round(step @ np.linalg.pinv(cell)) @ cell
+        step -= step.mean(1, keepdims=True)
+        after = forces[two]
+    near = np.argsort(np.square(step).sum((1, 2)), kind="stable")[: max(_LEAST, len(pos) // 2)]
+    work = -0.5 * ((forces[one[near]] + after[near]) * step[near]).sum((1, 2))
+    return work, energy[two[near]] - energy[one[near]]
+
+
+def _rotations(moved: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """[n, 3, 3] rotations R for which moved @ R is nearest to fixed, both [n, N, 3] about their centres."""
+    left, _, right = np.linalg.svd(moved.transpose(0, 2, 1) @ fixed)
+    left[:, :, 2] *= np.sign(np.linalg.det(left) * np.linalg.det(right))[:, None]
+    return left @ right
