@@ -4,12 +4,13 @@ A program holds BM atoms × 9 components × BN channels in registers: everything
 (norms, gates, tensor products, their gradients) is done on the result of the product before it is written.
 
 From 16 atoms a program the three maps of I, A and S run over the matrix units, along K or KS parts of K at once
-(split.py), below over the ordinary ones (few.py). The last two read all that the kernel before does not write before
-that one has ended (launch.py). PREC is the precision on the matrix units: "tf32x3" is as accurate as float32, "tf32"
-is faster, "ieee" uses the ordinary units.
+(split.py); with 8 over the same units in half precision (halves.py); below over the ordinary ones (few.py). Where all
+of K is taken at once, what the kernel before does not write is read before that one has ended (launch.py). PREC is the
+precision on the matrix units from 16 atoms on: "tf32x3" is as accurate as float32, "tf32" is faster, "ieee" uses the
+ordinary units.
 
 Shapes: N atoms, F channels. Fields are [N, 9, F]; mixing weights W [3, F, F] are applied as X_part @ W[part], and come
-packed as [3, F/4, F, 4] for few atoms.
+packed as [3, F/4, F, 4] for few atoms, [3, 2, F/16, F/16, 8, 4, 8] for 8.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .algebra import (
 )
 from .dense import dense, dot, settle, silu, silu_slope, statistics
 from .few import dense3_few, dense_few, mix_few, weights
+from .halves import dense_halves, half_weights, mix_halves
 from .launch import after_previous, before_next
 from .split import dense_split, mix_split, split_weights, sum_split
 
@@ -53,7 +55,10 @@ def mix9(
 
     Waits for the kernel before, where K is taken at once when it has the weights; PDL 0 when that is done elsewhere.
     """
-    if BM < 16:
+    if BM == 8:
+        there = tl.minimum(rows, num_atoms - 1)
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_halves(x, w, there, F, BN, BK, KS, PDL)
+    elif BM < 16:
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_few(x, w, num_atoms, F, BM, BN, KS, PDL)
     elif KS > 1:
         first = tl.program_id(1) * BN
@@ -115,7 +120,7 @@ def embedding_mix_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    EARLY: tl.constexpr = BM < 16 or KS > 1
+    EARLY: tl.constexpr = BM < 8 or KS > 1
     m = ok[:, None]
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     h = gate + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
@@ -124,7 +129,16 @@ def embedding_mix_kernel(
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
         store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
         first = tl.program_id(1) * BN
-        if BM < 16:
+        if BM == 8:
+            ih, il = half_weights(w2, first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            ah, al = half_weights(w2, F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            sh, sl = half_weights(w2, 2 * F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            after_previous(PDL)
+            there = tl.minimum(rows, num_atoms - 1)
+            hi = dense_halves(active, ih, il, there, 2 * F, 2 * F, BN, KS)
+            ha = dense_halves(active, ah, al, there, 2 * F, 2 * F, BN, KS)
+            hs = dense_halves(active, sh, sl, there, 2 * F, 2 * F, BN, KS)
+        elif BM < 16:
             w_i, w_a = weights(w2, 3 * F, 2 * F, BN, first), weights(w2, 3 * F, 2 * F, BN, F + first)
             w_s = weights(w2, 3 * F, 2 * F, BN, 2 * F + first)
             after_previous(PDL)
@@ -172,7 +186,7 @@ def update_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    EARLY: tl.constexpr = BM < 16 or KS > 1
+    EARLY: tl.constexpr = BM < 8 or KS > 1
     m = ok[:, None]
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
@@ -209,7 +223,7 @@ def gradient_product_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    EARLY: tl.constexpr = BM < 16 or KS > 1
+    EARLY: tl.constexpr = BM < 8 or KS > 1
     m = ok[:, None]
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
@@ -251,7 +265,7 @@ def gradient_mix_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    EARLY: tl.constexpr = BM < 16 or KS > 1
+    EARLY: tl.constexpr = BM < 8 or KS > 1
     m = ok[:, None]
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     h = rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
@@ -307,7 +321,7 @@ def gradient_embedding_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    EARLY: tl.constexpr = BM < 16 or KS > 1
+    EARLY: tl.constexpr = BM < 8 or KS > 1
     m = ok[:, None]
     at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     if EARLY:
@@ -315,10 +329,17 @@ def gradient_embedding_kernel(
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x0_field + at, m, F)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
         first = tl.program_id(1) * BN
-        w_t = weights(w1t, F, 2 * F, BN, first) if BM < 16 else split_weights(w1t, 2 * F, 2 * F, BN, KS, first)
+        if BM == 8:
+            w_t, w_l = half_weights(w1t, first, 0, 2 * F, F, BN, 2 * F // KS, KS)
+        elif BM < 16:
+            w_t = weights(w1t, F, 2 * F, BN, first)
+        else:
+            w_t = split_weights(w1t, 2 * F, 2 * F, BN, KS, first)
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
         after_previous(PDL)
-        if BM < 16:
+        if BM == 8:
+            t = dense_halves(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+        elif BM < 16:
             zero = tl.zeros([BM, 1], tl.float32)
             t = dense_few(dhidden, w_t, w_t, w_t, zero, num_atoms, 2 * F, 2 * F, 1, BM, BN)
         else:
@@ -326,7 +347,11 @@ def gradient_embedding_kernel(
             t = sum_split(t, BM, BN, KS)
     else:
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
-        t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, PREC), BM, BN)
+        if BM == 8:
+            w_t, w_l = half_weights(w1t, tl.program_id(1) * BN, 0, 2 * F, F, BN, 2 * F // KS, KS)
+            t = dense_halves(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+        else:
+            t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, PREC), BM, BN)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x0_field + at, m, F)
     before_next(PDL)

@@ -6,8 +6,8 @@ which is linear, so that they need no pass of their own:
 
     h = W n̂ + b, n̂ = γ n + β, g = γ ⊙ Wᵀ a   ⇒   Σ g = a · (W γ),   Σ g n = a · (h − b − W β).
 
-Products as in node.py. Weights come packed below 16 atoms a program (few.py), W1 of a layer norm then as γ ⊙ W1;
-else as they are.
+Products as in node.py. Weights come packed below 16 atoms a program (few.py; with 8, halves.py), W1 of a layer norm
+then as γ ⊙ W1; else as they are.
 
 Shapes: N atoms, F channels, H = F/2 in the head.
 """
@@ -20,6 +20,7 @@ import triton.language as tl
 from .algebra import add_square_adjoint, load9, load9_early, store9
 from .dense import dense, dense_normed, settle, silu, silu_slope, statistics
 from .few import dense3_few, dense_few, weights
+from .halves import add_dense, dense_halves, half_weights, sum_halves
 from .launch import after_previous, before_next
 from .split import dense_split, normed_split, split_weights, sum_split
 
@@ -43,7 +44,13 @@ def hidden_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    if BM < 16:
+    if BM == 8:
+        wh, wl = half_weights(w1, tl.program_id(1) * BN, 0, F, 2 * F, BN, F // KS, KS)
+        after_previous(PDL)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        y, small = add_dense(None, None, norm, mean, wh, wl, tl.minimum(rows, num_atoms - 1), F, F, BN, KS)
+        h = sum_halves(y, small, BN, KS) * rstd + tl.load(offset + cols)[None, :]
+    elif BM < 16:
         w = weights(w1, 2 * F, F, BN, tl.program_id(1) * BN)
         b = tl.load(offset + cols)[None, :]
         after_previous(PDL)
@@ -72,12 +79,18 @@ def gate_kernel(
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """gate [N, 3F] = W2 active + b2, before activation. W2 [2F, 3F]. From 16 atoms a program."""
-    after_previous(PDL)
+    """gate [N, 3F] = W2 active + b2, before activation. W2 [2F, 3F]. From 8 atoms a program."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    g = dense(active, w2, rows, cols, ok, 2 * F, 3 * F, BM, BN, BK, PREC) + tl.load(b2 + cols)[None, :]
+    if BM == 8:
+        wh, wl = half_weights(w2, tl.program_id(1) * BN, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+        after_previous(PDL)
+        g = dense_halves(active, wh, wl, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+    else:
+        after_previous(PDL)
+        g = dense(active, w2, rows, cols, ok, 2 * F, 3 * F, BM, BN, BK, PREC)
+    g += tl.load(b2 + cols)[None, :]
     before_next(PDL)
     tl.store(gate + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :], g, ok[:, None])
 
@@ -93,7 +106,19 @@ def gate_backward_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     at = rows[:, None].to(tl.int64) * (2 * F) + cols[None, :]
-    if BM < 16:
+    if BM == 8:
+        first = tl.program_id(1) * BN
+        ih, il = half_weights(w2t, first, 0, F, 2 * F, BN, F // KS, KS)
+        ah, al = half_weights(w2t + 4 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
+        sh, sl = half_weights(w2t + 8 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
+        slope = silu_slope(tl.load(hidden + at, ok[:, None], other=0.0, cache_modifier=".cg"))
+        after_previous(PDL)
+        there = tl.minimum(rows, num_atoms - 1)
+        y, small = add_dense(None, None, dgate, None, ih, il, there, 3 * F, F, BN, KS)
+        y, small = add_dense(y, small, dgate + F, None, ah, al, there, 3 * F, F, BN, KS)
+        y, small = add_dense(y, small, dgate + 2 * F, None, sh, sl, there, 3 * F, F, BN, KS)
+        a = sum_halves(y, small, BN, KS)
+    elif BM < 16:
         first = tl.program_id(1) * BN
         w0 = weights(w2t, 2 * F, F, BN, first)
         w1 = weights(w2t + 2 * F * F, 2 * F, F, BN, first)
@@ -130,7 +155,19 @@ def readout_hidden_kernel(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
-    if BM < 16:
+    if BM == 8:
+        first = tl.program_id(1) * BN
+        ih, il = half_weights(w1, first, 0, F, F, BN, F // KS, KS)
+        ah, al = half_weights(w1 + 2 * F * F, first, 0, F, F, BN, F // KS, KS)
+        sh, sl = half_weights(w1 + 4 * F * F, first, 0, F, F, BN, F // KS, KS)
+        after_previous(PDL)
+        there = tl.minimum(rows, num_atoms - 1)
+        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
+        y, small = add_dense(None, None, norms, mean, ih, il, there, 3 * F, F, BN, KS)
+        y, small = add_dense(y, small, norms + F, mean, ah, al, there, 3 * F, F, BN, KS)
+        y, small = add_dense(y, small, norms + 2 * F, mean, sh, sl, there, 3 * F, F, BN, KS)
+        h = sum_halves(y, small, BN, KS) * rstd + tl.load(offset + cols)[None, :]
+    elif BM < 16:
         first = tl.program_id(1) * BN
         w_i, w_a = weights(w1, F, F, BN, first), weights(w1 + F * F, F, F, BN, first)
         w_s = weights(w1 + 2 * F * F, F, F, BN, first)
@@ -209,10 +246,13 @@ def readout_gradient_kernel(
     m = ok[:, None]
     at9 = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
-    EARLY: tl.constexpr = BM < 16 or KS > 1
-    if EARLY:
+    if BM < 16 or KS > 1:
         first = tl.program_id(1) * BN
-        if BM < 16:
+        if BM == 8:
+            ih, il = half_weights(w1t, first, 0, F, 3 * F, BN, F // KS, KS)
+            ah, al = half_weights(w1t, F + first, 0, F, 3 * F, BN, F // KS, KS)
+            sh, sl = half_weights(w1t, 2 * F + first, 0, F, 3 * F, BN, F // KS, KS)
+        elif BM < 16:
             w_i, w_a = weights(w1t, 3 * F, F, BN, first), weights(w1t, 3 * F, F, BN, F + first)
             w_s = weights(w1t, 3 * F, F, BN, 2 * F + first)
         else:
@@ -222,7 +262,12 @@ def readout_gradient_kernel(
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at9, m, F)
         d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9_early(d + at9, m, F)
         after_previous(PDL)
-        if BM < 16:
+        if BM == 8:
+            there = tl.minimum(rows, num_atoms - 1)
+            gi = dense_halves(dhidden, ih, il, there, F, F, BN, KS)
+            ga = dense_halves(dhidden, ah, al, there, F, F, BN, KS)
+            gs = dense_halves(dhidden, sh, sl, there, F, F, BN, KS)
+        elif BM < 16:
             gi, ga, gs = dense3_few(dhidden, w_i, w_a, w_s, num_atoms, F, BM, BN)
         else:
             there = tl.minimum(rows, num_atoms - 1)

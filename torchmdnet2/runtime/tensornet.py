@@ -137,15 +137,16 @@ class FusedTensorNet:
         )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
-        few = self.packed
         grid, block = self._block(n, 2 * f, tiles, tiles.hidden)
+        packed = self._packed(block)
         scalar.hidden_kernel[grid](
-            b.norm, gamma, beta, _form(block, w1, w.gate_t[0], few.gate_hidden[0]), b1, w.gate_sums[1], b.hidden,
+            b.norm, gamma, beta, _form(block, w1, w.gate_t[0], packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden,
             b.active, n, eps, **block,
         )  # fmt: skip
         if not tiles.embedding_mix.at_once:
             grid, block = self._block(n, 3 * f, tiles, tiles.gate)
-            scalar.gate_kernel[grid](b.active, w2, b2, b.gate, n, **block)
+            packed = self._packed(block)
+            scalar.gate_kernel[grid](b.active, _form(block, w2, w2, packed.gate[0]), b2, b.gate, n, **block)
         grid, block = self._block(n, f, tiles, tiles.embedding_mix)
         packed = self._packed(block)
         node.embedding_mix_kernel[grid](
@@ -172,15 +173,16 @@ class FusedTensorNet:
         gamma, beta, eps = w.out_norm
         w1, b1, w2, b2, w3, b3 = w.readout
         grid, block = self._block(n, f, tiles, tiles.readout_hidden)
+        packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
-            b.norms, gamma, beta, _form(block, w1, w.readout_t[0], few.readout_hidden[0]), b1, w.readout_sums[1],
+            b.norms, gamma, beta, _form(block, w1, w.readout_t[0], packed.readout_hidden[0]), b1, w.readout_sums[1],
             b.readout, b.readout_active, n, eps, **block,
         )  # fmt: skip
         grid, block = self._block(n, f, tiles, tiles.readout)
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
-            b.readout, b.readout_active, _form(block, w2, w2, few.readout), b2, w3, b3, w.readout_t[1], b.energy,
-            b.dreadout, n, H=f // 2, **block,
+            b.readout, b.readout_active, _form(block, w2, w2, self.packed.readout), b2, w3, b3, w.readout_t[1],
+            b.energy, b.dreadout, n, H=f // 2, **block,
         )  # fmt: skip
 
     def backward(
@@ -188,11 +190,11 @@ class FusedTensorNet:
         with_virial: bool,
     ) -> None:  # fmt: skip
         w, n, capacity = self.weights, z.shape[0], sender.shape[0]
-        few = self.packed
         f = w.channels
         grid, block = self._block(n, f, tiles, tiles.readout_gradient)
+        packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
-            b.dreadout, b.readout, b.norms, _form(block, w.readout_t[0], w.readout[0], few.readout_hidden[1]),
+            b.dreadout, b.readout, b.norms, _form(block, w.readout_t[0], w.readout[0], packed.readout_hidden[1]),
             w.out_norm[0], *w.readout_sums, b.x[-1], b.d[-1], charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
         )  # fmt: skip
         slices = f // tiles.message_backward.channels
@@ -200,8 +202,8 @@ class FusedTensorNet:
             grid, block = self._block(n, f, tiles, tiles.gradient_product)
             packed = self._packed(block)
             node.gradient_product_kernel[grid](
-                b.dd, _form(block, *w.mix_out[k][::-1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
-                n, O3=w.is_o3, **block,
+                b.dd, _form(block, *w.mix_out[k][::-1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm,
+                b.dy, n, O3=w.is_o3, **block,
             )  # fmt: skip
             grid, walk = self._walk(n, tiles, tiles.message_backward)
             message.message_backward_kernel[grid](
@@ -215,7 +217,7 @@ class FusedTensorNet:
                 charge_factor, b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
             )  # fmt: skip
         grid, block = self._block(n, 2 * f, tiles, tiles.gate_backward)
-        w2t = _form(block, w.gate_t[1], w.gate[2], few.gate[1])
+        w2t = _form(block, w.gate_t[1], w.gate[2], self._packed(block).gate[1])
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
         grid, block = self._block(n, f, tiles, tiles.gradient_embedding)
         packed = self._packed(block)
@@ -240,7 +242,7 @@ class FusedTensorNet:
         return HalfWeights(self.weights)
 
     def _packed(self, block: dict[str, Any]) -> PackedWeights | HalfWeights:
-        """The packed weights for mixing kernels of these blocks."""
+        """The packed weights for kernels of these blocks."""
         return self._halves if block["BM"] == 8 else self.packed
 
     def _walk(self, n: int, tiles: Tiles, walk: Walk) -> tuple[tuple[int, int], dict[str, Any]]:

@@ -25,8 +25,9 @@ class Block(NamedTuple):
     """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
 
     rows = 1, 2 or 4 do without the matrix units, which need 16; split is then the number of columns of a thread, 1 or
-    2 (kernels/few.py). From 16 rows on it is the number of parts of the sum that are computed side by side; above 1
-    the whole sum is taken at once (kernels/split.py).
+    2 (kernels/few.py). Else it is the number of parts of the sum that are computed side by side; above 1 the whole sum
+    is taken at once. From 16 rows on (kernels/split.py) numbers are multiplied as FusedTensorNet.precision says. All
+    but `readout` also know 8 rows, float32-accurate in half precision (kernels/halves.py), with split · cols/16 warps.
     """
 
     rows: int
@@ -39,7 +40,7 @@ class Block(NamedTuple):
     @property
     def at_once(self) -> bool:
         """Whether the kernel takes the whole sum at once."""
-        return self.rows < 16 or self.split > 1
+        return self.rows < 8 or self.split > 1
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def _limit(shape: Block, channels: int) -> Block:
     # F/2 columns are the fewest that a kernel writes, F the shortest sum
     cols, split = min(shape.cols, channels), shape.split
     if shape.at_once and channels > 128:  # as many weights in the registers as for 128 channels
-        cols = max(cols * 128 // channels, 16 if shape.rows >= 16 else 4)
-    if shape.rows >= 16:  # the matrix units take eight numbers of a sum
-        split = min(split, channels // 8)
+        cols = max(cols * 128 // channels, 16 if shape.rows >= 8 else 4)
+    if shape.rows >= 8:  # the matrix units take eight numbers of a sum, sixteen in half precision
+        split = min(split, channels // (8 if shape.rows > 8 else 16))
     return shape._replace(cols=cols, depth=min(shape.depth, channels), split=split)
 
 
