@@ -1,0 +1,145 @@
+"""Compile the kernels for GPUs that are not at hand, and say what they take there.
+
+No GPU is needed: a step is launched on tensors of the CPU, and each launch is compiled instead of run. Printed are the
+registers of a thread, bytes of its stack (registers that did not fit), and the shared memory of a block beside what the
+GPU has; a kernel that does not compile or does not fit is an error.
+
+    python scripts/compile_kernels.py --capability 89
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+import torchmdnet2.neighbors.triton_search as triton_search
+from torchmdnet2 import Potential
+from torchmdnet2.runtime.model import FusedModel
+
+# bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities)
+SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+REGISTERS = 65536  # of a multiprocessor
+PROCESSORS = 132
+
+
+class Driver:
+    """As much of a GPU as compiling needs."""
+
+    def __init__(self, capability: int):
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+class Compiled:
+    """Every kernel that was launched, by what it was compiled to."""
+
+    def __init__(self, capability: int):
+        self.capability = capability
+        self.failed = 0
+        self._kernels: dict[int, Any] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._kernels)
+
+    def launch(self, function: JITFunction, *args: Any, **options: Any) -> None:
+        """In the place of a launch."""
+        try:
+            kernel = function.run(*args, grid=(1,), warmup=True, **options)
+        except Exception as error:
+            self.failed += 1
+            print(f"  {function.__name__:28} does not compile: {str(error)[:200]}")
+            return
+        if id(kernel) in self._kernels:
+            return
+        self._kernels[id(kernel)] = kernel
+        registers, stack = usage(kernel.asm["cubin"])
+        shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
+        fits = shared <= SHARED[self.capability] and registers * 32 * warps <= REGISTERS
+        self.failed += not fits
+        taken = f"{warps:2} warps, {registers:3} registers, {stack:4} B of stack, {shared:6} B shared"
+        print(f"  {function.__name__:28} {taken}{'' if fits else ': DOES NOT FIT'}")
+
+
+def usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of stack of a thread."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"cuobjdump said: {text}")
+    return int(found[1]), int(found[2])
+
+
+def pretend(capability: int) -> Compiled:
+    """From now on launches are compiled for this capability, and searches choose as on such a GPU."""
+    compiled = Compiled(capability)
+    driver.set_active(Driver(capability))  # type: ignore[arg-type]
+    JITFunction.__getitem__ = lambda self, grid: partial(compiled.launch, self)  # type: ignore[method-assign]
+    # a search may be made on the CPU only for the interpreter, whose block shapes are not wanted here
+    triton_search.interpreted = lambda: sys._getframe(1).f_code.co_name == "__init__"
+    triton_search.overlap_launches = lambda device: capability >= 90
+    triton_search._single_tile = single_tile
+    return compiled
+
+
+def single_tile(num_atoms: int, device: torch.device) -> Any:
+    """`triton_search._single_tile` of a GPU with this many multiprocessors."""
+    rows = triton.next_power_of_2(-(-num_atoms // (2 * PROCESSORS)))
+    if rows > 8:
+        return None
+    return triton_search._SingleTile(rows, 256, -(-num_atoms // rows), {"launch_cooperative_grid": True})
+
+
+def inference(capability: int, sizes: list[int], channels: int) -> None:
+    """Launch the Evaluator's fused step for structures of these sizes."""
+    potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": channels}}).eval()
+    for precision in ("float32", "tf32"):
+        model = FusedModel(potential, precision)
+        model.net.can_overlap = capability >= 90
+        for num_atoms in sizes:
+            print(f"{precision}, {num_atoms} atoms")
+            for dtype in (torch.float32, torch.float64):
+                model.step(num_atoms, 1, dtype, True, capacity=60 * num_atoms).launch()
+        print(f"{precision}, 4 structures, thin cells")
+        model.step(500, 4, torch.float32, True, capacity=30000, thin=True).launch()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, default=89, choices=sorted(SHARED))
+    parser.add_argument("--atoms", type=int, nargs="+", default=[22, 166, 1029, 2489, 10125])
+    parser.add_argument("--channels", type=int, default=128)
+    options = parser.parse_args()
+    print(f"triton {triton.__version__}, compute capability {options.capability / 10}")
+    compiled = pretend(options.capability)
+    inference(options.capability, options.atoms, options.channels)
+    print(f"{compiled.count} kernels, {compiled.failed} do not compile or do not fit")
+    return int(compiled.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
