@@ -1,0 +1,142 @@
+"""Small cases of every kernel, to be run under compute-sanitizer.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \\
+        python scripts/gpu_sanitize.py search step training md
+
+Without PyTorch's cache of memory each tensor has its own allocation, and an access beyond its end is seen. Nothing is
+captured: launches are watched one by one. A name in the arguments chooses a group; the results are finite or it fails.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from bench_systems import make_potential, water_box
+
+from torchmdnet2 import Evaluator, Potential, System
+
+
+def small_systems() -> list[System]:
+    """One atom, a pair, molecules of both parities, a cell smaller than the cutoff, a skewed one, a batch."""
+    rng = np.random.default_rng(0)
+
+    def at_random(n: int, cell: torch.Tensor | None = None) -> System:
+        pos = torch.tensor(rng.uniform(0, 2.2 * n ** (1 / 3), (n, 3)), dtype=torch.float32)
+        return System(z=torch.tensor(rng.choice([1, 6, 8], n)), pos=pos, cell=cell)
+
+    skewed = torch.tensor([[9.0, 0, 0], [3.0, 8.5, 0], [-2.0, 1.0, 8.0]])
+    singles = [at_random(1), at_random(2), at_random(22), at_random(33)]
+    periodic = [water_box(1), water_box(2), at_random(40, skewed)]
+    return [*singles, *periodic, System.concatenate([*singles, *periodic])]
+
+
+def search() -> None:
+    """Both methods, with room and without, the skin, and a structure of several blocks."""
+    from torchmdnet2.neighbors.skin import SkinNeighborSearch
+    from torchmdnet2.neighbors.triton_search import TritonNeighborSearch
+
+    # a cell is searched by bins only if it is wide enough for them
+    for system in (*small_systems(), water_box(4), water_box(7)):
+        system = system.to("cuda")
+        widths = torch.linalg.norm(system.cell, dim=2)[system.pbc]
+        wide = not len(widths) or float(widths.min()) > 8.0
+        for method in ("pairs", "cells") if wide else ("pairs",):
+            for room in (200 * system.num_atoms + 64, 7):
+                given = system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous()
+                shape = system.num_atoms, system.num_systems
+                options = {"batch": system.batch, "method": method, "receiver": True, "shift": True, "distances": True}
+                found = TritonNeighborSearch(*shape, 5.0, room, "cuda", **options)  # type: ignore[arg-type]
+                found(*given)
+                kept = SkinNeighborSearch(*shape, 5.0, room, "cuda", skin=0.5, **options)  # type: ignore[arg-type]
+                kept(*given)
+                kept(*given)
+                needed = int(found.needed)
+                if int(kept.needed) != needed or (int(found.flag) != 0) != (needed > room):
+                    raise RuntimeError(f"{method}, {system.num_atoms} atoms: {needed}, {int(kept.needed)}")
+        print(f"search: {system.num_atoms} atoms", flush=True)
+
+
+def step() -> None:
+    """The whole fused step: neighbor search, energy, forces, stress; float32 and TF32."""
+    potential = make_potential().cuda()
+    for precision in ("float32", "tf32"):
+        evaluator = Evaluator(potential, graphs=False, precision=precision)  # type: ignore[arg-type]
+        for system in small_systems():
+            result = evaluator(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
+            assert result.forces is not None
+            if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
+                raise RuntimeError(f"{precision}, {system.num_atoms} atoms: not finite")
+            print(f"step, {precision}: {system.num_atoms} atoms", flush=True)
+
+
+def training() -> None:
+    """A step of training: kernels of every order, on packed frames, and of validation."""
+    from ase import Atoms
+    from ase.calculators.singlepoint import SinglePointCalculator
+    from ase.io import write
+
+    from torchmdnet2.training.config import parse_config
+    from torchmdnet2.training.run import make_setup, make_trainer
+
+    rng = np.random.default_rng(0)
+    frames = []
+    for _ in range(14):
+        atoms = Atoms("COH2CH", rng.normal(0, 1.5, (6, 3)))
+        atoms.calc = SinglePointCalculator(atoms, energy=rng.normal(), forces=rng.normal(size=(6, 3)))
+        frames.append(atoms)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "frames.xyz"
+        write(path, frames, format="extxyz")
+        config = parse_config(
+            {
+                "data": {"train": str(path), "split": {"validation": 4, "test": 0}},
+                "model": {"hidden_channels": 32, "num_layers": 2, "num_rbf": 8, "cutoff": 4.0},
+                "training": {"batch_size": 5, "max_epochs": 1, "device": "cuda"},
+            }
+        )
+        trainer = make_trainer(make_setup(config), None)
+        if reason := trainer.pack():
+            raise RuntimeError(reason)
+        packed = trainer.packed
+        assert packed is not None
+        for replayed in (packed.step, packed.measure):
+            assert replayed is not None
+            replayed._cuda = False  # the same launches, but none of them in a graph
+        for _ in packed.steps([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]):
+            pass
+        packed.check()
+        packed.validate([[0, 1, 2, 3]])
+        print(f"training: loss {float(packed.training.status[0]):.3g}", flush=True)
+
+
+def md() -> None:
+    """The integrators' kernels, launched one by one."""
+    from torchmdnet2.md.graphed import GraphEngine
+    from torchmdnet2.md.integrators import Langevin, VelocityVerlet
+    from torchmdnet2.md.state import Atomistics, maxwell_boltzmann
+
+    potential = Potential.from_config(
+        {"model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8}, "energy_scale": 1e-3}
+    )
+    potential = potential.eval().requires_grad_(False).cuda()
+    system = System.concatenate([water_box(2)] * 2).to("cuda", dtype=torch.float64)
+    masses = torch.tensor([15.999, 1.008, 1.008], dtype=torch.float64).repeat(16)[:, None].cuda()
+    atoms = Atomistics(masses, torch.ones_like(masses), 3 * 24, 2)
+    for dynamics in (VelocityVerlet(atoms, 0.5), Langevin(atoms, 0.5, 300.0, 10.0, range(2))):
+        engine = GraphEngine(Evaluator(potential, graphs=False).bind(system), dynamics, 2, capture=False)
+        engine.begin(maxwell_boltzmann(atoms, 300.0, range(2)))
+        engine.launch(4)
+        state = engine.collect()
+        if not bool(state.pos.isfinite().all()):
+            raise RuntimeError("not finite")
+        print(f"md: {type(dynamics).__name__}", flush=True)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or ["search", "step", "training", "md"]:
+        {"search": search, "step": step, "training": training, "md": md}[name]()
+    torch.cuda.synchronize()
