@@ -12,10 +12,12 @@ import signal
 
 import pytest
 
+from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.run import run_training
 from torchmdnet2.training.state import load_state, save_state
+from torchmdnet2.training.trainer import Trainer
 
 
 def weights_hash(path):
@@ -114,7 +116,7 @@ def test_what_is_in_the_folder_is_respected(raw_config, tmp_path):
     assert run_training(parse_config(raw_config), resume="auto") == path  # nothing to do
     other = copy.deepcopy(raw_config)
     other["training"]["lr"] = 1e-3
-    with pytest.raises(BadConfig, match=r"differs in config\.training\.lr"):
+    with pytest.raises(BadConfig, match=r"training\.lr is 0\.001, was 0\.005\."):
         run_training(parse_config(other), resume="auto")
     assert path.read_bytes() == content
     other["output"]["overwrite"] = True
@@ -134,7 +136,7 @@ def test_unfinished_run_is_not_overwritten_and_data_must_be_the_same(raw_config,
     tensors, state = load_state(folder / "state.safetensors")
     state["identity"]["data"] = dict.fromkeys(state["identity"]["data"], "0" * 64)
     save_state(folder / "state.safetensors", tensors, state)
-    with pytest.raises(BadConfig, match="differs in data"):
+    with pytest.raises(BadConfig, match=r"morse\.xyz has another content\."):
         run_training(config, resume="auto")
 
 
@@ -149,7 +151,7 @@ def test_more_epochs_continue_a_finished_run(raw_config, tmp_path):
     cosine = in_folder(raw_config, tmp_path / "cosine", max_epochs=2)
     run_training(parse_config(cosine))
     cosine["training"]["max_epochs"] = 4  # the rates of its first epochs would have been others
-    with pytest.raises(BadConfig, match=r"differs in config\.training\.max_epochs"):
+    with pytest.raises(BadConfig, match=r"training\.max_epochs is 4, was 2\."):
         run_training(parse_config(cosine), "auto")
 
 
@@ -167,4 +169,80 @@ def test_damaged_state_is_refused(tmp_path):
         with pytest.raises(BadCheckpoint):
             load_state(path)
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    assert set(header["__metadata__"]) == {"format", "format_version", "state"}
+    assert set(header["__metadata__"]) == {"format", "format_version", "sha256", "state"}
+
+
+def test_a_changed_byte_in_a_state_is_noticed(tmp_path):
+    import torch
+
+    path = tmp_path / "state.safetensors"
+    tensors = {"weights": torch.randn(40), "step": torch.tensor(3), "half": torch.randn(3, 2).bfloat16()}
+    save_state(path, tensors, {"lr": 0.12345, "history": [1, 2, 3]})
+    blob = path.read_bytes()
+    spaces = len(blob[: 8 + int.from_bytes(blob[:8], "little")].rstrip())  # what fills up the header says nothing
+    rng = random.Random(0)
+    for place in rng.sample(range(len(blob)), 300):
+        if not spaces <= place < 8 + int.from_bytes(blob[:8], "little"):
+            path.write_bytes(blob[:place] + bytes([blob[place] ^ (1 << rng.randrange(8))]) + blob[place + 1 :])
+            with pytest.raises(BadCheckpoint, match="state"):
+                load_state(path)
+    path.write_bytes(blob)
+    assert torch.equal(load_state(path)[0]["half"], tensors["half"])
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("at", [3, 8])  # within an epoch, and at the end of one
+def test_a_signal_ends_a_training_with_its_state_saved(raw_config, tmp_path, monkeypatch, name, at):
+    run_training(parse_config(in_folder(raw_config, tmp_path / "whole")))
+    config = parse_config(in_folder(raw_config, tmp_path / "parts"))
+    original, handlers = Trainer.step, [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+    def signalled(trainer, batch):
+        if trainer.step_count + 1 == at:
+            os.kill(os.getpid(), getattr(signal, name))
+        return original(trainer, batch)
+
+    monkeypatch.setattr(Trainer, "step", signalled)
+    with pytest.raises(KeyboardInterrupt, match=f"stopped by {name} after step {at}; .* --resume auto") as stop:
+        run_training(config)
+    assert stop.value.exit_code == 128 + getattr(signal, name)
+    assert load_state(tmp_path / "parts" / "state.safetensors")[1]["step"] == at
+    assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(Trainer, "step", original)
+    run_training(config, resume="must")
+    for file in ("best.tmn", "state.safetensors"):
+        assert weights_hash(tmp_path / "whole" / file) == weights_hash(tmp_path / "parts" / file)
+
+
+def test_a_second_signal_ends_it_at_once(raw_config, monkeypatch):
+    def impatient(trainer, batch):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("it went on")
+
+    monkeypatch.setattr(Trainer, "step", impatient)
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        run_training(parse_config(raw_config))
+
+
+def test_the_command_says_how_to_go_on(raw_config, tmp_path, monkeypatch, capsys):
+    original = Trainer.step
+
+    def terminated(trainer, batch):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(trainer, batch)
+
+    monkeypatch.setattr(Trainer, "step", terminated)
+    (tmp_path / "c.yaml").write_text(json.dumps(raw_config))
+    assert main(["train", str(tmp_path / "c.yaml")]) == 143
+    error = capsys.readouterr().err
+    assert (
+        error == "the training was stopped by SIGTERM after step 1; its state is saved: continue with --resume auto\n"
+    )
+
+
+def test_a_run_whose_model_is_gone(raw_config, tmp_path):
+    path = run_training(parse_config(raw_config))
+    path.unlink()
+    with pytest.raises(BadConfig, match=r"best\.tmn, the best model of the run in this folder, is gone"):
+        run_training(parse_config(raw_config), resume="auto")

@@ -1,8 +1,8 @@
 """The command `torchmdnet2`: train, evaluate, md, import, export, card, info, config.
 
 Exit codes: 0 done, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
-130 interrupted. Everything heavy is imported by the command that needs it, so that --help is instant. Each module
-here holds some commands: `add` declares their arguments, the functions beside it run them.
+130 interrupted, 143 terminated. Everything heavy is imported by the command that needs it, so that --help is instant.
+Each module here holds some commands: `add` declares their arguments, the functions beside it run them.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.run(options)
         sys.stdout.flush()
         return 0
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(str(stop) or "interrupted", file=sys.stderr)
+        return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # as in `torchmdnet2 config | head`
         sys.stderr.close()
         return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from .data_notes import data_notes
 from .defaults import config_yaml
 from .distributed import Devices
 from .finish import describe, finish
+from .interrupts import noticed
 from .labels import property_of
 from .log import TrainingLog, write_metrics
 from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
@@ -55,6 +56,7 @@ def run_training(
         BadConfig: the configuration does not fit the data, the device, or what is in the folder.
         FileNotFoundError, BadData: a data file is missing, or a label in it.
         TrainingDiverged: the loss is not finite.
+        Interrupted: Ctrl-C or SIGTERM; the state is saved after the step that is running.
     """
     folder = Path(config.output.folder)
     open_trackers(config, None)  # what is not installed is not found out after hours
@@ -72,6 +74,11 @@ def run_training(
 def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | None, devices: Devices) -> Path:
     resuming = devices.agree(devices.main and _prepare_folder(folder, config, resume))
     finished = resuming and (folder / _DONE).is_file() and not _extended(folder, config)
+    if resuming and devices.main and not (folder / _BEST).is_file() and _has_best(folder):
+        raise BadConfig(
+            f"output.folder: {folder / _BEST}, the best model of the run in this folder, is gone; choose another "
+            "folder, or remove state.safetensors and train anew"
+        )
     if devices.agree(finished):
         (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
         return folder / _BEST
@@ -134,12 +141,14 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
 
 
 def _pack(trainer: Trainer, log: TrainingLog, devices: Devices) -> None:
-    """Replay the steps from CUDA graphs, where there is a GPU and it can be done; share them among the devices."""
+    """Steps from packed frames where that can be done and pays, replayed on a GPU; shared among the devices."""
+    from .loop import pays_on_cpu
+
     wanted = trainer.config.cuda_graphs
     on_gpu, shared = trainer.device.type == "cuda", devices.size > 1
     if wanted is True and not on_gpu:
         raise BadConfig(f"training.cuda_graphs: there are none on {trainer.device}; set it to auto or false")
-    if not shared and (not wanted or not on_gpu):
+    if not shared and (not wanted or not (on_gpu or pays_on_cpu(trainer))):
         return
     if shared and not wanted:
         raise BadConfig("training.cuda_graphs: several devices need it; set it to auto or true")
@@ -155,8 +164,10 @@ def _pack(trainer: Trainer, log: TrainingLog, devices: Devices) -> None:
             f"{devices.size} processes, each with a share of every batch; {memory}"
             if shared
             else f"steps are replayed from CUDA graphs; {memory}"
+            if on_gpu
+            else "steps run on compiled kernels; the first step may wait half a minute for them, once"
         )
-    else:
+    elif on_gpu:
         log.say(f"note: steps are not replayed from CUDA graphs, because of {reason}")
 
 
@@ -209,6 +220,10 @@ def _prepare_folder(folder: Path, config: Config, resume: str | None) -> bool:
     return False
 
 
+def _has_best(folder: Path) -> bool:
+    return any(row["best"] for row in load_state(folder / _STATE)[1]["history"])
+
+
 def _extended(folder: Path, config: Config) -> bool:
     """Whether the configuration asks for more epochs than the finished run in the folder had."""
     return config.training.max_epochs > load_state(folder / _STATE)[1]["identity"]["config"]["training"]["max_epochs"]
@@ -224,10 +239,27 @@ def _check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> 
         harmless += ("config.training.max_epochs", "config.training.early_stopping_patience")
     different = [path for path in different if not path.startswith(harmless)]
     if different:
+        told = "; ".join(_change(path, now, then) for path in different)
         raise BadConfig(
-            f"{folder} holds a run that differs in {', '.join(different)}; resume it unchanged, or choose another "
-            "output.folder"
+            f"{folder} holds a run of another configuration or other data: {told}. Resume it unchanged, or choose "
+            "another output.folder"
         )
+
+
+def _change(path: str, now: dict[str, Any], then: dict[str, Any]) -> str:
+    """What is different, in words: "training.lr is 0.001, was 0.002"."""
+    kind, _, rest = path.partition(".")
+    if kind == "data":
+        if rest not in then["data"]:
+            return f"{rest} is new"
+        return f"{rest} has another content" if rest in now["data"] else f"{rest} is not among the data any more"
+    values = []
+    for value in (now, then):
+        found: Any = value[kind]
+        for key in rest.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        values.append(found)
+    return f"{rest} is {values[0]!r}, was {values[1]!r}"
 
 
 def _differences(a: Any, b: Any, path: str = "") -> list[str]:
@@ -248,10 +280,12 @@ def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, track
         checkpoint.save(trainer.average, folder / _BEST, describe(setup, trainer))
 
     log.start(trainer.total_steps, trainer.step_count)
-    trainer.run(
-        Hooks(
-            step=lambda t, loss: log.step(t.epoch + 1, t.step_count, loss),
-            epoch=after_epoch,
-            best=save_best,
+    with noticed() if trainer.packed is None or trainer.packed.devices.size == 1 else nullcontext(lambda: None) as stop:
+        trainer.run(
+            Hooks(
+                step=lambda t, loss: log.step(t.epoch + 1, t.step_count, loss),
+                epoch=after_epoch,
+                best=save_best,
+                stop=stop,
+            )
         )
-    )

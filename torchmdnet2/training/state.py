@@ -1,10 +1,11 @@
 """The complete state of a training, in one file: tensors and JSON, written atomically, nothing that can execute.
 
-A safetensors file whose header carries `format`, `format_version` and `state` (JSON).
+A safetensors file whose header carries `format`, `format_version`, `state` (JSON) and `sha256`, of all of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -18,7 +19,7 @@ from ..files import atomic_write
 
 __all__ = ["load_state", "optimizer_tensors", "restore_optimizer", "save_state", "select"]
 
-_FORMAT, _VERSION = "torchmdnet2-training-state", 1
+_FORMAT, _VERSION = "torchmdnet2-training-state", 2
 
 
 def save_state(path: str | os.PathLike, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -31,8 +32,9 @@ def save_state(path: str | os.PathLike, tensors: dict[str, Tensor], state: dict[
     """
     from safetensors.torch import save
 
-    header = {"format": _FORMAT, "format_version": str(_VERSION), "state": json.dumps(state)}
     plain = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    text = json.dumps(state)
+    header = {"format": _FORMAT, "format_version": str(_VERSION), "state": text, "sha256": _digest(plain, text)}
     atomic_write(path, save(plain, metadata=header))
 
 
@@ -53,11 +55,23 @@ def load_state(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, An
             header = file.metadata() or {}
         if header.get("format") != _FORMAT or header.get("format_version") != str(_VERSION):
             raise BadCheckpoint(f"{path}: not a training state that this version of torchmdnet2 reads")
-        return load(Path(path).read_bytes()), json.loads(header["state"])
+        tensors = load(Path(path).read_bytes())
+        if _digest(tensors, header["state"]) != header["sha256"]:
+            raise BadCheckpoint(f"{path}: the checksum does not match: the training state is damaged")
+        return tensors, json.loads(header["state"])
     except (SafetensorError, ValueError, KeyError) as error:
         if isinstance(error, BadCheckpoint):
             raise
         raise BadCheckpoint(f"{path}: the training state is damaged: {error}") from error
+
+
+def _digest(tensors: dict[str, Tensor], text: str) -> str:
+    """sha256 of the numbers, their names, types and shapes, and of the text."""
+    digest = hashlib.sha256(text.encode())
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def select(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from ..system import System
 from .batches import Batch, Frames, Loader, in_order, training_batches
 from .config import TrainingConfig
 from .distributed import Devices
+from .interrupts import Interrupted
 from .loss import penalty_sums, residuals, total_loss
 from .loss_config import LossConfig
 from .metrics import ErrorSums
@@ -57,11 +59,13 @@ class Hooks:
         step: after each step, with the trainer and the loss.
         epoch: after each epoch, with the trainer and its row of metrics.
         best: when an epoch was the best so far; before the state is saved, so that resuming repeats it.
+        stop: after each step and each epoch; the number of the signal that asks to stop, or None to go on.
     """
 
     step: Callable[[Trainer, float], None] = field(default=lambda trainer, loss: None)
     epoch: Callable[[Trainer, dict[str, Any]], None] = field(default=lambda trainer, row: None)
     best: Callable[[Trainer], None] = field(default=lambda trainer: None)
+    stop: Callable[[], int | None] = field(default=lambda: None)
 
 
 class Trainer:
@@ -126,10 +130,19 @@ class Trainer:
 
         Raises:
             TrainingDiverged: the loss is not finite; names the frames of the batch.
+            Interrupted: `hooks.stop` said so; the state is saved.
         """
         while not self.finished:
             self.train_epoch(hooks)
             self.end_epoch(hooks)
+            number = hooks.stop()
+            if number is not None and not self.finished:
+                self._interrupt(number)
+
+    def _interrupt(self, number: int) -> NoReturn:
+        name = signal.Signals(number).name
+        saved = "; its state is saved: continue with --resume auto" if self.state_path is not None else ""
+        raise Interrupted(number, f"the training was stopped by {name} after step {self.step_count}{saved}")
 
     def train_epoch(self, hooks: Hooks) -> None:
         """The steps of this epoch that are not yet done."""
@@ -139,9 +152,12 @@ class Trainer:
             self.position += 1
             self.step_count += 1
             hooks.step(self, loss)
-            if self.step_count % self.save_every == 0:
+            number = hooks.stop()
+            if self.step_count % self.save_every == 0 or number is not None:
                 self.seconds, start = self.seconds + time.monotonic() - start, time.monotonic()
                 self.save()
+            if number is not None:
+                self._interrupt(number)
         self.seconds += time.monotonic() - start
 
     def steps(self, order: list[list[int]]) -> Iterator[float]:
@@ -153,12 +169,12 @@ class Trainer:
                 yield self.step(batch.to(self.device))
 
     def pack(self, devices: Devices | None = None) -> str | None:
-        """Replay the steps from packed frames from now on; returns why that cannot be, in words, or None.
+        """Take the steps from packed frames from now on; returns why that cannot be, in words, or None.
 
         Args:
             devices: processes that each take a share of every batch; None: this one alone.
         """
-        if find_spec("triton") is None:  # comes with PyTorch for GPUs
+        if self.device.type == "cuda" and find_spec("triton") is None:  # comes with PyTorch for GPUs
             return "a missing package (pip install triton)"
         from .loop import PackedLoop, why_not_packed
 
