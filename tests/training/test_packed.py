@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 
@@ -59,16 +60,25 @@ def objective(energy, forces, stress):
     return (energy**2).sum() + (forces**2 * weights).sum() + 10 * (stress**2).sum()
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_energies_forces_stress_and_gradients(name):
+@pytest.mark.parametrize(
+    ("name", "kernels", "options"),
+    [
+        *((name, False, {}) for name in MODELS),
+        ("tensornet", True, {}),
+        ("tensornet", True, {"group": "SO(3)", "activation": "tanh", "trainable_rbf": True}),
+    ],
+)
+def test_energies_forces_stress_and_gradients(name, kernels, options):
+    """The packed network against the potential, in float64: energies to 1e-12 eV, gradients to 1e-9 of their size."""
     torch.manual_seed(0)
-    model = {"name": name, "hidden_channels": 16, "num_layers": 2, "num_rbf": 8, "cutoff": CUTOFF}
+    model = {"name": name, "hidden_channels": 16, "num_layers": 2, "num_rbf": 8, "cutoff": CUTOFF, **options}
     potential = Potential.from_config({"model": model, "elements": [1, 6, 8]}).double().train()
     systems, chosen = structures(), [2, 0, 3, 1]
     store = packed(systems)
     need = store.size(chosen)
     room = Capacity(5, need.atoms + 4, need.pairs + 9)
-    result = PackedNetwork(potential, 3, True, True, use_kernels=False)(store.batch(torch.tensor([*chosen, -1]), room))
+    batch = store.batch(torch.tensor([*chosen, -1]), room)
+    result = PackedNetwork(potential, 3, True, True, use_kernels=kernels)(batch)
 
     eye = torch.eye(3, dtype=torch.float64)
     ordered = [systems[k] for k in chosen]
@@ -181,12 +191,25 @@ def test_what_cannot_be_packed_says_why(raw_config):
     assert trainer.packed is None
 
 
-def test_without_triton_training_is_as_before(raw_config, monkeypatch):
-    """Kernels are imported only where frames are packed."""
-    code = "import sys; sys.modules['triton'] = None; import torchmdnet2.training.run, torchmdnet2.cli"
-    subprocess.run([sys.executable, "-c", code], check=True)
-    monkeypatch.setattr("torchmdnet2.training.trainer.find_spec", lambda name: None)
-    config = parse_config(raw_config)
-    with own_torch_state(config):
-        trainer = make_trainer(make_setup(config), None)
+def test_training_without_triton_and_numba(raw_config, tmp_path):
+    """Kernels are a matter of speed: without the packages that compile them, trainings run as plain PyTorch."""
+    raw_config["training"].update(device="cpu", max_epochs=1)
+    (tmp_path / "config.json").write_text(json.dumps(raw_config))
+    code = f"""
+import importlib.util, json, sys
+real = importlib.util.find_spec
+sys.modules["triton"] = sys.modules["numba"] = None
+importlib.util.find_spec = lambda name, *a: None if name in ("triton", "numba") else real(name, *a)
+import torchmdnet2.cli
+from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.trainer import Hooks
+config = parse_config(json.load(open({str(tmp_path / "config.json")!r})))
+with own_torch_state(config):
+    trainer = make_trainer(make_setup(config), None)
+    assert trainer.pack() is None
+    trainer.run(Hooks())
+    trainer.device = type("Device", (), {{"type": "cuda"}})
     assert "pip install triton" in trainer.pack()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,8 +7,7 @@ tensors.py are the specification; `adjoint` functions are the transposes of the 
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from .triton_or_none import tl, triton
 
 __all__ = [
     "add_square_adjoint",

@@ -82,7 +82,7 @@ def compose_adjoint(t):
 def decompose(t):
     """Full tensor → components."""
     t00, t01, t02, t10, t11, t12, t20, t21, t22 = t
-    i = (t00 + t11 + t22) * THIRD
+    i = (t00 + t11 + t22) / THREE
     return (
         i, HALF * (t01 - t10), HALF * (t02 - t20), HALF * (t12 - t21),
         t00 - i, HALF * (t01 + t10), HALF * (t02 + t20), t11 - i, HALF * (t12 + t21),
@@ -93,7 +93,7 @@ def decompose(t):
 def decompose_adjoint(x):
     """Gradient of the components → gradient of the full tensor."""
     i, a01, a02, a12, s00, s01, s02, s11, s12 = x
-    third = (i - s00 - s11) * THIRD
+    third = (i - s00 - s11) / THREE
     return (
         third + s00, HALF * (s01 + a01), HALF * (s02 + a02), HALF * (s01 - a01), third + s11,
         HALF * (s12 + a12), HALF * (s02 - a02), HALF * (s12 - a12), third,

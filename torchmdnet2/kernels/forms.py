@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-__all__ = ["Form"]
+__all__ = ["Curve", "Form"]
 
 
 class Form(ABC):
@@ -67,3 +68,48 @@ class _Partial(torch.autograd.Function):
                 for k in range(len(slots))
             ),
         )
+
+
+class Curve(ABC):
+    """A function of one tensor that is not multilinear, given with its first and second derivative."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Its value, twice differentiable."""
+        return _Value.apply(self, x.contiguous())
+
+    @abstractmethod
+    def value(self, x: Tensor) -> Tensor:
+        """f(x)."""
+
+    @abstractmethod
+    def gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        """∂⟨g, f(x)⟩/∂x."""
+
+    @abstractmethod
+    def second(self, x: Tensor, g: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """∂⟨u, gradient(x, g)⟩/∂x and ∂/∂g."""
+
+
+class _Value(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, curve: Curve, x: Tensor) -> Tensor:
+        ctx.curve = curve
+        ctx.save_for_backward(x)
+        return curve.value(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, _Gradient.apply(ctx.curve, ctx.saved_tensors[0], gradients[0].contiguous())
+
+
+class _Gradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, curve: Curve, x: Tensor, g: Tensor) -> Tensor:
+        ctx.curve = curve
+        ctx.save_for_backward(x, g)
+        return curve.gradient(x, g)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, Tensor]:
+        return None, *ctx.curve.second(*ctx.saved_tensors, u.contiguous())

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from .forms import Form
-from .forms_node import expand_parts
+from .forms_node import times_parts
 from .forms_pair import Pairs, edges_of_row, pair_atoms, row_tile
+from .triton_or_none import tl, triton
 
 __all__ = ["Embedding"]
 
@@ -43,11 +42,14 @@ class Embedding(Form):
         pairs = self.pairs
         a, b = z.chunk(2, 1)
         first, second = pairs.first.long(), pairs.second.long()
-        shape = expand_parts(f[:-1].transpose(0, 1)) * (c[:-1] * pairs.real().to(c.dtype)[:, None]).T[:, :, None]
-        to_first, to_second = shape * (a[first] + b[second]), _parity(c) * shape * (a[second] + b[first])
-        own = (f[-1, 0] * c[-1, 0] * (a + b))[None]
-        x = torch.cat([own, own.new_zeros(8, *own.shape[1:])])
-        return x.index_add(1, first, to_first).index_add(1, second, to_second)
+        filters, own_filter = f.transpose(0, 1).split((pairs.num_pairs, 1), 1)
+        geometry, own_geometry = c.T[:, :, None].split((pairs.num_pairs, 1), 1)
+        geometry = geometry * pairs.real().to(c.dtype)[:, None]
+        x = torch.cat([own_filter[:1] * own_geometry[:1] * (a + b), f.new_zeros(8, *a.shape)])
+        for here, there, shape in ((first, second, geometry), (second, first, _parity(c) * geometry)):
+            weights = a.index_select(0, here) + b.index_select(0, there)
+            x = x.index_add(1, here, times_parts(shape, filters * weights))
+        return x
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         f, c, z, g = slots
@@ -71,18 +73,18 @@ class Embedding(Form):
             _embed_geometry[grid](out, f, z, g, pairs.first, pairs.second, pairs.count, num, total, BP=4, **sizes)
             assert f is not None and z is not None and g is not None
             out[-1].zero_()
-            out[-1, 0] = torch.dot(f[-1, 0], _own_embedding(z, g))
+            out[-1, 0] = torch.dot(f[-1, 0], own_embedding(z, g))
         else:
             out = some.new_empty(total + 1, 3, features)
             grid = (triton.cdiv(total, 4), 1)
             _embed_filters[grid](out, c, z, g, pairs.first, pairs.second, pairs.count, num, total, BP=4, **sizes)
             assert c is not None and z is not None and g is not None
             out[-1].zero_()
-            out[-1, 0] = c[-1, 0] * _own_embedding(z, g)
+            out[-1, 0] = c[-1, 0] * own_embedding(z, g)
         return out
 
 
-def _own_embedding(z: Tensor, g: Tensor) -> Tensor:
+def own_embedding(z: Tensor, g: Tensor) -> Tensor:
     """Σ_i (a_i + b_i) g_i of the isotropic component: [F]."""
     a, b = z.chunk(2, 1)
     return torch.linalg.vecdot(a + b, g[0], dim=0)

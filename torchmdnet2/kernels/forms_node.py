@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from .algebra import anticommutator, compose_adjoint, decompose_adjoint
@@ -19,16 +17,20 @@ from .algebra import compose as compose9
 from .algebra import decompose as decompose9
 from .algebra import matmul as matmul9
 from .forms import Form
-from .tensors import compose, decompose, matmul, part_inner
+from .tensors import compose, decompose, matmul, part_inner, part_norms
+from .triton_or_none import tl, triton
 
-__all__ = ["Inner", "Mix", "Product", "Scale", "expand_parts"]
+__all__ = ["Inner", "Mix", "Product", "Scale", "times_parts"]
 
 BLOCK = 256
+PARTS = (1, 3, 5)
+"""Components of I, A, S."""
 
 
-def expand_parts(parts: Tensor) -> Tensor:
-    """[3, …] (I, A, S) → [9, …]."""
-    return torch.cat([parts[:1], *[parts[1:2]] * 3, *[parts[2:]] * 5])
+def times_parts(x: Tensor, s: Tensor) -> Tensor:
+    """The parts I, A, S of x [9, …] multiplied by s [3, …]."""
+    # split, whose gradient is one copy; that of slices would fill whole tensors with zeros
+    return torch.cat([part * factor for part, factor in zip(x.split(PARTS), s.split(1), strict=True)])
 
 
 def _launch(kernel, out: Tensor, num: int, *tensors: Tensor, **constants) -> Tensor:  # type: ignore[no-untyped-def]
@@ -47,7 +49,7 @@ class Inner(Form):
 
     def norms(self, x: Tensor) -> Tensor:
         """‖I‖², ‖A‖², ‖S‖² of x [9, M, F]: [3, M, F]."""
-        return _Norms.apply(self, x.contiguous()) if self.use_kernels else self.reference(x, x)
+        return _Norms.apply(self, x.contiguous()) if self.use_kernels else torch.stack(part_norms(x.transpose(0, 1)))
 
     def reference(self, *slots: Tensor) -> Tensor:
         x, y = slots
@@ -89,7 +91,8 @@ class Mix(Form):
 
     def reference(self, *slots: Tensor) -> Tensor:
         x, w = slots
-        return torch.bmm(x, expand_parts(w).transpose(1, 2))
+        parts = zip(x.split(PARTS), w.unbind(), strict=True)
+        return torch.cat([(part.flatten(0, 1) @ matrix.T).view_as(part) for part, matrix in parts])
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         x, w, g = slots
@@ -125,7 +128,7 @@ class Scale(Form):
 
     def reference(self, *slots: Tensor) -> Tensor:
         x, s = slots
-        return x * expand_parts(s)
+        return times_parts(x, s)
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         x, s, g = slots

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from .forms import Form
-from .forms_node import expand_parts
+from .forms_node import times_parts
+from .triton_or_none import tl, triton
 
 __all__ = ["Message", "PairSum", "Pairs", "edges_of_row", "pair_atoms", "row_tile"]
 
@@ -96,11 +95,12 @@ class Message(Form):
     def reference(self, *slots: Tensor) -> Tensor:
         f, y = slots
         pairs = self.pairs
-        filters = expand_parts(f.transpose(0, 1))  # [9, P + 1, F]
-        real = filters[:, :-1] * pairs.real().to(f.dtype)[:, None]
+        filters, own = f.transpose(0, 1).split((pairs.num_pairs, 1), 1)
+        filters = filters * pairs.real().to(f.dtype)[:, None]
         first, second = pairs.first.long(), pairs.second.long()
-        m = filters[:, -1:] * y
-        return m.index_add(1, first, real * y[:, second]).index_add(1, second, real * y[:, first])
+        m = times_parts(y, own)
+        m = m.index_add(1, first, times_parts(y.index_select(1, second), filters))
+        return m.index_add(1, second, times_parts(y.index_select(1, first), filters))
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         f, y, g = slots

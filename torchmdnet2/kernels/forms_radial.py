@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from .triton_or_none import tl, triton
 
 __all__ = ["Basis", "PairGeometry"]
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .forms import Form
+from .triton_or_none import tl, triton
 
 __all__ = ["SegmentSum", "enveloped", "silu"]
 

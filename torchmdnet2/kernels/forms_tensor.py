@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -24,6 +22,7 @@ from .algebra import (
     squared_norm,
 )
 from .forms_node import BLOCK, load9, places, store9
+from .triton_or_none import tl, triton
 
 __all__ = ["add_square", "normalise"]
 

@@ -69,7 +69,9 @@ class TrainingConfig(Section):
         "to 10 bits, on GPUs",
     )
     cuda_graphs: Literal["auto"] | bool = Field(
-        default="auto", description="replay steps from CUDA graphs: auto (where it can be done), true or false"
+        default="auto",
+        description="replay steps from CUDA graphs: auto (where it can be done), true or false. false also means no "
+        "compiled kernels on a CPU",
     )
     batch_size: Annotated[int, Field(ge=1)] = Field(default=16, description="frames per step")
     max_atoms: Annotated[int, Field(ge=1)] | None = Field(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
+from ..models.tensornet import TensorNet
 from .batches import Frames, most_frames
 from .distributed import Devices
 from .metrics import ErrorSums
@@ -20,10 +22,12 @@ from .replay import ErrorPass, Replayed, TrainingPass
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-__all__ = ["PackedLoop", "why_not_packed"]
+__all__ = ["PackedLoop", "pays_on_cpu", "why_not_packed"]
 
 _CHECK_EVERY = 25
 _SAMPLE = 200
+_CPU_ROOM = 2**31
+"""Bytes of frames that are packed on a CPU, whose free memory is not known."""
 
 
 def why_not_packed(trainer: Trainer) -> str | None:
@@ -33,8 +37,9 @@ def why_not_packed(trainer: Trainer) -> str | None:
     reason = reason_against(trainer.potential, labels)
     if reason is None and not isinstance(trainer.optimizer, AdamW | Muon):
         reason = f"the optimizer {type(trainer.optimizer).__name__}"
-    if reason is None and trainer.device.type == "cuda":
-        room = torch.cuda.mem_get_info(trainer.device)[0] // 3
+    if reason is None:
+        cuda = trainer.device.type == "cuda"
+        room = torch.cuda.mem_get_info(trainer.device)[0] // 3 if cuda else _CPU_ROOM
         need = _estimate(trainer.train) + (_estimate(trainer.validation) if trainer.validation else 0)
         if need > room:
             reason = f"{need / 1e9:.0f} GB of frames, with room for {room / 1e9:.0f}"
@@ -48,6 +53,11 @@ def _estimate(frames: Frames) -> int:
     return int(sum(sizes) / len(sizes) * len(frames))
 
 
+def pays_on_cpu(trainer: Trainer) -> bool:
+    """Whether packed steps are the faster ones on a CPU: for TensorNet, with kernels that numba compiles."""
+    return isinstance(trainer.potential.representation, TensorNet) and find_spec("numba") is not None
+
+
 class PackedLoop:
     """Steps and validation of a trainer on packed frames.
 
@@ -59,11 +69,13 @@ class PackedLoop:
     def __init__(self, trainer: Trainer, devices: Devices | None = None):
         self.trainer, self.devices = trainer, devices or Devices()
         config, cuda = trainer.config, trainer.device.type == "cuda"
+        kernels = cuda or find_spec("numba") is not None
+        self.check_every = _CHECK_EVERY if cuda else 1  # a CPU need not be waited for
         stress = trainer.properties.stress
         elements = len(trainer.potential.elements)
 
         def network(potential: torch.nn.Module) -> PackedNetwork:
-            return PackedNetwork(potential, elements, trainer.properties.forces, stress, use_kernels=cuda)  # type: ignore[arg-type]
+            return PackedNetwork(potential, elements, trainer.properties.forces, stress, use_kernels=kernels)  # type: ignore[arg-type]
 
         chosen = {id(p) for p in trainer.parameters}
         average = [
@@ -109,7 +121,7 @@ class PackedLoop:
             self.training.set_rates(rates, trainer.learning_rate.average_share(trainer.step_count))
             self._since.append(chosen)
             self.step(self.devices.share(chosen, self.step.store.num_pairs))
-            if len(self._since) >= _CHECK_EVERY:
+            if len(self._since) >= self.check_every:
                 self.check()
             yield self._loss
 

@@ -10,6 +10,8 @@ Shapes as in packed.py: M atoms, N of them in frames, P pairs, B frames, K eleme
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +41,7 @@ class PackedNetwork:
         potential: whose weights are used and trained.
         num_elements: K.
         forces, stress: what to compute.
-        use_kernels: the forms run as kernels (on a CUDA device).
+        use_kernels: the forms run as kernels: Triton's on a CUDA device, numba's on the CPU.
     """
 
     def __init__(self, potential: Potential, num_elements: int, forces: bool, stress: bool, use_kernels: bool):
@@ -53,17 +55,18 @@ class PackedNetwork:
         r = batch.r.detach().requires_grad_(self.forces or self.stress)
         num = batch.forces.shape[0]
         energies = self._atom_energies(batch, r)
-        per_frame = SegmentSum(batch.atom_ptr, batch.structure[:num], self.use_kernels)
+        triton = self.use_kernels and r.is_cuda
+        per_frame = SegmentSum(batch.atom_ptr, batch.structure[:num], triton)
         energy = per_frame(energies[:num, None])[:, 0]
         result = Result(energy, atom_energies=energies[:num])
         if not r.requires_grad:
             return result
         (gradient,) = torch.autograd.grad(energies[:num].sum(), r, create_graph=True)
         if self.forces:
-            result.forces = PairSum(batch.pairs, self.use_kernels)(gradient)[:num]
+            result.forces = PairSum(batch.pairs, triton)(gradient)[:num]
         if self.stress:
             virial = (r[:, :, None] * gradient[:, None, :]).flatten(1)
-            per_frame = SegmentSum(batch.pair_ptr, batch.pair_structure, self.use_kernels)
+            per_frame = SegmentSum(batch.pair_ptr, batch.pair_structure, triton)
             virial = per_frame(virial).unflatten(1, (3, 3)) / batch.volume[:, None, None]
             result.stress = (virial + virial.transpose(1, 2)) / 2
         return result
@@ -102,6 +105,19 @@ def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
     return graph
 
 
+_TRITON: Any = SimpleNamespace(
+    Embedding=Embedding, Inner=Inner, Message=Message, Product=Product, Scale=Scale, add_square=add_square,
+    normalise=normalise, silu=silu,
+)  # fmt: skip
+"""The forms of kernels/forms_*.py; without kernels, the plain expressions in them."""
+
+
+def _numba_forms() -> Any:
+    from ..kernels import forms_cpu  # needs numba
+
+    return forms_cpu
+
+
 class _PairTensorNet:
     """TensorNet with the filters of pairs; fields of tensors are [9, M, F]."""
 
@@ -109,13 +125,15 @@ class _PairTensorNet:
         self.model, self.batch, self.num_elements = model, batch, num_elements
         self.q = 1 + 0.1 * batch.charge[batch.structure]
         self.use_kernels = use_kernels
-        self.message = Message(batch.pairs, use_kernels)
-        self.embedding = Embedding(batch.pairs, use_kernels)
-        self.inner, self.scale, self.mix = Inner(use_kernels), Scale(use_kernels), Mix(use_kernels)
-        self.product = Product(self.q, model.group, use_kernels)
-        self.square = Product(self.q / 2, "O(3)", use_kernels)  # q D² = q/2 (D D + D D)
+        self.triton = use_kernels and batch.r.is_cuda
+        ops = self.ops = _numba_forms() if use_kernels and not self.triton else _TRITON
+        self.message, self.embedding = ops.Message(batch.pairs, use_kernels), ops.Embedding(batch.pairs, use_kernels)
+        self.inner, self.scale, self.mix = ops.Inner(use_kernels), ops.Scale(use_kernels), Mix(use_kernels)
+        by_kernel = self.triton or (use_kernels and model.group == "O(3)")
+        self.product = ops.Product(self.q, model.group, by_kernel)
+        self.square = Product(self.q / 2, "O(3)", False)  # q D² = q/2 (D D + D D)
         self.silu = isinstance(model.act, nn.SiLU)
-        self.act: Callable[[Tensor], Tensor] = silu if use_kernels and self.silu else model.act
+        self.act: Callable[[Tensor], Tensor] = ops.silu if use_kernels and self.silu else model.act
 
     def __call__(self, r: Tensor) -> Tensor:
         """Scalar features [M, F]."""
@@ -136,7 +154,7 @@ class _PairTensorNet:
     def _values(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Radial basis [P + 1, R], cutoff function [P + 1], geometry [P + 1, 9]; last row: an atom and itself."""
         model, layer = self.model, self.model.tensor_embedding
-        basis = _kernel_basis(model.distance_expansion) if self.use_kernels else None
+        basis = _kernel_basis(model.distance_expansion) if self.triton else None
         if basis is not None:
             return PairGeometry(r, basis, model.envelope.lower, model.envelope.upper, layer.skew_sign)(r)
         r = torch.cat([r, r.new_zeros(1, 3)])
@@ -164,7 +182,7 @@ class _PairTensorNet:
 
     def _filter(self, x: Tensor, envelope: Tensor, activate: bool) -> Tensor:
         """Filters [P + 1, 3, F] that end at the cutoff."""
-        if self.use_kernels and (self.silu or not activate):
+        if self.triton and (self.silu or not activate):
             f = enveloped(x, envelope, activate)
         else:
             f = (self.act(x) if activate else x) * envelope[:, None]
@@ -175,12 +193,12 @@ class _PairTensorNet:
         y = self.mix(x, _matrices(linears, 0))
         p = self.product(y, self.message(f, y))
         d = self.mix(self._normalise(p), _matrices(linears, 3))
-        return add_square(x, d, self.q) if self.use_kernels else x + d + self.square(d, d)
+        return self.ops.add_square(x, d, self.q) if self.use_kernels else x + d + self.square(d, d)
 
     def _normalise(self, x: Tensor) -> Tensor:
         """X/(‖X‖² + 1)."""
         if self.use_kernels:
-            return normalise(x)
+            return self.ops.normalise(x)
         inverse = 1 / (self.inner.norms(x).sum(0) + 1)
         return self.scale(x, inverse.expand(3, *inverse.shape))
 

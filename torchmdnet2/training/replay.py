@@ -53,44 +53,52 @@ class Replayed:
         self.captures = 0
         self._chosen = torch.full((frames,), -1, dtype=torch.int64, device=store.device)
         self._cuda = store.device.type == "cuda"
-        self._graphs: OrderedDict[Capacity, torch.cuda.CUDAGraph | None] = OrderedDict()
+        self._graphs: OrderedDict[Capacity, torch.cuda.CUDAGraph] = OrderedDict()
+        self._ready = False
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
 
     def __call__(self, chosen: Sequence[int]) -> None:
         """Do it with these frames, on the current stream, without waiting."""
+        room = self.room(chosen)
+        if not self._cuda:
+            self._plain(chosen, room)
+            return
         index = torch.full((self.frames,), -1, dtype=torch.int64)
         index[: len(chosen)] = torch.as_tensor(list(chosen))
         # each its own pinned copy: the previous one may still be on its way
-        self._chosen.copy_(index.pin_memory() if self._cuda else index, non_blocking=True)
-        room = self.room(chosen)
+        self._chosen.copy_(index.pin_memory(), non_blocking=True)
         if room not in self._graphs:
             self._graphs[room] = self._prepare(room)
         self._graphs.move_to_end(room)
-        graph = self._graphs[room]
-        if graph is None:
-            self._run(self.body, room)
-        else:
-            graph.replay()
+        self._graphs[room].replay()
+
+    def _plain(self, chosen: Sequence[int], room: Capacity) -> None:
+        """Without a graph: at the batch's own size."""
+        self._chosen = torch.tensor(list(chosen), dtype=torch.int64)
+        if not self._ready:
+            self._run(self.warm_up, room)
+            self._ready = True
+        self._run(self.body, room)
 
     def clear(self) -> None:
         """Forget the graphs, because the body does something else from now on."""
         self._graphs.clear()
+        self._ready = False
 
     def room(self, chosen: Sequence[int]) -> Capacity:
-        """Size of the graph for a batch: one of few, each a tenth larger than the one before."""
+        """Size of the graph for a batch: one of few, a tenth larger than the one before. Without graphs: its own."""
         need = self.store.size(chosen)
+        if not self._cuda:
+            return need
         return Capacity(self.frames, _ladder(need.atoms), _ladder(need.pairs))
 
     def _run(self, body: Callable[[PackedBatch], None], room: Capacity) -> None:
         with _matmul_precision(self.tf32):
             body(self.store.batch(self._chosen, room))
 
-    def _prepare(self, room: Capacity) -> torch.cuda.CUDAGraph | None:
+    def _prepare(self, room: Capacity) -> torch.cuda.CUDAGraph:
         while len(self._graphs) >= _MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        if not self._cuda:
-            self._run(self.warm_up, room)
-            return None
         with torch.cuda.device(self.store.device):
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
