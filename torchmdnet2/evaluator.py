@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -39,6 +40,7 @@ _KEPT = 8  # sizes of systems whose buffers and graphs are kept
 _KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the size in use
 _GRAPHS_UP_TO = 50_000  # atoms; above, the launches hide behind the kernels
 _AUTOGRAD_UP_TO = 5_000  # the same for potentials without fused kernels
+_version = attrgetter("_version")
 
 
 class Evaluator:
@@ -177,7 +179,9 @@ class Evaluator:
                 lines = [f"autograd in CUDA graphs on {used}: {self._reason}{no_effect}"]
                 return "\n".join(lines + self._describe_steps())
             if self._on_cpu:
-                lines = [f"compiled TensorNet kernels (numba) on {device}, float32, {torch.get_num_threads()} threads"]
+                number = torch.get_num_threads()
+                threads = "1 thread" if number == 1 else f"up to {number} threads, or 1 where that is faster"
+                lines = [f"compiled TensorNet kernels (numba) on {device}, float32, {threads}"]
                 lines += ["precision='tf32' has no effect there"] if self.precision == "tf32" else []
                 if self._last:
                     lines.append(f"last fell back to the reference path (autograd): {self._last}")
@@ -227,7 +231,7 @@ class Evaluator:
     def _sign(self) -> tuple[Any, ...]:
         """Changes when the weights do."""
         first = self._weights[0] if self._weights else None
-        versions = sum(w._version for w in self._weights)
+        versions = sum(map(_version, self._weights))
         return versions, None if first is None else (first.data_ptr(), first.dtype, first.device)
 
     def _prepare(self, system: System) -> FusedModel | AutogradModel | None:

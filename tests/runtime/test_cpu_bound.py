@@ -69,3 +69,52 @@ def test_positions_that_are_not_finite(dtype):
     bound.pos.copy_(system.pos)
     bound.replay()
     assert bound.check() and bool(bound.forces.isfinite().all())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
+def test_pairs_are_those_of_the_neighbor_list():
+    import numpy as np
+
+    from torchmdnet2.kernels.cpu_pairs import all_pairs
+    from torchmdnet2.neighbors import neighbor_list
+
+    system = structure([7, 7, 7])
+    system.pos[3] = system.pos[5]  # at the same place
+    expected = neighbor_list(system, 4.0)
+    row_ptr, sender, vec = np.zeros(22, np.int64), np.empty(200, np.int64), np.empty((200, 3), np.float32)
+    found = all_pairs(system.pos.numpy().reshape(3, 7, 3), 4.0, row_ptr, sender, vec)
+    assert found == expected.num_edges > 20 and np.array_equal(row_ptr, expected.row_ptr.numpy())
+    assert np.array_equal(sender[:found], expected.edge_index[1].numpy())
+    assert np.array_equal(vec[:found], expected.vectors(system).float().numpy())
+    assert all_pairs(system.pos.numpy().reshape(3, 7, 3), 4.0, row_ptr, sender[:5], vec[:5]) == found
+    system.pos[6, 2] = float("inf")
+    assert all_pairs(system.pos.numpy().reshape(3, 7, 3), 4.0, row_ptr, sender, vec) == -1
+
+
+@pytest.mark.parametrize("dtype", [NUMBA, torch.float64])
+def test_what_changes_between_calls_is_noticed(dtype):
+    """Calls keep what they know of a composition; each of its parts may change, also in place."""
+    evaluator = Evaluator(make(dtype))
+    system = structure([7, 7])
+    changes = [
+        {"z": system.z.flip(0)},
+        {"charge": torch.tensor([0.0, 1.0], dtype=torch.float64)},
+        {"batch": torch.zeros(14, dtype=torch.long), "cell": system.cell[:1], "pbc": system.pbc[:1],
+         "charge": system.charge[:1], "spin": system.spin[:1]},
+        {"cell": 6 * torch.eye(3).double().expand(2, 3, 3), "pbc": torch.ones(2, 3, dtype=torch.bool)},
+        {"pos": system.pos.float(), "cell": system.cell.float(), "charge": system.charge.float()},
+    ]  # fmt: skip
+    for change in changes:
+        other = system.replace(**change)
+        evaluator(system)
+        again, alone = evaluator(other), Evaluator(make(dtype))(other)
+        assert torch.equal(again.energy, alone.energy) and torch.equal(again.forces, alone.forces)
+        assert again.forces.dtype == other.dtype
+    before = evaluator(system).energy
+    system.z[1] = 9 - system.z[1]
+    assert not torch.equal(evaluator(system).energy, before)
+    for name, words in (("spin", "spin multiplicity 3"), ("charge", "charge is not finite"), ("pos", "atom 0")):
+        bad = system.replace(**{name: torch.full_like(getattr(system, name), 3 if name == "spin" else float("nan"))})
+        with pytest.raises(ValueError, match=words):
+            evaluator(bad)
+        evaluator(system)

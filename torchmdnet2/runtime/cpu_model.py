@@ -6,15 +6,16 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import copy
+import threading
 
 import torch
 from torch import Tensor
 
 from ..models.base import sum_over_systems
-from ..neighbors import neighbor_list
 from ..potential import Potential, Result, require_stress
 from ..system import System
 from .check import BOUNDS, CHECKED_ATOMS, cluster, reference, within
+from .cpu_composition import Composition, Values
 from .cpu_tensornet import CpuTensorNet
 from .frozen import FrozenTensorNet
 
@@ -39,6 +40,8 @@ class CpuModel:
         exact = copy.deepcopy(potential).double()
         with torch.no_grad():
             self.isolated = exact.isolated_energies() * potential.energy_scale
+        self._lock = threading.RLock()
+        self._last: Composition | None = None
         self._checked = False
 
     @torch.no_grad()
@@ -51,41 +54,27 @@ class CpuModel:
             ValueError, UnknownElement: as the Potential.
             RuntimeError: the first use did not agree with the reference.
         """
-        potential = self.potential
-        potential.check_elements(system.z)
-        potential._check_spin(system)
+        with self._lock:
+            composition = self._composition(system)
+            if stress:
+                require_stress(system)
+            if not self._checked:
+                self._check(system)
+                self._checked = True
+            values = composition(system, forces or stress)
+        result = Result(torch.from_numpy(values.energy), atom_energies=torch.from_numpy(values.energies))
+        if forces and values.forces is not None:
+            result.forces = torch.from_numpy(values.forces).to(system.dtype)
         if stress:
-            require_stress(system)
-        if not self._checked:
-            self._check(system)
-            self._checked = True
-        result, virial = self._evaluate(system, forces or stress)
-        if stress and virial is not None:
-            result.stress = (virial / system.volume.detach().double()[:, None, None]).to(system.dtype)
-        if not forces:
-            result.forces = None
+            result.stress = (_virial(values, system) / system.volume.double()[:, None, None]).to(system.dtype)
         return result
 
-    def _evaluate(self, system: System, gradient: bool) -> tuple[Result, Tensor | None]:
-        """Result, and the symmetric virials [B, 3, 3] (eV, float64)."""
-        potential, batch = self.potential, system.batch
-        neighbors = neighbor_list(system, potential.cutoff)
-        factor = (1 + 0.1 * system.charge.double())[batch].float()
-        out = self.net.run(
-            system.z, neighbors.row_ptr, neighbors.edge_index[1], neighbors.vectors(system), factor, gradient
-        )
-        energies = out.energy.double()
-        if potential.subtract_isolated:
-            alone = (torch.diff(neighbors.row_ptr) == 0) & (system.charge == 0)[batch]
-            energies = torch.where(alone, 0.0, energies - self.isolated[system.z])
-        energies = energies + potential.prior_energies(system, neighbors).detach()
-        energy = sum_over_systems(energies, batch, system.num_systems) + potential.energy_shift
-        result = Result(energy, atom_energies=energies)
-        if out.forces is None or out.virial is None:
-            return result, None
-        result.forces = out.forces.to(system.dtype)
-        virial = sum_over_systems(out.virial, batch, system.num_systems).reshape(-1, 3, 3)
-        return result, (virial + virial.transpose(1, 2)) / 2
+    def _composition(self, system: System) -> Composition:
+        """That of the system, kept for the next call."""
+        if self._last is None or not self._last.holds(system):
+            self._last = None
+            self._last = Composition(self, system)
+        return self._last
 
     def _check(self, system: System) -> None:
         """Compare with the potential in float64, on this structure or on a cluster from it."""
@@ -93,17 +82,24 @@ class CpuModel:
             system = cluster(system, CHECKED_ATOMS // 2, False)
         periodic = bool((system.volume > 0).all())
         exact = reference(self.potential, system, periodic)
-        ours, virial = self._evaluate(system, True)
-        assert ours.atom_energies is not None and exact.atom_energies is not None
-        assert ours.forces is not None and exact.forces is not None and virial is not None
+        values = Composition(self, system)(system, True)
+        assert exact.atom_energies is not None and exact.forces is not None and values.forces is not None
+        energy, energies, forces = (torch.from_numpy(v) for v in (values.energy, values.energies, values.forces))
         energy_bound, force_bound = BOUNDS["float32"]
         network = exact.atom_energies - self.potential.prior_energies(system).detach()
         scale = max(1.0, float((network.abs() + self.isolated[system.z].abs()).max()))
-        within("energy of an atom, eV", ours.atom_energies, exact.atom_energies, energy_bound * scale)
-        within("energy of a structure, eV", ours.energy, exact.energy, energy_bound * scale * system.num_atoms)
+        within("energy of an atom, eV", energies, exact.atom_energies, energy_bound * scale)
+        within("energy of a structure, eV", energy, exact.energy, energy_bound * scale * system.num_atoms)
         scale = max(1.0, float(exact.forces.abs().max()))
-        within("force, eV/Å", ours.forces.double(), exact.forces, force_bound * scale)
+        within("force, eV/Å", forces.double(), exact.forces, force_bound * scale)
         if exact.stress is not None:
             expected = exact.stress * system.volume.double()[:, None, None]
             bound = force_bound * max(scale * system.num_atoms, float(expected.abs().max()))
-            within("virial, eV", virial, expected, bound)
+            within("virial, eV", _virial(values, system), expected, bound)
+
+
+def _virial(values: Values, system: System) -> Tensor:
+    """Symmetric virials [B, 3, 3] in eV, float64."""
+    assert values.virial is not None
+    virial = sum_over_systems(torch.from_numpy(values.virial), system.batch, system.num_systems).reshape(-1, 3, 3)
+    return (virial + virial.transpose(1, 2)) / 2

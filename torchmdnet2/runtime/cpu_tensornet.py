@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Any, NamedTuple
 
 import numba
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from ..kernels.cpu_node import ROWS
 from ..kernels.cpu_steps import forces, kernels
+from .cpu_threads import Race, ThreadChoice, amount_of_work
 from .frozen import FrozenTensorNet
 
 __all__ = ["CpuOutputs", "CpuTensorNet"]
@@ -40,13 +42,13 @@ class CpuOutputs(NamedTuple):
         virial: [N, 9] eV, Σ vec ⊗ dE/dvec over the edges of each row.
     """
 
-    energy: Tensor
-    forces: Tensor | None
-    virial: Tensor | None
+    energy: Array
+    forces: Array | None
+    virial: Array | None
 
 
 class CpuTensorNet:
-    """Runs a frozen TensorNet over CSR rows on the CPU, on as many threads as PyTorch uses. Thread-safe.
+    """Runs a frozen TensorNet over CSR rows on the CPU, on one thread or on as many as PyTorch uses. Thread-safe.
 
     Args:
         weights: the prepared model, on the CPU.
@@ -77,93 +79,146 @@ class CpuTensorNet:
         self.gate_norm, self.out_norm = norm(w.gate_norm), norm(w.out_norm)
         self.gate, self.gate_t = [t.numpy() for t in w.gate], [t.numpy() for t in w.gate_t]
         self.readout, self.readout_t = [t.numpy() for t in w.readout], [t.numpy() for t in w.readout_t]
-        self._buffers = _Buffers()
+        self._rooms = _Rooms(f, w.num_layers)
+        self._threads = ThreadChoice()
 
     def run(
-        self, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Tensor, charge_factor: Tensor, with_forces: bool = True
+        self, z: Array, row_ptr: Array, sender: Array, vec: Array, charge_factor: Array, with_forces: bool = True
     ) -> CpuOutputs:
         """Energies, and forces with row virials.
 
         Args:
             z: [N] integers.
-            row_ptr: [N + 1], sender: [E] int64; rows sorted by sender and shift, both directions of every pair listed.
-            vec: [E, 3] Å from the atom of the row to the sender.
+            row_ptr: [N + 1], sender: [E or more] int64; rows sorted by sender and shift, both directions of every pair
+                listed.
+            vec: [E or more, 3] float32, Å from the atom of the row to the sender.
             charge_factor: [N] 1 + 0.1 × total charge.
         """
+        atoms, edges = len(z), int(row_ptr[-1])
         with _POOL:
             threads = torch.get_num_threads()
             before = numba.get_num_threads()
             if torch.get_num_threads() != threads:
                 # starting numba's pool sets the number of threads of OpenMP, which PyTorch shares
                 torch.set_num_threads(threads)
-            numba.set_num_threads(max(1, min(threads, _MOST_THREADS)))
+            work = amount_of_work(atoms, edges, self.channels, self.num_layers)
+            race = self._threads(work, min(threads, _MOST_THREADS, -(-atoms // ROWS)), with_forces)
+            number = race.threads if isinstance(race, Race) else race
+            if number != before:
+                numba.set_num_threads(number)
+            started = time.perf_counter()
             try:
-                return self._run(z, row_ptr, sender, vec.float().contiguous().numpy(), charge_factor, with_forces)
+                out = self._run(z, row_ptr, sender, vec, charge_factor, with_forces, edges)
             finally:
-                numba.set_num_threads(before)
+                if number != before:
+                    numba.set_num_threads(before)
+            if isinstance(race, Race):
+                race.took((time.perf_counter() - started) / work)
+            return out
 
     def _run(
-        self, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Array, charge_factor: Tensor, with_forces: bool
+        self, z: Array, row_ptr: Array, sender: Array, vec: Array, charge_factor: Array, with_forces: bool, edges: int
     ) -> CpuOutputs:
-        n, layers, k = z.shape[0], self.num_layers, self.kernels
-        rows, edges, f = -(-n // ROWS) * ROWS, sender.shape[0], self.channels
-        b = self._buffers
-        number, q = b("z", rows, dtype=np.int64), b("q", rows)
-        number[:n], number[n:], q[:n], q[n:] = z.numpy(), 0, charge_factor.numpy(), 1
-        csr = row_ptr.numpy(), sender.numpy()
-        knot, offset, unit = b("knot", edges, dtype=np.int64), b("offset", edges), b("unit", edges, 3)
-        length, slope, gradient = b("length", edges), b("slope", edges), b("gradient", edges, 3)
-        hidden, gate = b("hidden", rows, 2 * f), b("gate", rows, 3 * f)
-        x0, mixed, g, dy = (b(name, rows, 9 * f) for name in ("x0", "mixed", "g", "dy"))
-        x, inverse = b("x", layers + 1, rows, 9 * f), b("inverse", layers + 1, rows, f)
-        y, m, d, dm = (b(name, layers, rows, 9 * f) for name in ("y", "m", "d", "dm"))
+        n, layers, k = len(z), self.num_layers, self.kernels
+        r = self._rooms(-(-n // ROWS) * ROWS, edges)
+        r.z[:n], r.z[n:], r.q[:n], r.q[n:] = z, 0, charge_factor, 1
+        energy = np.empty(len(r.q), np.float32)
         elements = self.z_receiver, self.z_sender
 
         k.embedding(
-            n, *csr, vec, number, self.knots, self.decay, self.scale, self.embedding_table, self.embedding_self,
-            *elements, *self.gate_norm, *self.gate, self.embedding_mix[0], self.mix_in[0][0], knot, offset, unit,
-            length, x0, hidden, gate, mixed, x[0], inverse[0], y[0],
+            n, row_ptr, sender, vec, r.z, self.knots, self.decay, self.scale, self.embedding_table,
+            self.embedding_self, *elements, *self.gate_norm, *self.gate, self.embedding_mix[0], self.mix_in[0][0],
+            r.knot, r.offset, r.unit, r.length, r.x0, r.hidden, r.gate, r.mixed, r.x[0], r.inverse[0], r.y[0],
         )  # fmt: skip
         for i in range(layers):
             after = min(i + 1, layers - 1)
             k.interaction(
-                n, *csr, knot, offset, self.layer_tables[i], self.layer_self[i], q, self.mix_out[i][0],
-                self.mix_in[after][0], i + 1 == layers, x[i], y[i], m[i], d[i], x[i + 1], inverse[i + 1], y[after],
+                n, row_ptr, sender, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q,
+                self.mix_out[i][0], self.mix_in[after][0], i + 1 == layers, r.x[i], r.y[i], r.m[i], r.d[i],
+                r.x[i + 1], r.inverse[i + 1], r.y[after],
             )  # fmt: skip
-        energy = np.empty(rows, np.float32)
         k.readout(
-            *self.out_norm, *self.readout, *self.readout_t, self.mix_out[-1][1], q, x[-1], d[-1], y[-1], m[-1],
-            energy, g, dm[-1], dy,
+            *self.out_norm, *self.readout, *self.readout_t, self.mix_out[-1][1], r.q, r.x[-1], r.d[-1], r.y[-1],
+            r.m[-1], energy, r.g, r.dm[-1], r.dy,
         )  # fmt: skip
         if not with_forces:
-            return CpuOutputs(torch.from_numpy(energy[:n]), None, None)
-        slope[:] = 0
+            return CpuOutputs(energy[:n], None, None)
+        r.slope[:edges] = 0
         for i in reversed(range(layers)):
             before = max(i - 1, 0)
             k.message_backward(
-                n, *csr, knot, offset, self.layer_tables[i], self.layer_self[i], q, self.mix_in[i][1],
-                self.mix_out[before][1], i == 0, x[i], inverse[i], y[i], dm[i], dy, slope, g, d[before], y[before],
-                m[before], dm[before],
+                n, row_ptr, sender, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q,
+                self.mix_in[i][1], self.mix_out[before][1], i == 0, r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy,
+                r.slope, r.g, r.d[before], r.y[before], r.m[before], r.dm[before],
             )  # fmt: skip
         k.embedding_backward(
-            n, *csr, number, knot, offset, unit, length, self.embedding_table, *elements, self.gate_norm[0],
-            self.gate_norm[2], *self.gate_t, self.embedding_mix[1], x0, hidden, gate, mixed, g, slope, gradient,
+            n, row_ptr, sender, r.z, r.knot, r.offset, r.unit, r.length, self.embedding_table, *elements,
+            self.gate_norm[0], self.gate_norm[2], *self.gate_t, self.embedding_mix[1], r.x0, r.hidden, r.gate,
+            r.mixed, r.g, r.slope, r.gradient,
         )  # fmt: skip
         force, virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)
-        forces(*csr, vec, gradient, force, virial)
-        return CpuOutputs(*map(torch.from_numpy, (energy[:n], force, virial)))
+        forces(row_ptr, sender, vec, r.gradient, force, virial)
+        return CpuOutputs(energy[:n], force, virial)
 
 
-class _Buffers:
-    """Memory by name: it grows when more is needed, and is used again otherwise."""
+class _Room:
+    """Arrays for a number of rows and edges, with any contents; lists have one array for each layer."""
 
-    def __init__(self) -> None:
+    z: Array
+    q: Array
+    knot: Array
+    offset: Array
+    unit: Array
+    length: Array
+    slope: Array
+    gradient: Array
+    hidden: Array
+    gate: Array
+    x0: Array
+    mixed: Array
+    g: Array
+    dy: Array
+    x: list[Array]
+    inverse: list[Array]
+    y: list[Array]
+    m: list[Array]
+    d: list[Array]
+    dm: list[Array]
+
+
+class _Rooms:
+    """The room for the run at hand, in memory that grows when more is needed, and is used again otherwise."""
+
+    def __init__(self, channels: int, layers: int):
+        self.channels, self.layers = channels, layers
         self._memory: dict[str, Array] = {}
+        self._rows, self._edges, self._room = -1, -1, _Room()
 
-    def __call__(self, name: str, *shape: int, dtype: Any = np.float32) -> Array:
-        """An array of this shape with any contents."""
-        size = math.prod(shape)
-        memory = self._memory.get(name)
-        if memory is None or memory.size < size:
-            memory = self._memory[name] = np.empty(size, dtype)
-        return memory[:size].reshape(shape)
+    def __call__(self, rows: int, edges: int) -> _Room:
+        if rows != self._rows or edges > self._edges:
+            self._rows, self._edges = rows, edges + edges // 8
+            self._room = self._furnish(rows, self._edges)
+        return self._room
+
+    def _furnish(self, rows: int, edges: int) -> _Room:
+        f, layers, room = self.channels, self.layers, _Room()
+        shapes: dict[str, tuple[int, ...]] = {
+            **dict.fromkeys(("z", "q"), (rows,)),
+            **dict.fromkeys(("knot", "offset", "length", "slope"), (edges,)),
+            **dict.fromkeys(("unit", "gradient"), (edges, 3)),
+            "hidden": (rows, 2 * f),
+            "gate": (rows, 3 * f),
+            **dict.fromkeys(("x0", "mixed", "g", "dy"), (rows, 9 * f)),
+            "x": (layers + 1, rows, 9 * f),
+            "inverse": (layers + 1, rows, f),
+            **dict.fromkeys(("y", "m", "d", "dm"), (layers, rows, 9 * f)),
+        }
+        for name, shape in shapes.items():
+            size = math.prod(shape)
+            memory = self._memory.get(name)
+            if memory is None or memory.size < size:
+                memory = np.empty(size, np.int64 if name in ("z", "knot") else np.float32)
+                self._memory[name] = memory
+            array = memory[:size].reshape(shape)
+            setattr(room, name, list(array) if name in ("x", "inverse", "y", "m", "d", "dm") else array)
+        return room

@@ -87,13 +87,16 @@ class ReferenceBoundStep(BoundStep):
         if self._error is not None:
             return
         try:
-            result = self._compute()
+            self._step()
         except ValueError as error:
             self._error = error
             for name in ("forces", "energy", "atom_energies", "stress"):
                 if getattr(self, name) is not None:
                     getattr(self, name).fill_(float("nan"))
-            return
+
+    def _step(self) -> None:
+        """Overwrite the results; a ValueError leaves them as they are."""
+        result = self._compute()
         with torch.no_grad():
             for name in ("forces", "energy", "atom_energies", "stress"):
                 if getattr(self, name) is not None:
