@@ -214,14 +214,42 @@ def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     named = ["--energy-key", "E", "--forces-key", "F", "--energy-unit", "hartree", "--json"]
     _, out, _ = run(capsys, "evaluate", folder / "model.tmn", tmp_path / "hartree.xyz", *named)
     assert json.loads(out)["forces"]["mae"] == pytest.approx(0.2, rel=1e-4)
-    (tmp_path / "splits.json").write_text(json.dumps({"test": {"files": ["x"], "indices": [1, 4]}}))
+    (tmp_path / "splits.json").write_text(
+        json.dumps({"test": {"files": [str(folder / "data.xyz")], "indices": [1, 4]}})
+    )
     split = ["--split", tmp_path / "splits.json"]
     _, out, _ = run(capsys, "evaluate", folder / "model.tmn", folder / "data.xyz", "--json", *split)
     assert json.loads(out)["frames"] == 2
     arguments = ["evaluate", folder / "model.tmn", folder / "data.xyz"]
     assert "train" in fails(capsys, 2, *arguments, *split, "--subset", "train")
     assert "--split" in fails(capsys, 2, *arguments, "--subset", "train")
+    other = ["evaluate", folder / "model.tmn", tmp_path / "hartree.xyz", *named, *split]
+    assert "made for other frames" in fails(capsys, 1, *other)
     assert fails(capsys, 1, *arguments, "--energy-key", "wrong")
+
+
+def test_evaluate_writes_predictions(capsys, folder, tmp_path):
+    model, data, out = folder / "model.tmn", folder / "data.xyz", tmp_path / "predicted.xyz"
+    code, text, _ = run(capsys, "evaluate", model, data, "--json", "--output", out, "--batch-size", "4")
+    frames, given = read(out, ":"), read(data, ":")
+    errors = [a.get_potential_energy() - a.info["reference_energy"] for a in frames]
+    assert code == 0 and np.abs(errors).mean() == pytest.approx(json.loads(text)["energy"]["mae"], rel=1e-6)
+    differences = [a.get_forces() - a.arrays["reference_forces"] for a in frames]
+    assert np.abs(differences).mean() == pytest.approx(json.loads(text)["forces"]["mae"], rel=1e-5)
+    assert [a.info["frame"] for a in frames] == [f"{data}, frame {k}" for k in range(6)]
+    for atoms in given:
+        atoms.calc = None
+    write(tmp_path / "bare.xyz", given)
+    bare = ["evaluate", model, tmp_path / "bare.xyz"]
+    assert "no frame has 'energy'" in fails(capsys, 1, *bare, "--output", tmp_path / "x.xyz")
+    assert "--output" in fails(capsys, 2, *bare, "--unlabelled")
+    assert "6 frames are in" in run(capsys, *bare, "--unlabelled", "--output", tmp_path / "x.xyz")[1]
+    again = read(tmp_path / "x.xyz", ":")
+    for one, two in zip(again, frames, strict=True):
+        assert one.get_potential_energy() == two.get_potential_energy()
+        assert np.array_equal(one.get_forces(), two.get_forces()) and "reference_forces" not in one.arrays
+    missing = tmp_path / "none" / "x.xyz"
+    assert "none" in fails(capsys, 1, *bare, "--unlabelled", "--output", missing)
 
 
 # --- train, import -----------------------------------------------------------------------------------------------

@@ -29,8 +29,10 @@ def atomic_write(path: str | os.PathLike, content: bytes | str) -> None:
             os.fsync(file.fileno())
         os.chmod(aside, 0o666 & ~umask())
         os.replace(aside, path)
-    except BaseException:
+    except BaseException as error:
         Path(aside).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say what it was full for
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     if hasattr(os, "O_DIRECTORY"):
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -46,6 +46,10 @@ def test_several_files(folder):
     assert len(data.summary().splitlines()) == 4
     with pytest.raises(BadData, match="named twice"):
         open_dataset([str(folder / "*.xyz"), str(folder / "a.xyz")])
+    (folder / "link.xyz").symlink_to("a.xyz")
+    for other in (f"{folder}/./a.xyz", folder / "link.xyz"):
+        with pytest.raises(BadData, match="named twice"):
+            open_dataset([folder / "a.xyz", other])
 
 
 def test_a_key_must_be_in_one_of_the_files(folder):
@@ -62,6 +66,8 @@ def test_missing_files(folder):
         open_dataset(folder / "aa.xyz")
     with pytest.raises(FileNotFoundError, match=r"no data file .*\*\.traj"):
         open_dataset(str(folder / "*.traj"))
+    with pytest.raises(FileNotFoundError, match="is a folder; name the files in it"):
+        open_dataset(folder)
     with pytest.raises(FileNotFoundError):
         open_dataset([])
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from .common import Command, add_device, device_name, make_console
+
+if TYPE_CHECKING:
+    from ..data import Dataset
 
 __all__ = ["add"]
 
@@ -24,6 +27,8 @@ def add(command: Command) -> None:
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="with --split (default: test)")
     test.add_argument("--batch-size", type=int, default=32, help="frames at a time (default: 32)")
+    test.add_argument("--output", metavar="FILE", help="extended XYZ with the predictions, labels as reference_…")
+    test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_device(test, dtype="float64")
 
@@ -33,10 +38,12 @@ def _evaluate(options: argparse.Namespace) -> None:
     from ..checkpoint import load
     from ..data import open_dataset
     from ..errors import BadConfig
-    from ..training.batches import Frames
+    from ..potential import Result
+    from ..training.batches import Batch, Frames
     from ..training.evaluation import evaluate
     from ..training.labels import label_keys, label_units
     from ..training.parts import predicted_shapes
+    from ..training.predictions import PredictionFile, predicted_frames
     from ..training.trainer import Properties
 
     if options.batch_size < 1:
@@ -47,11 +54,24 @@ def _evaluate(options: argparse.Namespace) -> None:
     units = _chosen(options, "unit", trained.get("units") or {})
     shapes = predicted_shapes(potential)
     keys, units = label_keys(keys, shapes), label_units(units, shapes)
-    dataset = open_dataset(options.data if len(options.data) > 1 else options.data[0], keys=keys, units=units)
-    frames = Frames(dataset, _frames_of_split(options, len(dataset)), potential.cutoff, cache_bytes=0)
     wanted = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
-    found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False, units=trained.get("units") or {})
-    if options.json:
+    if options.unlabelled:
+        if options.output is None:
+            raise BadConfig("--unlabelled: without labels there are no errors; give --output for the predictions")
+        keys = {name: key for name, key in keys.items() if name in ("charge", "spin", "numbers")}
+    dataset = open_dataset(options.data if len(options.data) > 1 else options.data[0], keys=keys, units=units)
+    frames = Frames(dataset, _frames_of_split(options, dataset), potential.cutoff, cache_bytes=0)
+    plain = trained.get("units") or {}
+    with PredictionFile(options.output) if options.output else nullcontext() as file:
+
+        def write(batch: Batch, result: Result) -> None:
+            if file is not None:
+                file.add(predicted_frames(batch, result, [dataset.name(index) for index in batch.frames]))
+
+        found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False, units=plain, each=write)
+    if options.unlabelled:
+        print(f"{len(frames)} frames are in {options.output}")
+    elif options.json:
         print(json.dumps({"frames": len(frames), **found.errors}, indent=1, ensure_ascii=False))
     else:
         _print_errors(found.errors, f"{options.model} on {len(frames)} frames of {', '.join(options.data)}")
@@ -63,22 +83,19 @@ def _chosen(options: argparse.Namespace, kind: str, trained: dict[str, Any]) -> 
     return {**trained, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _frames_of_split(options: argparse.Namespace, total: int) -> list[int]:
+def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]:
+    from ..data import read_splits
     from ..errors import BadConfig
 
     if options.split is None:
         if options.subset:
             raise BadConfig("--subset chooses from a split: give --split too")
-        return list(range(total))
+        return list(range(len(dataset)))
     subset = options.subset or "test"
-    try:
-        indices = json.loads(Path(options.split).read_text(encoding="utf-8"))[subset]["indices"]
-        inside = all(isinstance(i, int) and 0 <= i < total for i in indices)
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadConfig(f"{options.split}: no '{subset}' frames in it: {error!r}") from error
-    if not inside:
-        raise BadConfig(f"{options.split}: goes with another data file: this one has {total} frames")
-    return indices
+    found = read_splits(options.split, dataset, options.data)
+    if subset not in found:
+        raise BadConfig(f"{options.split}: no '{subset}' frames of these data in it; there are {', '.join(found)}")
+    return found[subset]
 
 
 def _print_errors(errors: dict[str, Any], title: str) -> None:

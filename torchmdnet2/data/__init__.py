@@ -20,6 +20,7 @@ from .hdf5 import HDF5Dataset
 from .hdf5_writer import write_hdf5
 from .memory import InMemoryDataset, LoadedDataset
 from .npy_format import NpyReader
+from .npz_format import NpzReader
 from .reader import Reader
 from .sampler import epoch_batches, epoch_order, in_order
 from .sources import AUTO_BYTES, cache_folder, cache_root, cached, missing_keys
@@ -61,6 +62,7 @@ FORMATS = {
     "h5": "hdf5",
     "hdf5": "hdf5",
     "npy": "npy",
+    "npz": "npz",
 }
 """file extension -> format."""
 
@@ -80,8 +82,8 @@ def open_dataset(
             least one frame of one of the files.
         units: quantity -> unit that the files are written in, as {"energy": "hartree", "length": "bohr"}. Units that
             an HDF5 file states itself are used instead.
-        format: "extxyz", "db", "traj", "hdf5", "npy" (see `NpyReader`), a format of ase.io by its name there, or None
-            or "auto": by the file's extension, before .gz, .bz2 or .xz.
+        format: "extxyz", "db", "traj", "hdf5", "npy" and "npz" (see `NpyReader`, `NpzReader`), a format of ase.io by
+            its name there, or None or "auto": by the file's extension, before .gz, .bz2 or .xz.
         cache: "off": HDF5 is read frame by frame, other formats at once; "auto": everything is read at once, but files
             of more than 200 MiB together are converted once into a cache in `cache_root()`; or a folder where caches
             are always made. See `CachedDataset`.
@@ -144,7 +146,7 @@ def _format_of(path: str) -> str:
     extension = (["", *suffixes])[-2 if compressed else -1]
     if extension not in FORMATS:
         raise BadData(
-            f"{path}: the extension '.{extension}' does not tell its format{did_you_mean(extension, FORMATS)} "
+            f"{path}: the extension '.{extension}' does not tell its format{did_you_mean(extension, FORMATS) or '.'} "
             f"Known: {', '.join(FORMATS)}; or give the format"
         )
     return FORMATS[extension]
@@ -153,6 +155,8 @@ def _format_of(path: str) -> str:
 def _reader(
     path: str, keys: Mapping[str, str | None] | None, units: Mapping[str, str | None] | None, format: str
 ) -> Reader:
+    if format == "npz":
+        return NpzReader(path, keys, units)
     if format != "hdf5":
         return AseReader(path, keys, units, format)
     return AceReader(path, keys, units) if is_ace(path) else HDF5Dataset(path, keys, units, require_keys=False)
@@ -176,13 +180,16 @@ def _expand(paths: Sequence[str | PathLike]) -> list[str]:
             continue
         matches = sorted(_glob.glob(path, recursive=True)) if _glob.has_magic(path) else []
         if not matches:
+            if Path(path).is_dir():
+                raise FileNotFoundError(f"{path} is a folder; name the files in it, as in '{Path(path) / '*.xyz'}'")
             folder = Path(path).parent
             near = did_you_mean(Path(path).name, [p.name for p in folder.iterdir()] if folder.is_dir() else [])
             raise FileNotFoundError(f"there is no data file {path}{near}")
         files.extend(matches)
     if not files:
         raise FileNotFoundError("no data file is given")
-    twice = next((file for k, file in enumerate(files) if file in files[:k]), None)
+    real = [os.path.realpath(file) for file in files]
+    twice = next((file for k, file in enumerate(files) if real[k] in real[:k]), None)
     if twice is not None:
         raise BadData(f"{twice}: this file is named twice; its frames would count double, and leak between subsets")
     return files

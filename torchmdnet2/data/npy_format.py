@@ -20,12 +20,72 @@ from .conversion import checked_keys, label_factors
 from .dataset import LABELS, Sample
 from .reader import Chunk, Reader
 
-__all__ = ["NpyReader"]
+__all__ = ["ArrayReader", "NpyReader"]
 
 _CHUNK_ATOMS = 65_536  # read at once, at most
 
 
-class NpyReader(Reader):
+class ArrayReader(Reader):
+    """What readers of plain arrays share."""
+
+    _factors: dict[str, float]
+
+    def _read_units(self, units: Mapping[str, str | None], kind: str) -> None:
+        """Take the units of all that is read; `kind` of files is named where they are not known."""
+        self._factors = label_factors(units, self.path)
+        for name in ("length", *self.keys):
+            if name in LABELS and ":" in name:
+                self._factors.setdefault(name, 1.0)
+            if name in (*LABELS, "length") and name not in self._factors:
+                raise BadData(f"{self.path}: {kind} files state no units; declare them, as in "
+                              "{energy: kcal/mol, length: angstrom}")  # fmt: skip
+
+    def _frames_of(self, where: str, arrays: Mapping[str, tuple[str, np.ndarray]]) -> Iterator[Chunk]:
+        """The frames of one molecule.
+
+        Args:
+            where: what they are named after.
+            arrays: "pos" [S, N, 3], "z" [N] or [S, N] and labels -> where each is from, and its numbers.
+        """
+        pos, z = arrays["pos"][1], arrays["z"][1]
+        if pos.ndim != 3 or pos.shape[2] != 3 or 0 in pos.shape:
+            raise BadData(f"{where}: coordinates of the shape [frames, atoms, 3] are expected, not {pos.shape}")
+        frames, atoms = pos.shape[:2]
+        if z.shape not in ((atoms,), (frames, atoms)) or (z != np.round(z)).any():
+            raise BadData(f"{arrays['z'][0]}: {atoms} whole atomic numbers are expected, as in {where}")
+        for name in self.keys:
+            wanted = (frames, *((atoms,) if name in LABELS and LABELS[name].per_atom else ()),
+                      *(LABELS[name].row if name in LABELS else ()))  # fmt: skip
+            path, array = arrays[name]
+            if array.shape not in (wanted, (*wanted, 1)):
+                raise BadData(f"{path}: {name} has the shape {array.shape}; {where} needs {wanted}")
+            self.counts[name] += frames
+        step = max(1, _CHUNK_ATOMS // atoms)
+        for first in range(0, frames, step):
+            part = slice(first, min(first + step, frames))
+            sample = self._sample({name: array for name, (_, array) in arrays.items()}, part)
+            self.num_frames += sample.system.num_systems
+            yield Chunk(check_batch(sample, where, first), where, first)
+
+    def _sample(self, arrays: Mapping[str, np.ndarray], part: slice) -> Sample:
+        def rows(name: str) -> torch.Tensor:
+            return torch.from_numpy(np.array(arrays[name][part], dtype=np.float64)) * self._factors.get(name, 1.0)
+
+        pos = torch.from_numpy(np.array(arrays["pos"][part], dtype=np.float64)) * self._factors["length"]
+        frames, atoms = pos.shape[:2]
+        z = arrays["z"].astype(np.int64)
+        system = System(
+            z=torch.from_numpy(np.broadcast_to(z[part] if z.ndim == 2 else z, (frames, atoms)).reshape(-1).copy()),
+            pos=pos.reshape(-1, 3),
+            batch=torch.arange(frames).repeat_interleave(atoms),
+            charge=rows("charge").reshape(frames) if "charge" in arrays else torch.zeros(frames),
+            spin=rows("spin").reshape(frames) if "spin" in arrays else torch.zeros(frames),
+        )
+        labels = {name: rows(name).reshape(LABELS[name].of(system)) for name in self.keys if name in LABELS}
+        return Sample(system, labels)
+
+
+class NpyReader(ArrayReader):
     """Frames of .npy files, mapped into memory.
 
     Args:
@@ -47,13 +107,7 @@ class NpyReader(Reader):
         numbers = patterns.pop("numbers")
         self.keys = self.asked = checked_keys(patterns, self.path)
         self.available, self.counts = set(patterns.values()), Counter()
-        self._factors = label_factors(units or {}, self.path)
-        for name in ("length", *self.keys):
-            if name in LABELS and ":" in name:
-                self._factors.setdefault(name, 1.0)
-            if name in (*LABELS, "length") and name not in self._factors:
-                raise BadData(f"{self.path}: .npy files state no units; declare them, as in "
-                              "{energy: kcal/mol, length: angstrom}")  # fmt: skip
+        self._read_units(units or {}, ".npy")
         self._sets = {"pos": list(coordinates), "z": self._matches("numbers", numbers, len(coordinates))}
         for name, pattern in self.keys.items():
             if name == "virial":
@@ -73,42 +127,7 @@ class NpyReader(Reader):
         self.num_frames = 0
         for k, where in enumerate(self._sets["pos"]):
             arrays = {name: (files[k], _load(files[k])) for name, files in self._sets.items()}
-            pos, z = arrays["pos"][1], arrays["z"][1]
-            if pos.ndim != 3 or pos.shape[2] != 3 or 0 in pos.shape:
-                raise BadData(f"{where}: coordinates of the shape [frames, atoms, 3] are expected, not {pos.shape}")
-            frames, atoms = pos.shape[:2]
-            if z.shape != (atoms,) or (z != np.round(z)).any():
-                raise BadData(f"{arrays['z'][0]}: {atoms} whole atomic numbers are expected, as in {where}")
-            for name in self.keys:
-                wanted = (frames, *((atoms,) if name in LABELS and LABELS[name].per_atom else ()),
-                          *(LABELS[name].row if name in LABELS else ()))  # fmt: skip
-                path, array = arrays[name]
-                if array.shape not in (wanted, (*wanted, 1)):
-                    raise BadData(f"{path}: {name} has the shape {array.shape}; {where} needs {wanted}")
-                self.counts[name] += frames
-            step = max(1, _CHUNK_ATOMS // atoms)
-            for first in range(0, frames, step):
-                part = slice(first, min(first + step, frames))
-                sample = self._sample({name: array for name, (_, array) in arrays.items()}, part)
-                self.num_frames += sample.system.num_systems
-                yield Chunk(check_batch(sample, where, first), where, first)
-
-    def _sample(self, arrays: Mapping[str, np.ndarray], part: slice) -> Sample:
-        def rows(name: str) -> torch.Tensor:
-            return torch.from_numpy(np.array(arrays[name][part], dtype=np.float64)) * self._factors.get(name, 1.0)
-
-        pos = torch.from_numpy(np.array(arrays["pos"][part], dtype=np.float64)) * self._factors["length"]
-        frames, atoms = pos.shape[:2]
-        z = torch.from_numpy(arrays["z"].astype(np.int64))
-        system = System(
-            z=z.repeat(frames),
-            pos=pos.reshape(-1, 3),
-            batch=torch.arange(frames).repeat_interleave(atoms),
-            charge=rows("charge").reshape(frames) if "charge" in arrays else torch.zeros(frames),
-            spin=rows("spin").reshape(frames) if "spin" in arrays else torch.zeros(frames),
-        )
-        labels = {name: rows(name).reshape(LABELS[name].of(system)) for name in self.keys if name in LABELS}
-        return Sample(system, labels)
+            yield from self._frames_of(where, arrays)
 
 
 def _load(path: str) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from ..data.dataset import LABELS
-from ..potential import Potential
+from ..potential import Potential, Result
 from ..system import System
-from .batches import Frames, Loader, in_order
+from .batches import Batch, Frames, Loader, in_order
 from .labels import prediction, property_of
 from .loss import Residual, atoms_per_system, residuals
 from .loss_config import LossConfig
@@ -47,6 +47,7 @@ def evaluate(
     num_workers: int = 0,
     keep_pairs: bool = True,
     units: Mapping[str, Any] | None = None,
+    each: Callable[[Batch, Result], None] | None = None,
 ) -> Evaluation:
     """Errors on all given frames.
 
@@ -58,6 +59,7 @@ def evaluate(
         num_workers: reading processes.
         keep_pairs: keep labels and predictions too.
         units: the section `data.units` as plain data, for the units of further labels.
+        each: called with every batch and the predictions for it.
 
     Raises:
         UnknownElement: a frame holds an element that the potential was not trained on.
@@ -69,6 +71,8 @@ def evaluate(
     for batch in Loader(frames, num_workers)(in_order(len(frames), batch_size)):
         batch = batch.to(potential.device)
         result = predict(potential, batch, properties)
+        if each is not None:
+            each(batch, result)
         found = residuals(result, batch.sample.labels)
         sums.add(found, batch.sample.system)
         if keep_pairs:

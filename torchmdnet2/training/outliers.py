@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..potential import Potential
 from .batches import Frames, Loader
 from .evaluation import Evaluation
+from .predictions import predicted_frames
 from .trainer import Properties, predict
 
 if TYPE_CHECKING:
@@ -64,22 +65,8 @@ def find_outliers(
 
 
 def _atoms(potential: Potential, frames: Frames, position: int, properties: Properties) -> Atoms:
-    from ase.calculators.singlepoint import SinglePointCalculator
-
-    batch = next(iter(Loader(frames)([[position]])))
-    labels = batch.sample.labels
-    atoms = batch.sample.system.to_ase()[0]
-    result = predict(potential, batch.to(potential.device), properties)
-    atoms.info["frame"] = frames.data.name(batch.frames[0])
-    predicted: dict[str, Any] = {"energy": float(result.energy[0])}
-    if result.forces is not None:
-        predicted["forces"] = result.forces.double().cpu().numpy()
-    atoms.calc = SinglePointCalculator(atoms, **predicted)
-    if "energy" in labels:
-        atoms.info["reference_energy"] = float(labels["energy"][0])
-    if "forces" in labels:
-        atoms.arrays["reference_forces"] = labels["forces"].double().numpy()
-    return atoms
+    batch = next(iter(Loader(frames)([[position]]))).to(potential.device)
+    return predicted_frames(batch, predict(potential, batch, properties), [frames.name(position)])[0]
 
 
 def outlier_frames(found: Sequence[Outlier]) -> list[Atoms]:

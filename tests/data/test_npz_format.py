@@ -1,0 +1,86 @@
+"""Single .npz files: sGDML's and rMD17's names, units, and whatever can be wrong with them."""
+
+import numpy as np
+import pytest
+
+from torchmdnet2.data import CachedDataset, open_dataset
+from torchmdnet2.errors import BadData
+from torchmdnet2.units import BOHR, HARTREE, KCAL_MOL
+
+RNG = np.random.default_rng(0)
+Z = np.array([8, 1, 1])
+POS, FORCES = RNG.normal(size=(2, 5, 3, 3))
+ENERGY = RNG.normal(size=5) - 5e4
+UNITS = {"energy": "kcal/mol", "length": "angstrom"}
+SGDML = {"R": POS, "z": Z.astype(np.uint8), "E": ENERGY[:, None], "F": FORCES}
+RMD17 = {"coords": POS, "nuclear_charges": Z, "energies": ENERGY, "forces": FORCES, "old_energies": ENERGY}
+KEYS = {"energy": "energy", "forces": "forces"}  # the defaults of a training
+
+
+def written(folder, content):
+    np.savez(folder / "a.npz", **content)
+    return folder / "a.npz"
+
+
+@pytest.mark.parametrize("content", [SGDML, RMD17, {**SGDML, "z": np.tile(Z, (5, 1))}])
+@pytest.mark.parametrize("keys", [KEYS, None])
+@pytest.mark.parametrize("cached", [False, True])
+def test_both_sets_of_names(tmp_path, content, keys, cached, monkeypatch):
+    monkeypatch.setattr("torchmdnet2.data.npy_format._CHUNK_ATOMS", 6)  # two frames at a time
+    data = open_dataset(written(tmp_path, content), keys, UNITS, cache=tmp_path / "caches" if cached else "off")
+    assert isinstance(data, CachedDataset) == cached and len(data) == 5
+    batch = data.batch(range(5))
+    assert batch.system.z.tolist() == 5 * Z.tolist()
+    np.testing.assert_array_equal(batch.system.pos, POS.reshape(-1, 3))
+    np.testing.assert_allclose(batch.labels["energy"], ENERGY * KCAL_MOL, rtol=1e-15)
+    np.testing.assert_allclose(batch.labels["forces"], FORCES.reshape(-1, 3) * KCAL_MOL, rtol=1e-14)
+    assert data.name(3).endswith("a.npz, frame 3")
+
+
+def test_a_key_of_its_own_and_charges(tmp_path):
+    content = {**RMD17, "charge": np.full(5, -1), "old_energies": ENERGY + 1}
+    sample = open_dataset(written(tmp_path, content), {"energy": "old_energies"}, UNITS)[0]
+    assert sample.labels.keys() == {"energy"} and float(sample.system.charge[0]) == -1
+    assert float(sample.labels["energy"][0]) == pytest.approx((ENERGY[0] + 1) * KCAL_MOL, rel=1e-15)
+
+
+def test_units_that_the_file_states(tmp_path):
+    path = written(tmp_path, {**SGDML, "e_unit": "hartree", "r_unit": np.bytes_("bohr")})
+    sample = open_dataset(path, KEYS)[0]
+    np.testing.assert_allclose(sample.system.pos, POS[0] * BOHR, rtol=1e-15)
+    np.testing.assert_allclose(sample.labels["forces"], FORCES[0] * HARTREE / BOHR, rtol=1e-14)
+    with pytest.raises(BadData, match="state no units; declare them"):
+        open_dataset(written(tmp_path, {**SGDML, "e_unit": "N/A", "r_unit": "Ang"}), KEYS)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"R": None}, "positions are expected as R, coords"),
+        ({"z": None}, "atomic numbers are expected as z, nuclear_charges"),
+        ({"E": ENERGY[:4]}, r"array 'E': energy has the shape \(4,\)"),
+        ({"F": FORCES[:, :2]}, r"array 'F': forces has the shape \(5, 2, 3\)"),
+        ({"z": np.array([8, 1])}, "3 whole atomic numbers"),
+        ({"z": np.array([8, 1, 1.5])}, "3 whole atomic numbers"),
+        ({"R": np.where(POS == POS[2, 1, 0], np.nan, POS)}, r"a\.npz, frame 2: atom 1"),
+        ({"E": np.array([{}] * 5)}, "'E' is damaged or not made of numbers"),
+        ({"E": np.array(["x"] * 5)}, "'E' is not made of numbers"),
+        ({"E": None}, "no frame has 'energy'"),
+        ({"lattice": np.eye(3)}, "periodic"),
+    ],
+)
+def test_faults_are_named(tmp_path, change, message):
+    content = {name: array for name, array in {**SGDML, **change}.items() if array is not None}
+    with pytest.raises(BadData, match=message):
+        open_dataset(written(tmp_path, content), KEYS, UNITS)
+
+
+def test_damaged_files(tmp_path):
+    path = written(tmp_path, SGDML)
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    changed[whole.index(POS.tobytes()[:64]) + 5] ^= 1
+    for content in (b"", b"junk" * 50, whole[: len(whole) // 2], bytes(changed)):
+        path.write_bytes(content)
+        with pytest.raises(BadData, match=r"a\.npz: .*damaged"):
+            open_dataset(path, KEYS, UNITS)
