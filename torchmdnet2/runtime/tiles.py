@@ -57,11 +57,12 @@ class Tiles:
     interaction: Walk = Walk(16, 1, 32, 16)
     message_backward: Walk = Walk(1, 1, 32, 1)
     embedding_backward: Walk = Walk(1, 2, 64, 1)
-    hidden: Block = Block(32, 64, 64, 4, 2)
+    # sums of 32 by themselves here, in the gate and the read-out: the matrix units round towards zero, energies shift
+    hidden: Block = Block(32, 64, 32, 4, 1)
     gate: Block = Block(16, 64, 32, 4, 3)
     gate_backward: Block = Block(32, 64, 32, 4, 3)
     readout_hidden: Block = Block(16, 64, 64, 4, 1)
-    readout: Block = Block(16, 64, 64, 4, 1)
+    readout: Block = Block(16, 64, 32, 4, 1)
     readout_gradient: Block = Block(16, 64, 32, 4, 3)
     embedding_mix: Block = Block(16, 64, 16, 4, 3)
     mix: Block = Block(16, 64, 16, 4, 3)
@@ -139,11 +140,7 @@ _HUNDREDS = Tiles(
 _THOUSAND = Tiles(
     message_backward=Walk(1, 4, 32, 1),
     embedding_backward=Walk(1, 2, 64, 1),
-    hidden=Block(32, 64, 64, 4, 2),
-    gate=Block(16, 64, 64, 4, 1),
     gate_backward=Block(16, 64, 32, 4, 3),
-    readout_hidden=Block(16, 64, 64, 4, 1),
-    readout=Block(16, 64, 64, 4, 1),
     readout_gradient=Block(16, 32, 32, 4, 3),
     embedding_mix=Block(16, 64, 16, 4, 3),
     mix=Block(16, 64, 16, 4, 3),
