@@ -195,44 +195,46 @@ def test_a_changed_byte_in_a_state_is_noticed(tmp_path):
 def test_a_signal_ends_a_training_with_its_state_saved(raw_config, tmp_path, monkeypatch, name, at):
     run_training(parse_config(in_folder(raw_config, tmp_path / "whole")))
     config = parse_config(in_folder(raw_config, tmp_path / "parts"))
-    original, handlers = Trainer.step, [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    original, handlers = Trainer.steps, [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
 
-    def signalled(trainer, batch):
-        if trainer.step_count + 1 == at:
-            os.kill(os.getpid(), getattr(signal, name))
-        return original(trainer, batch)
+    def signalled(trainer, order):
+        for loss in original(trainer, order):
+            if trainer.step_count + 1 == at:
+                os.kill(os.getpid(), getattr(signal, name))
+            yield loss
 
-    monkeypatch.setattr(Trainer, "step", signalled)
+    monkeypatch.setattr(Trainer, "steps", signalled)
     with pytest.raises(KeyboardInterrupt, match=f"stopped by {name} after step {at}; .* --resume auto") as stop:
         run_training(config)
     assert stop.value.exit_code == 128 + getattr(signal, name)
     assert load_state(tmp_path / "parts" / "state.safetensors")[1]["step"] == at
     assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    monkeypatch.setattr(Trainer, "step", original)
+    monkeypatch.setattr(Trainer, "steps", original)
     run_training(config, resume="must")
     for file in ("best.tmn", "state.safetensors"):
         assert weights_hash(tmp_path / "whole" / file) == weights_hash(tmp_path / "parts" / file)
 
 
 def test_a_second_signal_ends_it_at_once(raw_config, monkeypatch):
-    def impatient(trainer, batch):
+    def impatient(trainer, order):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("it went on")
 
-    monkeypatch.setattr(Trainer, "step", impatient)
+    monkeypatch.setattr(Trainer, "steps", impatient)
     with pytest.raises(KeyboardInterrupt, match=r"^$"):
         run_training(parse_config(raw_config))
 
 
 def test_the_command_says_how_to_go_on(raw_config, tmp_path, monkeypatch, capsys):
-    original = Trainer.step
+    original = Trainer.steps
 
-    def terminated(trainer, batch):
-        os.kill(os.getpid(), signal.SIGTERM)
-        return original(trainer, batch)
+    def terminated(trainer, order):
+        for loss in original(trainer, order):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield loss
 
-    monkeypatch.setattr(Trainer, "step", terminated)
+    monkeypatch.setattr(Trainer, "steps", terminated)
     (tmp_path / "c.yaml").write_text(json.dumps(raw_config))
     assert main(["train", str(tmp_path / "c.yaml")]) == 143
     error = capsys.readouterr().err

@@ -14,6 +14,7 @@ from .batches import training_batches
 from .config import Config
 from .data_notes import closest_pair
 from .labels import property_of
+from .loop import pays_on_cpu
 from .metrics import UNITS
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
             log.say(f"rms of the force components: {facts['forces_rms']:.4g} {UNITS['forces']}")
             if not 10 * KB < facts["forces_rms"] < 100:
                 log.say("note: that is unusual; are data.units right?")
-        if trainer.device.type == "cuda" and config.training.cuda_graphs:
+        if config.training.cuda_graphs and (trainer.device.type == "cuda" or pays_on_cpu(trainer)):
             trainer.pack()  # where it can be done, as the training will
         seconds, memory = _measure(trainer)
         epoch = seconds * trainer.steps_per_epoch
@@ -81,8 +82,11 @@ def _measure(trainer: Trainer) -> tuple[float, float]:
     order = (training_batches(trainer.train, trainer.config, 0) * (_STEPS + 1))[: _STEPS + 1]
     if trainer.packed is not None:
         _device_memory(trainer.device, reset=True)
-        _run(trainer, order)  # captures graphs
-        return _run(trainer, order) / len(order), _device_memory(trainer.device)
+        _run(trainer, order)  # captures graphs, compiles kernels
+        seconds = _run(trainer, order) / len(order)
+        if trainer.device.type == "cuda":
+            return seconds, _device_memory(trainer.device)
+        return seconds, _activation_bytes(trainer, list(trainer.train_loader(order)))
     batches = [batch.to(trainer.device) for batch in trainer.train_loader(order)]
     memory = _activation_bytes(trainer, batches)
     times = []
