@@ -1,4 +1,5 @@
-"""ASE and OpenMM on the GPU: what the CPU gives in float64, also when everything changes between calls."""
+"""ASE and OpenMM on the GPU: what the CPU gives in float64, also when everything changes between calls. Bars R26 (ASE),
+R27 (OpenMM), R8, R11, R16, R17, R29."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def assert_right(calc, exact, atoms: Atoms, stress: bool = False, charge: int = 
 
 
 def test_moving_atoms_and_cells(calc, exact):
-    """Every step is right, those on the static buffers too; stress in between."""
+    """R16 and R26: every step is right, those on the static buffers too; stress in between."""
     atoms = crystal()
     assert_right(calc, exact, atoms)
     rng = np.random.default_rng(0)
@@ -73,6 +74,7 @@ def test_moving_atoms_and_cells(calc, exact):
 
 
 def test_results_are_fresh_arrays(calc):
+    """R26."""
     atoms = crystal()
     kept = []
     for step in range(4):
@@ -84,6 +86,7 @@ def test_results_are_fresh_arrays(calc):
 
 
 def test_other_structures_and_charges_in_between(calc, exact):
+    """R16 and R26: never the numbers of another molecule, charge, element or pbc."""
     ethanol, water = molecule("CH3CH2OH"), molecule("H2O")
     for step in range(3):
         for atoms, charge in ((ethanol, 0), (ethanol, 1), (water, 0), (ethanol, 1), (ethanol, 1), (ethanol, 1)):
@@ -99,6 +102,7 @@ def test_other_structures_and_charges_in_between(calc, exact):
 
 
 def test_more_edges_than_there_is_room_for(calc, exact):
+    """R8."""
     atoms = crystal()
     atoms.pbc = False
     compact = atoms.positions.copy()
@@ -111,6 +115,7 @@ def test_more_edges_than_there_is_room_for(calc, exact):
 
 
 def test_bad_positions_are_named_and_forgotten(calc, exact):
+    """R11."""
     atoms = crystal()
     for _ in range(3):
         atoms.rattle(0.01, seed=1)
@@ -126,6 +131,7 @@ def test_bad_positions_are_named_and_forgotten(calc, exact):
 
 
 def test_copies_pickles_threads_streams(potential, exact):
+    """R17, R26 and R29: 8 threads, each on a stream of its own, equal one after the other to the bit."""
     calc = TorchMDNet2Calculator(potential, device="cuda")
     frames = [crystal() for _ in range(16)]
     for k, atoms in enumerate(frames):
@@ -146,6 +152,7 @@ def test_copies_pickles_threads_streams(potential, exact):
 
 
 def test_committee_and_batches(potential, exact):
+    """R5 and R26: equal members have no spread, a list of structures gives what each alone does."""
     calc = CommitteeCalculator([potential, potential], device="cuda")
     frames = [crystal(), molecule("CH3CH2OH"), crystal()]
     for atoms in frames:
@@ -156,7 +163,7 @@ def test_committee_and_batches(potential, exact):
 
 
 def test_models_with_charges():
-    """Which do not run on the static buffers: charges and dipole at every step."""
+    """R26 for models that do not run on the static buffers: charges and dipole at every step."""
     config = {**CONFIG, "properties": [{"name": "charges"}, {"name": "dipole"}]}
     with torch.random.fork_rng():
         torch.manual_seed(3)
@@ -171,6 +178,7 @@ def test_models_with_charges():
 
 
 def test_double_precision_is_exact(potential, exact):
+    """R15 in float64."""
     calc = TorchMDNet2Calculator(potential, device="cuda", dtype=torch.float64)
     atoms = crystal()
     np.testing.assert_allclose(
@@ -180,7 +188,7 @@ def test_double_precision_is_exact(potential, exact):
 
 @pytest.mark.parametrize("platform", ["CUDA", "CPU", "Reference"])
 def test_openmm(potential, exact, platform):
-    """On OpenMM's own CUDA platform too: the numbers of the CPU over a trajectory, and no race between streams."""
+    """R17 and R27: the numbers of the CPU over a run; with OpenMM's CUDA platform too, where streams could race."""
     openmm = pytest.importorskip("openmm")
     from openmm import app, unit
 

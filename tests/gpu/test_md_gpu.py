@@ -1,4 +1,5 @@
-"""Molecular dynamics in CUDA graphs: against steps one by one, restarts, room for edges, statistics."""
+"""Molecular dynamics in CUDA graphs (issue: `md` resident on the GPU): R16 (replay = steps one by one), R8 (room for
+edges), R10 (drift), R11 (only finite frames), R19 and R20 (restarts to the bit), Langevin's statistics."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def atomistics(frame, replicas=1):
 @pytest.mark.parametrize("frame", [molecule("CH3CH2OH"), lattice(9, 2.4, jitter=0.1)], ids=["9", "729"])
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
-    """Positions and velocities after 47 steps: constant energy to the last bit, Langevin to rounding."""
+    """R16: positions and velocities after 47 steps, constant energy to the last bit, Langevin to rounding."""
     atoms = atomistics(frame, replicas)
     system = System.from_ase([frame] * replicas, device="cuda")
     vel = maxwell_boltzmann(atoms, 300.0, range(replicas))
@@ -85,7 +86,7 @@ def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
 
 
 def test_models_without_fused_kernels(tmp_path):
-    """Autograd in a graph of its own, between launches of the integrator."""
+    """R16 for autograd in a graph of its own, between launches of the integrator."""
     frame = molecule("CH3CH2OH")
     atoms, system = atomistics(frame), System.from_ase(frame, device="cuda")
     with torch.random.fork_rng():
@@ -109,7 +110,7 @@ def test_models_without_fused_kernels(tmp_path):
 
 
 def test_same_as_on_the_cpu(potential, tmp_path):
-    """Constant energy and Langevin, noise included: float32 against float32."""
+    """R15 over 100 steps: constant energy and Langevin, noise included, float32 against float32."""
     frame = molecule("CH3CH2OH")
     for ensemble in ("nve", "nvt"):
         options = MDOptions(
@@ -127,6 +128,7 @@ def test_same_as_on_the_cpu(potential, tmp_path):
 @pytest.mark.parametrize("ensemble", ["nve", "nvt"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_restart_is_bitwise(potential, tmp_path, ensemble, replicas):
+    """R19 and R20: 37 + 53 steps are 90 steps."""
     for name, parts in (("once", [90]), ("twice", [37, 90])):
         for k, steps in enumerate(parts):
             o = MDOptions(
@@ -150,6 +152,7 @@ def test_restart_is_bitwise(potential, tmp_path, ensemble, replicas):
 
 
 def test_replicas_are_separate_runs(potential, tmp_path):
+    """R5: a batch of four is four singles."""
     frame = lattice(2, 2.6, jitter=0.05)
     together = run_md(
         potential, frame, MDOptions(60, temperature=30, replicas=4, every=20, output=f"{tmp_path}/r"), device="cuda"
@@ -163,7 +166,7 @@ def test_replicas_are_separate_runs(potential, tmp_path):
 
 
 def test_more_room_in_the_middle(potential, tmp_path):
-    """Atoms that fly together: several times more edges than there was room for; the run goes on as on the CPU."""
+    """R8: atoms that fly together; several times more edges than there was room for; the run goes on as on the CPU."""
     weak = make(1e-3)
     frame = lattice(4, 4.4)
     frame.set_velocities(-0.0025 * frame.positions / 0.0982269478)  # halfway to the centre in 200 fs
@@ -214,6 +217,7 @@ def test_langevin_distribution(tmp_path):
 
 
 def test_energy_is_conserved(potential, tmp_path):
+    """R10 in float32, 1 ps: ten times below the bar of 1e-5 eV/atom/ps."""
     o = MDOptions(4000, timestep=0.25, every=20, temperature=30, output=f"{tmp_path}/e")
     result = run_md(potential, lattice(4, 2.6, jitter=0.05), o, device="cuda")
     assert abs(result.drift) < 1e-6  # eV/atom/ps
@@ -221,7 +225,7 @@ def test_energy_is_conserved(potential, tmp_path):
 
 
 def test_explosion_names_step_and_atoms(tmp_path):
-    """Strong forces that pull atoms into each other."""
+    """R11: strong forces that pull atoms into each other; all frames written before are finite."""
     o = MDOptions(2000, timestep=1.0, every=10, output=f"{tmp_path}/x")
     with pytest.raises(Unphysical, match=r"step (\d\d): atom 0 \(C\) and atom 1 \(C\).*last good frame \(step \d\d\)"):
         run_md(make(1.0), molecule("CH3CH2OH"), o, device="cuda")

@@ -1,4 +1,5 @@
-"""Every model, head and prior gives on the GPU what it gives on the CPU, and captured what it gives eager."""
+"""Every model, head and prior gives on the GPU what it gives on the CPU, and captured what it gives eager: R8, R15 and
+R16 for models without fused kernels ("any registered model still gets a captured autograd graph")."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ PRIORS = [
 
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_gpu_is_cpu(kind):
-    """Energy, forces, stress, charges and properties in float64."""
+    """R15 in float64: energy, forces, stress, charges and properties."""
     properties = [{"name": "charges"}, {"name": "scalar_property", "property": "gap", "reduce": "mean"}]
     potential = variant(kind, properties=properties, priors=PRIORS, atom_filter=1)
     names = ["molecule", "ion"] if kind.endswith("all_pairs") else ["triclinic cell", "tiny cell", "left-handed cell"]
@@ -97,7 +98,7 @@ def assert_close(name, ours, theirs, exact):
 @pytest.mark.parametrize("kind", CAPTURED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_captured_is_eager(kind, dtype):
-    """A graph is replayed for other positions, cells, charges and elements; results are those of the potential."""
+    """R15 and R16: replayed for other positions, cells, charges, elements, graphs give what the potential gives."""
     molecules = kind.endswith("all_pairs")
     potential = variant(kind, properties=HEADS, priors=CAPTURED_PRIORS).to("cuda", dtype)
     evaluator = Evaluator(potential, graphs=True, stress=not molecules)
@@ -120,6 +121,7 @@ def test_captured_is_eager(kind, dtype):
 
 
 def test_captured_batches_and_float64_positions():
+    """R15 for batches, with float64 positions of a float32 model."""
     potential = variant("equivariant_transformer").cuda().float()
     evaluator = Evaluator(potential)
     batch = System.concatenate([cluster(torch.float64, seed=1), cluster(torch.float64, False), cluster(torch.float64)])
@@ -130,6 +132,7 @@ def test_captured_batches_and_float64_positions():
 
 
 def test_captured_overflow_is_redone(monkeypatch):
+    """R8."""
     monkeypatch.setattr("torchmdnet2.runtime.graphs.ladder", lambda edges: max(16, -(-edges // 16) * 16))
     potential = variant("transformer", priors=CAPTURED_PRIORS).cuda()
     evaluator = Evaluator(potential, graphs=True)
@@ -147,6 +150,7 @@ def test_captured_overflow_is_redone(monkeypatch):
 
 
 def test_a_captured_bound_step_does_not_wait():
+    """No host synchronisation in a replay, and R11 when it is checked."""
     potential = variant("graph_network").cuda()
     system = cluster(torch.float64)
     bound = Evaluator(potential).bind(system, stress=True)
@@ -204,6 +208,7 @@ def test_what_cannot_be_captured_runs_eager_and_says_so(how):
 
 
 def test_ewald_runs_eager_and_says_so():
+    """The Evaluator falls back, saying so."""
     potential = variant("tensornet2_ewald").cuda()
     evaluator = Evaluator(potential)
     for _ in range(2):
@@ -212,6 +217,7 @@ def test_ewald_runs_eager_and_says_so():
 
 
 def test_changed_weights_of_captured_models_are_noticed():
+    """R16: never stale."""
     potential = variant("transformer").cuda()
     evaluator, system = Evaluator(potential, graphs=True), cluster(torch.float64)
     before = evaluator(system)

@@ -1,4 +1,5 @@
-"""The Triton neighbor search on a real GPU: bars R6 and R8, graphs, streams, determinism."""
+"""The Triton neighbor search on a real GPU: bars R6 (right for every cell), R8 (overflow), R16 (replay), R17 (streams),
+R19 (determinism). Where a test names no other bar it shows R6 for one size, method or kind of structure."""
 
 from __future__ import annotations
 
@@ -51,21 +52,20 @@ def search_for(system, capacity, method="auto", **options):
 
 
 def assert_matches(search, system):
-    """Everything a search wrote, against the reference and its differentiable vectors in float64."""
-    system = system.to("cpu")
+    """Everything a search wrote, against the reference (on the GPU, in float64) and its differentiable vectors."""
     reference = neighbor_list_reference(system, CUTOFF)
     num = reference.num_edges
     assert int(search.needed) == num and int(search.flag) == 0
-    assert torch.equal(search.row_ptr.cpu().long(), reference.row_ptr)
-    assert torch.equal(search.receiver[:num].cpu().long(), reference.edge_index[0])
-    assert torch.equal(search.sender[:num].cpu().long(), reference.edge_index[1])
-    assert torch.equal(search.shift[:num].cpu().long(), reference.shift)
+    assert torch.equal(search.row_ptr.long(), reference.row_ptr)
+    assert torch.equal(search.receiver[:num].long(), reference.edge_index[0])
+    assert torch.equal(search.sender[:num].long(), reference.edge_index[1])
+    assert torch.equal(search.shift[:num].long(), reference.shift)
     if num == 0:
         return
     exact = reference.vectors(system.to(dtype=torch.float64))
     tight = 3e-7 if search.dtype == torch.float32 else 1e-11  # half an ulp of 4 Å; of positions at some 100 Å
-    assert float((search.vectors[:num].cpu().double() - exact).abs().max()) < tight
-    assert float((search.distances[:num].cpu().double() - exact.norm(dim=1)).abs().max()) < tight
+    assert float((search.vectors[:num].double() - exact).abs().max()) < tight
+    assert float((search.distances[:num].double() - exact.norm(dim=1)).abs().max()) < tight
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -180,7 +180,8 @@ def test_one_structure_of_any_size(num_atoms, pbc):
 
 @pytest.mark.parametrize(("method", "num_atoms"), [("pairs", 300), ("pairs", 2500), ("cells", 3000)])
 def test_skin_under_replay(method, num_atoms):
-    """Drifting atoms, a new cell and an overflow, in one graph; the list is that of a new search every time."""
+    """R6, R8 and R16 for the skin: drifting atoms, a new cell and an overflow, in one graph; the list is that of a new
+    search every time."""
     from torchmdnet2.neighbors.skin import SkinNeighborSearch
 
     system = random_box(num_atoms, seed=3)
@@ -224,6 +225,7 @@ def test_skin_under_replay(method, num_atoms):
 
 @pytest.mark.parametrize("method", ["pairs", "cells"])
 def test_graph_replay_follows_moving_atoms_and_cell(method):
+    """R16, and R8 for a flag that stays up until it is taken down."""
     system = random_box(2000, seed=1)
     search, (pos, cell, pbc) = search_for(system, 80_000, method)
     search(pos, cell, pbc)  # compiles
@@ -313,6 +315,7 @@ def test_padding_atoms_have_no_neighbors():
 
 @pytest.mark.parametrize(("method", "num_atoms"), [("pairs", 1000), ("pairs", 5000), ("cells", 5000)])
 def test_same_input_same_bits(method, num_atoms):
+    """R19."""
     system = random_box(num_atoms, seed=4)
     search, given = search_for(system, 300_000, method)
     search(*given)
@@ -327,7 +330,7 @@ def test_same_input_same_bits(method, num_atoms):
 
 
 def test_runs_on_the_current_stream():
-    """Work queued before on another stream must be seen: positions arrive late there."""
+    """R17: work queued before on another stream must be seen; positions arrive late there."""
     system = random_box(2000, seed=9)
     search, (pos, cell, pbc) = search_for(system, 100_000)
     search(pos, cell, pbc)
