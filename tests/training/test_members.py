@@ -18,6 +18,7 @@ from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.members import member_config, run_members
+from torchmdnet2.training.run import run_training
 from torchmdnet2.training.spread import rank_correlation
 
 
@@ -81,6 +82,10 @@ def test_members_and_their_spread(ensemble, raw_config, data_file, tmp_path):
     assert before == [(folder / f"member_{k}" / "best.tmn").read_bytes() for k in range(3)]
     with pytest.raises(BadConfig, match="holds a finished run"):
         run_members(config, 3)
+    with pytest.raises(BadConfig, match="holds an ensemble"):
+        run_training(config)
+    with pytest.raises(BadConfig, match="holds the run of a single model"):
+        run_members(member_config(config, 0), 2)
 
 
 def test_what_is_listed_is_what_is_loaded(ensemble):

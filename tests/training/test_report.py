@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import re
 import sys
 import types
@@ -77,19 +78,36 @@ def test_page_needs_no_other_file(folder):
         assert (folder / f"{name}.png").read_bytes() in pictures
     assert len(pictures) == 4 + 3
     shown = html.unescape(re.sub(r"<[^>]*>", " ", re.sub("<style>.*?</style>", "", text, flags=re.DOTALL)))
-    import json
-
     errors = json.loads((folder / "metrics.json").read_text())
     for subset in ("test", "validation"):
         assert f"{1e3 * errors[subset]['forces']['mae']:.3f}" in shown
     assert f"{1e3 * errors['test']['forces_by_element']['O']['rmse']:.3f}" in shown
-    for part in ("b.xyz", "c<d>.xyz", "frames/s", "MiB", "hidden_channels: 8", "24 train, 6 validation, 10 test"):
+    assert re.search(r"energy per atom\s+\(meV/atom\)\s+forces\s+\(meV/Å\)", shown)  # heads of the worst frames
+    for part in (
+        "elements H, C, O; cutoff 3.0 Å",
+        "reference energy",
+        "b.xyz",
+        "c<d>.xyz",
+        "frames/s",
+        "MiB",
+        "hidden_channels: 8",
+        "24 train, 6 validation, 10 test",
+    ):
         assert part in shown, part
     assert "c<d>" not in text  # names of files are escaped
     from torchmdnet2.checkpoint import read_header
 
     digests = read_header(folder / "best.tmn")["metadata"]["data"]["files"]
     assert len(digests) == 3 and all(digest in shown for digest in digests.values())
+
+
+def test_errors_beside_the_spread_of_the_labels(folder):
+    shown = html.unescape(re.sub(r"<[^>]*>", " ", (folder / "report.html").read_text(encoding="utf-8")))
+    found = re.search(r"test\s+forces\s+[\d.]+\s+([\d.]+)\s+meV/Å\s+\d+\s+([\d.e+]+) %", shown)
+    splits = json.loads((folder / "splits.json").read_text())["test"]
+    frames = [atoms for file in splits["files"] for atoms in read(file, ":")]
+    spread = np.concatenate([frames[k].get_forces() for k in splits["indices"]]).std()
+    assert float(found[2]) == pytest.approx(0.1 * float(found[1]) / spread, rel=0.06)  # two digits
 
 
 def test_worst_frames_are_found(folder):

@@ -37,8 +37,8 @@ def default_config_yaml(model: str = "tensornet") -> str:
         elif name == "priors":
             entry = _section(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "fit"})
             entry[0] = entry[0].replace("    name", "  - name", 1)
-            entry[1] = (
-                f"{'    energies: fit':<{_COLUMN}}# fit: least squares on the training frames; or {{H: -13.6, …}} in eV"
+            entry[1] = _line(
+                "    energies: fit", "fit; isolated, or a file: energies of single atoms; {H: -13.6, …} in eV"
             )
             lines += ["priors:  # terms added to the network; [] for none", *entry]
         elif not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):

@@ -11,6 +11,7 @@ import torch
 
 from ..data.dataset import LABELS
 from ..potential import Potential, Result
+from ..priors import Atomref
 from ..system import System
 from .batches import Batch, Frames, Loader, in_order
 from .labels import prediction, property_of
@@ -28,8 +29,9 @@ class Evaluation:
 
     Attributes:
         errors: MAE, RMSE, count and unit by property, and of forces by element (`ErrorSums.summary`).
-        pairs: property -> (label, prediction) arrays of the labels that are present: "energy_per_atom" [n] in
-            eV/atom, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³, and all others by name.
+        pairs: property -> (label, prediction) arrays of the labels that are present: "energy_per_atom" [n] in eV/atom,
+            less the reference energies, "forces" [n] components in eV/Å, "stress" [n] components in eV/Å³, and all
+            others by name.
         by_frame: rms error of each frame, [frames], NaN where it has no label: "energy_per_atom", "forces", … as in
             `pairs`; and "frame", its index in the data set.
     """
@@ -83,7 +85,8 @@ def evaluate(
             label, predicted = batch.sample.labels[name].double(), value.double()
             if name == "energy":
                 atoms = atoms_per_system(batch.sample.system).clamp(min=1)
-                name, label, predicted = "energy_per_atom", label / atoms, predicted / atoms
+                alone = _references(potential, batch.sample.system)
+                name, label, predicted = "energy_per_atom", (label - alone) / atoms, (predicted - alone) / atoms
             kept.setdefault(property_of(name), []).append(
                 (_chosen(label, residual.present), _chosen(predicted, residual.present))
             )
@@ -98,6 +101,16 @@ def evaluate(
         for name in names
     }
     return Evaluation(sums.summary(), pairs, columns)
+
+
+def _references(potential: Potential, system: System) -> torch.Tensor:
+    """Reference energies of each structure, [B] eV; 0 without any."""
+    alone = torch.zeros(system.num_systems, dtype=torch.float64, device=system.pos.device)
+    for prior in potential.priors:
+        if isinstance(prior, Atomref):
+            table = prior.initial if prior.change is None else prior.initial + prior.change.detach().double()
+            alone.index_add_(0, system.batch, table.to(alone)[system.z])
+    return alone
 
 
 def _rms_by_frame(found: Mapping[str, Residual], system: System) -> dict[str, np.ndarray]:

@@ -82,7 +82,8 @@ def costs(setup: Setup, trainer: Trainer) -> dict[str, str]:
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device}, {torch.cuda.get_device_name(device)}"
-    return f"{device}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{device}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def _peak_memory(device: torch.device) -> float:

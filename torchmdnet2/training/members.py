@@ -77,6 +77,8 @@ def run_members(
         run_training(member_config(config, 0, bootstrap), check=True, log=log)
         say(f"{count} members, one after the other: {count} times as long")
         return None
+    if (Path(config.output.folder) / "state.safetensors").is_file():
+        raise BadConfig(f"output.folder: {config.output.folder} holds the run of a single model; choose another folder")
     paths = []
     for k in range(count):
         say(f"member {k + 1} of {count}")

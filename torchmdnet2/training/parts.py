@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -26,16 +27,19 @@ class _Baseline(Section):
 
 
 def _check_prior(value: Any) -> dict[str, Any]:
-    """One entry of `priors`; atomref may say `energies: fit` or `keep`, and may name elements by symbol."""
+    """One entry of `priors`; energies of atomref may be a word or a file (`isolated`), or name elements by symbol."""
     if isinstance(value, Mapping) and value.get("name") == "baseline" and "potential" not in value:
         return _Baseline.model_validate(value).model_dump()
     word, given = None, value
     if isinstance(value, Mapping) and value.get("name") == "atomref":
         energies = value.get("energies", "fit")
-        if energies in ("fit", "keep"):
+        if energies in ("fit", "keep", "isolated") or (isinstance(energies, str) and Path(energies).is_file()):
             word = energies
         elif not isinstance(energies, Mapping):
-            raise ValueError(f"energies: should be 'fit' or a table of element: eV, got {energies!r}")
+            raise ValueError(
+                "energies: should be 'fit', 'isolated', a file of single atoms, or a table of element: eV, got "
+                f"{energies!r}"
+            )
         given = {**value, "energies": _by_atomic_number(energies) if word is None else None}
     checked = validate_choice(given, PRIORS, None)
     return {**checked, "energies": word} if word else checked

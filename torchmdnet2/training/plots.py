@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["pictures", "spread_picture", "structures"]
 
 _MOST_POINTS = 20_000  # of a parity plot
+_MOST_STICKS = 500  # atoms of a structure that is drawn with bonds
 _FILES = {"energy_per_atom": "energy_parity", "forces": "force_parity"}  # others: their name + _parity
 
 
@@ -107,17 +108,15 @@ def _parity(
     pairs: tuple[np.ndarray, np.ndarray], errors: Mapping[str, Any], name: str, subset: str, axes: Axes
 ) -> None:
     label, predicted = pairs
-    title = {"energy_per_atom": "energy per atom − mean", "forces": "force components"}.get(
-        name, name.replace("_", " ")
-    )
-    if name == "energy_per_atom":  # absolute energies hide all differences
-        label, predicted = label - label.mean(), predicted - label.mean()
+    known = {"energy_per_atom": "energy per atom − references", "forces": "force components"}
+    title = known.get(name, name.replace("_", " "))
     stride = -(-len(label) // _MOST_POINTS)
-    scale, unit = (1e3, f" (m{errors['unit']})") if errors["unit"] else (1.0, "")
-    text = f"MAE {scale * errors['mae']:.3g}\nRMSE {scale * errors['rmse']:.3g}"
+    scale, unit = (1e3, f"m{errors['unit']}") if errors["unit"] else (1.0, "")
+    text = "\n".join(f"{kind.upper()} {scale * errors[kind]:.3g} {unit}".rstrip() for kind in ("mae", "rmse"))
     axes.plot(scale * label[::stride], scale * predicted[::stride], ".", ms=4, alpha=0.5, mew=0, label=text)
     ends = [scale * min(label.min(), predicted.min()), scale * max(label.max(), predicted.max())]
     axes.plot(ends, ends, color="0.4", lw=0.8)
+    unit = unit and f" ({unit})"
     axes.set(xlabel=f"reference{unit}", ylabel=f"predicted{unit}", title=f"{title.capitalize()}, {subset} frames")
     axes.legend(loc="upper left")
 
@@ -133,11 +132,27 @@ def _elements(errors: Mapping[str, Any], subset: str, axes: Axes) -> None:
 
 
 def _structure(atoms: Atoms, axes: Axes) -> None:
-    from ase.visualize.plot import plot_atoms
+    """Balls and sticks, the nearest last; the cell of a periodic structure."""
+    from ase.data import covalent_radii
+    from ase.data.colors import jmol_colors
+    from matplotlib.patches import Circle
 
-    flat = atoms.copy()
-    flat.positions -= flat.positions.mean(0)
-    if not flat.pbc.any() and len(flat) > 2:
-        flat.positions = flat.positions @ np.linalg.svd(flat.positions, full_matrices=True)[2].T
-    plot_atoms(flat, axes, radii=0.35)
+    pos, radii = atoms.positions - atoms.positions.mean(0), covalent_radii[atoms.numbers]
+    if atoms.pbc.any():
+        corners = np.array(np.meshgrid([0, 1], [0, 1], [0, 1])).reshape(3, -1).T @ atoms.cell.array
+        for one, two in zip(*np.triu_indices(8, 1), strict=True):
+            edge = corners[[one, two]] - atoms.positions.mean(0)
+            if np.isclose(np.linalg.norm(edge[1] - edge[0]), atoms.cell.lengths()).any():
+                axes.plot(*edge[:, :2].T, color="0.75", lw=0.6, zorder=-1e6)
+    elif len(atoms) > 2:
+        pos = pos @ np.linalg.svd(pos, full_matrices=True)[2].T
+    if len(atoms) <= _MOST_STICKS:
+        near = np.linalg.norm(pos[:, None] - pos, axis=2) < 1.25 * np.add.outer(radii, radii)
+        for one, two in zip(*np.triu(near, 1).nonzero(), strict=True):
+            depth = float(pos[[one, two], 2].mean())
+            axes.plot(*pos[[one, two], :2].T, color="0.45", lw=2.0, zorder=depth, solid_capstyle="round")
+    for place, radius, z in zip(pos, radii, atoms.numbers, strict=True):
+        axes.add_patch(Circle(place[:2], 0.5 * radius, fc=jmol_colors[z], ec="0.2", lw=0.6, zorder=float(place[2])))
+    axes.set_aspect("equal")
+    axes.autoscale_view()
     axes.set_axis_off()

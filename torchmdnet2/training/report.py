@@ -15,7 +15,7 @@ import yaml
 
 from .. import __version__
 from ..files import atomic_write
-from ..potential import Potential
+from ..potential import SYMBOLS, Potential
 from .batches import Frames
 from .evaluation import Evaluation
 from .metrics import shown
@@ -31,8 +31,8 @@ h1 { font-size: 1.6rem; margin-bottom: .2rem }
 h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ccd }
 table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .18rem .7rem; text-align: right }
 th { border-bottom: 1px solid #99a; font-weight: 600 }
-td:first-child, th:first-child { text-align: left; padding-left: 0 }
-tr:nth-child(even) td { background: #f6f7f9 } td.text { text-align: left }
+td:first-child, th:first-child { padding-left: 0 } .text { text-align: left }
+tr:nth-child(even) td { background: #f6f7f9 }
 .pictures { display: flex; flex-wrap: wrap; gap: .6rem } .pictures img { width: 30rem; max-width: 100% }
 .structure { width: 8rem } pre { background: #f6f7f9; padding: .8rem; overflow-x: auto; font-size: .82rem }
 code { font-size: .85em; overflow-wrap: anywhere } .note { color: #57606a }
@@ -100,14 +100,20 @@ def write_report(folder: Path, report: Report) -> list[Path]:
 def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequence[Outlier]) -> str:
     data = report.metadata.get("data", {})
     files = _table(
-        ["data file", "sha256"], [[path, digest] for path, digest in data.get("files", {}).items()], code=True
+        ["data file", "sha256"],
+        [[path, digest] for path, digest in data.get("files", {}).items()],
+        code=True,
+        left=(0, 1),
     )
     by_element = report.evaluations[subset].errors.get("forces_by_element", {})
     body = [
         f"<h1>{html.escape(report.title)}</h1>",
         f"<p class=note>{html.escape(_headline(report))}</p>",
+        f"<p class=note>{html.escape(_subject(report))}</p>",
         "<h2>Errors</h2>",
         _error_table(report.evaluations),
+        "<p class=note>Spread: RMSE over the standard deviation of the labels, energies less the reference energies; "
+        "100 % is what a constant would have.</p>",
         _file_table(report.evaluations[subset], report.frames[subset], subset),
         "<div class=pictures>",
         *(_image(content, name.replace("_", " ")) for name, content in drawn.items()),
@@ -117,14 +123,17 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
         rows = [[z, *_numbers(e)] for z, e in by_element.items()]
         body += [
             f"<h2>Forces by element, {subset} frames</h2>",
-            _table(["element", "MAE", "RMSE", "unit", "labels"], rows),
+            _table(["element", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 3)),
         ]
     if found:
-        body += [f"<h2>Largest errors, {subset} frames</h2>", _outlier_table(found)]
+        body += [f"<h2>Largest errors, {subset} frames</h2>", _outlier_table(found, report.evaluations[subset].errors)]
         body.append("<p class=note>Structures, labels and predictions are in outliers.xyz.</p>")
-    body += ["<h2>Time and memory</h2>", _table(["", ""], [[k, v] for k, v in report.costs.items()])]
+    body += ["<h2>Time and memory</h2>", _table(["", ""], [[k, v] for k, v in report.costs.items()], left=(0, 1))]
     counts = ", ".join(f"{len(frames)} {name}" for name, frames in report.frames.items())
     body += ["<h2>Data</h2>", f"<p>{html.escape(counts)}; split: {html.escape(str(data.get('split', '')))}</p>", files]
+    references = _references(report.potential)
+    if references:
+        body.append(_table(["element", "reference energy", "unit"], references, left=(0, 2)))
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
     body += ["<h2>Configuration</h2>", f"<pre>{html.escape(text)}</pre>"]
     return _document(report.title, body)
@@ -154,11 +163,11 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=note>{len(members)} members; errors on {metrics['subset']} frames</p>",
         "<h2>Errors</h2>",
-        _table(["", "property", "MAE", "RMSE", "unit", "labels"], rows),
+        _table(["", "property", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 1, 4)),
         "<h2>Spread</h2>",
         "<p>Standard deviation of the members beside the error of their mean; of forces, lengths by atom. The "
         "correlation is that of the ranks: 1 where a larger spread always means a larger error.</p>",
-        _table(["", "rms spread", "rms error", "unit", "correlation"], spread),
+        _table(["", "rms spread", "rms error", "unit", "correlation"], spread, left=(0, 3)),
         "<div class=pictures>",
         *(_image(image, "error over spread") for image in images),
         "</div>",
@@ -182,14 +191,35 @@ def _headline(report: Report) -> str:
     )
 
 
+def _subject(report: Report) -> str:
+    """What the model is for: level of theory, elements, cutoff."""
+    theory = report.metadata.get("data", {}).get("level_of_theory", "not stated")
+    elements = ", ".join(SYMBOLS[z] for z in report.potential.elements)
+    named = f"{theory}; " if theory != "not stated" else ""
+    return f"{named}elements {elements}; cutoff {report.potential.cutoff} Å"
+
+
+def _references(potential: Potential) -> list[list[str]]:
+    """Rows of the reference energies."""
+    tables = [p["energies"] for p in potential.config["priors"] if p["name"] == "atomref" and p["energies"]]
+    return [[SYMBOLS[int(z)], f"{energy:.6f}", "eV"] for table in tables for z, energy in table.items()]
+
+
 def _error_table(evaluations: Mapping[str, Evaluation]) -> str:
     rows = [
-        [subset, name.replace("_", " "), *_numbers(error)]
+        [subset, name.replace("_", " "), *_numbers(error), _of_spread(evaluation, name, error)]
         for subset, evaluation in reversed(list(evaluations.items()))
         for name, error in evaluation.errors.items()
         if name != "forces_by_element"
     ]
-    return _table(["frames", "property", "MAE", "RMSE", "unit", "labels"], rows)
+    return _table(["frames", "property", "MAE", "RMSE", "unit", "labels", "of spread"], rows, left=(0, 1, 4))
+
+
+def _of_spread(evaluation: Evaluation, name: str, error: Mapping[str, Any]) -> str:
+    """RMSE as a part of the standard deviation of the labels, in percent; "" where there is none."""
+    labels = evaluation.pairs[name][0] if name in evaluation.pairs else np.zeros(0)
+    spread = float(labels.std()) if len(labels) else 0.0
+    return f"{100 * error['rmse'] / spread:.2g} %" if spread > 0 else ""
 
 
 def _numbers(error: Mapping[str, Any]) -> list[str]:
@@ -206,26 +236,36 @@ def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
     names = [name for name in evaluation.by_frame if name != "frame"]
     if not 1 < len(files) <= 200:
         return ""
+    units = [evaluation.errors[name]["unit"] if name in evaluation.errors else "" for name in names]
     rows = []
     for file in files:
         columns = [evaluation.by_frame[name][origin == file] for name in names]
         known = [c[np.isfinite(c)] for c in columns]
-        values = [f"{1e3 * float(np.sqrt(np.mean(c**2))):.3f}" if len(c) else "–" for c in known]
+        rms = [float(np.sqrt(np.mean(c**2))) if len(c) else None for c in known]
+        values = ["–" if r is None else f"{shown(r, unit)[0]:.3f}" for r, unit in zip(rms, units, strict=True)]
         rows.append([file, str(int((origin == file).sum())), *values])
-    units = [evaluation.errors[name]["unit"] if name in evaluation.errors else "" for name in names]
-    heads = [f"{name.replace('_', ' ')} (10⁻³ {unit})" for name, unit in zip(names, units, strict=True)]
+    heads = [f"{name.replace('_', ' ')} {_in(unit)}".rstrip() for name, unit in zip(names, units, strict=True)]
     return f"<p>Rms error of frames by origin, {subset}:</p>" + _table(["file", "frames", *heads], rows)
 
 
-def _outlier_table(found: Sequence[Outlier]) -> str:
+def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
     images = structures([outlier.atoms for outlier in found])
+    units = {name: errors[name]["unit"] if name in errors else "" for name in found[0].errors}
     rows = []
     for outlier, image in zip(found, images, strict=True):
-        errors = [f"{1e3 * value:.2f}" if np.isfinite(value) else "–" for value in outlier.errors.values()]
-        rows.append([html.escape(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *errors,
+        values = [
+            f"{shown(value, units[name])[0]:.2f}" if np.isfinite(value) else "–"
+            for name, value in outlier.errors.items()
+        ]
+        rows.append([html.escape(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
                      _image(image, outlier.name, "structure")])  # fmt: skip
-    heads = [f"{name.replace('_', ' ')} (10⁻³)" for name in found[0].errors]
-    return _table(["frame", "formula", *heads, ""], rows, escaped=True)
+    heads = [f"{name.replace('_', ' ')} {_in(units[name])}".rstrip() for name in found[0].errors]
+    return _table(["frame", "formula", *heads, ""], rows, escaped=True, left=(0, 1))
+
+
+def _in(unit: str) -> str:
+    """The unit that errors are shown in, for a heading."""
+    return f"({shown(0.0, unit)[1]})" if unit else ""
 
 
 def _image(content: bytes, text: str, kind: str = "plot") -> str:
@@ -233,11 +273,22 @@ def _image(content: bytes, text: str, kind: str = "plot") -> str:
     return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], code: bool = False, escaped: bool = False) -> str:
+def _table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    code: bool = False,
+    escaped: bool = False,
+    left: Sequence[int] = (0,),
+) -> str:
+    """A table of numbers; columns in `left` are text."""
+    kind = [" class=text" if k in left else "" for k in range(len(heads))]
     show = (lambda text: text) if escaped else html.escape
     opening, closing = ("<code>", "</code>") if code else ("", "")
-    top = "".join(f"<th>{html.escape(head)}</th>" for head in heads)
+    top = "".join(f"<th{k}>{html.escape(head)}</th>" for k, head in zip(kind, heads, strict=True))
     lines = "".join(
-        "<tr>" + "".join(f"<td>{opening}{show(str(cell))}{closing}</td>" for cell in row) + "</tr>\n" for row in rows
+        "<tr>"
+        + "".join(f"<td{k}>{opening}{show(str(cell))}{closing}</td>" for k, cell in zip(kind, row, strict=True))
+        + "</tr>\n"
+        for row in rows
     )
     return f"<table><tr>{top}</tr>\n{lines}</table>"

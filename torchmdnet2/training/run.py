@@ -205,6 +205,10 @@ def _prepare_folder(folder: Path, config: Config, resume: str | None) -> bool:
         return True
     if resume == "must":
         raise BadConfig(f"output.folder: {folder} holds no run to resume")
+    if (folder / "ensemble.json").is_file():
+        raise BadConfig(
+            f"output.folder: {folder} holds an ensemble; continue it with --members, or choose another folder"
+        )
     if done.is_file() and not config.output.overwrite:
         raise BadConfig(
             f"output.folder: {folder} holds a finished run; choose another folder, or set output.overwrite=true"

@@ -17,6 +17,7 @@ from .batches import Frames
 from .config import Config
 from .distributed import local_rank, world_size
 from .initial import fine_tuned, freeze, refit_references
+from .isolated import atom_files, with_isolated
 from .labels import label_keys, label_units, property_of
 from .parts import load_baselines, predicted_shapes, untrained
 from .references import potential_config
@@ -73,13 +74,14 @@ def make_setup(config: Config) -> Setup:
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])
     notes: list[str] = []
+    known = with_isolated(config, data["train"][0])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
         if config.init is None:
-            potential = Potential.from_config(potential_config(config, frames["train"], facts))
+            potential = Potential.from_config(potential_config(known, frames["train"], facts))
             load_baselines(potential, config.priors)
         else:
-            potential, notes = started(config, frames["train"], facts)
+            potential, notes = started(known, frames["train"], facts)
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits = {
         name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
@@ -87,7 +89,7 @@ def make_setup(config: Config) -> Setup:
     }
     digests = file_digests(config.data, {name: dataset for name, (dataset, _) in data.items()})
     models = [prior["file"] for prior in config.priors if "file" in prior]
-    for file in [*models, *([config.init.file] if config.init else [])]:
+    for file in [*models, *atom_files(config), *([config.init.file] if config.init else [])]:
         digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     asked = ["stress" if name == "virial" else name for name in keys if name not in ("charge", "spin", "numbers")]
     return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
