@@ -223,3 +223,20 @@ def test_torch_cluster_lists_all_neighbors_of_molecules():
     assert int(edges.row_ptr.diff().max()) > 300
     with pytest.raises(ValueError, match="no periodicity"):
         neighbor_list(System.from_ase(bulk("Cu")), 5.0, backend="torch_cluster")
+
+
+@pytest.mark.parametrize("distance", [1e3, 1e7])
+@pytest.mark.parametrize("pbc", [(False, False, False), (False, False, True), (True, False, True), (True, True, True)])
+def test_atoms_far_away(pbc, distance):
+    """vesin alone takes minutes for these, or ends the process."""
+    generator = torch.Generator().manual_seed(0)
+    near = 5 * torch.rand(4, 3, generator=generator, dtype=torch.float64)
+    direction = torch.tensor([[0, 0, 0], [1, -0.3, 0.2], [1, 1, -1]], dtype=torch.float64)
+    pos = (near + distance * direction[:, None]).reshape(-1, 3)
+    cell = torch.tensor([[6.0, 0, 0], [1, 7, 0], [0.5, 2, 8]], dtype=torch.float64)
+    for first in (1.0, 0.3 * distance):  # the latter lets most of the cell be empty
+        scaled = cell * torch.tensor([first, 1, 1])[:, None]
+        system = System(z=torch.ones(12, dtype=torch.long), pos=pos, cell=scaled, pbc=torch.tensor(pbc))
+        found, expected = (neighbor_list(system, 4.5, backend=name) for name in ("vesin", "reference"))
+            assert expected.num_edges > 20
+        assert torch.equal(found.edge_index, expected.edge_index) and torch.equal(found.shift, expected.shift)

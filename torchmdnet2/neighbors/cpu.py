@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from ..system import System
-from .reference import complete_cell
+from .reference import complete_cell, neighbor_list_reference
 from .result import NeighborList, sort_edges
 
 __all__ = ["neighbor_list_vesin"]
 
 _KEPT_PAIRS = 4_000_000  # up to so many, vesin's memory (28 bytes a pair) stays for the next search
 _kept = threading.local()
+_WIDE = 20  # cutoffs; wider structures, unless periodic everywhere, get their empty space taken out
+_WIDEST = 10_000  # cutoffs; wider periodic cells are left to the reference
 _SHIFT_BITS = 5  # of each number of a shift, up to which a table of all shifts is small
 
 
@@ -36,12 +38,21 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
     """
     positions = system.pos.detach().cpu().double().numpy()
     cells, pbcs = system.cell.detach().cpu().double(), system.pbc.cpu()
+    if system.num_atoms == 0 or _too_wide(cells, pbcs, cutoff):
+        return neighbor_list_reference(system, cutoff, half=half)
     search = _search(float(cutoff))
 
     def search_one(points: np.ndarray, b: int, copy: bool) -> tuple[np.ndarray, np.ndarray]:
         box = _spanning_cell(cells[b], pbcs[b])
-        pairs, shifts = search.compute(points, box, pbcs[b].numpy(), quantities="PS", copy=copy)
-        return pairs.view(np.int64), shifts
+        pbc = pbcs[b].numpy()
+        wide = float(np.ptp(points, axis=0).max(initial=0)) > (_WIDEST if pbc.all() else _WIDE) * cutoff
+        if wide:
+            points, cells_away = _narrowed(points, box, pbc, cutoff)
+        pairs, shifts = search.compute(points, box, pbc, quantities="PS", copy=copy)
+        pairs = pairs.view(np.int64)
+        if wide:
+            shifts = shifts + cells_away[pairs[:, 0]] - cells_away[pairs[:, 1]]
+        return pairs, shifts
 
     if system.num_systems == 1:
         pairs, shifts = search_one(positions, 0, copy=False)
@@ -78,12 +89,41 @@ def _spanning_cell(cell: Tensor, pbc: Tensor) -> np.ndarray:
     return complete_cell(cell, pbc).numpy() if any(periodic) else np.eye(3)
 
 
+def _too_wide(cells: Tensor, pbcs: Tensor, cutoff: float) -> bool:
+    """Whether a periodic cell has more room than vesin can divide up: it ends the process then."""
+    return bool(((cells.square().sum(2) > (_WIDEST * cutoff) ** 2) & pbcs).any())
+
+
+def _narrowed(points: np.ndarray, box: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
+    """Points with the same pairs, but within the cell, and with less empty space between them along open directions.
+
+    vesin divides all of space into cells: that takes minutes for a slab and an atom 1,000 Å above it, and beyond 1e6 Å
+    it ends the process. What lies on the two sides of a gap of a cutoff makes no pairs, and may as well be two cutoffs
+    apart.
+
+    Args:
+        points: [N, 3] Å, box: [3, 3], pbc: [3].
+
+    Returns:
+        Points [N, 3]; how many cells each was moved by along the lattice vectors, [N, 3] int64.
+    """
+    fractional = points @ np.linalg.inv(box)
+    whole = np.where(pbc, np.floor(fractional), 0)
+    fractional -= whole
+    for k in np.flatnonzero(~pbc):
+        along = fractional[:, k]  # in Å: the box has unit vectors here, at right angles to the rest
+        order = along.argsort()
+        gaps = np.diff(along[order], prepend=along[order[0]])
+        along[order] = np.cumsum(np.minimum(gaps, 2 * cutoff))
+    return fractional @ box, whole.astype(np.int64)
+
+
 def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, half: bool) -> NeighborList:
     """Both directions of each pair (one, if `half`) as sorted rows.
 
     Args:
         pairs: [P, 2] int64, in any order and direction.
-        shifts: [P, 3] int32.
+        shifts: [P, 3] int32 or int64.
     """
     widest = max(int(shifts.max(initial=0)), -int(shifts.min(initial=0)))
     # bits: receiver, sender, shift + widest (three)
