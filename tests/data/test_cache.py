@@ -26,6 +26,7 @@ from torchmdnet2.data import (
 from torchmdnet2.data.cache import write_cache
 from torchmdnet2.data.columns import BLOCK, Column, ColumnWriter, expand
 from torchmdnet2.data.edges import EdgeMemory, search
+from torchmdnet2.data.folders import build_folder
 from torchmdnet2.data.memory import LoadedDataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import neighbor_list
@@ -391,3 +392,14 @@ def test_writing_nothing(tmp_path):
     with pytest.raises(BadData, match="no frames"):
         write_cache(tmp_path / "x", [])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    for name, age in ((".made.abc", 7200), (".made.new", 0), (".made.old.xyz", 7200), (".madeup.abc", 7200)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "pos.bin").write_bytes(b"0" * 100)
+        for path in (tmp_path / name / "pos.bin", tmp_path / name):
+            os.utime(path, (path.stat().st_mtime - age,) * 2)
+    with build_folder(tmp_path / "made") as aside:
+        (aside / "x").write_text("x")
+    assert {path.name for path in tmp_path.iterdir()} == {"made", ".made.new", ".madeup.abc"}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,19 @@ from ..files import atomic_write, umask
 __all__ = ["build_folder", "locked", "read_index", "write_index"]
 
 _FORMAT = "torchmdnet2 cache 1"
+_ABANDONED = 3600.0  # s
 
 
 @contextmanager
 def build_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` when the block ends, and vanishes when it raises."""
+    """A temporary folder that replaces `folder` when the block ends, and vanishes when it raises.
+
+    Those that killed processes left behind are removed after an hour.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        if left.is_dir() and time.time() - _last_change(left) > _ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         yield aside
@@ -38,6 +47,15 @@ def build_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
+
+
+def _last_change(folder: Path) -> float:
+    """When the folder, or a file in it, was last written."""
+    times = []
+    for path in (folder, *folder.rglob("*")):
+        with suppress(OSError):  # gone by now
+            times.append(path.stat().st_mtime)
+    return max(times, default=time.time())
 
 
 @contextmanager
