@@ -148,16 +148,17 @@ def test_training_with_each_resumes_to_the_same_bits(raw_config, tmp_path, name,
     config = parse_config(raw_config)
     from torchmdnet2.training import trainer
 
-    step, taken = trainer.Trainer.step, []
+    steps, taken = trainer.Trainer.steps, []
 
-    def interrupted(self, batch):
-        if len(taken) in (5, 11):  # in the middle of an epoch, two steps after the state was saved
-            taken.append(None)
-            raise KeyboardInterrupt
-        taken.append(self.step_count)
-        return step(self, batch)
+    def interrupted(self, order):
+        for loss in steps(self, order):
+            if len(taken) in (5, 11):  # in the middle of an epoch, two steps after the state was saved
+                taken.append(None)
+                raise KeyboardInterrupt
+            taken.append(self.step_count)
+            yield loss
 
-    monkeypatch.setattr(trainer.Trainer, "step", interrupted)
+    monkeypatch.setattr(trainer.Trainer, "steps", interrupted)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             run_training(config, resume="auto")

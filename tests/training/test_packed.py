@@ -15,7 +15,7 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.network import PackedNetwork
-from torchmdnet2.training.packed import Capacity, Frame, PackedFrames, pairs_of
+from torchmdnet2.training.packed import Capacity, PackedFrames, Part, pairs_of
 from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
 from torchmdnet2.training.trainer import Hooks, TrainingDiverged
 
@@ -41,15 +41,16 @@ def packed(systems: list[System], device: str = "cpu") -> PackedFrames:
         neighbors = neighbor_list(system, CUTOFF)
         num = system.num_atoms
         frames.append(
-            Frame(
+            Part(
                 z=system.z.numpy(),
-                charge=float(system.charge[0]),
-                volume=float(system.volume[0]),
+                batch=system.batch.numpy(),
+                charge=system.charge.numpy(),
+                volume=system.volume.numpy(),
                 neighbors=neighbors,
                 vectors=neighbors.vectors(system).numpy(),
-                energy=0.0,
+                energy=np.zeros(1),
                 forces=np.zeros((num, 3)),
-                stress=np.zeros((3, 3)),
+                stress=np.zeros((1, 3, 3)),
             )
         )
     return PackedFrames(frames, [1, 6, 8], CUTOFF, torch.device(device), torch.float64, stress=True)

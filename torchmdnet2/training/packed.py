@@ -11,7 +11,7 @@ needed belongs to structure B.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,18 +21,18 @@ from torch import Tensor
 from ..kernels.forms_pair import Pairs
 from ..neighbors import NeighborList
 
-__all__ = ["Capacity", "PackedBatch", "PackedFrames", "pairs_of"]
+__all__ = ["Capacity", "PackedBatch", "PackedFrames", "Part", "pairs_of"]
 
 
 def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
     """Each unordered pair of a full list once.
 
     Args:
-        neighbors: E directed edges, both directions of each.
+        neighbors: E directed edges, both directions of each, sorted by receiver, sender and shift.
 
     Returns:
-        (edges [P], pair [E]): the edges that stand for the pairs, and of each edge its pair p, or −p − 1 when the
-        edge runs against it.
+        (edges [P], pair [E]): the edges that stand for the pairs, in their order, and of each edge its pair p, or
+        −p − 1 when the edge runs against it.
     """
     receiver, sender = neighbors.edge_index.numpy()
     shift = neighbors.shift.numpy()
@@ -43,8 +43,8 @@ def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
     if len(ahead) != len(back):
         raise ValueError("the neighbor list does not hold both directions of each edge")
     # the k-th edge in one order is the reverse of the k-th in the other
-    ahead = ahead[np.lexsort((s2[ahead], s1[ahead], s0[ahead], sender[ahead], receiver[ahead]))]
-    back = back[np.lexsort((-s2[back], -s1[back], -s0[back], receiver[back], sender[back]))]
+    keys = (receiver[back], sender[back])
+    back = back[np.lexsort((-s2[back], -s1[back], -s0[back], *keys) if shift.any() else keys)]
     pair = np.empty(len(receiver), np.int64)
     pair[ahead] = np.arange(len(ahead))
     pair[back] = -np.arange(len(back)) - 1
@@ -95,24 +95,69 @@ class PackedBatch:
 
 
 @dataclass(eq=False)
-class Frame:
-    """What is kept of one frame: its part of the flat tensors, and its labels less the baseline."""
+class Part:
+    """Some frames to be packed, B of them with N atoms and E edges in all.
+
+    Attributes:
+        z: [N], batch: [N] number of the frame of each atom, ascending.
+        charge: [B] e, volume: [B] Å³, 0 for molecules.
+        neighbors: their edges.
+        vectors: [E, 3] Å.
+        energy: [B] eV, forces: [N, 3] eV/Å, stress: [B, 3, 3] eV/Å³: labels less the baseline, NaN where absent.
+    """
 
     z: np.ndarray
-    charge: float
-    volume: float
+    batch: np.ndarray
+    charge: np.ndarray
+    volume: np.ndarray
     neighbors: NeighborList
     vectors: np.ndarray
-    energy: float
+    energy: np.ndarray
     forces: np.ndarray
     stress: np.ndarray
+
+
+@dataclass(eq=False)
+class _Flat:
+    """Numbers of atoms and pairs of the frames of a part [B], and their rows: atoms, pairs and edges of each frame."""
+
+    num_atoms: np.ndarray
+    num_pairs: np.ndarray
+    atom: np.ndarray
+    pair: np.ndarray
+    edge: np.ndarray
+    vectors: np.ndarray
+
+
+def _flat(part: Part, elements: Sequence[int]) -> _Flat:
+    receiver, sender = part.neighbors.edge_index.numpy()
+    chosen, pair = pairs_of(part.neighbors)
+    first, second = receiver[chosen], sender[chosen]
+    frames = len(part.charge)
+    num_atoms, num_pairs = (np.bincount(b, minlength=frames) for b in (part.batch, part.batch[first]))
+    first_atom, first_pair = np.cumsum(num_atoms) - num_atoms, np.cumsum(num_pairs) - num_pairs
+    # places within the frame; those of pairs have a sign
+    start = first_atom[part.batch]
+    offset = first_pair[part.batch[receiver]]
+    return _Flat(
+        num_atoms,
+        num_pairs,
+        _rows(np.searchsorted(elements, part.z), np.diff(part.neighbors.row_ptr.numpy())),
+        _rows(first - start[first], second - start[first]),
+        _rows(sender - start[receiver], np.where(pair < 0, pair + offset, pair - offset)),
+        part.vectors[chosen],
+    )
+
+
+def _rows(*columns: np.ndarray) -> np.ndarray:
+    return np.stack(columns, 1).astype(np.int32)
 
 
 class PackedFrames:
     """Frames as flat tensors on a device.
 
     Args:
-        frames: at least one.
+        parts: with at least one frame.
         elements: K atomic numbers, sorted; those of the frames are among them.
         cutoff: Å; room that is not needed is filled with pairs beyond it.
         device: where the tensors are.
@@ -122,7 +167,7 @@ class PackedFrames:
 
     def __init__(
         self,
-        frames: Sequence[Frame],
+        parts: Iterable[Part],
         elements: Sequence[int],
         cutoff: float,
         device: torch.device,
@@ -131,38 +176,27 @@ class PackedFrames:
     ):
         self.elements, self.cutoff, self.device, self.dtype = list(elements), cutoff, device, dtype
         self.table = torch.tensor(self.elements, device=device)
-        first, second, rows, senders, pairs, vectors = [], [], [], [], [], []
-        for frame in frames:
-            receiver, sender = frame.neighbors.edge_index.numpy()
-            ahead, pair = pairs_of(frame.neighbors)
-            first.append(receiver[ahead])
-            second.append(sender[ahead])
-            vectors.append(frame.vectors[ahead])
-            rows.append(np.diff(frame.neighbors.row_ptr.numpy()))
-            senders.append(sender)
-            pairs.append(pair)
-        self.num_atoms = np.array([len(f.z) for f in frames])
-        self.num_pairs = np.array([len(f) for f in first])
+        flats, labels = [], []
+        for part in parts:
+            flats.append(_flat(part, self.elements))
+            labels.append((part.energy, part.forces, part.stress, part.charge, part.volume))
+        energy, forces, tension, charge, volume = map(np.concatenate, zip(*labels, strict=True))
+        self.num_atoms = np.concatenate([f.num_atoms for f in flats])
+        self.num_pairs = np.concatenate([f.num_pairs for f in flats])
         self._atoms, self._pairs, self._edges = (
             _Rows(n, device) for n in (self.num_atoms, self.num_pairs, 2 * self.num_pairs)
         )
         # each table ends with a row for room that is not needed
-        z = np.concatenate([f.z for f in frames])
-        element = np.searchsorted(self.elements, z)
-        self._atom = self._table([element, np.concatenate(rows)], (0, 0))
-        self._pair = self._table([np.concatenate(first), np.concatenate(second)], (0, 0))
-        self._edge = self._table([np.concatenate(senders), np.concatenate(pairs)], (0, 0))
-        self._r = self._values(np.concatenate(vectors), 2 * cutoff)
-        self._energy = torch.tensor([*(f.energy for f in frames), np.nan], dtype=torch.float64, device=device)
-        self._forces = self._values(np.concatenate([f.forces for f in frames]), np.nan)
-        self._stress = self._values(np.stack([f.stress for f in frames]), np.nan) if stress else None
-        self._charge = torch.tensor([*(f.charge for f in frames), 0.0], dtype=dtype, device=device)
-        self._volume = torch.tensor([*(f.volume or 1.0 for f in frames), 1.0], dtype=dtype, device=device)
-
-    def _table(self, columns: Sequence[np.ndarray], last: Sequence[int]) -> Tensor:
-        """Columns of integers and a last row."""
-        rows = np.concatenate([np.stack(columns, 1), [last]]).astype(np.int32)
-        return torch.from_numpy(rows).to(self.device)
+        self._atom, self._pair, self._edge = (
+            torch.from_numpy(np.concatenate([*rows, np.zeros((1, 2), np.int32)])).to(device)
+            for rows in ([f.atom for f in flats], [f.pair for f in flats], [f.edge for f in flats])
+        )
+        self._r = self._values(np.concatenate([f.vectors for f in flats]), 2 * cutoff)
+        self._energy = torch.tensor([*energy, np.nan], dtype=torch.float64, device=device)
+        self._forces = self._values(forces, np.nan)
+        self._stress = self._values(tension, np.nan) if stress else None
+        self._charge = self._values(charge, 0.0)
+        self._volume = self._values(np.where(volume == 0, 1.0, volume), 1.0)
 
     def _values(self, rows: np.ndarray, last: float) -> Tensor:
         """Rows of numbers and a last one that is filled with `last`."""

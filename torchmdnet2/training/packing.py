@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..models.heads import EquivariantScalarHead, ScalarHead
 from ..potential import Potential
 from ..system import System
-from .batches import Batch, Frames, join
-from .packed import Frame, PackedFrames
+from .batches import Batch, Frames, in_order
+from .packed import PackedFrames, Part
 
 __all__ = ["frame_bytes", "pack", "reason_against"]
 
-_AT_ONCE = 64
+_AT_ONCE = 512
 LABELS = ("energy", "forces", "stress")
 
 
@@ -57,39 +58,35 @@ def pack(frames: Frames, potential: Potential, stress: bool) -> PackedFrames:
         potential: whose network is trained.
         stress: keep stress labels.
     """
-    packed: list[Frame] = []
-    for start in range(0, len(frames), _AT_ONCE):
-        parts = [frames[k] for k in range(start, min(start + _AT_ONCE, len(frames)))]
-        packed += _frames(parts, potential, stress)
-    return PackedFrames(packed, potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
+    order = in_order(len(frames), _AT_ONCE)
+    parts = (_part(frames.batch(positions), potential, stress) for positions in order)
+    return PackedFrames(parts, potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
 
 
-def _frames(parts: list[Batch], potential: Potential, stress: bool) -> list[Frame]:
-    energy, forces, tension = _baseline(parts, potential, stress)
-    made, atom = [], 0
-    for k, part in enumerate(parts):
-        system, labels = part.sample.system, part.sample.labels
-        num = system.num_atoms
-        nothing = torch.full((num, 3), torch.nan, dtype=torch.float64)
-        made.append(
-            Frame(
-                z=system.z.numpy(),
-                charge=float(system.charge[0]),
-                volume=float(system.volume[0]),
-                neighbors=part.neighbors,
-                vectors=part.neighbors.vectors(system).numpy(),
-                energy=float(labels.get("energy", nothing[0, :1])[0]) - float(energy[k]),
-                forces=(labels.get("forces", nothing) - forces[atom : atom + num]).numpy(),
-                stress=(labels.get("stress", nothing[:1, :, None].expand(1, 3, 3))[0] - tension[k]).numpy(),
-            )
-        )
-        atom += num
-    return made
+def _part(batch: Batch, potential: Potential, stress: bool) -> Part:
+    energy, forces, tension = _baseline(batch.sample.system, potential)
+    system, labels = batch.sample.system, batch.sample.labels
+
+    def label(name: str, baseline: Tensor) -> np.ndarray:
+        absent = torch.full_like(baseline, torch.nan)
+        return (labels.get(name, absent) - baseline).numpy()
+
+    return Part(
+        z=system.z.numpy(),
+        batch=system.batch.numpy(),
+        charge=system.charge.numpy(),
+        volume=system.volume.numpy(),
+        neighbors=batch.neighbors,
+        vectors=batch.neighbors.vectors(system).numpy(),
+        energy=label("energy", energy),
+        forces=label("forces", forces),
+        stress=label("stress", tension) if stress else np.empty((system.num_systems, 0)),
+    )
 
 
-def _baseline(parts: list[Batch], potential: Potential, stress: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
     """Energies [B], forces [N, 3] and stress [B, 3, 3] of the priors and of the constant shift, on the CPU."""
-    system = join(parts).sample.system.to(potential.device)
+    system = system.to(potential.device)
     _check(potential, system)
     pos = system.pos.detach().requires_grad_()
     strain = system.pos.new_zeros(system.num_systems, 3, 3).requires_grad_()
