@@ -90,7 +90,7 @@ if __name__ == "__main__":
     case("one atom", "O(3)", system(1, None, 0.0), hundreds)
     case("rows and lanes side by side", "O(3)", system(5, BOX, 0.0), replace(tens, **MIXED))
     case("matrix units", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
-    case("halves, parts of K", "SO(3)", system(3, BOX, -1.0), in_halves(hundreds, Block(8, 32, 16, 4, 1, 2)))
+    case("halves, parts of K", "SO(3)", system(3, BOX, -1.0), in_halves(hundreds, Block(8, 32, 32, 4, 1, 2)))
     case(
         "halves, two programs", "O(3)", system(9, None, 0.0), in_halves(Tiles.for_atoms(1000, 32), Block(8, 32, 16, 2))
     )

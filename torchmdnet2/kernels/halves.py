@@ -127,29 +127,30 @@ def mix_halves(
     s0, s1, s2, s3, s4, s5, s6, s7, s8 = y0, y0, y0, y0, y0, y0, y0, y0, y0
     first = tl.program_id(1) * BN
     ROW: tl.constexpr = 9 * F
-    for k0 in tl.static_range(0, F // KS, BK):
-        ih, il = half_weights(w, first, k0, F, F, BN, BK, KS)
-        ah, al = half_weights(w + 2 * F * F, first, k0, F, F, BN, BK, KS)
-        sh, sl = half_weights(w + 4 * F * F, first, k0, F, F, BN, BK, KS)
+    STEP: tl.constexpr = BK if BK * KS < F else F // KS
+    for k0 in tl.static_range(0, F // KS, STEP):
+        ih, il = half_weights(w, first, k0, F, F, BN, STEP, KS)
+        ah, al = half_weights(w + 2 * F * F, first, k0, F, F, BN, STEP, KS)
+        sh, sl = half_weights(w + 4 * F * F, first, k0, F, F, BN, STEP, KS)
         if k0 == 0:
             after_previous(PDL)
-        high, low = numbers(x, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x, None, rows, k0, ROW, F, BN, STEP, KS)
         y0, s0 = add_product(y0, s0, ih, il, high, low)
-        high, low = numbers(x + F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + F, None, rows, k0, ROW, F, BN, STEP, KS)
         y1, s1 = add_product(y1, s1, ah, al, high, low)
-        high, low = numbers(x + 2 * F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + 2 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y2, s2 = add_product(y2, s2, ah, al, high, low)
-        high, low = numbers(x + 3 * F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + 3 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y3, s3 = add_product(y3, s3, ah, al, high, low)
-        high, low = numbers(x + 4 * F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + 4 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y4, s4 = add_product(y4, s4, sh, sl, high, low)
-        high, low = numbers(x + 5 * F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + 5 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y5, s5 = add_product(y5, s5, sh, sl, high, low)
-        high, low = numbers(x + 6 * F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + 6 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y6, s6 = add_product(y6, s6, sh, sl, high, low)
-        high, low = numbers(x + 7 * F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + 7 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y7, s7 = add_product(y7, s7, sh, sl, high, low)
-        high, low = numbers(x + 8 * F, None, rows, k0, ROW, F, BN, BK, KS)
+        high, low = numbers(x + 8 * F, None, rows, k0, ROW, F, BN, STEP, KS)
         y8, s8 = add_product(y8, s8, sh, sl, high, low)
     return (
         sum_halves(y0, s0, BN, KS), sum_halves(y1, s1, BN, KS), sum_halves(y2, s2, BN, KS), sum_halves(y3, s3, BN, KS),
