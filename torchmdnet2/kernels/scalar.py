@@ -222,12 +222,16 @@ def readout_kernel(
     v = tl.load(w3 + k)[None, :]
     tl.store(energy + rows, tl.sum(silu(a) * v, 1) + tl.load(b3), ok)
     a = silu_slope(a) * v
-    if BM == 1:
-        g = tl.sum(wt * a, 1)[None, :]
-    else:
-        g = tl.dot(a, tl.load(w2t + k[:, None] * F + c[None, :]), input_precision=PREC)
-    at = rows[:, None].to(tl.int64) * F + c[None, :]
-    tl.store(dhidden + at, g * silu_slope(tl.load(hidden + at, ok[:, None], other=0.0)), ok[:, None])
+    # columns at a time: 32 kB of W2ᵀ pass through shared memory, of which many GPUs have 99 kB
+    BC: tl.constexpr = F if BM == 1 or F * H <= 8192 else 8192 // H
+    for c0 in tl.static_range(0, F, BC):
+        c = c0 + tl.arange(0, BC)
+        if BM == 1:
+            g = tl.sum(wt * a, 1)[None, :]
+        else:
+            g = tl.dot(a, tl.load(w2t + k[:, None] * F + c[None, :]), input_precision=PREC)
+        at = rows[:, None].to(tl.int64) * F + c[None, :]
+        tl.store(dhidden + at, g * silu_slope(tl.load(hidden + at, ok[:, None], other=0.0)), ok[:, None])
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
