@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from ase import Atoms
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
@@ -61,6 +62,14 @@ def fails(capsys, code, *arguments):
     assert found == code and "Traceback" not in err
     assert err.count("\n") == 1 or err.startswith("usage:")
     return err
+
+
+def test_several_findings_have_a_line_each(capsys, tmp_path):
+    (tmp_path / "c.yaml").write_text("data: {train: a.xyz, splt: {}}\ntraining: {lr: -1}\n")
+    code, _, err = run(capsys, "train", tmp_path / "c.yaml")
+    lines = err.splitlines()
+    assert code == 2 and len(lines) == 3 and all(line.startswith("  ") for line in lines[1:])
+    assert "data.splt: unknown key, did you mean 'split'?" in err and "training.lr: should be greater than 0" in err
 
 
 # --- the program -------------------------------------------------------------------------------------------------
@@ -226,6 +235,11 @@ def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     other = ["evaluate", folder / "model.tmn", tmp_path / "hartree.xyz", *named, *split]
     assert "made for other frames" in fails(capsys, 1, *other)
     assert fails(capsys, 1, *arguments, "--energy-key", "wrong")
+    write(tmp_path / "energies.xyz", [Atoms(a.numbers, a.positions, info={"e": 1.0}) for a in frames])
+    only = ["evaluate", folder / "model.tmn", tmp_path / "energies.xyz", "--energy-key", "e"]
+    assert "no frame has 'forces'" in fails(capsys, 1, *only)
+    _, out, _ = run(capsys, *only, "--forces-key", "null", "--json")
+    assert json.loads(out).keys() == {"frames", "energy", "energy_per_atom"}
 
 
 def test_evaluate_writes_predictions(capsys, folder, tmp_path):

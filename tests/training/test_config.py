@@ -83,6 +83,7 @@ def test_every_mutated_key_is_rejected_with_path_and_suggestion():
     [
         ("training.lr=-1", "training.lr: should be greater than 0, got -1"),
         ("training.lr=fast", "training.lr: "),
+        ("data.split.test=true", "data.split.test: should be a valid integer or a valid number, got True"),
         ("training.max_epochs=3.0", "training.max_epochs: should be a valid integer"),
         ("training.max_epochs=true", "training.max_epochs: should be a valid integer"),
         ("training.lr=.nan", "training.lr: "),

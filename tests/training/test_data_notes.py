@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 
-from torchmdnet2.errors import BadData
+from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.data_notes import closest_pair, data_notes
 from torchmdnet2.training.log import TrainingLog
@@ -80,9 +80,19 @@ def test_charges_and_spins_that_are_not_looked_at(raw_config, tmp_path, model, n
 def test_settings(raw_config):
     (note,) = notes(raw_config, total_steps=4)
     assert "warmup_steps is 4" in note
+    raw_config["training"]["batch_size"] = 21
+    (note,) = notes(raw_config)
+    assert "batch_size is 21, and there are 20 training frames" in note
+    raw_config["training"]["batch_size"] = 20
     raw_config["data"]["num_workers"] = 2
     (note,) = notes(raw_config)
     assert "num_workers" in note
+
+
+def test_an_element_beyond_the_table(raw_config):
+    raw_config["model"]["max_z"] = 8
+    with pytest.raises(BadConfig, match=r"model\.max_z: O is in the training frames, which needs 9 at least, got 8"):
+        make_setup(parse_config(raw_config))
 
 
 def test_a_label_that_no_training_frame_has(raw_config, tmp_path):

@@ -47,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = str(error) or type(error).__name__
         if isinstance(error, OSError) and error.strerror and error.filename:
             words = f"{error.filename}: {error.strerror}"
-        print(f"torchmdnet2 {options.command}: {' '.join(words.split())}", file=sys.stderr)
+        lines = [" ".join(line.split()) for line in words.splitlines()]
+        if not isinstance(error, BadConfig):  # which has a line for each finding
+            lines = [" ".join(lines)]
+        print(f"torchmdnet2 {options.command}: " + "\n  ".join(lines), file=sys.stderr)
         return 2 if isinstance(error, BadConfig) else 1
 
 

@@ -21,7 +21,7 @@ def add(command: Command) -> None:
     test.add_argument("model", help=".tmn file")
     test.add_argument("data", nargs="+", help="data files: extended XYZ, HDF5, ASE databases and trajectories")
     for name in ("energy", "forces", "stress"):
-        test.add_argument(f"--{name}-key", metavar="NAME", help=f"name of the {name} in the data (default: as trained)")
+        test.add_argument(f"--{name}-key", metavar="NAME", help=f"name of the {name} in the data; null: not there")
     for name in ("energy", "length", "forces", "stress"):
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
@@ -80,7 +80,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _chosen(options: argparse.Namespace, kind: str, trained: dict[str, Any]) -> dict[str, Any]:
     """Keys or units: what the command line says, else what the model was trained with."""
     given = {name: getattr(options, f"{name}_{kind}", None) for name in ("energy", "length", "forces", "stress")}
-    return {**trained, **{name: value for name, value in given.items() if value is not None}}
+    return {**trained, **{name: None if v == "null" else v for name, v in given.items() if v is not None}}
 
 
 def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]:

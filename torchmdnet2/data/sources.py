@@ -64,9 +64,9 @@ def cached(make: Callable[[], Sequence[Reader]], files: Sequence[str], folder: P
             with locked(folder.with_name(f".{folder.name}.lock")):
                 if not _is_current(folder, files):
                     _build(folder, make(), files)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if not all(map(os.path.exists, files)):
+            raise
         raise OSError(
             f"the cache {folder} cannot be written: {error}; choose another folder with data.cache"
         ) from error

@@ -92,6 +92,8 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
         FileNotFoundError: no such file.
         BadData: it is not such a file, has no subset of this data set, or a frame is in it twice.
     """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file of splits {path}")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         entries = {name: (dict(part), list(part["indices"])) for name, part in content.items()}

@@ -93,6 +93,9 @@ def _settings(setup: Setup, total_steps: int) -> Iterator[str]:
             "rate never gets to training.lr"
         )
     frames = setup.frames["train"]
+    if training.max_atoms is None and training.max_edges is None and training.batch_size > len(frames):
+        size = training.batch_size
+        yield f"training.batch_size is {size}, and there are {len(frames)} training frames: 1 step per epoch"
     slow = isinstance(frames.data, HDF5Dataset) or (isinstance(frames.data, CachedDataset) and _searches(frames))
     if setup.config.data.num_workers and not slow:
         yield (

@@ -135,6 +135,7 @@ def edits(a: str, b: str) -> int:
 def first_error(error: ValidationError, source: str) -> BadConfig:
     """All findings of a validation as one BadConfig, one line each: dotted path, what is wrong, what was given."""
     lines = []
+    refused: dict[tuple[str, str], list[str]] = {}  # by every branch of a union
     for item in error.errors(include_url=False):
         path = ".".join(str(part) for part in item["loc"] if not _is_union_branch(part))
         context = item.get("ctx", {})
@@ -150,7 +151,11 @@ def first_error(error: ValidationError, source: str) -> BadConfig:
             shown = "" if isinstance(given, Mapping | list) else f", got {given!r}"
             message = item["msg"].removeprefix("Value error, ")
             message = message.replace("Input should", "should", 1)
-            lines.append(f"{path}: {message}{shown}" if path else f"{message}{shown}")
+            if message.startswith("should be "):
+                refused.setdefault((path, shown), []).append(message.removeprefix("should be "))
+            else:
+                lines.append(f"{path}: {message}{shown}" if path else f"{message}{shown}")
+    lines += [f"{path}: should be {' or '.join(dict.fromkeys(m))}{shown}" for (path, shown), m in refused.items()]
     return BadConfig(f"{source}: " + ("\n  " if len(lines) > 1 else "") + "\n  ".join(dict.fromkeys(lines)))
 
 

@@ -74,6 +74,12 @@ def make_setup(config: Config) -> Setup:
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])
     notes: list[str] = []
+    largest = config.model.get("max_z")
+    if config.init is None and largest is not None and max(facts["elements"]) >= largest:
+        symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
+        raise BadConfig(
+            f"model.max_z: {symbol} is in the training frames, which needs {needed} at least, got {largest}"
+        )
     known = with_isolated(config, data["train"][0])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)

@@ -64,7 +64,7 @@ def parse_yaml(text: str, source: str = "configuration") -> Any:
     except BadConfig as error:
         raise BadConfig(f"{source}: {error}") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise BadConfig(f"{source}: not valid YAML: {error}") from error
+        raise BadConfig(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     finally:
         loader.dispose()
 
