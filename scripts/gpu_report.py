@@ -88,7 +88,7 @@ def run(stage: Stage, out: Path, seconds: float) -> list[dict]:
         # asked first, so that pytest and the benchmarks can say what they have
         for patience, number in (
             (began + seconds - time.time(), signal.SIGINT),
-            (12, signal.SIGTERM),
+            (25, signal.SIGTERM),
             (5, signal.SIGKILL),
         ):
             try:
