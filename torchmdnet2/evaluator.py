@@ -250,6 +250,10 @@ class Evaluator:
             self._last = "the system has no atoms"
         elif system.dtype not in (torch.float32, torch.float64):
             self._last = f"the positions are {system.dtype}"
+        elif self._on_cpu and not self._reason:
+            from .runtime.cpu_tensornet import lost_by_fork
+
+            self._last = lost_by_fork()
         if self._last or self._on_cpu:
             return None
         if self._model is None:

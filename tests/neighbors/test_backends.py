@@ -238,5 +238,5 @@ def test_atoms_far_away(pbc, distance):
         scaled = cell * torch.tensor([first, 1, 1])[:, None]
         system = System(z=torch.ones(12, dtype=torch.long), pos=pos, cell=scaled, pbc=torch.tensor(pbc))
         found, expected = (neighbor_list(system, 4.5, backend=name) for name in ("vesin", "reference"))
-            assert expected.num_edges > 20
+        assert expected.num_edges > 20
         assert torch.equal(found.edge_index, expected.edge_index) and torch.equal(found.shift, expected.shift)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,3 +122,33 @@ def test_what_changes_between_calls_is_noticed(dtype):
         with pytest.raises(ValueError, match=words):
             evaluator(bad)
         evaluator(system)
+
+
+_FORKED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from runtime.test_cpu_bound import make, structure
+import torch
+from torchmdnet2 import Evaluator
+evaluator, system = Evaluator(make(torch.float32)), structure([6])
+bound, before = evaluator.bind(system), evaluator(system)
+if os.fork() == 0:
+    again = evaluator(system)
+    bound.replay()
+    for result in (again, bound):
+        assert torch.allclose(result.energy, before.energy, rtol=0, atol=1e-5)
+        assert torch.allclose(result.forces, before.forces, rtol=0, atol=1e-5)
+    assert "forked" in evaluator.report(), evaluator.report()
+    os._exit(7)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
+def test_a_process_that_is_forked_off_goes_on_without_the_kernels():
+    """OpenMP would end it, and a pool of processes would wait for it for ever."""
+    script = _FORKED.format(tests=str(Path(__file__).parents[1]))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 7, done.stderr

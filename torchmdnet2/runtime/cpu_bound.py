@@ -8,6 +8,7 @@ from __future__ import annotations
 from ..system import System
 from .cpu_composition import Composition
 from .cpu_model import CpuModel
+from .cpu_tensornet import lost_by_fork
 from .reference import ReferenceBoundStep
 
 __all__ = ["CpuBoundStep"]
@@ -24,10 +25,13 @@ class CpuBoundStep(ReferenceBoundStep):
     def __init__(self, model: CpuModel, system: System, stress: bool):
         super().__init__(model, system, stress)
         self._composition = Composition(model, self._system)
+        self._model = model
         self._arrays = self.energy.numpy(), self.atom_energies.numpy(), self.forces.numpy()
 
     def _step(self) -> None:
-        if self.stress is not None:
+        if lost_by_fork():
+            self._potential = self._model.potential
+        if self.stress is not None or lost_by_fork():
             super()._step()
             return
         for mine, value in zip(self._arrays, self._composition(self._system, True), strict=False):

@@ -8,6 +8,7 @@ Shapes: N atoms, E directed edges, F channels, L layers.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from typing import Any, NamedTuple
@@ -24,13 +25,33 @@ from ..kernels.cpu_steps import forces, kernels
 from .cpu_threads import Race, ThreadChoice, amount_of_work
 from .frozen import FrozenTensorNet
 
-__all__ = ["CpuOutputs", "CpuTensorNet"]
+__all__ = ["CpuOutputs", "CpuTensorNet", "lost_by_fork"]
 
 Array = NDArray[Any]
 
 # one thread at a time: numba's own pool, which is used where there is no other, ends the process otherwise
 _POOL = threading.Lock()
+_used, _lost = False, False
 _MOST_THREADS: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+
+
+def lost_by_fork() -> str:
+    """Why this process cannot use the kernels: GNU's OpenMP would end it. "" where it can."""
+    if not _lost:
+        return ""
+    return (
+        "this process was forked off one that had used the kernels, whose threads do not survive that; start processes "
+        "by 'spawn' (multiprocessing.get_context('spawn'))"
+    )
+
+
+def _after_fork() -> None:
+    global _lost, _POOL
+    _lost, _POOL = _used, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class CpuOutputs(NamedTuple):
@@ -94,8 +115,10 @@ class CpuTensorNet:
             vec: [E or more, 3] float32, Å from the atom of the row to the sender.
             charge_factor: [N] 1 + 0.1 × total charge.
         """
+        global _used
         atoms, edges = len(z), int(row_ptr[-1])
         with _POOL:
+            _used = True
             threads = torch.get_num_threads()
             before = numba.get_num_threads()
             if torch.get_num_threads() != threads:
