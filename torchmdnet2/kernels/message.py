@@ -98,6 +98,18 @@ def sum_edges(x, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
 
 
 @triton.jit
+def store_sums(out, x, mask, BR: tl.constexpr, BF: tl.constexpr):
+    """Sums of x [BR·BE, BF] over channels to out [BR·BE, 1]."""
+    total = tl.sum(x, 1)[:, None]
+    if BR == 1:
+        tl.store(out, total, mask)
+    else:
+        # by a thread of the warp that has them: else they pass through shared memory, and warps wait for each other
+        lane = tl.arange(0, BF)[None, :]
+        tl.store(out + lane, tl.broadcast_to(total, x.shape), mask & (lane == 0))
+
+
+@triton.jit
 def direction(vec, e, mask):
     """Components of vec/|vec| of edges e, 0 where the length is 0; and the length."""
     x = tl.load(vec + e * 3, mask, other=1.0)
@@ -269,7 +281,7 @@ def message_backward_kernel(
         a8 += g * x
         dot += x * y8
         total += slope_g * dot
-        tl.store(slope_out + e, tl.sum(total, 1)[:, None], mask)
+        store_sums(slope_out + e, total, mask, BR, BF)
         e += BE
         t = t_next
     before_next(PDL)
@@ -324,10 +336,10 @@ def embedding_backward_kernel(
         turn_x = f2 * g3 + f3 * (wx + ux * g4)
         turn_y = f3 * (wy + uy * g7) - f2 * g2
         turn_z = f2 * g1 + f3 * wz
-        tl.store(slope_out + e, tl.sum(radial * zz, 1)[:, None], mask)
-        tl.store(turn_out + e * 3, tl.sum(turn_x, 1)[:, None], mask)
-        tl.store(turn_out + e * 3 + 1, tl.sum(turn_y, 1)[:, None], mask)
-        tl.store(turn_out + e * 3 + 2, tl.sum(turn_z, 1)[:, None], mask)
+        store_sums(slope_out + e, radial * zz, mask, BR, BF)
+        store_sums(turn_out + e * 3, turn_x, mask, BR, BF)
+        store_sums(turn_out + e * 3 + 1, turn_y, mask, BR, BF)
+        store_sums(turn_out + e * 3 + 2, turn_z, mask, BR, BF)
         e += BE
         t = t_next
     before_next(PDL)
