@@ -30,10 +30,10 @@ def in_halves(tiles: Tiles, shape: Block) -> Tiles:
     return replace(tiles, **dict.fromkeys(names, shape))
 
 
-def potential(group: str) -> Potential:
+def potential(group: str, channels: int) -> Potential:
     torch.manual_seed(3)
-    model = {"name": "tensornet", "hidden_channels": 32, "num_layers": 2, "num_rbf": 16, "cutoff": CUTOFF, "max_z": 10}
-    result = Potential.from_config({"model": {**model, "group": group}}).eval()
+    model = {"name": "tensornet", "hidden_channels": channels, "num_layers": 2, "num_rbf": 16, "cutoff": CUTOFF}
+    result = Potential.from_config({"model": {**model, "max_z": 10, "group": group}}).eval()
     with torch.no_grad():
         for p in result.parameters():
             p.add_(0.05 * torch.randn_like(p))
@@ -48,8 +48,8 @@ def system(num_atoms: int, cell: list | None, charge: float) -> System:
     return System(z=z, pos=pos, cell=None if cell is None else lattice[None], charge=torch.tensor([charge]))
 
 
-def case(name: str, group: str, atoms: System, tiles: Tiles) -> None:
-    model = potential(group)
+def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32) -> None:
+    model = potential(group, channels)
     exact = copy.deepcopy(model).double()
     periodic = bool(atoms.pbc.any())
     expected = exact(atoms, stress=periodic)
@@ -90,6 +90,7 @@ if __name__ == "__main__":
     case("one atom", "O(3)", system(1, None, 0.0), hundreds)
     case("rows and lanes side by side", "O(3)", system(5, BOX, 0.0), replace(tens, **MIXED))
     case("matrix units", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
+    case("256 channels", "O(3)", system(2, None, 0.0), Tiles.for_atoms(100_000, 256), 256)
     case("halves, parts of K", "SO(3)", system(3, BOX, -1.0), in_halves(hundreds, Block(8, 32, 32, 4, 1, 2)))
     case(
         "halves, two programs", "O(3)", system(9, None, 0.0), in_halves(Tiles.for_atoms(1000, 32), Block(8, 32, 16, 2))

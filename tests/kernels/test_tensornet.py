@@ -17,7 +17,7 @@ def cases():
 
 
 def test_all_cases_ran(cases):
-    assert len(cases) == 9
+    assert len(cases) == 10
 
 
 def test_energies(cases):
