@@ -12,6 +12,7 @@ import signal
 
 import pytest
 
+from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config import parse_config
@@ -241,6 +242,34 @@ def test_the_command_says_how_to_go_on(raw_config, tmp_path, monkeypatch, capsys
     assert (
         error == "the training was stopped by SIGTERM after step 1; its state is saved: continue with --resume auto\n"
     )
+
+
+def test_data_that_changed_after_the_end(raw_config, tmp_path, data_file):
+    raw_config["data"]["train"] = str(tmp_path / "own.xyz")
+    (tmp_path / "own.xyz").write_bytes(data_file.read_bytes())
+    path = run_training(parse_config(raw_config))
+    assert run_training(parse_config(raw_config), resume="auto") == path
+    (tmp_path / "own.xyz").write_bytes(data_file.read_bytes() + b"\n")
+    with pytest.raises(BadConfig, match=r"own\.xyz has another content since"):
+        run_training(parse_config(raw_config), resume="auto")
+
+
+def test_models_of_single_epochs_are_kept(raw_config, tmp_path):
+    raw_config["output"]["keep_every"] = 2
+    raw_config["training"]["max_epochs"] = 4
+    path = run_training(parse_config(raw_config))
+    kept = sorted(p.name for p in (tmp_path / "run").glob("epoch_*.tmn"))
+    assert kept == ["epoch_0002.tmn", "epoch_0004.tmn"]
+    facts = checkpoint.read_header(tmp_path / "run" / "epoch_0004.tmn")["metadata"]["training"]
+    assert facts["epoch"] == 4 and facts["step"] == 16
+    best = checkpoint.read_header(path)["metadata"]["training"]["best_epoch"]
+    same = weights_hash(path) == weights_hash(tmp_path / "run" / f"epoch_{best:04d}.tmn")
+    assert same and best in (2, 4)
+    whole = (tmp_path / "run" / "epoch_0004.tmn").read_bytes()
+    for name in ("epoch_0004.tmn", "metrics.json"):  # as if killed between the state and the model
+        (tmp_path / "run" / name).unlink()
+    run_training(parse_config(raw_config), resume="auto")
+    assert (tmp_path / "run" / "epoch_0004.tmn").read_bytes() == whole
 
 
 def test_a_run_whose_model_is_gone(raw_config, tmp_path):

@@ -100,7 +100,8 @@ def _facts(batch: Sample) -> FrameFacts:
     for name, value in labels.items():
         there = ~torch.isnan(value).reshape(len(value), -1).all(1).numpy()
         labelled[name] = np.bincount(owner[there], minlength=count) > 0 if LABELS[name].per_atom else there
-    square, number = np.zeros(count), np.zeros(count, dtype=np.int64)
+    square: np.ndarray = np.zeros(count)
+    number: np.ndarray = np.zeros(count, dtype=np.int64)
     if "forces" in labels:
         forces = labels["forces"].numpy()
         known = ~np.isnan(forces)

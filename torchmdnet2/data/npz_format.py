@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -82,7 +83,7 @@ class NpzReader(ArrayReader):
             for name, key in {**names, **self.keys}.items():
                 try:
                     array = content[key]
-                except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.zlib.error) as error:
+                except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
                     raise BadData(
                         f"{self.path}: its array '{key}' is damaged or not made of numbers: {error}"
                     ) from error

@@ -159,6 +159,9 @@ class OutputConfig(Section):
     save_every_steps: Annotated[int, Field(ge=1)] = Field(
         default=500, description="steps between saved states, besides every epoch"
     )
+    keep_every: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="epochs between models that are kept besides the best, as epoch_0010.tmn"
+    )
     report: bool = Field(default=True, description="report.html, plots and model card at the end")
     outliers: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=10, description="frames with the largest errors that the report shows and outliers.xyz holds"

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from .. import __version__, checkpoint
+from ..data.sources import file_facts
 from ..errors import BadConfig
 from ..files import atomic_write
 from .config import Config
@@ -79,6 +80,8 @@ def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | No
             f"output.folder: {folder / _BEST}, the best model of the run in this folder, is gone; choose another "
             "folder, or remove state.safetensors and train anew"
         )
+    if finished:
+        _require_same_files(folder)
     if devices.agree(finished):
         (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
         return folder / _BEST
@@ -219,9 +222,20 @@ def _prepare_folder(folder: Path, config: Config, resume: str | None) -> bool:
             "or set output.overwrite=true"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (_DONE, _STATE, _BEST, "log.txt", "metrics.csv", "metrics.jsonl"):
+    kept = [path.name for path in folder.glob("epoch_*.tmn")]
+    for name in (_DONE, _STATE, _BEST, "log.txt", "metrics.csv", "metrics.jsonl", *kept):
         (folder / name).unlink(missing_ok=True)
     return False
+
+
+def _require_same_files(folder: Path) -> None:
+    """Raise BadConfig when data of the finished run in the folder have changed since."""
+    for path, digest in load_state(folder / _STATE)[1]["identity"]["data"].items():
+        if Path(path).is_file() and file_facts(path)["sha256"] != digest:
+            raise BadConfig(
+                f"{folder} holds a finished run, and {path} has another content since; choose another output.folder, "
+                "or set output.overwrite=true"
+            )
 
 
 def _has_best(folder: Path) -> bool:
@@ -279,10 +293,20 @@ def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, track
         log.epoch(row, trainer.config.max_epochs)
         for tracker in trackers:
             tracker.epoch(row)
+        keep(row)
+
+    def keep(row: dict[str, Any]) -> None:
+        path, every = folder / f"epoch_{row['epoch']:04d}.tmn", setup.config.output.keep_every
+        if every is not None and row["epoch"] % every == 0 and not path.is_file():
+            watched = row.get("validation_loss", row["train_loss"])
+            facts = {"epoch": row["epoch"], "step": row["step"], "validation_loss": watched}
+            checkpoint.save(trainer.average, path, {**describe(setup, trainer), "training": facts})
 
     def save_best(trainer: Trainer) -> None:
         checkpoint.save(trainer.average, folder / _BEST, describe(setup, trainer))
 
+    if trainer.history and trainer.position == 0:  # killed before it was written
+        keep(trainer.history[-1])
     log.start(trainer.total_steps, trainer.step_count)
     with noticed() if trainer.packed is None or trainer.packed.devices.size == 1 else nullcontext(lambda: None) as stop:
         trainer.run(
