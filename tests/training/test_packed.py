@@ -163,6 +163,44 @@ def test_resuming_gives_the_same_bits(raw_config, tmp_path, optimizer):
         assert torch.equal(a, b)
 
 
+def addresses(work) -> list[int]:
+    """Where a training step keeps what lives longer than it: what a graph of the step would read and write."""
+    states = [value for state in work.optimizer.state.values() for value in state.values()]
+    kept = [*work.parameters, *(p.grad for p in work.parameters), *work.average, *states, work.status]
+    kept += [*(group["lr"] for group in work.optimizer.param_groups), *work._sums.values(), *work._weights.values()]
+    return [tensor.data_ptr() for tensor in kept]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("partial", [False, True], ids=["anew", "from a part of the state"])
+def test_a_step_keeps_its_tensors_and_reads_its_rates_from_them(raw_config, optimizer, partial):
+    """A graph replays a step on the addresses, and with the plain numbers, of the moment of its capture."""
+    raw_config["training"].update(device="cpu", optimizer={"name": optimizer}, swa={"start": 0.5}, weight_decay=0.1)
+    config = parse_config(raw_config)
+    with own_torch_state(config):
+        trainer = make_trainer(make_setup(config), None)
+        if partial:  # as from a run in which one parameter had no gradient
+            trainer.step(next(iter(trainer.train_loader([[0, 1]]))))
+            del trainer.optimizer.state[trainer.parameters[0]]
+            first = {p: state["step"].clone() for p, state in trainer.optimizer.state.items() if "step" in state}
+        assert trainer.pack() is None
+    work, groups = trainer.packed.training, len(trainer.optimizer.param_groups)
+    if partial:
+        assert len(trainer.optimizer.state) == len(trainer.parameters)
+        assert all(torch.equal(trainer.optimizer.state[p]["step"], step) for p, step in first.items())
+    work.set_rates([1e-3] * groups, 0.5)
+    trainer.packed.step([0, 1, 2])
+    before = addresses(work)
+    for rates, share in (([2e-3] * groups, 0.25), ([0.0] * groups, 0.0)):
+        work.set_rates(rates, share)
+        weights, average = ([p.detach().clone() for p in part] for part in (work.parameters, work.average))
+        trainer.packed.step([3, 4])
+        assert addresses(work) == before
+        moved = [not torch.equal(p, q) for p, q in zip(work.parameters, weights, strict=True)]
+        assert any(moved) == any(rates)
+        assert any(not torch.equal(p, q) for p, q in zip(work.average, average, strict=True)) == (share > 0)
+
+
 def test_priors_are_taken_from_the_labels(raw_config):
     raw_config["priors"] = [{"name": "atomref", "energies": "fit"}, {"name": "zbl", "cutoff": 2.5}]
     settings = {"device": "cpu", "precision": "float64", "max_epochs": 1}

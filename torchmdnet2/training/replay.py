@@ -266,11 +266,16 @@ class TrainingPass(ErrorPass):
         for p, state in self.optimizer.state.items():
             # a count that was read from a file may be on the CPU, where a graph would keep its value of today
             state.update({name: value.to(p.device) for name, value in state.items() if isinstance(value, Tensor)})
-        if not self.optimizer.state_dict()["state"]:
-            self.optimizer.step()  # with gradients and rates of zero
-            for state in self.optimizer.state.values():
-                if "step" in state:
-                    state["step"].zero_()
+        known = {p: {name: value.clone() for name, value in state.items()} for p, state in self.optimizer.state.items()}
+        if all(p in known for p in self.parameters):
+            return
+        self.optimizer.step()  # with gradients and rates of zero
+        for p, state in self.optimizer.state.items():
+            for name, value in state.items():
+                if p in known:
+                    value.copy_(known[p][name])
+                elif name == "step":
+                    value.zero_()
 
     def body(self, batch: PackedBatch) -> None:
         self._gradients(batch)
