@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -74,3 +75,28 @@ def test_asked_to_stop(model_file, tmp_path, whole):
     assert (tmp_path / "run.png").exists()
     assert start(model_file, tmp_path, "run", "--restart").wait() == 0
     assert (tmp_path / "run.xyz").read_bytes() == whole["xyz"]
+
+
+def test_a_full_disk_is_named_and_leaves_a_restart_file(monkeypatch, potential, water, tmp_path):
+    from torchmdnet2.md import MDOptions, run_md
+    from torchmdnet2.md.trajectory import ExtendedXYZ
+
+    def options(name, restart=False):
+        return MDOptions(steps=120, every=10, restart_every=20, output=str(tmp_path / name), restart=restart)
+
+    written = ExtendedXYZ._write
+
+    def write_until_full(self, atoms):
+        if atoms.info["step"] > 60:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(self, atoms)
+
+    with monkeypatch.context() as full:
+        full.setattr(ExtendedXYZ, "_write", write_until_full)
+        with pytest.raises(OSError, match=r"step 60.*No space left.*md\.restart holds step 60.*continue") as caught:
+            run_md(potential, water, options("md"))
+        assert caught.value.errno == errno.ENOSPC
+    run_md(potential, water, options("md", restart=True))
+    run_md(potential, water, options("whole"))
+    for end in (".xyz", ".csv"):
+        assert (tmp_path / f"md{end}").read_bytes() == (tmp_path / f"whole{end}").read_bytes()

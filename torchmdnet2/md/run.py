@@ -178,15 +178,18 @@ class Simulation:
         self.reporter = Reporter(self.console, first, options.steps, options.timestep)
         self.saved_at = first
         try:
-            self.reporter.update(rows, self.record.worst_drift)
-            with self.reporter:
-                self._advance()
-        finally:  # also when interrupted: the work so far can be continued
-            self._save()
-            self.record.close()
-            notice = self.record.plot(self._title())
-            if notice:
-                self._say(notice)
+            try:
+                self.reporter.update(rows, self.record.worst_drift)
+                with self.reporter:
+                    self._advance()
+            finally:  # also when interrupted: the work so far can be continued
+                self._save()
+                self.record.close()
+                notice = self.record.plot(self._title())
+                if notice:
+                    self._say(notice)
+        except OSError as error:  # a full disk
+            raise OSError(error.errno, self._unwritten(error)) from error
         replicas = [
             Replica(self.record.frame(self.state, b), rows, drift)
             for b, (rows, drift) in enumerate(zip(self.record.rows, self.record.drifts, strict=True))
@@ -282,7 +285,9 @@ class Simulation:
         path, marks = options.file(".restart"), self.saved["trajectories"]
         if marks.keys() != {p.name for b in range(options.replicas) for p in options.trajectory_files(b)}:
             raise BadConfig(f"{path} goes with the trajectory files {', '.join(marks)}")
-        self._say(f"continuing from step {self.state.step} of {options.steps}")
+        done = self.state.step >= options.steps
+        notice = "; nothing is left to do, --steps counts from the very start" if done else ""
+        self._say(f"continuing from step {self.state.step} of {options.steps}{notice}")
         return Recorder(options, self.start, self.atoms, self.state.step, marks)
 
     def _save(self) -> None:
@@ -291,6 +296,14 @@ class Simulation:
         facts = {**self._facts(), "trajectories": marks, "first_conserved": self.guard.first_conserved}
         write_restart(self.options.file(".restart"), state, facts)
         self.saved_at = state.step
+
+    def _unwritten(self, error: OSError) -> str:
+        restart = self.options.file(".restart")
+        words = f"step {self.state.step}: the files of {self.options.prefix} could not be written: "
+        words += error.strerror or str(error)
+        if restart.exists():
+            return f"{words}. {restart} holds step {self.saved_at}: make room, and continue with restart"
+        return words
 
     def _facts(self) -> dict[str, Any]:
         return {
