@@ -36,8 +36,15 @@ from .cpu_algebra import (
 )
 from .cpu_algebra import product as product9
 
-kernel: Any = njit(cache=True, nogil=True, **OPTIONS)
 ZERO = np.float32(0)
+
+
+def kernel(function: Any) -> Any:
+    """Compiled when first called, and kept on disk where there is a folder for it."""
+    try:
+        return njit(cache=True, nogil=True, **OPTIONS)(function)
+    except RuntimeError:  # nowhere to write to
+        return njit(nogil=True, **OPTIONS)(function)
 
 
 @inline
