@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from ase import units
+from ase import Atoms, units
 from ase.calculators.calculator import PropertyNotImplementedError
 from ase.calculators.fd import FiniteDifferenceCalculator, calculate_numerical_forces
 from ase.calculators.mixing import SumCalculator
@@ -19,6 +19,7 @@ from ase_cases import count_evaluations, crystal, ethanol
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.adapters.committee import CommitteeCalculator
 
 # --- values -------------------------------------------------------------------------------------------------------
 
@@ -142,3 +143,27 @@ def test_charges_and_dipole_where_the_model_has_them(potential):
     with pytest.raises(PropertyNotImplementedError):
         TorchMDNet2Calculator(potential).get_property("charges", ethanol())
     assert "charges" not in TorchMDNet2Calculator.implemented_properties
+
+
+@pytest.mark.parametrize("make", [ethanol, crystal])
+def test_hessian_is_the_derivative_of_the_forces(potential, make):
+    atoms = make()
+    atoms.calc = calc = TorchMDNet2Calculator(potential)
+    found = calc.get_hessian(atoms)
+    assert found.shape == (3 * len(atoms),) * 2 and np.array_equal(found, found.T)
+    for atom, axis in ((0, 0), (1, 2)):
+        sides = []
+        for step in (1e-4, -1e-4):
+            moved = atoms.copy()
+            moved.positions[atom, axis] += step
+            moved.calc = calc
+            sides.append(-moved.get_forces().flatten())
+        np.testing.assert_allclose(found[3 * atom + axis], (sides[0] - sides[1]) / 2e-4, rtol=0, atol=1e-6)
+    assert np.abs(found.reshape(-1, len(atoms), 3).sum(1)).max() < 1e-9  # moving all atoms changes nothing
+    committee = CommitteeCalculator([potential, potential])
+    np.testing.assert_allclose(committee.get_hessian(atoms), found, rtol=0, atol=1e-12)
+    far = Atoms("CO", positions=[[0, 0, 0], [50, 0, 0]])
+    assert not calc.get_hessian(far).any()
+    far.positions[1] = np.nan
+    with pytest.raises(ValueError, match="atom 1"):
+        calc.get_hessian(far)

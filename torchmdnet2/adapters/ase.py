@@ -19,7 +19,8 @@ from ..ensemble import Ensemble
 from ..evaluator import Evaluator
 from ..potential import Potential
 from ..system import System, _whole_number
-from .arrays import ArrayEvaluator, Structure
+from .arrays import ArrayEvaluator, NotFinite, Structure
+from .hessian import hessian
 from .model import ModelSource, dtype_name, in_memory, open_model
 
 __all__ = ["NoStress", "TorchMDNet2Calculator"]
@@ -167,6 +168,22 @@ class TorchMDNet2Calculator(Calculator):
     def reset(self) -> None:
         """Forget the last result."""
         self._entered, self.results = None, {}
+
+    def get_hessian(self, atoms: Atoms) -> np.ndarray:
+        """Second derivatives of the energy, exact, [3N, 3N] eV/Å²; of a committee the mean.
+
+        `ase.vibrations.VibrationsData.from_2d(atoms, calc.get_hessian(atoms))` gives frequencies and modes. Take
+        dtype=torch.float64: frequencies are differences of large numbers. Constraints are not looked at.
+
+        Raises:
+            ValueError, UnknownElement: as `calculate`; ValueError when it is not finite.
+        """
+        with self._lock:
+            system = self._structure(atoms).to_system(self.potential.device).validate()
+            mean = torch.stack([hessian(potential, system) for potential in self._potentials]).mean(0)
+        if not bool(torch.isfinite(mean).all()):
+            raise NotFinite("hessian")
+        return mean.cpu().numpy()
 
     # --- many structures at once ----------------------------------------------------------------------------------
 
