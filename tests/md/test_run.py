@@ -314,6 +314,26 @@ def test_restart_refuses_another_model_or_molecule(model_file, potential, water,
         run_md(model_file, molecule("H2"), options(tmp_path, 40, restart=True))
 
 
+@pytest.mark.parametrize("what", ["cell", "pbc", "masses", "fixed atoms"])
+def test_restart_refuses_another_structure(model_file, water, tmp_path, what):
+    """None of these is in the restart file: the continuation would go on under other ones without a word."""
+    water.cell, water.pbc = [9, 9, 9], [True, True, True]
+    run_md(model_file, water, options(tmp_path, steps=20))
+    other = water.copy()
+    if what == "cell":
+        other.cell[2, 2] = 10
+    elif what == "pbc":
+        other.pbc[0] = False
+    elif what == "masses":
+        other.set_masses([16, 3, 3])
+    else:
+        other.set_constraint(FixAtoms([0]))
+    with pytest.raises(BadConfig, match=f"was written with {what} = "):
+        run_md(model_file, other, options(tmp_path, steps=40, restart=True))
+    water.positions += 1  # they are those of the restart file
+    assert run_md(model_file, water, options(tmp_path, steps=40, restart=True)).rows[-1].step == 40
+
+
 def test_restart_of_a_model_in_memory(potential, water, tmp_path):
     """Known by its weights, also when it could not be saved."""
     built = [Potential(potential.representation, potential.head, elements=[1, 8], energy_scale=s) for s in (0.2, 0.2)]

@@ -106,3 +106,13 @@ def test_of_a_run(potential, tmp_path):
     assert (first, interval, last) == (0, 10, 30) and not cells and len(positions) == 4
     assert delta * 0.04888821 * 1000 == pytest.approx(0.25)
     np.testing.assert_allclose(positions[-1], result.atoms.positions, atol=1e-6)
+
+
+def test_dcd_refuses_a_slab_before_any_file_is_touched(potential, water, tmp_path):
+    water.cell, water.pbc = [9, 9, 9], [True, True, False]
+    (tmp_path / "run.csv").write_text("of an earlier run")
+    with pytest.raises(BadData, match="periodic in all directions or in none"):
+        run_md(
+            potential, water, MDOptions(steps=10, output=str(tmp_path / "run"), trajectories=(str(tmp_path / "a.dcd"),))
+        )
+    assert (tmp_path / "run.csv").read_text() == "of an earlier run"

@@ -24,6 +24,7 @@ from .record import Recorder
 from .restart import read_restart, write_restart
 from .setup import atomistics, check_start, fingerprint, minimize, noise_seeds, plain_copy, velocities
 from .state import Atomistics, State
+from .trajectory import check_trajectory
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -139,6 +140,8 @@ class Simulation:
         self.identity = fingerprint(self.potential) if source is None else source.sha256
         self.start = plain_copy(atoms, charge, spin)
         check_start(self.start, self.potential)
+        for path in options.trajectory_files(0):
+            check_trajectory(path, self.start)
         if options.minimize and not options.restart:
             self._say(minimize(self.start, self.potential))
         self.system = System.from_ase([self.start] * options.replicas)
@@ -312,6 +315,10 @@ class Simulation:
             "dtype": str(self.potential.dtype),
             "device": self.potential.device.type,
             "elements": hashlib.sha256(self.system.z.numpy().tobytes()).hexdigest(),
+            "cell": self.start.cell.array.round(6).tolist(),
+            "pbc": self.start.pbc.tolist(),
+            "masses": hashlib.sha256(self.atoms.masses.numpy().round(6).tobytes()).hexdigest(),
+            "fixed atoms": (self.atoms.mobile[: len(self.start), 0] == 0).nonzero()[:, 0].tolist(),
             "charge": float(self.system.charge[0]),
             "spin": int(self.system.spin[0]),
         }

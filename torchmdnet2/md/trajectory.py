@@ -15,7 +15,7 @@ from ..errors import BadData
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["DCD", "ASETrajectory", "ExtendedXYZ", "TrajectoryFile", "open_trajectory"]
+__all__ = ["DCD", "ASETrajectory", "ExtendedXYZ", "TrajectoryFile", "check_trajectory", "open_trajectory"]
 
 _AKMA = 0.04888821  # ps, the unit of time in DCD files
 _MOST = 2**31 - 1  # that their numbers can be
@@ -50,6 +50,10 @@ class TrajectoryFile(ABC):
             self._cut(mark)
         elif path.exists():
             path.unlink()
+
+    @classmethod
+    def check(cls, path: Path, atoms: Atoms) -> None:  # noqa: B027
+        """Raise BadData when the format cannot hold such a structure."""
 
     def write(self, atoms: Atoms) -> None:
         """Append one frame."""
@@ -130,6 +134,10 @@ class DCD(TrajectoryFile):
         BadData: a cell that does not, or a structure that is periodic in some directions only.
     """
 
+    @classmethod
+    def check(cls, path: Path, atoms: Atoms) -> None:
+        _periodic(atoms, path)
+
     def _open(self) -> BinaryIO:
         return open(self.path, "rb+" if self.mark["frames"] else "wb+")
 
@@ -198,6 +206,15 @@ _FORMATS: dict[str, type[TrajectoryFile]] = {
     ".traj": ASETrajectory,
     ".dcd": DCD,
 }
+
+
+def check_trajectory(path: Path, atoms: Atoms) -> None:
+    """Refuse a structure that the format of this file cannot hold, before anything is computed.
+
+    Raises:
+        BadData: it cannot.
+    """
+    _FORMATS[path.suffix].check(path, atoms)
 
 
 def open_trajectory(path: Path, timestep: float, interval: int, mark: dict[str, int] | None = None) -> TrajectoryFile:
