@@ -98,15 +98,15 @@ def sum_edges(x, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
 
 
 @triton.jit
-def store_sums(out, x, mask, BR: tl.constexpr, BF: tl.constexpr):
-    """Sums of x [BR·BE, BF] over channels to out [BR·BE, 1]."""
+def store_sums(out, x, mask, BR: tl.constexpr, LANES: tl.constexpr):
+    """Sums of x [BR·BE, BF] over channels to out [BR·BE, 1]. LANES: threads of a row."""
     total = tl.sum(x, 1)[:, None]
     if BR == 1:
         tl.store(out, total, mask)
     else:
-        # by a thread of the warp that has them: else they pass through shared memory, and warps wait for each other
-        lane = tl.arange(0, BF)[None, :]
-        tl.store(out + lane, tl.broadcast_to(total, x.shape), mask & (lane == 0))
+        # by a thread that has it: else sums pass through shared memory, and all warps wait for each other
+        lane = tl.arange(0, LANES)[None, :]
+        tl.store(out + lane, tl.broadcast_to(total, (x.shape[0], LANES)), mask & (lane == 0))
 
 
 @triton.jit
@@ -226,7 +226,8 @@ def interaction_kernel(
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def message_backward_kernel(
     row_ptr, sender, knot, offset, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
-    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """dY_i += g(0) dM_i + Σ_j g(d_ij) dM_j, and for each edge Σ_c g'(d_ij) ⟨dM_j, Y_i⟩ into slope [slices, E].
 
@@ -281,7 +282,7 @@ def message_backward_kernel(
         a8 += g * x
         dot += x * y8
         total += slope_g * dot
-        store_sums(slope_out + e, total, mask, BR, BF)
+        store_sums(slope_out + e, total, mask, BR, LANES)
         e += BE
         t = t_next
     before_next(PDL)
@@ -300,7 +301,8 @@ def message_backward_kernel(
 @triton.jit(do_not_specialize=["num_atoms", "capacity"])
 def embedding_backward_kernel(
     row_ptr, sender, vec, knot, offset, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
-    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """For each edge, from dX_i: dE/d|vec| [slices, E] and dE/du [slices, E, 3]."""
     row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
@@ -336,10 +338,10 @@ def embedding_backward_kernel(
         turn_x = f2 * g3 + f3 * (wx + ux * g4)
         turn_y = f3 * (wy + uy * g7) - f2 * g2
         turn_z = f2 * g1 + f3 * wz
-        store_sums(slope_out + e, radial * zz, mask, BR, BF)
-        store_sums(turn_out + e * 3, turn_x, mask, BR, BF)
-        store_sums(turn_out + e * 3 + 1, turn_y, mask, BR, BF)
-        store_sums(turn_out + e * 3 + 2, turn_z, mask, BR, BF)
+        store_sums(slope_out + e, radial * zz, mask, BR, LANES)
+        store_sums(turn_out + e * 3, turn_x, mask, BR, LANES)
+        store_sums(turn_out + e * 3 + 1, turn_y, mask, BR, LANES)
+        store_sums(turn_out + e * 3 + 2, turn_z, mask, BR, LANES)
         e += BE
         t = t_next
     before_next(PDL)

@@ -208,7 +208,7 @@ class FusedTensorNet:
             grid, walk = self._walk(n, tiles, tiles.message_backward)
             message.message_backward_kernel[grid](
                 row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
-                b.slope[k * slices :], capacity, n, **walk,
+                b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
             )  # fmt: skip
             grid, block = self._block(n, f, tiles, tiles.gradient_mix)
             packed = self._packed(block)
@@ -229,7 +229,7 @@ class FusedTensorNet:
         grid, walk = self._walk(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
             row_ptr, sender, vec, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
-            b.edge_turn, capacity, n, **walk,
+            b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
         )  # fmt: skip
         force.force_kernel[(n,)](
             row_ptr, sender, vec, b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,

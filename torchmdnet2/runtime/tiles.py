@@ -20,6 +20,11 @@ class Walk(NamedTuple):
     channels: int
     warps: int
 
+    @property
+    def lanes(self) -> int:
+        """Threads that share an edge."""
+        return max(1, min(32, self.channels, 32 * self.warps // (self.atoms * self.edges)))
+
 
 class Block(NamedTuple):
     """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
@@ -96,7 +101,8 @@ def _limit(shape: Block, channels: int) -> Block:
         cols = max(cols * 128 // channels, 16 if shape.rows >= 8 else 4)
     if shape.rows >= 8:  # the matrix units take eight numbers of a sum, sixteen in half precision
         split = min(split, channels // (8 if shape.rows > 8 else 16))
-    return shape._replace(cols=cols, depth=min(shape.depth, channels), split=split)
+    warps = max(1, split * cols // 16) if shape.rows == 8 else shape.warps
+    return shape._replace(cols=cols, depth=min(shape.depth, channels), split=split, warps=warps)
 
 
 _FEW = Block(1, 16, 128, 4, 1, 2)
