@@ -51,8 +51,8 @@ class TrajectoryFile(ABC):
         elif path.exists():
             path.unlink()
 
-    @classmethod
-    def check(cls, path: Path, atoms: Atoms) -> None:  # noqa: B027
+    @classmethod  # noqa: B027
+    def check(cls, path: Path, atoms: Atoms) -> None:
         """Raise BadData when the format cannot hold such a structure."""
 
     def write(self, atoms: Atoms) -> None:
