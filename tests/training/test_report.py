@@ -17,6 +17,8 @@ from ase.io import read, write
 
 from torchmdnet2.errors import MissingBackend
 from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.evaluation import Evaluation
+from torchmdnet2.training.plots import pictures
 from torchmdnet2.training.run import run_training
 
 from .conftest import make_frames
@@ -108,6 +110,12 @@ def test_errors_beside_the_spread_of_the_labels(folder):
     frames = [atoms for file in splits["files"] for atoms in read(file, ":")]
     spread = np.concatenate([frames[k].get_forces() for k in splits["indices"]]).std()
     assert float(found[2]) == pytest.approx(0.1 * float(found[1]) / spread, rel=0.06)  # two digits
+
+
+def test_a_learning_curve_of_zeros_can_be_drawn(recwarn):
+    history = [{"epoch": 1, "best": True, "train_forces_mae": 0.0, "validation_forces_mae": 0.0}]
+    assert pictures(history, Evaluation({}), "test")["learning_curve"].startswith(b"\x89PNG")
+    assert not recwarn.list
 
 
 def test_worst_frames_are_found(folder):

@@ -97,10 +97,11 @@ def _learning_curve(history: Sequence[Mapping[str, Any]], axes: Axes) -> None:
             if np.isfinite(values).any():
                 text = f"{label}, {prefix}{unit}"
                 axes.plot(epochs, values, color=f"C{k % 10}", alpha=alpha, lw=1.4, label=text)
+    scale_of_y = "log" if any(np.greater(line.get_ydata(), 0).any() for line in axes.lines) else "linear"
     best = max((row["epoch"] for row in history if row["best"]), default=None)
     if best is not None:
         axes.axvline(best, color="0.6", lw=0.8, ls=":", label=f"best epoch: {best}")
-    axes.set(xlabel="epoch", ylabel="mean absolute error", yscale="log", title="Learning curve")
+    axes.set(xlabel="epoch", ylabel="mean absolute error", yscale=scale_of_y, title="Learning curve")
     axes.legend(fontsize=7)
 
 
