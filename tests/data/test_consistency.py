@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchmdnet2.data import InMemoryDataset, Sample, statistics
-from torchmdnet2.data.consistency import Agreement, agreement
+from torchmdnet2.data.consistency import Agreement, agreement, stress_agreement
 from torchmdnet2.system import System
 
 PLACE = np.array([[0.0, 0, 0], [1.1, 0, 0], [-0.4, 1.0, 0], [0, 0.3, 1.4], [-0.5, -0.9, 0.8]])
@@ -92,3 +92,45 @@ def test_missing_or_constant_labels_say_nothing():
 
 def test_labels_that_do_not_correlate_say_nothing():
     assert Agreement(-40.0, -0.2).fault is None and Agreement(0.01, 0.3).fault is None
+
+
+def strained(count=30, sign=1.0, size=1.0):
+    """Frames of a Lennard-Jones crystal in cells of different shape."""
+    from ase.build import bulk
+    from ase.calculators.lj import LennardJones
+
+    rng = np.random.default_rng(1)
+    samples = []
+    for _ in range(count):
+        atoms = bulk("Ar", cubic=True, a=5.3)
+        atoms.set_cell(atoms.cell @ (np.eye(3) + rng.normal(0, 0.01, (3, 3))), scale_atoms=True)
+        atoms.positions += rng.normal(0, 0.02, (4, 3))
+        atoms.calc = LennardJones(sigma=3.4, epsilon=0.01, rc=7.0, smooth=True)
+        stress = torch.tensor(sign * size * atoms.get_stress(voigt=False))[None]
+        labels = {
+            "energy": torch.tensor([atoms.get_potential_energy()]),
+            "forces": torch.tensor(atoms.get_forces()),
+            "stress": stress,
+        }
+        samples.append(Sample(System.from_ase(atoms), labels))
+    return samples
+
+
+def found_stress(samples):
+    data = InMemoryDataset(samples)
+    return stress_agreement(data, np.arange(len(data)), statistics(data))
+
+
+def test_stress_of_the_right_and_the_wrong_sign_and_unit():
+    right = found_stress(strained())
+    assert abs(right.slope - 1) < 0.15 and right.correlation > 0.9 and right.fault is None
+    assert "stresses have the wrong sign" in found_stress(strained(sign=-1.0)).fault
+    assert "stresses make: are the units right" in found_stress(strained(size=160.2)).fault
+
+
+def test_stress_of_molecules_or_one_cell_says_nothing():
+    assert found_stress(harmonic()) is None
+    crystal = harmonic(turned=False, cell=9.0)
+    for sample in crystal:
+        sample.labels["stress"] = torch.eye(3).double()[None]
+    assert found_stress(crystal) is None

@@ -1,19 +1,20 @@
-"""Whether forces are the negative gradients of the energies beside them: signs and units are easily mistaken."""
+"""Whether forces and stress are derivatives of the energies beside them: signs and units are easily mistaken."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .dataset import Dataset
+from .dataset import Dataset, Sample
 from .statistics import Statistics
 
-__all__ = ["Agreement", "agreement"]
+__all__ = ["Agreement", "agreement", "stress_agreement"]
 
 _FRAMES, _COORDINATES = 250, 2_000_000  # looked at, at most
 _LEAST = 8  # frames
+_STRAIN = 0.15  # largest component, between two cells that are compared
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,20 @@ class Agreement:
     Attributes:
         slope: of the changes over the work −∫F·dr; about 1 where the labels belong together.
         correlation: of the two.
+        what: was compared, in the plural.
     """
 
     slope: float
     correlation: float
+    what: str = "forces"
 
     @property
     def fault(self) -> str | None:
         """What is wrong, in words; None where nothing is, or where it cannot be told."""
         if self.correlation < -0.5:
-            return "forces point uphill in energy: are they gradients, of the other sign?"
+            return f"{self.what} have the wrong sign for the energies: are they gradients, or of another convention?"
         if self.correlation > 0.5 and not 0.25 < self.slope < 4:
-            return f"changes of the energy are {self.slope:.3g} times those that the forces make: are the units right?"
+            return f"changes of the energy are {self.slope:.3g} times those that {self.what} make: are the units right?"
         return None
 
 
@@ -52,17 +55,8 @@ def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreem
     Returns:
         None where there are too few frames of one kind that have both labels.
     """
-    known = np.flatnonzero(~np.isnan(found.energies))
-    if len(known) < _LEAST or found.force_rms is None:
-        return None
-    weights = np.random.default_rng(0).normal(size=len(found.elements))
-    _, kind, often = np.unique(found.counts[known] @ weights, return_inverse=True, return_counts=True)
-    known = known[kind == often.argmax()]
-    atoms = int(found.sizes[known[0]])
-    most = min(_FRAMES, max(_LEAST, math.isqrt(_COORDINATES // (3 * atoms))))
-    chosen = known[np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).astype(int))]
-    batch = dataset.batch(np.asarray(frames)[chosen])
-    if "forces" not in batch.labels:
+    batch, atoms = _similar(dataset, frames, found)
+    if batch is None or "forces" not in batch.labels:
         return None
     z = batch.system.z.numpy().reshape(-1, atoms)
     pos = batch.system.pos.numpy().reshape(-1, atoms, 3)
@@ -73,10 +67,60 @@ def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreem
         return None
     periodic = bool(batch.system.pbc.any())
     work, change = _pairs(pos[same], forces[same], batch.labels["energy"].numpy()[same], cell[0] if periodic else None)
-    square = float(work @ work)
-    if square == 0 or change.std() == 0 or work.std() == 0:
+    return _compared(work, change)
+
+
+def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreement | None:
+    """Compare energies and stress of frames of one crystal in different cells; arguments as `agreement`.
+
+    E₂ − E₁ ≈ −(F₁ + F₂)·Δr/2 + (V₁σ₁ + V₂σ₂):ε/2, with ε the strain from one cell to the other and Δr what atoms move
+    besides. Tensile stress is positive.
+    """
+    batch, atoms = _similar(dataset, frames, found)
+    if batch is None or not {"forces", "stress"} <= batch.labels.keys() or not bool(batch.system.pbc.all()):
         return None
-    return Agreement(float(work @ change) / square, float(np.corrcoef(work, change)[0, 1]))
+    z, pos, forces = (x.numpy().reshape(-1, atoms, *x.shape[1:])
+                      for x in (batch.system.z, batch.system.pos, batch.labels["forces"]))  # fmt: skip
+    cell, energy = batch.system.cell.numpy(), batch.labels["energy"].numpy()
+    virial = batch.labels["stress"].numpy() * batch.system.volume.numpy()[:, None, None]
+    same = (z == z[0]).all(1) & np.isfinite(forces).all((1, 2)) & np.isfinite(virial).all((1, 2))
+    if same.sum() < _LEAST:
+        return None
+    pos, forces, cell, energy, virial = (x[same] for x in (pos, forces, cell, energy, virial))
+    one, two = np.triu_indices(len(pos), 1)
+    deformed = np.linalg.inv(cell[one]) @ cell[two]
+    strain = (deformed @ deformed.transpose(0, 2, 1) - np.eye(3)) / 2  # of Green and Lagrange: 0 for a rotation
+    step = pos[two] - pos[one] @ deformed
+    step -= np.round(step @ np.linalg.inv(cell[two])) @ cell[two]
+    step -= step.mean(1, keepdims=True)
+    size = np.where(np.abs(strain).max((1, 2)) < _STRAIN, np.square(step).sum((1, 2)), np.inf)
+    near = np.argsort(size, kind="stable")[: len(pos)]
+    near = near[np.isfinite(size[near])]
+    one, two, strain, step = one[near], two[near], strain[near], step[near]
+    work = 0.5 * ((virial[one] + virial[two]) * strain).sum((1, 2))
+    change = energy[two] - energy[one] + 0.5 * ((forces[one] + forces[two]) * step).sum((1, 2))
+    result = _compared(work, change)
+    return None if result is None else replace(result, what="stresses")
+
+
+def _compared(work: np.ndarray, change: np.ndarray) -> Agreement | None:
+    if len(work) < _LEAST or work.std() == 0 or change.std() == 0:
+        return None
+    return Agreement(float(work @ change) / float(work @ work), float(np.corrcoef(work, change)[0, 1]))
+
+
+def _similar(dataset: Dataset, frames: np.ndarray, found: Statistics) -> tuple[Sample | None, int]:
+    """Up to 250 frames of the most frequent composition, with energies, as a batch; and their number of atoms."""
+    known = np.flatnonzero(~np.isnan(found.energies))
+    if len(known) < _LEAST or found.force_rms is None:
+        return None, 0
+    weights = np.random.default_rng(0).normal(size=len(found.elements))
+    _, kind, often = np.unique(found.counts[known] @ weights, return_inverse=True, return_counts=True)
+    known = known[kind == often.argmax()]
+    atoms = int(found.sizes[known[0]])
+    most = min(_FRAMES, max(_LEAST, math.isqrt(_COORDINATES // (3 * atoms))))
+    chosen = known[np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).astype(int))]
+    return dataset.batch(np.asarray(frames)[chosen]), atoms
 
 
 def _pairs(

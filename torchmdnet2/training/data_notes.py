@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..data import CachedDataset, HDF5Dataset
-from ..data.consistency import agreement
+from ..data.consistency import agreement, stress_agreement
 from ..data.edges import EdgeMemory
 from ..potential import Potential
 from .batches import Frames
@@ -56,9 +56,9 @@ def _repetitions(setup: Setup) -> Iterator[str]:
 
 def _disagreement(setup: Setup) -> Iterator[str]:
     """Forces that are not the negative gradients of the energies."""
-    if "forces" in setup.statistics["train"].labelled:
-        frames = setup.frames["train"]
-        found = agreement(frames.data, frames.indices, setup.statistics["train"])
+    frames, known = setup.frames["train"], setup.statistics["train"]
+    for label, compare in (("forces", agreement), ("stress", stress_agreement)):
+        found = compare(frames.data, frames.indices, known) if label in known.labelled else None
         if found is not None and found.fault is not None:
             yield f"comparing similar training frames, {found.fault} See data.keys and data.units"
 
