@@ -276,3 +276,17 @@ def test_what_would_fail_later_fails_before_training(raw_config, tmp_path):
     with pytest.raises(BadData, match="none of the validation frames has a label to train on"):
         run_training(parse_config(raw_config))
     assert not list(tmp_path.glob("run/best*"))
+
+
+@pytest.mark.parametrize("numba", [True, False])
+def test_the_log_says_what_a_cpu_trains_with(raw_config, tmp_path, monkeypatch, numba):
+    if numba:
+        pytest.importorskip("numba")
+    else:
+        monkeypatch.setattr("torchmdnet2.training.loop.find_spec", lambda name: None)
+    raw_config["training"].update(device="cpu", max_epochs=1)
+    raw_config["output"].update(report=False)
+    folder = run_training(parse_config(raw_config)).parent
+    said = (folder / "log.txt").read_text()
+    assert ("steps run on compiled kernels" in said) == numba
+    assert ("pip install 'torchmdnet2[cpu]'" in said) == (not numba)

@@ -22,7 +22,7 @@ from .replay import ErrorPass, Replayed, TrainingPass
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-__all__ = ["PackedLoop", "pays_on_cpu", "why_not_packed"]
+__all__ = ["PackedLoop", "pays_on_cpu", "wants_numba", "why_not_packed"]
 
 _CHECK_EVERY = 25
 _SAMPLE = 200
@@ -56,6 +56,12 @@ def _estimate(frames: Frames) -> int:
 def pays_on_cpu(trainer: Trainer) -> bool:
     """Whether packed steps are the faster ones on a CPU: for TensorNet, with kernels that numba compiles."""
     return isinstance(trainer.potential.representation, TensorNet) and find_spec("numba") is not None
+
+
+def wants_numba(trainer: Trainer) -> bool:
+    """Whether packed steps would pay on this CPU if numba were installed."""
+    on_cpu = trainer.device.type == "cpu" and isinstance(trainer.potential.representation, TensorNet)
+    return on_cpu and find_spec("numba") is None
 
 
 class PackedLoop:
