@@ -10,8 +10,9 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
-from ase.io import read
+from ase.io import read, write
 
+from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, guard, run_md
 from torchmdnet2.md.guard import check_overlaps, closest_pair
@@ -117,3 +118,15 @@ def test_a_long_timestep_is_noticed(potential, tmp_path):
 def test_options_are_checked(bad):
     with pytest.raises(BadConfig, match="npt|" + next(iter(bad)).removesuffix("ies")):
         MDOptions(**{"steps": 10, **bad})
+
+
+@pytest.mark.parametrize("more", [[], ["--trajectory", "md.xyz"]])
+def test_the_command_does_not_write_over_its_start(model_file, tmp_path, monkeypatch, capsys, more):
+    monkeypatch.chdir(tmp_path)
+    write("md.xyz", molecule("H2O"))
+    before = (tmp_path / "md.xyz").read_bytes()
+    assert main(["md", str(model_file), "md.xyz@0", "--steps", "5", *more]) != 0
+    assert "md.xyz is read by this run and would be written too" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["md.xyz"] and (tmp_path / "md.xyz").read_bytes() == before
+    assert main(["md", str(model_file), "md.xyz@7", "--steps", "5", "--output", "run"]) != 0
+    assert not capsys.readouterr().err.rstrip().endswith(":")

@@ -11,6 +11,8 @@ from .common import Command, add_device, device_name, make_console
 if TYPE_CHECKING:
     from ase import Atoms
 
+    from ..md import MDOptions
+
 __all__ = ["add"]
 
 
@@ -64,6 +66,7 @@ def _md(options: argparse.Namespace) -> None:
         restart_every=options.restart_every,
         minimize=options.minimize,
     )
+    _spare_inputs(chosen, options.model, options.start)
     # a queueing system's polite end is treated like Ctrl-C, also where jobs ignore that: write a restart file and stop
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = make_console()
@@ -89,6 +92,22 @@ def _md(options: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
+def _spare_inputs(options: MDOptions, model: str, start: str) -> None:
+    """Refuse to write where the model or the start structure is."""
+    from ..errors import BadConfig
+
+    inputs = {Path(model).resolve()}
+    if not options.restart:  # which goes on in the same files
+        inputs.add(Path(start.partition("@")[0]).resolve())
+    written = [options.file(end, b) for end in (".csv", ".png", ".restart") for b in range(options.replicas)]
+    written += [path for b in range(options.replicas) for path in options.trajectory_files(b)]
+    for path in written:
+        if path.resolve() in inputs:
+            raise BadConfig(
+                f"{path} is read by this run and would be written too: choose another --output or --trajectory"
+            )
+
+
 def _steps(time: float | None, timestep: float) -> int:
     """Steps that make up a time in ps, 1 ps when None."""
     from ..errors import BadConfig
@@ -109,7 +128,7 @@ def _structure(path: str) -> Atoms:
     try:
         atoms = read(path)
     except Exception as error:  # ASE's readers raise whatever they meet
-        raise BadData(f"{path}: cannot be read as a structure: {error or type(error).__name__}") from error
+        raise BadData(f"{path}: cannot be read as a structure: {str(error) or type(error).__name__}") from error
     if isinstance(atoms, list):
         raise BadData(f"{path}: names several structures; choose one, as in file.xyz@0")
     return atoms
