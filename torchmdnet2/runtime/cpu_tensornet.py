@@ -47,7 +47,8 @@ def lost_by_fork() -> str:
 
 def _after_fork() -> None:
     global _lost, _POOL
-    _lost, _POOL = _used, threading.Lock()
+    _lost = _used and numba.threading_layer() == "omp"  # the other layers survive
+    _POOL = threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
