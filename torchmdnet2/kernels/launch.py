@@ -11,8 +11,7 @@ PDL: 0 launch by launch; 1 the next kernel is placed when the blocks of this one
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from .triton_or_none import tl, triton
 
 __all__ = ["FUSED_ARITHMETIC", "after_previous", "before_next"]
 
