@@ -13,6 +13,7 @@ from torch import Tensor
 from .forms import Form
 from .forms_node import times_parts
 from .forms_pair import Pairs, edges_of_row, pair_atoms, row_tile
+from .launch import FUSED_ARITHMETIC
 from .triton_or_none import tl, triton
 
 __all__ = ["Embedding"]
@@ -57,7 +58,7 @@ class Embedding(Form):
         some = next(s for s in slots if s is not None)
         features = (f if f is not None else g).shape[2]  # type: ignore[union-attr]
         num, total = pairs.num_atoms, pairs.num_pairs
-        sizes = {"F": features, "BF": triton.next_power_of_2(features)}
+        sizes = {"F": features, "BF": triton.next_power_of_2(features), **FUSED_ARITHMETIC}
         rows = (pairs.row_ptr, pairs.sender, pairs.pair, num, total)
         if slot == 3:
             out = some.new_empty(9, num, features)

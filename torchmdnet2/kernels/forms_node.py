@@ -17,6 +17,7 @@ from .algebra import compose as compose9
 from .algebra import decompose as decompose9
 from .algebra import matmul as matmul9
 from .forms import Form
+from .launch import FUSED_ARITHMETIC
 from .tensors import compose, decompose, matmul, part_inner, part_norms
 from .triton_or_none import tl, triton
 
@@ -34,7 +35,7 @@ def times_parts(x: Tensor, s: Tensor) -> Tensor:
 
 
 def _launch(kernel, out: Tensor, num: int, *tensors: Tensor, **constants) -> Tensor:  # type: ignore[no-untyped-def]
-    kernel[(triton.cdiv(num, BLOCK),)](out, *tensors, num, BLOCK=BLOCK, **constants)
+    kernel[(triton.cdiv(num, BLOCK),)](out, *tensors, num, BLOCK=BLOCK, **FUSED_ARITHMETIC, **constants)
     return out
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .forms import Form
 from .forms_node import times_parts
+from .launch import FUSED_ARITHMETIC
 from .triton_or_none import tl, triton
 
 __all__ = ["Message", "PairSum", "Pairs", "edges_of_row", "pair_atoms", "row_tile"]
@@ -79,7 +80,9 @@ class PairSum(Form):
         assert v is not None
         out = v.new_empty(pairs.num_atoms, v.shape[1])
         grid = (triton.cdiv(pairs.num_atoms, 16),)
-        _pair_sum[grid](out, v, pairs.row_ptr, pairs.pair, pairs.num_atoms, D=v.shape[1], BM=16, BD=4)
+        _pair_sum[grid](
+            out, v, pairs.row_ptr, pairs.pair, pairs.num_atoms, D=v.shape[1], BM=16, BD=4, **FUSED_ARITHMETIC
+        )
         return out
 
 
@@ -111,7 +114,7 @@ class Message(Form):
             out = y.new_empty(pairs.num_pairs + 1, 3, features)
             _pair_dot[(triton.cdiv(pairs.num_pairs, 4),)](
                 out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
-                BF=triton.next_power_of_2(features),
+                BF=triton.next_power_of_2(features), **FUSED_ARITHMETIC,
             )  # fmt: skip
             own = torch.linalg.vecdot(y, g, dim=1)  # [9, F]
             out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
@@ -133,7 +136,7 @@ def row_tile(num_atoms: int, features: int) -> tuple[tuple[int, int], dict[str, 
     edges, columns, warps = TILES["few" if num_atoms < 2000 else "many"]
     columns = min(columns, triton.next_power_of_2(features))
     grid = (num_atoms, triton.cdiv(features, columns))
-    return grid, {"F": features, "BE": edges, "BF": columns, "num_warps": warps}
+    return grid, {"F": features, "BE": edges, "BF": columns, "num_warps": warps, **FUSED_ARITHMETIC}
 
 
 @triton.jit

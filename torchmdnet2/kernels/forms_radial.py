@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .launch import FUSED_ARITHMETIC
 from .triton_or_none import tl, triton
 
 __all__ = ["Basis", "PairGeometry"]
@@ -59,7 +60,7 @@ class PairGeometry:
         _values[(triton.cdiv(rows, _BLOCK),)](
             self.rbf, self.rbf_slope, self.envelope, self.envelope_slope, self.geometry, self.r, centres, widths,
             rows - 1, SKEW=skew_sign, START=start, STOP=stop, EXPNORM=basis.alpha != 0, ALPHA=basis.alpha,
-            LOWER=basis.lower, UPPER=basis.upper, **self.sizes,
+            LOWER=basis.lower, UPPER=basis.upper, **FUSED_ARITHMETIC, **self.sizes,
         )  # fmt: skip
 
     def __call__(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,7 +93,7 @@ class _Pulled(torch.autograd.Function):
         num = out.shape[0]
         _pull[(triton.cdiv(num, _BLOCK),)](
             out, rbf, envelope, geometry, pairs.r, pairs.rbf_slope, pairs.envelope_slope, num, SKEW=pairs.skew_sign,
-            **pairs.sizes,
+            **FUSED_ARITHMETIC, **pairs.sizes,
         )  # fmt: skip
         return out
 
@@ -104,7 +105,7 @@ class _Pulled(torch.autograd.Function):
         rows = rbf.shape[0]
         _push[(triton.cdiv(rows, _BLOCK),)](
             rbf, envelope, geometry, u.contiguous(), pairs.r, pairs.rbf_slope, pairs.envelope_slope, rows - 1,
-            SKEW=pairs.skew_sign, **pairs.sizes,
+            SKEW=pairs.skew_sign, **FUSED_ARITHMETIC, **pairs.sizes,
         )  # fmt: skip
         return None, rbf, envelope, geometry
 

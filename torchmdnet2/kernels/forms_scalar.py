@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .forms import Form
+from .launch import FUSED_ARITHMETIC
 from .triton_or_none import tl, triton
 
 __all__ = ["SegmentSum", "enveloped", "silu"]
@@ -40,7 +41,7 @@ class _SiluGradient(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, g: Tensor) -> Tensor:
         ctx.save_for_backward(x, g)
         out = torch.empty_like(x)
-        _silu_gradient[(triton.cdiv(x.numel(), _BLOCK),)](out, x, g, x.numel(), BLOCK=_BLOCK)
+        _silu_gradient[(triton.cdiv(x.numel(), _BLOCK),)](out, x, g, x.numel(), BLOCK=_BLOCK, **FUSED_ARITHMETIC)
         return out
 
     @staticmethod
@@ -49,7 +50,7 @@ class _SiluGradient(torch.autograd.Function):
         x, g = ctx.saved_tensors
         u = u.contiguous()
         dx, dg = torch.empty_like(x), torch.empty_like(x)
-        _silu_second[(triton.cdiv(x.numel(), _BLOCK),)](dx, dg, x, g, u, x.numel(), BLOCK=_BLOCK)
+        _silu_second[(triton.cdiv(x.numel(), _BLOCK),)](dx, dg, x, g, u, x.numel(), BLOCK=_BLOCK, **FUSED_ARITHMETIC)
         return dx, dg
 
 
@@ -60,7 +61,8 @@ def enveloped(x: Tensor, envelope: Tensor, activate: bool) -> Tensor:
 
 def _rows(kernel: Any, x: Tensor, activate: bool, *tensors: Tensor) -> None:
     columns = x.shape[1]
-    kernel[(x.shape[0],)](*tensors, C=columns, BC=triton.next_power_of_2(columns), ACTIVATE=activate, num_warps=2)
+    width = triton.next_power_of_2(columns)
+    kernel[(x.shape[0],)](*tensors, C=columns, BC=width, ACTIVATE=activate, num_warps=2, **FUSED_ARITHMETIC)
 
 
 class _Enveloped(torch.autograd.Function):
@@ -125,7 +127,8 @@ class SegmentSum(Form):
             return padded.index_select(0, self.segment.clamp(max=num))
         assert v is not None
         out = v.new_empty(num, v.shape[1])
-        _segment_sum[(num,)](out, v, self.ptr, D=v.shape[1], BD=triton.next_power_of_2(v.shape[1]), BLOCK=128)
+        width = triton.next_power_of_2(v.shape[1])
+        _segment_sum[(num,)](out, v, self.ptr, D=v.shape[1], BD=width, BLOCK=128, **FUSED_ARITHMETIC)
         return out
 
 

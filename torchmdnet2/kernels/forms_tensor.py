@@ -22,6 +22,7 @@ from .algebra import (
     squared_norm,
 )
 from .forms_node import BLOCK, load9, places, store9
+from .launch import FUSED_ARITHMETIC
 from .triton_or_none import tl, triton
 
 __all__ = ["add_square", "normalise"]
@@ -38,7 +39,7 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(x)
         out = torch.empty_like(x)
         num = x[0].numel()
-        _normalise[(triton.cdiv(num, BLOCK),)](out, x, num, BLOCK=BLOCK)
+        _normalise[(triton.cdiv(num, BLOCK),)](out, x, num, BLOCK=BLOCK, **FUSED_ARITHMETIC)
         return out
 
     @staticmethod
@@ -54,7 +55,7 @@ class _NormaliseGradient(torch.autograd.Function):
         ctx.save_for_backward(x, g)
         out = torch.empty_like(x)
         num = x[0].numel()
-        _normalise_gradient[(triton.cdiv(num, BLOCK),)](out, x, g, num, BLOCK=BLOCK)
+        _normalise_gradient[(triton.cdiv(num, BLOCK),)](out, x, g, num, BLOCK=BLOCK, **FUSED_ARITHMETIC)
         return out
 
     @staticmethod
@@ -63,7 +64,9 @@ class _NormaliseGradient(torch.autograd.Function):
         x, g = ctx.saved_tensors
         dx, dg = torch.empty_like(x), torch.empty_like(x)
         num = x[0].numel()
-        _normalise_second[(triton.cdiv(num, BLOCK),)](dx, dg, x, g, u.contiguous(), num, BLOCK=BLOCK)
+        _normalise_second[(triton.cdiv(num, BLOCK),)](
+            dx, dg, x, g, u.contiguous(), num, BLOCK=BLOCK, **FUSED_ARITHMETIC
+        )
         return dx, dg
 
 
@@ -78,7 +81,7 @@ class _AddSquare(torch.autograd.Function):
         ctx.save_for_backward(d, q)
         out = torch.empty_like(d)
         num = d[0].numel()
-        _add_square[(triton.cdiv(num, BLOCK),)](out, x, d, q, num, F=d.shape[2], BLOCK=BLOCK)
+        _add_square[(triton.cdiv(num, BLOCK),)](out, x, d, q, num, F=d.shape[2], BLOCK=BLOCK, **FUSED_ARITHMETIC)
         return out
 
     @staticmethod
@@ -95,7 +98,9 @@ class _AddSquareGradient(torch.autograd.Function):
         ctx.save_for_backward(d, q, g)
         out = torch.empty_like(d)
         num = d[0].numel()
-        _add_square_gradient[(triton.cdiv(num, BLOCK),)](out, d, q, g, num, F=d.shape[2], BLOCK=BLOCK)
+        _add_square_gradient[(triton.cdiv(num, BLOCK),)](
+            out, d, q, g, num, F=d.shape[2], BLOCK=BLOCK, **FUSED_ARITHMETIC
+        )
         return out
 
     @staticmethod
@@ -104,7 +109,9 @@ class _AddSquareGradient(torch.autograd.Function):
         d, q, g = ctx.saved_tensors
         dd, dg = torch.empty_like(d), torch.empty_like(d)
         num = d[0].numel()
-        _add_square_second[(triton.cdiv(num, BLOCK),)](dd, dg, d, q, g, u.contiguous(), num, F=d.shape[2], BLOCK=BLOCK)
+        _add_square_second[(triton.cdiv(num, BLOCK),)](
+            dd, dg, d, q, g, u.contiguous(), num, F=d.shape[2], BLOCK=BLOCK, **FUSED_ARITHMETIC
+        )
         return dd, None, dg
 
 
