@@ -140,12 +140,10 @@ def test_speed(tmp_path):
     write_cache(tmp_path / "cache", chunks())
     frames = Frames(CachedDataset(tmp_path / "cache"), range(10_000), 5.0)
     order = training_batches(frames, TrainingConfig(batch_size=64), 0)
-    rates = {}
-    for workers in (0, 2):
-        loader = Loader(frames, workers)
-        for _ in range(3):  # the first epoch checks every block, and starts the workers
-            start = time.perf_counter()
-            count = sum(batch.sample.system.num_systems for batch in loader(order))
-            rates[workers] = max(rates.get(workers, 0), count / (time.perf_counter() - start))
-    print(f"{frames.edges.mean() / frames.atoms.mean():.0f} neighbors; molecules per second: {rates}")
-    assert rates[0] > 10_000
+    loader, rate = Loader(frames, 0), 0.0
+    for _ in range(3):  # the first epoch checks every block
+        start = time.process_time()
+        count = sum(batch.sample.system.num_systems for batch in loader(order))
+        rate = max(rate, count / (time.process_time() - start))
+    print(f"{frames.edges.mean() / frames.atoms.mean():.0f} neighbors; {rate:.0f} molecules per processor second")
+    assert rate > 10_000
