@@ -5,8 +5,6 @@ import json
 import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -338,54 +336,6 @@ def test_it_travels_to_workers_by_its_name(source, folder):
 
 
 # --- size ------------------------------------------------------------------------------------------------------------
-
-MANY = """
-import sys, time, torch
-from torchmdnet2.data import CachedDataset, Sample
-from torchmdnet2.data.cache import write_cache
-from torchmdnet2.data.reader import Chunk
-from torchmdnet2.system import System
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
-seen = []
-def chunks(total, step=1000):
-    z = torch.tensor([8, 1, 1])
-    for first in range(0, total, step):
-        seen.append(resident())
-        generator = torch.Generator().manual_seed(first)
-        pos = torch.randn(3 * step, 3, generator=generator, dtype=torch.float64)
-        system = System(z=z.repeat(step), pos=pos, batch=torch.arange(step).repeat_interleave(3))
-        yield Chunk(Sample(system, {"energy": pos[::3, 0].clone(), "forces": -pos}), "many", first)
-from pathlib import Path
-root, total = Path(sys.argv[1]), int(sys.argv[2])
-write_cache(root / "few", chunks(5000))
-CachedDataset(root / "few").edges(3.0)
-before = resident()
-seen.clear()
-write_cache(root / "many", chunks(total))
-grown = max(seen) - before
-CachedDataset(root / "many").edges(3.0)
-start = time.process_time()
-data = CachedDataset(root / "many")
-data.batch([0, total // 2, total - 1])
-opened = time.process_time() - start
-size = sum(path.stat().st_size for path in (root / "many").iterdir() if path.is_file()) / 2**20
-print(len(data), grown, size, opened)
-"""
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_with_the_number_of_frames(tmp_path):
-    if not os.path.exists("/proc/self/statm"):
-        pytest.skip("memory is read from /proc")
-    output = subprocess.run(
-        [sys.executable, "-c", MANY, str(tmp_path), "200000"], capture_output=True, text=True, check=True
-    ).stdout.split()
-    frames, grown, size, opened = int(output[0]), *map(float, output[1:])
-    print(f"{frames} frames, {size:.0f} MiB written with {grown:.1f} MiB more memory, opened in {1e3 * opened:.0f} ms")
-    assert frames == 200_000 and size > 40
-    assert grown < 15
-    assert opened < 0.5
 
 
 def test_writing_nothing(tmp_path):

@@ -5,6 +5,8 @@ Shapes: F channels, K inputs and N outputs of a map.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,18 +20,18 @@ def pack(w: Tensor) -> Tensor:
     return w.reshape(*w.shape[:-2], w.shape[-2] // 4, 4, w.shape[-1]).transpose(-1, -2).contiguous()
 
 
-class PackedWeights:
-    """The matrices of `FrozenTensorNet` as `pack` gives them; pairs are forward and transposed.
+class _Maps:
+    """The matrices of `FrozenTensorNet` but the last of the read-out, forward and transposed, as `form` gives them.
 
     The first one after a layer norm is γ ⊙ W.
     """
 
-    def __init__(self, w: FrozenTensorNet):
+    def __init__(self, w: FrozenTensorNet, form: Callable[[Tensor], Tensor]):
         def pair(forward: Tensor, transposed: Tensor) -> tuple[Tensor, Tensor]:
-            return pack(forward), pack(transposed)
+            return form(forward), form(transposed)
 
         def after_norm(gamma: Tensor, forward: Tensor, transposed: Tensor) -> tuple[Tensor, Tensor]:
-            return pack((gamma.double()[:, None] * forward.double()).float()), pack(transposed)
+            return pair((gamma.double()[:, None] * forward.double()).float(), transposed)
 
         self.embedding_mix = pair(w.embedding_mix, w.embedding_mix_t)
         self.mix_in = [pair(*maps) for maps in w.mix_in]
@@ -37,6 +39,13 @@ class PackedWeights:
         self.gate_hidden = after_norm(w.gate_norm[0], w.gate[0], w.gate_t[0])
         self.gate = pair(w.gate[2], w.gate_t[1])
         self.readout_hidden = after_norm(w.out_norm[0], w.readout[0], w.readout_t[0])
+
+
+class PackedWeights(_Maps):
+    """All matrices, as `pack` gives them."""
+
+    def __init__(self, w: FrozenTensorNet):
+        super().__init__(w, pack)
         self.readout = pack(w.readout[2])
 
 
@@ -56,22 +65,9 @@ def pack_halves(w: Tensor) -> Tensor:
     return torch.stack([high, ((w.double() - high.double()) * 2048).half()], kept)
 
 
-class HalfWeights:
-    """The matrices of `PackedWeights` but the last, as `pack_halves` gives them, sums over 3F in three parts."""
+class HalfWeights(_Maps):
+    """All matrices but the last of the read-out, as `pack_halves` gives them, sums over 3F in three parts."""
 
     def __init__(self, w: FrozenTensorNet):
         f = w.channels
-
-        def pair(forward: Tensor, transposed: Tensor) -> tuple[Tensor, Tensor]:
-            parts = [m.unflatten(0, (3, f)) if m.shape[0] == 3 * f else m for m in (forward, transposed)]
-            return pack_halves(parts[0]), pack_halves(parts[1])
-
-        def after_norm(gamma: Tensor, forward: Tensor, transposed: Tensor) -> tuple[Tensor, Tensor]:
-            return pair((gamma.double()[:, None] * forward.double()).float(), transposed)
-
-        self.embedding_mix = pair(w.embedding_mix, w.embedding_mix_t)
-        self.mix_in = [pair(*maps) for maps in w.mix_in]
-        self.mix_out = [pair(*maps) for maps in w.mix_out]
-        self.gate_hidden = after_norm(w.gate_norm[0], w.gate[0], w.gate_t[0])
-        self.gate = pair(w.gate[2], w.gate_t[1])
-        self.readout_hidden = after_norm(w.out_norm[0], w.readout[0], w.readout_t[0])
+        super().__init__(w, lambda m: pack_halves(m.unflatten(0, (3, f)) if m.shape[0] == 3 * f else m))
