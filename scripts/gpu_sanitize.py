@@ -1,7 +1,7 @@
 """Small cases of every kernel, to be run under compute-sanitizer.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 \\
-        python scripts/gpu_sanitize.py search step training md
+        python scripts/gpu_sanitize.py search step step_tf32 training md
 
 Without PyTorch's cache of memory each tensor has its own allocation, and an access beyond its end is seen. Nothing is
 captured: launches are watched one by one. A name in the arguments chooses a group; the results are finite or it fails.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from bench_systems import make_potential, water_box
 
 from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.evaluator import Precision
 
 
 def small_systems() -> list[System]:
@@ -60,17 +62,15 @@ def search() -> None:
         print(f"search: {system.num_atoms} atoms", flush=True)
 
 
-def step() -> None:
-    """The whole fused step: neighbor search, energy, forces, stress; float32 and TF32."""
-    potential = make_potential().cuda()
-    for precision in ("float32", "tf32"):
-        evaluator = Evaluator(potential, graphs=False, precision=precision)  # type: ignore[arg-type]
-        for system in small_systems():
-            result = evaluator(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
-            assert result.forces is not None
-            if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
-                raise RuntimeError(f"{precision}, {system.num_atoms} atoms: not finite")
-            print(f"step, {precision}: {system.num_atoms} atoms", flush=True)
+def step(precision: Precision = "float32") -> None:
+    """The whole fused step: neighbor search, energy, forces, stress."""
+    evaluator = Evaluator(make_potential().cuda(), graphs=False, precision=precision)
+    for system in small_systems():
+        result = evaluator(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
+        assert result.forces is not None
+        if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
+            raise RuntimeError(f"{precision}, {system.num_atoms} atoms: not finite")
+        print(f"step, {precision}: {system.num_atoms} atoms", flush=True)
 
 
 def training() -> None:
@@ -141,6 +141,7 @@ def md() -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or ["search", "step", "training", "md"]:
-        {"search": search, "step": step, "training": training, "md": md}[name]()
+    groups = {"search": search, "step": step, "step_tf32": partial(step, "tf32"), "training": training, "md": md}
+    for name in sys.argv[1:] or groups:
+        groups[name]()
     torch.cuda.synchronize()
