@@ -48,14 +48,15 @@ def system(num_atoms: int, cell: list | None, charge: float) -> System:
     return System(z=z, pos=pos, cell=None if cell is None else lattice[None], charge=torch.tensor([charge]))
 
 
-def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32) -> None:
+def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32, scale: float = 1.0) -> None:
+    """Errors of energies (in eV times scale), forces and stress."""
     model = potential(group, channels)
     exact = copy.deepcopy(model).double()
     periodic = bool(atoms.pbc.any())
     expected = exact(atoms, stress=periodic)
     edges = neighbor_list(atoms, CUTOFF)
     n, capacity = atoms.num_atoms, edges.num_edges + 16
-    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, 1.0, "cpu"))
+    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, scale, "cpu"))
     buffers, tiles = fused.allocate(n, capacity, tiles)
     for value in vars(buffers).values():  # whatever is read before it is written shows
         for t in value if isinstance(value, list) else [value]:
@@ -66,6 +67,8 @@ def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32)
     vec[: edges.num_edges] = edges.vectors(atoms).float()
     factor = (1 + 0.1 * atoms.charge).float().expand(n).contiguous()
     fused.run(buffers, tiles, atoms.z.int(), edges.row_ptr.int(), sender, vec, factor, with_virial=True)
+    for computed in (buffers.energy, buffers.forces, buffers.virial):
+        computed *= fused.unit / scale
     energies = buffers.energy.double() - exact.isolated_energies()[atoms.z].detach()
     eager = model(atoms.to(dtype=torch.float32)).forces - expected.forces
     result = {
@@ -94,4 +97,7 @@ if __name__ == "__main__":
     case("halves, parts of K", "SO(3)", system(3, BOX, -1.0), in_halves(hundreds, Block(8, 32, 32, 4, 1, 2)))
     case(
         "halves, two programs", "O(3)", system(9, None, 0.0), in_halves(Tiles.for_atoms(1000, 32), Block(8, 32, 16, 2))
+    )
+    case(
+        "halves, tiny energies", "O(3)", system(2, None, 0.0), in_halves(hundreds, Block(8, 32, 32, 4, 1, 2)), 32, 1e-9
     )

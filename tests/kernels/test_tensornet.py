@@ -17,7 +17,7 @@ def cases():
 
 
 def test_all_cases_ran(cases):
-    assert len(cases) == 10
+    assert len(cases) == 11
 
 
 def test_energies(cases):

@@ -66,15 +66,15 @@ def note_needed(flag, needed, most):
 
 @triton.jit
 def finish_kernel(
-    raw_energy, raw_forces, virial, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed, most,
-    atom_energies, forces, energy, stress, parts,
+    raw_energy, raw_forces, virial, unit, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed,
+    most, atom_energies, forces, energy, stress, parts,
     SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, p): part p of structure b.
 
     Args:
-        raw_energy [N], raw_forces [N, 3], virial [N, 9]: of the network, float32.
+        raw_energy [N], raw_forces [N, 3], virial [N, 9]: of the network, float32, in `unit` of eV.
         row_ptr: [N + 1] edges; an atom without any, in a neutral structure, has exactly the energy of the priors.
         order: [N] the atom that stands at each place (SORTED).
         isolated, reference: [N] float64, eV, by atom (not by place): what to subtract and to add.
@@ -107,7 +107,7 @@ def finish_kernel(
             atom = tl.load(order + place, ok, other=0).to(tl.int64)
         else:
             atom = place.to(tl.int64)
-        own = tl.load(raw_energy + place, ok, other=0.0).to(tl.float64)
+        own = tl.load(raw_energy + place, ok, other=0.0).to(tl.float64) * unit
         if SUBTRACT:
             own -= tl.load(isolated + atom, ok, other=0.0)
             alone = tl.load(row_ptr + place + 1, ok, other=0) == tl.load(row_ptr + place, ok, other=0)
@@ -117,8 +117,9 @@ def finish_kernel(
         e += tl.where(ok, own, 0.0)
         at = place.to(tl.int64) * 3
         for k in tl.static_range(3):
-            f = tl.where(broken, float("nan"), tl.load(raw_forces + at + k, ok, other=0.0))
+            f = tl.where(broken, float("nan"), tl.load(raw_forces + at + k, ok, other=0.0) * unit)
             tl.store(forces + atom * 3 + k, f.to(forces.dtype.element_ty), ok)
+            e += f.to(tl.float64) * 0.0  # a force that is not finite is seen in the energy
         if STRESS:
             row = virial + place.to(tl.int64) * 9
             xx += tl.load(row, ok, other=0.0).to(tl.float64)
@@ -131,8 +132,8 @@ def finish_kernel(
             xz += 0.5 * (v2 + v6)
             xy += 0.5 * (v1 + v3)
     se = tl.sum(e, 0)
-    sxx, syy, szz = tl.sum(xx, 0), tl.sum(yy, 0), tl.sum(zz, 0)
-    syz, sxz, sxy = tl.sum(yz, 0), tl.sum(xz, 0), tl.sum(xy, 0)
+    sxx, syy, szz = tl.sum(xx, 0) * unit, tl.sum(yy, 0) * unit, tl.sum(zz, 0) * unit
+    syz, sxz, sxy = tl.sum(yz, 0) * unit, tl.sum(xz, 0) * unit, tl.sum(xy, 0) * unit
     if SINGLE:
         write_totals(se, sxx, syy, szz, syz, sxz, sxy, b, shift, cell, flag, energy, stress, STRESS)
         if b == 0:

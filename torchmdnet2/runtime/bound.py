@@ -81,5 +81,7 @@ def explain(system: System, flag: int) -> None:
         raise ValueError("the stress needs a cell with a volume")
     refuse(flag)
     if flag & RESULT_NOT_FINITE:
-        raise ValueError("an energy is not finite, though all positions are: atoms may lie on top of each other")
+        raise ValueError(
+            "an energy or a force is not finite, though all positions are: atoms may lie on top of each other"
+        )
     raise ValueError(f"the step could not be computed (flags {flag})")

@@ -61,7 +61,9 @@ def pack_halves(w: Tensor) -> Tensor:
     w = w.permute(*range(kept), *(i + w.dim() for i in order)).flatten(-3)
     high = w.half()
     if not torch.isfinite(high).all():
-        raise ValueError("a weight is not finite or above 65504, the largest number in half precision")
+        raise ValueError(
+            "a weight is not finite or above 65504, the largest number in half precision: use Evaluator(precision='float64')"
+        )
     return torch.stack([high, ((w.double() - high.double()) * 2048).half()], kept)
 
 

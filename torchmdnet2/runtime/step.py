@@ -260,9 +260,9 @@ class FusedStep:
         launch = self.net.launch_options(self._tiles)
         wide = self.num_atoms > 256 * self.num_systems * parts
         finish_kernel[(self.num_systems, parts)](
-            b.energy, b.forces, b.virial, search.row_ptr, order, self.isolated, self.reference, self.neutral,
-            search.ptr, self.shift, self.cell, search.flag, search.needed, most, out.atom_energies, out.forces,
-            out.energy, stress, self._parts,
+            b.energy, b.forces, b.virial, self.net.unit, search.row_ptr, order, self.isolated, self.reference,
+            self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most, out.atom_energies,
+            out.forces, out.energy, stress, self._parts,
             SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
             BLOCK=1024 if wide else 256, num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
         )  # fmt: skip

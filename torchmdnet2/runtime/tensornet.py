@@ -8,6 +8,7 @@ Shapes: N atoms, C edge capacity, F channels, L layers, S channel slices of the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -72,11 +73,18 @@ class FusedTensorNet:
     Args:
         weights: the prepared model.
         precision: "tf32x3" (float32-accurate on the matrix units), "tf32" or "ieee".
+
+    Attributes:
+        unit: eV, a power of two. Energies and their gradients are computed in it, so that those are near 1 whatever the
+            scale of the energy: numbers in half precision (kernels/halves.py) have a smallest and a largest one.
     """
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision = weights, precision
         self.packed = PackedWeights(weights)
+        largest = float(weights.readout[4].abs().max())
+        self.unit = 2.0 ** round(math.log2(largest)) if largest > 0 else 1.0
+        self._last = weights.readout[4] / self.unit, weights.readout[5] / self.unit
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
@@ -113,7 +121,7 @@ class FusedTensorNet:
         self, b: Buffers, tiles: Tiles, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Tensor, charge_factor: Tensor,
         with_virial: bool = False,
     ) -> None:  # fmt: skip
-        """Energies (b.energy [N], scaled), forces (b.forces [N, 3]) and, when asked, row virials (b.virial [N, 9]).
+        """Energies (b.energy [N]), forces (b.forces [N, 3]) and, when asked, row virials (b.virial [N, 9]), in `unit`.
 
         Args:
             b, tiles: from `allocate`.
@@ -171,7 +179,7 @@ class FusedTensorNet:
                 b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
             )  # fmt: skip
         gamma, beta, eps = w.out_norm
-        w1, b1, w2, b2, w3, b3 = w.readout
+        w1, b1, w2, b2 = w.readout[:4]
         grid, block = self._block(n, f, tiles, tiles.readout_hidden)
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
@@ -181,7 +189,7 @@ class FusedTensorNet:
         grid, block = self._block(n, f, tiles, tiles.readout)
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
-            b.readout, b.readout_active, _form(block, w2, w2, self.packed.readout), b2, w3, b3, w.readout_t[1],
+            b.readout, b.readout_active, _form(block, w2, w2, self.packed.readout), b2, *self._last, w.readout_t[1],
             b.energy, b.dreadout, n, H=f // 2, **block,
         )  # fmt: skip
 

@@ -145,16 +145,18 @@ _HUNDREDS = Tiles(
     gradient_embedding=_WIDE_HALVES,
 )
 _THOUSAND = Tiles(
-    message_backward=Walk(1, 4, 32, 1),
+    message_backward=Walk(16, 1, 32, 16),
     embedding_backward=Walk(1, 2, 64, 1),
-    gate_backward=Block(16, 64, 32, 4, 3),
-    readout_gradient=Block(16, 32, 32, 4, 3),
+    gate_backward=Block(8, 16, 32, 4, 1, 4),
+    readout_gradient=Block(8, 32, 32, 8, 1, 4),
     embedding_mix=Block(16, 64, 16, 4, 3),
-    mix=Block(16, 64, 16, 4, 3),
-    update=Block(16, 32, 32, 4, 3),
-    gradient_product=Block(16, 32, 32, 4, 3),
-    gradient_mix=Block(16, 64, 16, 4, 3),
-    gradient_embedding=Block(16, 32, 32, 4, 3),
+    mix=Block(8, 32, 32, 8, 1, 4),
+    update=Block(8, 32, 32, 8, 1, 4),
+    gradient_product=Block(8, 32, 32, 8, 1, 4),
+    gradient_mix=Block(8, 32, 32, 8, 1, 4),
+    gradient_embedding=Block(8, 32, 32, 8, 1, 4),
+    hidden=Block(8, 32, 32, 8, 1, 4),
+    readout_hidden=Block(8, 32, 32, 8, 1, 4),
 )
 _THOUSANDS = Tiles(
     interaction=Walk(1, 4, 32, 1),
