@@ -62,7 +62,8 @@ def pack_halves(w: Tensor) -> Tensor:
     high = w.half()
     if not torch.isfinite(high).all():
         raise ValueError(
-            "a weight is not finite or above 65504, the largest number in half precision: use Evaluator(precision='float64')"
+            "a weight is not finite or above 65504, the largest number in half precision: use "
+            "Evaluator(…, precision='float64')"
         )
     return torch.stack([high, ((w.double() - high.double()) * 2048).half()], kept)
 
