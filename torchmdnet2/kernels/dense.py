@@ -1,7 +1,7 @@
 """Building blocks of the scalar networks, inlined into Triton kernels: products with weights, layer norm, silu.
 
-A program computes BM rows × BN columns: from 16 rows on by the matrix units (here and in
-split.py), below by few.py.
+A program computes BM rows × BN columns: from 16 rows on as here, by the matrix units; with 8 by them in half precision
+(halves.py); below by the ordinary units (few.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["dense", "dense_normed", "dot", "leading", "settle", "silu", "silu_slope", "statistics"]
+__all__ = ["dense", "dense_normed", "dot", "plus", "settle", "silu", "silu_slope", "statistics"]
 
 
 @triton.jit

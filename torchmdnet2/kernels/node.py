@@ -3,11 +3,10 @@
 A program holds BM atoms × 9 components × BN channels in registers: everything that is done channel by channel
 (norms, gates, tensor products, their gradients) is done on the result of the product before it is written.
 
-From 16 atoms a program the three maps of I, A and S run over the matrix units, along K or KS parts of K at once
-(split.py); with 8 over the same units in half precision (halves.py); below over the ordinary ones (few.py). Where all
-of K is taken at once, what the kernel before does not write is read before that one has ended (launch.py). PREC is the
-precision on the matrix units from 16 atoms on: "tf32x3" is as accurate as float32, "tf32" is faster, "ieee" uses the
-ordinary units.
+From 16 atoms a program the three maps of I, A and S run over the matrix units, BK of K at a time; with 8 over the same
+units in half precision, in KS parts of K (halves.py); below over the ordinary ones (few.py). Where all of K is taken at
+once, what the kernel before does not write is read before that one has ended (launch.py). PREC is the precision on the
+matrix units from 16 atoms on: "tf32x3" is as accurate as float32, "tf32" is faster, "ieee" uses the ordinary units.
 
 Shapes: N atoms, F channels. Fields are [N, 9, F]; mixing weights W [3, F, F] are applied as X_part @ W[part], and come
 packed as [3, F/4, F, 4] for few atoms, [3, 2, F/16, F/16, 8, 4, 8] for 8.
@@ -34,7 +33,6 @@ from .dense import dense, dot, settle, silu, silu_slope, statistics
 from .few import dense3_few, dense_few, mix_few, weights
 from .halves import dense_halves, half_weights, mix_halves
 from .launch import after_previous, before_next
-from .split import dense_split, mix_split, split_weights, sum_split
 
 __all__ = [
     "embedding_mix_kernel",
@@ -60,13 +58,6 @@ def mix9(
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_halves(x, w, there, F, BN, BK, KS, PDL)
     elif BM < 16:
         y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_few(x, w, num_atoms, F, BM, BN, KS, PDL)
-    elif KS > 1:
-        first = tl.program_id(1) * BN
-        wi, wa = split_weights(w, F, F, BN, KS, first), split_weights(w + F * F, F, F, BN, KS, first)
-        ws = split_weights(w + 2 * F * F, F, F, BN, KS, first)
-        after_previous(PDL)
-        there = tl.minimum(rows, num_atoms - 1)
-        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_split(x, wi, wa, ws, there, F, BM, BN, KS, PREC)
     else:
         after_previous(PDL)
         y0 = tl.zeros([BM, BN], tl.float32)
@@ -138,21 +129,11 @@ def embedding_mix_kernel(
             hi = dense_halves(active, ih, il, there, 2 * F, 2 * F, BN, KS)
             ha = dense_halves(active, ah, al, there, 2 * F, 2 * F, BN, KS)
             hs = dense_halves(active, sh, sl, there, 2 * F, 2 * F, BN, KS)
-        elif BM < 16:
+        else:
             w_i, w_a = weights(w2, 3 * F, 2 * F, BN, first), weights(w2, 3 * F, 2 * F, BN, F + first)
             w_s = weights(w2, 3 * F, 2 * F, BN, 2 * F + first)
             after_previous(PDL)
             hi, ha, hs = dense3_few(active, w_i, w_a, w_s, num_atoms, 2 * F, BM, BN)
-        else:
-            w_i = split_weights(w2, 2 * F, 2 * F, BN, KS, first)
-            w_a = split_weights(w2, 2 * F, 2 * F, BN, KS, F + first)
-            w_s = split_weights(w2, 2 * F, 2 * F, BN, KS, 2 * F + first)
-            after_previous(PDL)
-            there = tl.minimum(rows, num_atoms - 1)
-            hi = dense_split(active, w_i, there, 2 * F, 2 * F, KS, PREC)
-            ha = dense_split(active, w_a, there, 2 * F, 2 * F, KS, PREC)
-            hs = dense_split(active, w_s, there, 2 * F, 2 * F, KS, PREC)
-            hi, ha, hs = sum_split(hi, BM, BN, KS), sum_split(ha, BM, BN, KS), sum_split(hs, BM, BN, KS)
         hi += tl.load(b2 + cols)[None, :]
         ha += tl.load(b2 + F + cols)[None, :]
         hs += tl.load(b2 + 2 * F + cols)[None, :]
@@ -331,20 +312,15 @@ def gradient_embedding_kernel(
         first = tl.program_id(1) * BN
         if BM == 8:
             w_t, w_l = half_weights(w1t, first, 0, 2 * F, F, BN, 2 * F // KS, KS)
-        elif BM < 16:
-            w_t = weights(w1t, F, 2 * F, BN, first)
         else:
-            w_t = split_weights(w1t, 2 * F, 2 * F, BN, KS, first)
+            w_t = weights(w1t, F, 2 * F, BN, first)
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
         after_previous(PDL)
         if BM == 8:
             t = dense_halves(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
-        elif BM < 16:
+        else:
             zero = tl.zeros([BM, 1], tl.float32)
             t = dense_few(dhidden, w_t, w_t, w_t, zero, num_atoms, 2 * F, 2 * F, 1, BM, BN)
-        else:
-            t = dense_split(dhidden, w_t, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, KS, PREC)
-            t = sum_split(t, BM, BN, KS)
     else:
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
         if BM == 8:

@@ -22,7 +22,6 @@ from .dense import dense, dense_normed, settle, silu, silu_slope, statistics
 from .few import dense3_few, dense_few, weights
 from .halves import add_dense, dense_halves, half_weights, sum_halves
 from .launch import after_previous, before_next
-from .split import dense_split, normed_split, split_weights, sum_split
 
 __all__ = [
     "gate_backward_kernel",
@@ -56,12 +55,6 @@ def hidden_kernel(
         after_previous(PDL)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
         h = dense_few(norm, w, w, w, mean, num_atoms, F, F, 1, BM, BN) * rstd + b
-    elif KS > 1:
-        w = split_weights(w1, F, F, BN, KS, tl.program_id(1) * BN)
-        after_previous(PDL)
-        mean, rstd = statistics(norm, rows, ok, eps, F, F)
-        h = normed_split(norm, mean, rstd, gamma, beta, w, tl.minimum(rows, num_atoms - 1), F, F, KS, PREC)
-        h = sum_split(h, BM, BN, KS) + tl.load(b1 + cols)[None, :]
     else:
         after_previous(PDL)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
@@ -126,17 +119,6 @@ def gate_backward_kernel(
         slope = silu_slope(tl.load(hidden + at, ok[:, None], other=0.0, cache_modifier=".cg"))
         after_previous(PDL)
         a = dense_few(dgate, w0, w1, w2, tl.zeros([BM, 1], tl.float32), num_atoms, 3 * F, F, 3, BM, BN)
-    elif KS > 1:
-        first = tl.program_id(1) * BN
-        w0, w1 = split_weights(w2t, 3 * F, F, BN, KS, first), split_weights(w2t + F, 3 * F, F, BN, KS, first)
-        w2 = split_weights(w2t + 2 * F, 3 * F, F, BN, KS, first)
-        slope = silu_slope(tl.load(hidden + at, ok[:, None], other=0.0, cache_modifier=".cg"))
-        after_previous(PDL)
-        there = tl.minimum(rows, num_atoms - 1)
-        a = dense_split(dgate, w0, there, 3 * F, F, KS, PREC)
-        a += dense_split(dgate + F, w1, there, 3 * F, F, KS, PREC)
-        a += dense_split(dgate + 2 * F, w2, there, 3 * F, F, KS, PREC)
-        a = sum_split(a, BM, BN, KS)
     else:
         after_previous(PDL)
         a = dense(dgate, w2t, rows, cols, ok, 3 * F, 2 * F, BM, BN, BK, PREC)
@@ -175,17 +157,6 @@ def readout_hidden_kernel(
         after_previous(PDL)
         mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
         h = dense_few(norms, w_i, w_a, w_s, mean, num_atoms, 3 * F, F, 3, BM, BN) * rstd + b
-    elif KS > 1:
-        first = tl.program_id(1) * BN
-        w_i, w_a = split_weights(w1, 3 * F, F, BN, KS, first), split_weights(w1 + F, 3 * F, F, BN, KS, first)
-        w_s = split_weights(w1 + 2 * F, 3 * F, F, BN, KS, first)
-        after_previous(PDL)
-        there = tl.minimum(rows, num_atoms - 1)
-        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
-        h = normed_split(norms, mean, rstd, gamma, beta, w_i, there, 3 * F, F, KS, PREC)
-        h += normed_split(norms + F, mean, rstd, gamma + F, beta + F, w_a, there, 3 * F, F, KS, PREC)
-        h += normed_split(norms + 2 * F, mean, rstd, gamma + 2 * F, beta + 2 * F, w_s, there, 3 * F, F, KS, PREC)
-        h = sum_split(h, BM, BN, KS) + tl.load(b1 + cols)[None, :]
     else:
         after_previous(PDL)
         mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
@@ -250,18 +221,15 @@ def readout_gradient_kernel(
     m = ok[:, None]
     at9 = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
     q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
-    if BM < 16 or KS > 1:
+    if BM < 16:
         first = tl.program_id(1) * BN
         if BM == 8:
             ih, il = half_weights(w1t, first, 0, F, 3 * F, BN, F // KS, KS)
             ah, al = half_weights(w1t, F + first, 0, F, 3 * F, BN, F // KS, KS)
             sh, sl = half_weights(w1t, 2 * F + first, 0, F, 3 * F, BN, F // KS, KS)
-        elif BM < 16:
+        else:
             w_i, w_a = weights(w1t, 3 * F, F, BN, first), weights(w1t, 3 * F, F, BN, F + first)
             w_s = weights(w1t, 3 * F, F, BN, 2 * F + first)
-        else:
-            w_i, w_a = split_weights(w1t, F, F, BN, KS, first), split_weights(w1t, F, F, BN, KS, F + first)
-            w_s = split_weights(w1t, F, F, BN, KS, 2 * F + first)
         mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at9, m, F)
         d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9_early(d + at9, m, F)
@@ -271,14 +239,8 @@ def readout_gradient_kernel(
             gi = dense_halves(dhidden, ih, il, there, F, F, BN, KS)
             ga = dense_halves(dhidden, ah, al, there, F, F, BN, KS)
             gs = dense_halves(dhidden, sh, sl, there, F, F, BN, KS)
-        elif BM < 16:
-            gi, ga, gs = dense3_few(dhidden, w_i, w_a, w_s, num_atoms, F, BM, BN)
         else:
-            there = tl.minimum(rows, num_atoms - 1)
-            gi = dense_split(dhidden, w_i, there, F, F, KS, PREC)
-            ga = dense_split(dhidden, w_a, there, F, F, KS, PREC)
-            gs = dense_split(dhidden, w_s, there, F, F, KS, PREC)
-            gi, ga, gs = sum_split(gi, BM, BN, KS), sum_split(ga, BM, BN, KS), sum_split(gs, BM, BN, KS)
+            gi, ga, gs = dense3_few(dhidden, w_i, w_a, w_s, num_atoms, F, BM, BN)
     else:
         after_previous(PDL)
         gi = settle(dense(dhidden, w1t, rows, cols, ok, F, 3 * F, BM, BN, BK, PREC), BM, BN)

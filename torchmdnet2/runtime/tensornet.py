@@ -148,24 +148,24 @@ class FusedTensorNet:
         grid, block = self._block(n, 2 * f, tiles, tiles.hidden)
         packed = self._packed(block)
         scalar.hidden_kernel[grid](
-            b.norm, gamma, beta, _form(block, w1, w.gate_t[0], packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden,
-            b.active, n, eps, **block,
+            b.norm, gamma, beta, _form(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
+            eps, **block,
         )  # fmt: skip
         if not tiles.embedding_mix.at_once:
             grid, block = self._block(n, 3 * f, tiles, tiles.gate)
             packed = self._packed(block)
-            scalar.gate_kernel[grid](b.active, _form(block, w2, w2, packed.gate[0]), b2, b.gate, n, **block)
+            scalar.gate_kernel[grid](b.active, _form(block, w2, packed.gate[0]), b2, b.gate, n, **block)
         grid, block = self._block(n, f, tiles, tiles.embedding_mix)
         packed = self._packed(block)
         node.embedding_mix_kernel[grid](
-            b.x0, _form(block, w.embedding_mix, w.embedding_mix_t, packed.embedding_mix[0]), b.active,
-            _form(block, w2, w.gate_t[1], packed.gate[0]), b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
+            b.x0, _form(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _form(block, w2, packed.gate[0]),
+            b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
         )  # fmt: skip
         for k in range(w.num_layers):
             last = k + 1 == w.num_layers
             grid, block = self._block(n, f, tiles, tiles.mix)
             packed = self._packed(block)
-            node.mix_kernel[grid](b.x[k], _form(block, *w.mix_in[k], packed.mix_in[k][0]), b.y[k], n, **block)
+            node.mix_kernel[grid](b.x[k], _form(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
             # dm is free during the forward pass: it carries the normalised products
             grid, walk = self._walk(n, tiles, tiles.interaction)
             message.interaction_kernel[grid](
@@ -175,7 +175,7 @@ class FusedTensorNet:
             grid, block = self._block(n, f, tiles, tiles.update)
             packed = self._packed(block)
             node.update_kernel[grid](
-                b.dm, _form(block, *w.mix_out[k], packed.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
+                b.dm, _form(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
                 b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
             )  # fmt: skip
         gamma, beta, eps = w.out_norm
@@ -183,13 +183,13 @@ class FusedTensorNet:
         grid, block = self._block(n, f, tiles, tiles.readout_hidden)
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
-            b.norms, gamma, beta, _form(block, w1, w.readout_t[0], packed.readout_hidden[0]), b1, w.readout_sums[1],
-            b.readout, b.readout_active, n, eps, **block,
+            b.norms, gamma, beta, _form(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
+            b.readout_active, n, eps, **block,
         )  # fmt: skip
         grid, block = self._block(n, f, tiles, tiles.readout)
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
-            b.readout, b.readout_active, _form(block, w2, w2, self.packed.readout), b2, *self._last, w.readout_t[1],
+            b.readout, b.readout_active, _form(block, w2, self.packed.readout), b2, *self._last, w.readout_t[1],
             b.energy, b.dreadout, n, H=f // 2, **block,
         )  # fmt: skip
 
@@ -202,16 +202,16 @@ class FusedTensorNet:
         grid, block = self._block(n, f, tiles, tiles.readout_gradient)
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
-            b.dreadout, b.readout, b.norms, _form(block, w.readout_t[0], w.readout[0], packed.readout_hidden[1]),
-            w.out_norm[0], *w.readout_sums, b.x[-1], b.d[-1], charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
+            b.dreadout, b.readout, b.norms, _form(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
+            *w.readout_sums, b.x[-1], b.d[-1], charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
         )  # fmt: skip
         slices = f // tiles.message_backward.channels
         for k in reversed(range(w.num_layers)):
             grid, block = self._block(n, f, tiles, tiles.gradient_product)
             packed = self._packed(block)
             node.gradient_product_kernel[grid](
-                b.dd, _form(block, *w.mix_out[k][::-1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm,
-                b.dy, n, O3=w.is_o3, **block,
+                b.dd, _form(block, w.mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
+                n, O3=w.is_o3, **block,
             )  # fmt: skip
             grid, walk = self._walk(n, tiles, tiles.message_backward)
             message.message_backward_kernel[grid](
@@ -221,18 +221,18 @@ class FusedTensorNet:
             grid, block = self._block(n, f, tiles, tiles.gradient_mix)
             packed = self._packed(block)
             node.gradient_mix_kernel[grid](
-                b.dy, _form(block, *w.mix_in[k][::-1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+                b.dy, _form(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
                 charge_factor, b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
             )  # fmt: skip
         grid, block = self._block(n, 2 * f, tiles, tiles.gate_backward)
-        w2t = _form(block, w.gate_t[1], w.gate[2], self._packed(block).gate[1])
+        w2t = _form(block, w.gate_t[1], self._packed(block).gate[1])
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
         grid, block = self._block(n, f, tiles, tiles.gradient_embedding)
         packed = self._packed(block)
         node.gradient_embedding_kernel[grid](
-            b.dd, _form(block, w.embedding_mix_t, w.embedding_mix, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden,
-            b.norm, _form(block, w.gate_t[0], w.gate[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n,
-            w.gate_norm[2], **block,
+            b.dd, _form(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden, b.norm,
+            _form(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n, w.gate_norm[2],
+            **block,
         )  # fmt: skip
         grid, walk = self._walk(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
@@ -276,8 +276,6 @@ class FusedTensorNet:
         return {"PDL": tiles.overlap, "launch_pdl": True} if tiles.overlap and self.can_overlap else {"PDL": 0}
 
 
-def _form(block: dict[str, Any], plain: Tensor, transposed: Tensor, packed: Tensor) -> Tensor:
+def _form(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
     """The weights in the form that kernels of these blocks take (kernels/node.py)."""
-    if block["BM"] < 16:
-        return packed
-    return transposed if block["KS"] > 1 else plain
+    return packed if block["BM"] < 16 else plain

@@ -7,12 +7,13 @@ products); many atoms need reuse of what is loaded (atoms side by side, matrix u
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 __all__ = ["Block", "Tiles", "Walk"]
 
 
-class Walk(NamedTuple):
+@dataclass(frozen=True)
+class Walk:
     """Of a message kernel: atoms × edges of an atom × channels at a time, and warps."""
 
     atoms: int
@@ -26,13 +27,17 @@ class Walk(NamedTuple):
         return max(1, min(32, self.channels, 32 * self.warps // (self.atoms * self.edges)))
 
 
-class Block(NamedTuple):
+@dataclass(frozen=True)
+class Block:
     """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
 
-    rows = 1, 2 or 4 do without the matrix units, which need 16; split is then the number of columns of a thread, 1 or
-    2 (kernels/few.py). Else it is the number of parts of the sum that are computed side by side; above 1 the whole sum
-    is taken at once. From 16 rows on (kernels/split.py) numbers are multiplied as FusedTensorNet.precision says. All
-    but `readout` also know 8 rows, float32-accurate in half precision (kernels/halves.py), with split · cols/16 warps.
+    rows = 1, 2 or 4 do without the matrix units; split is then the number of columns of a thread, 1 or 2
+    (kernels/few.py). All but `readout` also know 8 rows, float32-accurate in half precision (kernels/halves.py), with
+    split · cols/16 warps; split is then the number of parts of the sum that are computed side by side, and above 1 the
+    whole sum is taken at once. From 16 rows on numbers are multiplied as FusedTensorNet.precision says, and split is 1.
+
+    Raises:
+        ValueError: split is above 1 with 16 rows or more.
     """
 
     rows: int
@@ -41,6 +46,10 @@ class Block(NamedTuple):
     warps: int
     stages: int = 1
     split: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rows >= 16 and self.split > 1:
+            raise ValueError(f"{self}: from 16 rows on sums are not split, give split=1 or 8 rows")
 
     @property
     def at_once(self) -> bool:
@@ -85,7 +94,7 @@ class Tiles:
             if isinstance(shape, int):
                 continue
             if isinstance(shape, Walk):
-                limited[name] = shape._replace(channels=min(shape.channels, channels))
+                limited[name] = replace(shape, channels=min(shape.channels, channels))
             else:
                 limited[name] = _limit(shape, channels)
         if tiles.readout.at_once and channels > 128:  # takes all columns
@@ -96,13 +105,13 @@ class Tiles:
 def _limit(shape: Block, channels: int) -> Block:
     """The block for fewer or more channels than it was measured with."""
     # F/2 columns are the fewest that a kernel writes, F the shortest sum
-    cols, split = min(shape.cols, channels), shape.split
+    cols, split, warps = min(shape.cols, channels), shape.split, shape.warps
     if shape.at_once and channels > 128:  # as many weights in the registers as for 128 channels
-        cols = max(cols * 128 // channels, 16 if shape.rows >= 8 else 4)
-    if shape.rows >= 8:  # the matrix units take eight numbers of a sum, sixteen in half precision
-        split = min(split, channels // (8 if shape.rows > 8 else 16))
-    warps = max(1, split * cols // 16) if shape.rows == 8 else shape.warps
-    return shape._replace(cols=cols, depth=min(shape.depth, channels), split=split, warps=warps)
+        cols = max(cols * 128 // channels, 16 if shape.rows == 8 else 4)
+    if shape.rows == 8:  # the matrix units take sixteen numbers of a sum in half precision
+        split = min(split, channels // 16)
+        warps = max(1, split * cols // 16)
+    return replace(shape, cols=cols, depth=min(shape.depth, channels), warps=warps, split=split)
 
 
 _FEW = Block(1, 16, 128, 4, 1, 2)
@@ -147,16 +156,16 @@ _HUNDREDS = Tiles(
 _THOUSAND = Tiles(
     message_backward=Walk(16, 1, 32, 16),
     embedding_backward=Walk(1, 2, 64, 1),
-    gate_backward=Block(8, 16, 32, 4, 1, 4),
-    readout_gradient=Block(8, 32, 32, 8, 1, 4),
+    hidden=_WIDE_HALVES,
+    gate_backward=_HALVES,
+    readout_hidden=_WIDE_HALVES,
+    readout_gradient=_WIDE_HALVES,
     embedding_mix=Block(16, 64, 16, 4, 3),
-    mix=Block(8, 32, 32, 8, 1, 4),
-    update=Block(8, 32, 32, 8, 1, 4),
-    gradient_product=Block(8, 32, 32, 8, 1, 4),
-    gradient_mix=Block(8, 32, 32, 8, 1, 4),
-    gradient_embedding=Block(8, 32, 32, 8, 1, 4),
-    hidden=Block(8, 32, 32, 8, 1, 4),
-    readout_hidden=Block(8, 32, 32, 8, 1, 4),
+    mix=_WIDE_HALVES,
+    update=_WIDE_HALVES,
+    gradient_product=_WIDE_HALVES,
+    gradient_mix=_WIDE_HALVES,
+    gradient_embedding=_WIDE_HALVES,
 )
 _THOUSANDS = Tiles(
     interaction=Walk(1, 4, 32, 1),
