@@ -63,9 +63,9 @@ def search() -> None:
 
 
 def step(precision: Precision = "float32") -> None:
-    """The whole fused step: neighbor search, energy, forces, stress."""
+    """The whole fused step: neighbor search, energy, forces, stress; the last structure has blocks of many atoms."""
     evaluator = Evaluator(make_potential().cuda(), graphs=False, precision=precision)
-    for system in small_systems():
+    for system in (*small_systems(), water_box(6)):
         result = evaluator(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
         assert result.forces is not None
         if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
