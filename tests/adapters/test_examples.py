@@ -68,6 +68,20 @@ def test_train(run, tmp_path, potential):
     assert load(tmp_path / "trained" / "best.tmn").elements == [1, 8]
 
 
+def test_label_with_xtb(run, water, tmp_path):
+    tblite = pytest.importorskip("tblite.ase")
+    out = run("label_with_xtb.py", water, "cheap.xyz", "--frames", 3, "--temperatures", "300,600")
+    assert "cheap.xyz: 3 frames" in out
+    frames = read(tmp_path / "cheap.xyz", ":")
+    positions, forces = frames[2].positions, frames[2].get_forces()
+    assert np.abs(positions - frames[1].positions).max() > 1e-3
+    again = molecule("H2O")
+    again.positions = positions
+    again.calc = tblite.TBLite(method="GFN2-xTB", accuracy=0.1, verbosity=0)
+    np.testing.assert_allclose(forces, again.get_forces(), atol=2e-3)  # eV/Å: how far its iterations converge
+    assert frames[2].get_potential_energy() == pytest.approx(again.get_potential_energy(), abs=1e-4)
+
+
 def test_ase_md(run, model_file, water, tmp_path):
     assert "relaxed" in run("ase_md.py", model_file, water, "--steps", 20, "--temperature", 50)
     assert len(read(tmp_path / "ase_md.traj", ":")) == 3
