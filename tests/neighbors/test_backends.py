@@ -11,16 +11,26 @@ from ase import Atoms
 from ase.build import bulk, molecule
 from cells import generated_atoms, generated_pairs
 
-from torchmdnet2 import System
+from torchmdnet2 import System, neighbors
 from torchmdnet2.errors import NeighborOverflow
-from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.neighbors import few, neighbor_list
 
 BACKENDS = [
     "reference",
     "vesin",
+    "vesin alone",
     pytest.param("nvalchemi", marks=pytest.mark.skipif(find_spec("nvalchemiops") is None, reason="not installed")),
 ]  # triton: test_triton.py and tests/gpu; torch_cluster, which knows no periodicity: below
 CUTOFF = 4.0
+
+
+@pytest.fixture
+def backend(request, monkeypatch):
+    """A backend by name; "vesin alone" does not look at all images of few atoms instead."""
+    if request.param == "vesin alone":
+        monkeypatch.setattr(few, "MOST", 0)
+        return "vesin"
+    return request.param
 
 
 def as_set(edges, first_atom=0):
@@ -29,7 +39,7 @@ def as_set(edges, first_atom=0):
     return set(map(tuple, rows))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_agrees_with_ase_on_500_cells(backend, dtype):
     """Bar R6."""
@@ -42,7 +52,7 @@ def test_agrees_with_ase_on_500_cells(backend, dtype):
     assert not wrong, f"{len(wrong)} of 500 cells differ (seed, extra, missing): {wrong[:5]}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 def test_batch_equals_singles(backend):
     frames = [generated_atoms(seed, CUTOFF) for seed in range(12)] + [Atoms("H"), molecule("CH3CH2OH")]
     batch = neighbor_list(System.from_ase(frames), CUTOFF, backend=backend)
@@ -56,7 +66,7 @@ def test_batch_equals_singles(backend):
     assert batch.row_ptr[-1] == batch.num_edges
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 def test_sorted_rows(backend):
     edges = neighbor_list(System.from_ase(bulk("Cu") * (2, 2, 2)), 5.0, backend=backend)
     keys = torch.cat([edges.edge_index.T, edges.shift], 1).tolist()
@@ -65,7 +75,7 @@ def test_sorted_rows(backend):
         assert (edges.edge_index[0, edges.row_ptr[i] : edges.row_ptr[i + 1]] == i).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 def test_half_list_is_each_pair_once(backend):
     for seed in range(30):
         system = System.from_ase(generated_atoms(seed, CUTOFF))
@@ -76,7 +86,7 @@ def test_half_list_is_each_pair_once(backend):
         assert half | mirrored == full
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 def test_vectors_and_their_gradients(backend):
     atoms = bulk("NaCl", "rocksalt", a=5.6)
     atoms.rattle(0.1, seed=1)
@@ -94,7 +104,7 @@ def test_vectors_and_their_gradients(backend):
     assert torch.autograd.gradgradcheck(total, (pos, cell))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 @pytest.mark.parametrize("atoms", [Atoms(), Atoms("H"), Atoms("H2", positions=[[0, 0, 0], [9, 0, 0]])])
 def test_no_edges(backend, atoms):
     edges = neighbor_list(System.from_ase(atoms), CUTOFF, backend=backend)
@@ -102,7 +112,7 @@ def test_no_edges(backend, atoms):
     assert edges.row_ptr.tolist() == [0] * (len(atoms) + 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 def test_overflow_is_an_error_that_says_the_need(backend):
     system = System.from_ase(bulk("Cu"))
     need = neighbor_list(system, 5.0, backend=backend).num_edges
@@ -143,7 +153,7 @@ def statistics(system, backend, cutoff=6.0):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
 def test_the_same_crystal_described_otherwise(backend):
     """Bar R7 in pairs: primitive cell = supercell, rotated cell, other basis of the lattice."""
     for atoms in (bulk("Cu"), bulk("Mg"), bulk("Si")):
@@ -179,14 +189,15 @@ def test_no_silent_overflow_in_1000_trials():
     assert errors > 300
 
 
-def test_shifts_too_wide_for_packed_keys():
+@pytest.mark.parametrize("backend", ["vesin", "vesin alone"], indirect=True)
+def test_shifts_too_wide_for_packed_keys(backend):
     """Atoms a million cells away: receiver, sender and shift do not fit into 63 bits."""
     atoms = bulk("Cu") * (2, 2, 2)
     system = System.from_ase(atoms)
     far = system.pos.clone()
     far[3] += torch.tensor([2.0**20, -(2.0**19), 2.0**20], dtype=far.dtype) @ system.cell[0]
     for half in (False, True):
-        ours = neighbor_list(system.replace(pos=far), CUTOFF, backend="vesin", half=half)
+        ours = neighbor_list(system.replace(pos=far), CUTOFF, backend=backend, half=half)
         reference = neighbor_list(system.replace(pos=far), CUTOFF, backend="reference", half=half)
         assert int(ours.shift.abs().max()) >= 2**20
         assert torch.equal(ours.edge_index, reference.edge_index) and torch.equal(ours.shift, reference.shift)
@@ -225,9 +236,10 @@ def test_torch_cluster_lists_all_neighbors_of_molecules():
         neighbor_list(System.from_ase(bulk("Cu")), 5.0, backend="torch_cluster")
 
 
+@pytest.mark.parametrize("backend", ["vesin", "vesin alone"], indirect=True)
 @pytest.mark.parametrize("distance", [1e3, 1e7])
 @pytest.mark.parametrize("pbc", [(False, False, False), (False, False, True), (True, False, True), (True, True, True)])
-def test_atoms_far_away(pbc, distance):
+def test_atoms_far_away(backend, pbc, distance):
     """vesin alone takes minutes for these, or ends the process."""
     generator = torch.Generator().manual_seed(0)
     near = 5 * torch.rand(4, 3, generator=generator, dtype=torch.float64)
@@ -237,6 +249,27 @@ def test_atoms_far_away(pbc, distance):
     for first in (1.0, 0.3 * distance):  # the latter lets most of the cell be empty
         scaled = cell * torch.tensor([first, 1, 1])[:, None]
         system = System(z=torch.ones(12, dtype=torch.long), pos=pos, cell=scaled, pbc=torch.tensor(pbc))
-        found, expected = (neighbor_list(system, 4.5, backend=name) for name in ("vesin", "reference"))
+        found, expected = (neighbor_list(system, 4.5, backend=name) for name in (backend, "reference"))
         assert expected.num_edges > 20
         assert torch.equal(found.edge_index, expected.edge_index) and torch.equal(found.shift, expected.shift)
+
+
+def test_few_atoms_are_searched_without_vesin(monkeypatch):
+    """Up to so many distances, and not one more; row by row as the reference."""
+    monkeypatch.setitem(neighbors.BACKENDS, "vesin", lambda *_, **__: "vesin")
+    compact = bulk("Cu", cubic=True) * (2, 1, 1)
+    compact.rattle(0.1, seed=0)
+    compact.positions += 3 * compact.cell.array.sum(0)
+    for atoms, images in ((compact, 3 * 5 * 5), (molecule("CH3CH2OH"), 1)):
+        system = System.from_ase(atoms)
+        monkeypatch.setattr(few, "MOST", len(atoms) ** 2 * images)
+        for half in (False, True):
+            for backend in ("auto", "vesin"):
+                ours = neighbor_list(system, CUTOFF, backend=backend, half=half)
+                reference = neighbor_list(system, CUTOFF, backend="reference", half=half)
+                assert ours.cutoff == CUTOFF and ours.half == half
+                for name in ("edge_index", "shift", "row_ptr"):
+                    found, expected = getattr(ours, name), getattr(reference, name)
+                    assert found.dtype == torch.long and torch.equal(found, expected)
+        monkeypatch.setattr(few, "MOST", len(atoms) ** 2 * images - 1)
+        assert neighbor_list(system, CUTOFF) == "vesin"

@@ -1,9 +1,9 @@
 """Neighbor search: which atoms, and which of their periodic images, lie within a cutoff of each other.
 
 `reference.py` is the specification (all images, O(N²)); the other backends must give the same list: `vesin` on the
-CPU, `triton` on the GPU (the package's own kernels), and optionally `torch_cluster` (molecules without periodicity) and
-`nvalchemi`. MD loops that capture a CUDA graph use `triton_search.TritonNeighborSearch` instead of `neighbor_list`, or
-`skin.SkinNeighborSearch`, whose list is kept until atoms have moved.
+CPU (`few.py` for few atoms), `triton` on the GPU (the package's own kernels), and optionally `torch_cluster` (molecules
+without periodicity) and `nvalchemi`. MD loops that capture a CUDA graph use `triton_search.TritonNeighborSearch`
+instead of `neighbor_list`, or `skin.SkinNeighborSearch`, whose list is kept until atoms have moved.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..registry import did_you_mean
 from ..system import System
 from .cpu import neighbor_list_vesin
 from .external import neighbor_list_nvalchemi, neighbor_list_torch_cluster
+from .few import neighbor_list_few, plain
 from .reference import neighbor_list_reference
 from .result import NeighborList
 
@@ -47,7 +48,8 @@ def neighbor_list(
         system: N atoms in B structures; atoms may lie outside their cell.
         cutoff: Å, positive; a pair is listed when its distance is below the cutoff.
         backend: "auto" takes the fastest one that is installed for the system's device ("triton" on the GPU, else
-            "vesin"); or one of BACKENDS by name.
+            "vesin"); or one of BACKENDS by name. On the CPU, "auto" and "vesin" look at all images of few atoms instead
+            (few.py), which is faster.
         capacity: room for this many directed edges; None grows as needed.
         half: list each unordered pair once (receiver < sender) instead of twice.
 
@@ -62,41 +64,32 @@ def neighbor_list(
     """
     if not (isinstance(cutoff, int | float) and math.isfinite(cutoff) and cutoff > 0):
         raise ValueError(f"the cutoff must be a positive number of Å, got {cutoff!r}")
-    if backend == "auto":
-        backend = _default_backend(system.device.type)
-    if backend not in BACKENDS:
+    if backend != "auto" and backend not in BACKENDS:
         hint = did_you_mean(backend, BACKENDS)
         raise ValueError(f"unknown neighbor backend '{backend}'{hint} Known: auto, {', '.join(BACKENDS)}")
-    if not _plainly_valid(system):
+    result = None
+    structure = plain(system)
+    if structure is None:
         system.validate()
-    try:
-        result = BACKENDS[backend](system, float(cutoff), half=half)
-    except ModuleNotFoundError as error:
-        raise MissingBackend(
-            f"the neighbor backend '{backend}' needs the package '{error.name}': pip install {error.name}"
-        ) from error
+    elif backend in ("auto", "vesin"):
+        result = neighbor_list_few(structure, float(cutoff), half)
+    if result is None:
+        result = _search(system, float(cutoff), backend, half)
     if capacity is not None and result.num_edges > capacity:
         raise NeighborOverflow(result.num_edges, capacity)
     return result
 
 
-def _plainly_valid(system: System) -> bool:
-    """Whether a glance shows that one structure on the CPU is valid; False says nothing, and `validate` decides.
-
-    validate() takes a third of a millisecond, several times the search of a small molecule.
-    """
-    if system.num_systems != 1 or system.device.type != "cpu" or system.num_atoms == 0:
-        return False
-    numbers = system.pos.detach().sum() + system.cell.detach().sum() + system.charge.sum()
-    if bool(system.batch.any()) or not math.isfinite(float(numbers)):
-        return False
-    if not bool(system.pbc.any()):
-        return True
-    if not bool(system.pbc.all()):
-        return False
-    a, b, c = system.cell[0].tolist()
-    volume = sum(a[k] * (b[k - 2] * c[k - 1] - b[k - 1] * c[k - 2]) for k in range(3))
-    return abs(volume) > 1e-3 * math.prod(math.hypot(*row) for row in (a, b, c))
+def _search(system: System, cutoff: float, backend: str, half: bool) -> NeighborList:
+    """By the backend of this name, "auto" included."""
+    if backend == "auto":
+        backend = _default_backend(system.device.type)
+    try:
+        return BACKENDS[backend](system, cutoff, half=half)
+    except ModuleNotFoundError as error:
+        raise MissingBackend(
+            f"the neighbor backend '{backend}' needs the package '{error.name}': pip install {error.name}"
+        ) from error
 
 
 def _default_backend(device_type: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..system import System
 from .reference import complete_cell, neighbor_list_reference
@@ -37,15 +37,15 @@ def neighbor_list_vesin(system: System, cutoff: float, half: bool = False) -> Ne
         NeighborList with int64 indices on the system's device.
     """
     positions = system.pos.detach().cpu().double().numpy()
-    cells, pbcs = system.cell.detach().cpu().double(), system.pbc.cpu()
+    cells, pbcs = system.cell.detach().cpu().double().numpy(), system.pbc.cpu().numpy()
     if system.num_atoms == 0 or _too_wide(cells, pbcs, cutoff):
         return neighbor_list_reference(system, cutoff, half=half)
     search = _search(float(cutoff))
 
     def search_one(points: np.ndarray, b: int, copy: bool) -> tuple[np.ndarray, np.ndarray]:
-        box = _spanning_cell(cells[b], pbcs[b])
-        pbc = pbcs[b].numpy()
-        wide = float(np.ptp(points, axis=0).max(initial=0)) > (_WIDEST if pbc.all() else _WIDE) * cutoff
+        pbc = pbcs[b]
+        box = _spanning_cell(cells[b], pbc)
+        wide = _extent_above(points, (_WIDEST if pbc.all() else _WIDE) * cutoff)
         if wide:
             points, cells_away = _narrowed(points, box, pbc, cutoff)
         pairs, shifts = search.compute(points, box, pbc, quantities="PS", copy=copy)
@@ -81,17 +81,26 @@ def _search(cutoff: float) -> Any:
     return search
 
 
-def _spanning_cell(cell: Tensor, pbc: Tensor) -> np.ndarray:
+def _spanning_cell(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
     """vesin reads the non-periodic rows too; give it rows that always span space."""
-    periodic = pbc.tolist()
-    if all(periodic):
-        return cell.numpy()
-    return complete_cell(cell, pbc).numpy() if any(periodic) else np.eye(3)
+    if pbc.all():
+        return cell
+    return complete_cell(torch.from_numpy(cell), torch.from_numpy(pbc)).numpy() if pbc.any() else np.eye(3)
 
 
-def _too_wide(cells: Tensor, pbcs: Tensor, cutoff: float) -> bool:
+def _too_wide(cells: np.ndarray, pbcs: np.ndarray, cutoff: float) -> bool:
     """Whether a periodic cell has more room than vesin can divide up: it ends the process then."""
-    return bool(((cells.square().sum(2) > (_WIDEST * cutoff) ** 2) & pbcs).any())
+    widest = _WIDEST * cutoff
+    if 2 * np.abs(cells).max() < widest:  # a vector is shorter than twice its largest number
+        return False
+    return bool(((np.square(cells).sum(2) > widest**2) & pbcs).any())
+
+
+def _extent_above(points: np.ndarray, limit: float) -> bool:
+    """Whether points lie further apart than a limit along x, y or z."""
+    if points.max() - points.min() <= limit:  # of all numbers: much faster than axis by axis
+        return False
+    return float(np.ptp(points, axis=0).max()) > limit
 
 
 def _narrowed(points: np.ndarray, box: np.ndarray, pbc: np.ndarray, cutoff: float) -> tuple[np.ndarray, np.ndarray]:
@@ -133,31 +142,41 @@ def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, 
         receiver, sender, s = (torch.from_numpy(a.astype(np.int64)) for a in (pairs[:, 0], pairs[:, 1], shifts))
         both = torch.cat([receiver, sender]), torch.cat([sender, receiver]), torch.cat([s, -s])
         return sort_edges(*both, num_atoms, cutoff, half)
-    # the number of the shift zero; −shift is as far from it on the other side
-    middle = widest * ((1 << (2 * s_bits)) + (1 << s_bits) + 1)
-    keys = np.empty(2 * len(pairs), np.int64)
-    forth, back = keys[: len(pairs)], keys[len(pairs) :]
+    keys = np.empty((2, len(pairs)), np.int64)
+    forth, back = keys
     i, j = pairs[:, 0], pairs[:, 1]
-    np.left_shift((i << atom_bits) | j, all_bits, out=forth)
-    np.left_shift((j << atom_bits) | i, all_bits, out=back)
+    np.left_shift(i, atom_bits, out=forth)
+    np.left_shift(j, atom_bits, out=back)
+    forth |= j
+    back |= i
     if all_bits:
+        keys <<= all_bits
+        # the number of the shift zero; −shift is as far from it on the other side
+        keys += widest * ((1 << (2 * s_bits)) + (1 << s_bits) + 1)
         number = (shifts[:, 0] << (2 * s_bits)) + (shifts[:, 1] << s_bits) + shifts[:, 2]
-        forth += number + middle
-        back += middle - number
+        forth += number
+        back -= number
     if half:  # the smaller of the two; between images of one atom the larger: its first non-zero shift is positive
         keys = np.where(i == j, np.maximum(forth, back), np.minimum(forth, back))
+    keys = keys.reshape(-1)
     keys.sort()
     edges = np.empty((2, len(keys)), np.int64)
     np.right_shift(keys, all_bits + atom_bits, out=edges[0])
-    np.bitwise_and(keys >> all_bits, (1 << atom_bits) - 1, out=edges[1])
+    np.right_shift(keys, all_bits, out=edges[1])
+    edges[1] &= (1 << atom_bits) - 1
     if all_bits:
-        numbers = np.arange(1 << all_bits)[:, None]
-        table = (numbers >> np.array([2 * s_bits, s_bits, 0]) & ((1 << s_bits) - 1)) - widest
-        shift = np.take(table, keys & ((1 << all_bits) - 1), axis=0)
+        keys &= (1 << all_bits) - 1
+        shift = _shift_table(widest, s_bits).take(keys, axis=0)
     else:
         shift = np.zeros((len(keys), 3), np.int64)
-    row_ptr = np.zeros(num_atoms + 1, np.int64)
-    np.cumsum(np.bincount(edges[0], minlength=num_atoms), out=row_ptr[1:])
+    row_ptr = edges[0].searchsorted(np.arange(num_atoms + 1))
     return NeighborList(
         torch.from_numpy(edges), torch.from_numpy(shift), torch.from_numpy(row_ptr), float(cutoff), half
     )
+
+
+@lru_cache(maxsize=8)
+def _shift_table(widest: int, bits: int) -> np.ndarray:
+    """The shift that each number of 3 × `bits` bits stands for, [8^bits, 3] int64."""
+    numbers = np.arange(1 << (3 * bits))[:, None]
+    return (numbers >> np.array([2 * bits, bits, 0]) & ((1 << bits) - 1)) - widest

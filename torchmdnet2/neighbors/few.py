@@ -1,0 +1,136 @@
+"""Few atoms on the CPU: all pairs of all images in NumPy, before a search that divides up space could begin.
+
+For a small molecule or cell, what surrounds a search (checks, calls, sorting its pairs into rows) takes longer than to
+look at every image, whose order is that of the rows. The same arithmetic as in reference.py, in as few calls as can
+be: each costs as much as a thousand distances.
+
+Shapes: N atoms, S images of the cell, E directed edges.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..system import System
+from .result import NeighborList
+
+__all__ = ["Plain", "neighbor_list_few", "plain"]
+
+MOST = 200_000
+"""Distances, N²·S, up to which all of them are looked at."""
+
+_HOME = np.zeros((1, 3), np.int64)
+Vector = tuple[float, float, float]
+
+
+class Plain(NamedTuple):
+    """One structure, periodic everywhere or nowhere.
+
+    Attributes:
+        pos: [N, 3] Å, float64.
+        cell: rows in Å.
+        volume: Å³, with its sign; 0 where not periodic.
+    """
+
+    pos: np.ndarray
+    cell: list[Vector]
+    volume: float
+
+
+def plain(system: System) -> Plain | None:
+    """A structure that is seen to be valid at a glance; None says nothing, and `System.validate` decides.
+
+    validate() takes a third of a millisecond, several times the search of a small molecule.
+    """
+    if system.num_systems != 1 or system.device.type != "cpu" or system.num_atoms == 0:
+        return None
+    pos = system.pos.detach().double().numpy()
+    cell, periodic = system.cell.tolist()[0], system.pbc.tolist()[0]
+    numbers = float(pos.sum()) + sum(map(sum, cell)) + system.charge.tolist()[0]
+    if not math.isfinite(numbers) or system.batch.numpy().any():
+        return None
+    if not any(periodic):
+        return Plain(pos, cell, 0.0)
+    volume = _dot(cell[0], _cross(cell[1], cell[2]))
+    if not all(periodic) or not abs(volume) > 1e-3 * math.prod(math.hypot(*row) for row in cell):
+        return None
+    return Plain(pos, cell, volume)
+
+
+def neighbor_list_few(structure: Plain, cutoff: float, half: bool = False) -> NeighborList | None:
+    """All pairs closer than the cutoff, from all images.
+
+    Args:
+        structure: N atoms.
+        cutoff: Å; pairs at d < cutoff are listed.
+        half: list each unordered pair once.
+
+    Returns:
+        NeighborList with int64 indices; None where there are more than MOST distances.
+    """
+    pos, cell, volume = structure
+    n, images, shifts = len(pos), 1, _HOME
+    if n * n > MOST:
+        return None
+    x = pos.T.copy()  # [3, N]; a view would hand down the order of its memory
+    if volume:
+        across = [_cross(cell[k - 2], cell[k - 1]) for k in range(3)]
+        # |fractional difference| < 1 inside the cell: an image s can be in range only if |s| < cutoff / height + 1
+        reach = [int(cutoff * math.hypot(*v) / abs(volume)) + 1 for v in across]
+        images = math.prod(2 * r + 1 for r in reach)
+        if n * n * images > MOST:
+            return None
+        shifts, upper = _shifts(*reach)
+        columns = np.array(cell).T
+        whole = np.floor(np.array(across) @ x / volume)
+        x -= columns @ whole
+    delta = (x[:, None] - x[:, :, None]).reshape(3, 1, n * n)  # from row to column
+    home = images // 2
+    if volume:  # images from the cell itself on; the others are their opposites
+        delta = delta + (columns @ upper)[:, :, None]
+    delta *= delta
+    square = delta[0] + delta[1]
+    square += delta[2]
+    close = (square < cutoff * cutoff).reshape(-1, n, n)
+    close[0].reshape(-1)[:: n + 1] = False  # an atom is no neighbor of itself
+    near = np.empty((n, n, images), np.bool_)
+    near[:, :, home:] = close.transpose(1, 2, 0)
+    near[:, :, :home] = close[:0:-1].transpose(2, 1, 0)
+
+    found = near.reshape(-1).nonzero()[0]  # in the order of receiver, sender, image
+    edges = np.empty((2, len(found)), np.int64)
+    receiver, sender = edges
+    pair = found // images
+    np.floor_divide(pair, n, out=receiver)
+    np.subtract(pair, receiver * n, out=sender)
+    image = found - pair * images
+    shift = shifts.take(image, axis=0)
+    if volume and whole.any():
+        rows = whole.T.astype(np.int64, order="C")
+        shift += (rows[:, None] - rows).reshape(-1, 3).take(pair, axis=0)
+    if half:
+        keep = (receiver < sender) | ((receiver == sender) & (image > home))
+        edges, shift = edges[:, keep], shift[keep]
+    row_ptr = edges[0].searchsorted(np.arange(n + 1))
+    return NeighborList(torch.from_numpy(edges), torch.from_numpy(shift), torch.from_numpy(row_ptr), cutoff, half)
+
+
+@lru_cache(maxsize=32)
+def _shifts(*reach: int) -> tuple[np.ndarray, np.ndarray]:
+    """All shifts within a reach, in order, [S, 3] int64; those from zero on, [3, S/2 + 1/2] float64."""
+    shifts = np.array(list(itertools.product(*(range(-r, r + 1) for r in reach))))
+    return shifts, shifts[len(shifts) // 2 :].T.astype(np.float64, order="C")
+
+
+def _cross(a: Vector, b: Vector) -> Vector:
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
+
+
+def _dot(a: Vector, b: Vector) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
