@@ -15,7 +15,7 @@ from .launch import after_previous
 
 __all__ = ["BROKEN", "MAX_PARTS", "NO_VOLUME", "RESULT_NOT_FINITE", "TERMS", "finish_kernel", "totals_kernel"]
 
-RESULT_NOT_FINITE = 16  # a structure's energy is NaN or infinite
+RESULT_NOT_FINITE = 16  # an energy or a force is NaN or infinite, though the edges could be used
 NO_VOLUME = 32  # stress asked for, and the cell has no volume
 BROKEN = 15  # the bits of the neighbor search: the edges must not be used
 MAX_PARTS = 256
@@ -33,7 +33,7 @@ def write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress
     """Energy and stress of structure b from its sums; NaN when the edges were not usable."""
     broken = (tl.load(flag) & _BROKEN) != 0
     e += tl.load(shift)
-    if (e != e) | (tl.abs(e) > 1.7e308):
+    if ((e != e) | (tl.abs(e) > 1.7e308)) & ~broken:
         tl.atomic_or(flag, _RESULT_NOT_FINITE)
     tl.store(energy + b, tl.where(broken, float("nan"), e))
     if STRESS:
