@@ -8,6 +8,8 @@ from ase.build import molecule
 
 from torchmdnet2 import Potential
 from torchmdnet2.checkpoint import save
+from torchmdnet2.md.engine import HostEngine
+from torchmdnet2.runtime.reference import ReferenceBoundStep
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,3 +43,15 @@ def model_file(potential, tmp_path_factory):
 @pytest.fixture
 def water():
     return molecule("H2O")
+
+
+@pytest.fixture(params=["pytorch", "compiled"])
+def host(request, monkeypatch):
+    """The engine that runs on the CPU, with either integrator."""
+    if request.param == "pytorch":
+        return HostEngine
+    pytest.importorskip("numba")
+    from torchmdnet2.md.compiled import CompiledEngine
+
+    monkeypatch.setattr(ReferenceBoundStep, "compiled", True)
+    return CompiledEngine

@@ -16,7 +16,7 @@ from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, guard, run_md
 from torchmdnet2.md.guard import check_overlaps, closest_pair
-from torchmdnet2.md.integrators import VelocityVerlet as Integrator
+from torchmdnet2.md.state import Atomistics
 from torchmdnet2.system import System
 
 
@@ -63,12 +63,16 @@ def test_unusable_start(potential, tmp_path, atoms):
 
 
 @pytest.mark.parametrize("explosion", ["hot", "strong", "nan", "collapse"])
-def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, monkeypatch, explosion):
+def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, monkeypatch, host, explosion):
     """From step 34 on the model goes wrong; the message names step and atoms, the trajectory ends before."""
-    close = Integrator.close
+    advance = host.advance
 
-    def wrong(self, state):
-        if state.step + 1 >= 34:
+    def wrong(self, steps):
+        state = self._state
+        for _ in range(steps):
+            advance(self, 1)
+            if state.step < 34:
+                continue
             if explosion == "nan":
                 state.forces[1] = math.nan
             elif explosion == "strong":
@@ -77,9 +81,8 @@ def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, mo
                 state.vel.mul_(8)
             else:
                 state.pos[1] = state.pos[0] + 0.1
-        close(self, state)
 
-    monkeypatch.setattr(Integrator, "close", wrong)
+    monkeypatch.setattr(host, "advance", wrong)
     words = {
         "hot": "temperature|conserved energy",
         "strong": r"force of .*atom 1 \(H\)",
@@ -130,3 +133,18 @@ def test_the_command_does_not_write_over_its_start(model_file, tmp_path, monkeyp
     assert os.listdir(tmp_path) == ["md.xyz"] and (tmp_path / "md.xyz").read_bytes() == before
     assert main(["md", str(model_file), "md.xyz@7", "--steps", "5", "--output", "run"]) != 0
     assert not capsys.readouterr().err.rstrip().endswith(":")
+
+
+@pytest.mark.parametrize("distance", [0.33, 0.3101, 0.3099, 0.1])
+def test_the_quick_look_sees_every_overlap(distance):
+    """H2, whose atoms overlap below 0.31 Å, in the second replica only; the first is two atoms apart by more."""
+    far, near = Atoms("H2", [[0, 0, 0], [0, 0, 0.74]]), Atoms("H2", [[5, 5, 5], [5, 5 + distance, 5]])
+    system = System.from_ase([far, near])
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    quick = guard._Nearest(system, Atomistics(ones, ones, 3, 2)).below(system.pos, guard.OVERLAP)
+    assert quick == (distance < 0.31)
+    if quick:
+        with pytest.raises(Unphysical, match="replica 1"):
+            check_overlaps(system)
+    else:
+        check_overlaps(system)

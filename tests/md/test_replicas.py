@@ -10,7 +10,6 @@ from ase.io import read
 
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, Unphysical, run_md
-from torchmdnet2.md.integrators import VelocityVerlet
 
 
 def options(tmp_path, steps=20, name="run", **more):
@@ -54,15 +53,17 @@ def test_files_and_restart(model_file, water, tmp_path):
         run_md(model_file, water, options(tmp_path, 40, "twice", replicas=3, ensemble="nvt", restart=True))
 
 
-def test_the_replica_that_explodes_is_named(potential, water, tmp_path, monkeypatch):
-    close = VelocityVerlet.close
+def test_the_replica_that_explodes_is_named(potential, water, tmp_path, monkeypatch, host):
+    advance = host.advance
 
-    def wrong(self, state):
-        if state.step + 1 == 14:
-            state.forces[4] += 300.0
-        close(self, state)
+    def wrong(self, steps):
+        for _ in range(steps):
+            advance(self, 1)
+            if self._state.step == 14:
+                self._state.forces[4] += 300.0
+                self._state.vel[4] += 1.0  # so that it is still wrong when the block ends
 
-    monkeypatch.setattr(VelocityVerlet, "close", wrong)
+    monkeypatch.setattr(host, "advance", wrong)
     with pytest.raises(Unphysical, match=r"step 14: .*atom 1 \(H\) of replica 1"):
         run_md(potential, water, options(tmp_path, replicas=3))
     for k in range(3):

@@ -25,7 +25,6 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.integrators import VelocityVerlet as Integrator
 from torchmdnet2.md.output import Drift, Row
 from torchmdnet2.md.record import Recorder
 from torchmdnet2.md.run import Simulation
@@ -240,7 +239,7 @@ def test_without_matplotlib(potential, water, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("ensemble", ["nve", "nvt"])
-def test_restart_is_bitwise(model_file, water, tmp_path, ensemble):
+def test_restart_is_bitwise(model_file, water, tmp_path, host, ensemble):
     for name, parts in (("once", [30]), ("twice", [15, 30])):
         for k, steps in enumerate(parts):
             paths = tuple(str(tmp_path / f"{name}.{kind}") for kind in ("traj", "xyz"))
@@ -284,14 +283,14 @@ def test_restart_after_the_process_died(model_file, water, tmp_path, monkeypatch
 
 def test_interruption_leaves_a_restart_file(model_file, water, tmp_path, monkeypatch):
     run_md(model_file, water, options(tmp_path, 60, "whole", every=5))
-    drift, count = Integrator.drift, itertools.count()
+    replay, count = ReferenceBoundStep.replay, itertools.count()
 
-    def interrupted(self, state):
+    def interrupted(self):
         if next(count) == 33:
             raise KeyboardInterrupt
-        drift(self, state)
+        replay(self)
 
-    monkeypatch.setattr(Integrator, "drift", interrupted)
+    monkeypatch.setattr(ReferenceBoundStep, "replay", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run_md(model_file, water, options(tmp_path, 60, "part", every=5))
     run_md(model_file, water, options(tmp_path, 60, "part", every=5, restart=True))

@@ -88,6 +88,11 @@ class HostEngine(Engine):
             self._state.copy_(state)
 
     def launch(self, steps: int) -> None:
+        self.advance(steps)
+        self._done.append(self._state.clone().to("cpu"))
+
+    def advance(self, steps: int) -> None:
+        """Advance the state by some steps, one at least."""
         state, dynamics = self._state, self.dynamics
         for _ in range(steps):
             with torch.no_grad():
@@ -95,7 +100,6 @@ class HostEngine(Engine):
             self.step.replay()
             with torch.no_grad():
                 dynamics.close(state)
-        self._done.append(state.clone().to("cpu"))
 
     def collect(self) -> State:
         return self._done.pop(0)
@@ -107,8 +111,9 @@ class HostEngine(Engine):
 def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, interval: int) -> Engine:
     """The fastest engine that fits.
 
-    On a GPU: several steps in one CUDA graph where the potential runs on fused kernels; a graph of the potential's own
-    between launches of the integrator where it has another (models evaluated by autograd).
+    On the CPU: with a compiled integrator where the potential runs on compiled kernels. On a GPU: several steps in one
+    CUDA graph where the potential runs on fused kernels; a graph of the potential's own between launches of the
+    integrator where it has another (models evaluated by autograd).
 
     Args:
         potential: on the system's device.
@@ -119,7 +124,12 @@ def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, 
     # a graph of its own could not be captured in another
     evaluator = Evaluator(potential, graphs=False)
     if system.device.type != "cuda":
-        return HostEngine(evaluator.bind(system, stress=False), dynamics)
+        step = evaluator.bind(system, stress=False)
+        if not step.compiled:  # the integrator is nothing beside it
+            return HostEngine(step, dynamics)
+        from .compiled import CompiledEngine
+
+        return CompiledEngine(step, dynamics)
     if not evaluator.fused:
         evaluator = Evaluator(potential)
     step = evaluator.bind(system, stress=False)

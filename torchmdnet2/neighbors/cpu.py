@@ -142,23 +142,23 @@ def _rows(pairs: np.ndarray, shifts: np.ndarray, num_atoms: int, cutoff: float, 
         receiver, sender, s = (torch.from_numpy(a.astype(np.int64)) for a in (pairs[:, 0], pairs[:, 1], shifts))
         both = torch.cat([receiver, sender]), torch.cat([sender, receiver]), torch.cat([s, -s])
         return sort_edges(*both, num_atoms, cutoff, half)
-    keys = np.empty((2, len(pairs)), np.int64)
-    forth, back = keys
+    packed = np.empty((2, len(pairs)), np.int64)
+    forth, back = packed
     i, j = pairs[:, 0], pairs[:, 1]
     np.left_shift(i, atom_bits, out=forth)
     np.left_shift(j, atom_bits, out=back)
     forth |= j
     back |= i
     if all_bits:
-        keys <<= all_bits
+        packed <<= all_bits
         # the number of the shift zero; −shift is as far from it on the other side
-        keys += widest * ((1 << (2 * s_bits)) + (1 << s_bits) + 1)
+        packed += widest * ((1 << (2 * s_bits)) + (1 << s_bits) + 1)
         number = (shifts[:, 0] << (2 * s_bits)) + (shifts[:, 1] << s_bits) + shifts[:, 2]
         forth += number
         back -= number
     if half:  # the smaller of the two; between images of one atom the larger: its first non-zero shift is positive
-        keys = np.where(i == j, np.maximum(forth, back), np.minimum(forth, back))
-    keys = keys.reshape(-1)
+        packed = np.where(i == j, np.maximum(forth, back), np.minimum(forth, back))[None]
+    keys = packed.reshape(-1)
     keys.sort()
     edges = np.empty((2, len(keys)), np.int64)
     np.right_shift(keys, all_bits + atom_bits, out=edges[0])

@@ -22,6 +22,8 @@ class CpuBoundStep(ReferenceBoundStep):
         system, stress: as for Evaluator.bind.
     """
 
+    compiled = True
+
     def __init__(self, model: CpuModel, system: System, stress: bool):
         super().__init__(model, system, stress)
         self._composition = Composition(model, self._system)

@@ -29,8 +29,10 @@ class BoundStep(ABC):
         pos: [N, 3] Å, cell: [B, 3, 3] Å; to be written to in place.
         forces [N, 3] eV/Å, energy [B] eV, atom_energies [N] eV, stress [B, 3, 3] eV/Å³ or None: overwritten by every
             replay, NaN when it could not be right. Their memory never changes.
+        compiled: whether it runs on the kernels that numba compiles for the CPU.
     """
 
+    compiled = False
     pos: Tensor
     cell: Tensor
     forces: Tensor
