@@ -18,19 +18,10 @@ from torchmdnet2.neighbors import few, neighbor_list
 BACKENDS = [
     "reference",
     "vesin",
-    "vesin alone",
+    "auto",
     pytest.param("nvalchemi", marks=pytest.mark.skipif(find_spec("nvalchemiops") is None, reason="not installed")),
 ]  # triton: test_triton.py and tests/gpu; torch_cluster, which knows no periodicity: below
 CUTOFF = 4.0
-
-
-@pytest.fixture
-def backend(request, monkeypatch):
-    """A backend by name; "vesin alone" does not look at all images of few atoms instead."""
-    if request.param == "vesin alone":
-        monkeypatch.setattr(few, "MOST", 0)
-        return "vesin"
-    return request.param
 
 
 def as_set(edges, first_atom=0):
@@ -39,7 +30,7 @@ def as_set(edges, first_atom=0):
     return set(map(tuple, rows))
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_agrees_with_ase_on_500_cells(backend, dtype):
     """Bar R6."""
@@ -52,7 +43,7 @@ def test_agrees_with_ase_on_500_cells(backend, dtype):
     assert not wrong, f"{len(wrong)} of 500 cells differ (seed, extra, missing): {wrong[:5]}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_batch_equals_singles(backend):
     frames = [generated_atoms(seed, CUTOFF) for seed in range(12)] + [Atoms("H"), molecule("CH3CH2OH")]
     batch = neighbor_list(System.from_ase(frames), CUTOFF, backend=backend)
@@ -66,7 +57,7 @@ def test_batch_equals_singles(backend):
     assert batch.row_ptr[-1] == batch.num_edges
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_sorted_rows(backend):
     edges = neighbor_list(System.from_ase(bulk("Cu") * (2, 2, 2)), 5.0, backend=backend)
     keys = torch.cat([edges.edge_index.T, edges.shift], 1).tolist()
@@ -75,7 +66,7 @@ def test_sorted_rows(backend):
         assert (edges.edge_index[0, edges.row_ptr[i] : edges.row_ptr[i + 1]] == i).all()
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_half_list_is_each_pair_once(backend):
     for seed in range(30):
         system = System.from_ase(generated_atoms(seed, CUTOFF))
@@ -86,7 +77,7 @@ def test_half_list_is_each_pair_once(backend):
         assert half | mirrored == full
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_vectors_and_their_gradients(backend):
     atoms = bulk("NaCl", "rocksalt", a=5.6)
     atoms.rattle(0.1, seed=1)
@@ -104,7 +95,7 @@ def test_vectors_and_their_gradients(backend):
     assert torch.autograd.gradgradcheck(total, (pos, cell))
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("atoms", [Atoms(), Atoms("H"), Atoms("H2", positions=[[0, 0, 0], [9, 0, 0]])])
 def test_no_edges(backend, atoms):
     edges = neighbor_list(System.from_ase(atoms), CUTOFF, backend=backend)
@@ -112,7 +103,7 @@ def test_no_edges(backend, atoms):
     assert edges.row_ptr.tolist() == [0] * (len(atoms) + 1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_overflow_is_an_error_that_says_the_need(backend):
     system = System.from_ase(bulk("Cu"))
     need = neighbor_list(system, 5.0, backend=backend).num_edges
@@ -153,7 +144,7 @@ def statistics(system, backend, cutoff=6.0):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("backend", BACKENDS, indirect=True)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_same_crystal_described_otherwise(backend):
     """Bar R7 in pairs: primitive cell = supercell, rotated cell, other basis of the lattice."""
     for atoms in (bulk("Cu"), bulk("Mg"), bulk("Si")):
@@ -189,7 +180,7 @@ def test_no_silent_overflow_in_1000_trials():
     assert errors > 300
 
 
-@pytest.mark.parametrize("backend", ["vesin", "vesin alone"], indirect=True)
+@pytest.mark.parametrize("backend", ["vesin", "auto"])
 def test_shifts_too_wide_for_packed_keys(backend):
     """Atoms a million cells away: receiver, sender and shift do not fit into 63 bits."""
     atoms = bulk("Cu") * (2, 2, 2)
@@ -236,7 +227,7 @@ def test_torch_cluster_lists_all_neighbors_of_molecules():
         neighbor_list(System.from_ase(bulk("Cu")), 5.0, backend="torch_cluster")
 
 
-@pytest.mark.parametrize("backend", ["vesin", "vesin alone"], indirect=True)
+@pytest.mark.parametrize("backend", ["vesin", "auto"])
 @pytest.mark.parametrize("distance", [1e3, 1e7])
 @pytest.mark.parametrize("pbc", [(False, False, False), (False, False, True), (True, False, True), (True, True, True)])
 def test_atoms_far_away(backend, pbc, distance):
@@ -264,12 +255,11 @@ def test_few_atoms_are_searched_without_vesin(monkeypatch):
         system = System.from_ase(atoms)
         monkeypatch.setattr(few, "MOST", len(atoms) ** 2 * images)
         for half in (False, True):
-            for backend in ("auto", "vesin"):
-                ours = neighbor_list(system, CUTOFF, backend=backend, half=half)
-                reference = neighbor_list(system, CUTOFF, backend="reference", half=half)
-                assert ours.cutoff == CUTOFF and ours.half == half
-                for name in ("edge_index", "shift", "row_ptr"):
-                    found, expected = getattr(ours, name), getattr(reference, name)
-                    assert found.dtype == torch.long and torch.equal(found, expected)
+            ours = neighbor_list(system, CUTOFF, half=half)
+            reference = neighbor_list(system, CUTOFF, backend="reference", half=half)
+            assert ours.cutoff == CUTOFF and ours.half == half
+            for name in ("edge_index", "shift", "row_ptr"):
+                found, expected = getattr(ours, name), getattr(reference, name)
+                assert found.dtype == torch.long and torch.equal(found, expected)
         monkeypatch.setattr(few, "MOST", len(atoms) ** 2 * images - 1)
         assert neighbor_list(system, CUTOFF) == "vesin"

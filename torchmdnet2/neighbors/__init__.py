@@ -48,8 +48,7 @@ def neighbor_list(
         system: N atoms in B structures; atoms may lie outside their cell.
         cutoff: Å, positive; a pair is listed when its distance is below the cutoff.
         backend: "auto" takes the fastest one that is installed for the system's device ("triton" on the GPU, else
-            "vesin"); or one of BACKENDS by name. On the CPU, "auto" and "vesin" look at all images of few atoms instead
-            (few.py), which is faster.
+            "vesin", or all images in NumPy of few atoms, few.py); or one of BACKENDS by name.
         capacity: room for this many directed edges; None grows as needed.
         half: list each unordered pair once (receiver < sender) instead of twice.
 
@@ -71,7 +70,7 @@ def neighbor_list(
     structure = plain(system)
     if structure is None:
         system.validate()
-    elif backend in ("auto", "vesin"):
+    elif backend == "auto":
         result = neighbor_list_few(structure, float(cutoff), half)
     if result is None:
         result = _search(system, float(cutoff), backend, half)
