@@ -8,39 +8,13 @@ import os
 
 import pytest
 import torch
+from springs import Springs, atoms_of
 
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.graphed import GraphEngine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
-from torchmdnet2.md.state import Atomistics
 
 assert os.environ["TRITON_INTERPRET"] == "1"
-
-
-class Springs:
-    """In place of a bound step: every atom on a spring."""
-
-    def __init__(self, pos, replicas):
-        self.pos, self.forces = pos.clone(), torch.zeros_like(pos)
-        self.energy = torch.zeros(replicas, dtype=torch.float64)
-        self.replay()
-
-    def replay(self):
-        self.forces.copy_(-30 * self.pos)
-        self.energy.copy_((15 * self.pos.square()).view(len(self.energy), -1).sum(1))
-
-    def check(self):
-        return True
-
-
-def atoms_of(num, replicas):
-    random = torch.Generator().manual_seed(0)
-    masses = 1 + 15 * torch.rand(num, 1, generator=random, dtype=torch.float64)
-    mobile = torch.ones_like(masses)
-    mobile[num // 2] = 0
-    pos, vel = torch.randn(2, num * replicas, 3, generator=random, dtype=torch.float64)
-    mobile = mobile.repeat(replicas, 1)
-    return Atomistics(masses.repeat(replicas, 1), mobile, 3 * num - 3, replicas), pos, 0.01 * vel * mobile
 
 
 @pytest.mark.parametrize(("num", "replicas"), [(3, 1), (64, 1), (70, 3)])

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from ase.constraints import FixAtoms
+from springs import Springs, atoms_of
 
 from torchmdnet2 import System
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.md.engine import HostEngine, make_engine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
 from torchmdnet2.md.noise import normal
-from torchmdnet2.md.state import Atomistics
 from torchmdnet2.runtime.reference import ReferenceBoundStep
 
 pytest.importorskip("numba")
@@ -20,29 +20,6 @@ pytest.importorskip("numba")
 from torchmdnet2.md.compiled import CompiledEngine
 from torchmdnet2.md.kernels_cpu import normal3
 from torchmdnet2.runtime.cpu_bound import CpuBoundStep
-
-
-class Springs:
-    """In place of a bound step: every atom on a spring."""
-
-    def __init__(self, pos, replicas):
-        self.pos, self.forces = pos.clone(), torch.zeros_like(pos)
-        self.energy = torch.zeros(replicas, dtype=torch.float64)
-        self.replay()
-
-    def replay(self):
-        self.forces.copy_(-30 * self.pos)
-        self.energy.copy_((15 * self.pos.square()).view(len(self.energy), -1).sum(1))
-
-
-def atoms_of(num, replicas):
-    random = torch.Generator().manual_seed(0)
-    masses = 1 + 15 * torch.rand(num, 1, generator=random, dtype=torch.float64)
-    mobile = torch.ones_like(masses)
-    mobile[num // 2] = 0
-    pos, vel = torch.randn(2, num * replicas, 3, generator=random, dtype=torch.float64)
-    mobile = mobile.repeat(replicas, 1)
-    return Atomistics(masses.repeat(replicas, 1), mobile, 3 * num - 3, replicas), pos, 0.01 * vel * mobile
 
 
 def dynamics_of(atoms):

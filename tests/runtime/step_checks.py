@@ -18,7 +18,7 @@ from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.runtime import check, graphs, tiles
 from torchmdnet2.runtime.graphs import GraphedStep
 from torchmdnet2.runtime.model import FusedModel, Source
-from torchmdnet2.runtime.step import NOT_FINITE, OVERFLOW, ladder
+from torchmdnet2.runtime.step import NOT_FINITE, OVERFLOW, RESULT_NOT_FINITE, ladder
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 # large blocks for few atoms too: fewer programs to interpret. Every shape is in tests/kernels/fused_checks.py
@@ -152,6 +152,21 @@ def test_overflow_is_flagged_poisons_and_is_redone():
     graphed.run()
     assert graphed.status()[0] == 0
     assert_same(step.out, reference(POTENTIAL, near))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_force_that_is_not_finite_is_flagged(bad):
+    """Though the energy is: gradients in half precision end at 65,504."""
+    model = FusedModel(POTENTIAL, "float32")
+    step = model.step(6, 1, torch.float64, False)
+    graphed = GraphedStep(step)
+    Source(model, step).load(atoms(6, 5, 3.0))
+    graphed.make_room()
+    graphed.run()
+    assert graphed.status()[0] == 0 and step.out.energy.isfinite().all()
+    step._buffers.forces[4, 1] = bad
+    step._finish()
+    assert graphed.status()[0] == RESULT_NOT_FINITE and step.out.energy.isnan().all()
 
 
 @pytest.fixture

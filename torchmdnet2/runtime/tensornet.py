@@ -83,7 +83,7 @@ class FusedTensorNet:
         self.weights, self.precision = weights, precision
         self.packed = PackedWeights(weights)
         largest = float(weights.readout[4].abs().max())
-        self.unit = 2.0 ** round(math.log2(largest)) if largest > 0 else 1.0
+        self.unit = 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
         self._last = weights.readout[4] / self.unit, weights.readout[5] / self.unit
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
