@@ -82,6 +82,25 @@ def test_label_with_xtb(run, water, tmp_path):
     assert frames[2].get_potential_energy() == pytest.approx(again.get_potential_energy(), abs=1e-4)
 
 
+def test_teach_with_xtb(run, potential, model_file, water, tmp_path):
+    pytest.importorskip("tblite")
+    run("label_with_xtb.py", water, "cheap.xyz", "--frames", 3)
+    out = run("teach_with_xtb.py", "difference", "cheap.xyz", "difference.xyz")
+    assert "difference.xyz: 3 of 3 frames" in out
+    cheap, difference = (read(tmp_path / name, ":") for name in ("cheap.xyz", "difference.xyz"))
+    assert np.abs([frame.get_forces() for frame in difference]).max() < 2e-3  # of xTB to itself
+    assert np.abs([frame.get_potential_energy() for frame in difference]).max() < 1e-4
+    run("teach_with_xtb.py", "add", "cheap.xyz", "taught.xyz", model_file, model_file)
+    taught = read(tmp_path / "taught.xyz", ":")
+    calc = TorchMDNet2Calculator(potential)
+    for before, after in zip(cheap, taught, strict=True):
+        own = before.copy()
+        own.calc = calc
+        np.testing.assert_allclose(after.get_forces(), before.get_forces() + own.get_forces(), atol=1e-5)
+        energy = before.get_potential_energy() + own.get_potential_energy()
+        assert after.get_potential_energy() == pytest.approx(energy, abs=1e-5)
+
+
 def test_ase_md(run, model_file, water, tmp_path):
     assert "relaxed" in run("ase_md.py", model_file, water, "--steps", 20, "--temperature", 50)
     assert len(read(tmp_path / "ase_md.traj", ":")) == 3
