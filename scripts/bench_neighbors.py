@@ -32,7 +32,15 @@ SPACING = 3.104  # Å between molecules: the density of water
 SIDES = (2, 3, 5, 7, 10, 15, 22, 32, 46, 70)  # molecules along an edge
 SKIN = 0.5  # Å
 ROOM = 96  # neighbors per atom that the fixed-capacity searches have room for; the mean is 54
-PARTS = ("triton", "torchmd-net", "nvalchemi", "CPU")
+NVALCHEMI = {"naive": "naive", "cells": "cell_list", "tiles": "cluster_tile"}
+CAPTURES = ("captured", "compiled and captured")  # a capture that fails takes its process with it
+PARTS = (
+    "triton",
+    "torchmd-net",
+    "nvalchemi",
+    *(f"nvalchemi {kind} {capture}" for kind in NVALCHEMI for capture in CAPTURES),
+    "CPU",
+)
 GOALS = {1029: 30, 10125: 80, 98304: 300}  # µs in a graph on one NVIDIA H200
 
 
@@ -152,21 +160,21 @@ def vesin_alone(system: System) -> Callable[[], object]:
     return lambda: search.compute(pos, cell, True, quantities="ijSdD")
 
 
-def nvalchemi(system: System, method: str, buffers: bool) -> Callable[[], object]:
+def nvalchemi(system: System, method: str, prepared: bool = True, compiled: bool = False) -> Callable[[], object]:
     """nvalchemi-toolkit-ops through torch: a neighbor matrix with shifts; no displacement vectors."""
     from nvalchemiops.torch.neighbors import neighbor_list as search
+    from nvalchemiops.torch.neighbors import prepare_neighbor_list
 
-    N = system.num_atoms
-    cell, pbc = system.cell.contiguous(), system.pbc.contiguous()
-    given = {}
-    if buffers:
-        matrix = torch.full((N, ROOM), N, dtype=torch.int32, device="cuda")
-        given = {
-            "neighbor_matrix": matrix,
-            "neighbor_matrix_shifts": torch.zeros(N, ROOM, 3, dtype=torch.int32, device="cuda"),
-            "num_neighbors": torch.zeros(N, dtype=torch.int32, device="cuda"),
-        }
-    return lambda: search(system.pos, CUTOFF, cell=cell, pbc=pbc, method=method, max_neighbors=ROOM, **given)
+    pos, cell, pbc = system.pos, system.cell.contiguous(), system.pbc.contiguous()
+    if not prepared:
+        return lambda: search(pos, CUTOFF, cell=cell, pbc=pbc, method=method, max_neighbors=ROOM)
+    state = prepare_neighbor_list(pos, CUTOFF, cell=cell, pbc=pbc, method=method, max_neighbors=ROOM)
+
+    def call():
+        return search(pos, cell=cell, state=state)
+
+    call()
+    return torch.compile(call, fullgraph=True) if compiled else call
 
 
 def torchmd_net(system: System, strategy: str) -> Callable[[], object]:
@@ -193,11 +201,15 @@ def contenders(system: System) -> dict[str, Callable[[], Callable[[], object]]]:
         known["triton with skin, kept, graph"] = lambda: graphed(with_skin(system, True))
         known["triton with skin, searched, graph"] = lambda: graphed(with_skin(system, False))
         known["triton, eager"] = lambda: lambda: neighbor_list(system, CUTOFF, backend="triton")
-        if N <= 40_000:
-            known["nvalchemi naive, eager"] = lambda: nvalchemi(system, "naive", False)
-            known["nvalchemi naive, graph"] = lambda: graphed(nvalchemi(system, "naive", True))
-        known["nvalchemi cells, eager"] = lambda: nvalchemi(system, "cell_list", False)
-        known["nvalchemi cells, graph"] = lambda: graphed(nvalchemi(system, "cell_list", True))
+        for kind, method in NVALCHEMI.items():
+            if kind == "naive" and N > 40_000:
+                continue
+            known[f"nvalchemi {kind}, eager"] = lambda m=method: nvalchemi(system, m, prepared=False)
+            known[f"nvalchemi {kind} prepared, eager"] = lambda m=method: nvalchemi(system, m)
+            for capture in CAPTURES:
+                known[f"nvalchemi {kind} {capture}"] = lambda m=method, c=capture: graphed(
+                    nvalchemi(system, m, compiled=c.startswith("compiled"))
+                )
         for strategy in ("brute", "cell"):
             if strategy == "cell" or N <= 120_000:
                 known[f"torchmd-net {strategy}, eager"] = lambda s=strategy: torchmd_net(system, s)
@@ -245,6 +257,11 @@ def plot(rows: list[dict], path: Path) -> None:
 
 
 def part_of(name: str) -> str:
+    """The process that times a search."""
+    return name if name in PARTS else program_of(name)
+
+
+def program_of(name: str) -> str:
     """The program that a search belongs to."""
     return "CPU" if name.endswith("CPU") else next(part for part in PARTS if name.startswith(part))
 
@@ -284,7 +301,7 @@ def summary(rows: list[dict]) -> str:
         best: dict[str, tuple[float, str]] = {}
         for name, us in row["us"].items():
             if isinstance(us, int | float) and "skin" not in name:
-                best[part_of(name)] = min(best.get(part_of(name), (math.inf, "")), (us, name))
+                best[program_of(name)] = min(best.get(program_of(name), (math.inf, "")), (us, name))
         if "triton" in best:
             ours = best.pop("triton")[0]
             best.pop("CPU", None)
