@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Potential, System
+from torchmdnet2.kernels.forms_node import Mix
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.network import PackedNetwork
@@ -101,6 +102,21 @@ def test_energies_forces_stress_and_gradients(name, kernels, options):
     ):
         if other is not None:
             torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_forces_compute_no_derivatives_of_weights(monkeypatch):
+    """Autograd would ask the forms for them; the loss, differentiated afterwards, does get them."""
+    asked: list[str] = []
+    partial = Mix.partial
+    monkeypatch.setattr(Mix, "partial", lambda *a: (asked.append("x w g".split()[a[1]]), partial(*a))[1])
+    model = {"name": "tensornet", "hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": CUTOFF}
+    potential = Potential.from_config({"model": model, "elements": [1, 6, 8]}).double()
+    store = packed(structures()[:1])
+    batch = store.batch(torch.tensor([0]), store.size([0]))
+    result = PackedNetwork(potential, 3, True, False, use_kernels=True)(batch)
+    assert sorted(asked) == ["g"] * 3 + ["x"] * 3
+    torch.autograd.grad(result.forces.square().sum(), list(potential.parameters()), allow_unused=True)
+    assert asked.count("w") == 6
 
 
 def test_every_edge_has_a_pair_and_its_reverse():

@@ -24,9 +24,14 @@ class Form(ABC):
 
     Index tensors and other constants are attributes. On a CUDA device the partial derivatives run as kernels, on
     others as the plain expression `reference`, which is the specification.
+
+    Attributes:
+        fixed: slots of which nobody wants a derivative now. Autograd does not tell a Python function what a gradient is
+            asked for, and ∂T/∂(weights) would be computed for forces too.
     """
 
     use_kernels: bool
+    fixed: frozenset[int] = frozenset()
 
     def __call__(self, *slots: Tensor) -> Tensor:
         """∂T/∂(last slot) at the other slots, differentiable any number of times."""
@@ -63,7 +68,7 @@ class _Partial(torch.autograd.Function):
             None,
             *(
                 ctx.form.derivative(k, *slots[:k], None, *slots[k + 1 :])
-                if k != ctx.slot and ctx.needs_input_grad[k + 2]
+                if k != ctx.slot and k not in ctx.form.fixed and ctx.needs_input_grad[k + 2]
                 else None
                 for k in range(len(slots))
             ),

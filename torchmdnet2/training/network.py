@@ -9,7 +9,8 @@ Shapes as in packed.py: M atoms, N of them in frames, P pairs, B frames, K eleme
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..kernels.forms import Form
 from ..kernels.forms_embedding import Embedding
 from ..kernels.forms_node import Inner, Mix, Product, Scale
 from ..kernels.forms_pair import Message, PairSum
@@ -54,14 +56,15 @@ class PackedNetwork:
         """Energy [B + 1], and forces [N, 3] and stress [B + 1, 3, 3] where asked for, to be differentiated further."""
         r = batch.r.detach().requires_grad_(self.forces or self.stress)
         num = batch.forces.shape[0]
-        energies = self._atom_energies(batch, r)
+        energies, with_weights = self._atom_energies(batch, r)
         triton = self.use_kernels and r.is_cuda
         per_frame = SegmentSum(batch.atom_ptr, batch.structure[:num], triton)
         energy = per_frame(energies[:num, None])[:, 0]
         result = Result(energy, atom_energies=energies[:num])
         if not r.requires_grad:
             return result
-        (gradient,) = torch.autograd.grad(energies[:num].sum(), r, create_graph=True)
+        with _fixed(with_weights):
+            (gradient,) = torch.autograd.grad(energies[:num].sum(), r, create_graph=True)
         if self.forces:
             result.forces = PairSum(batch.pairs, triton)(gradient)[:num]
         if self.stress:
@@ -71,8 +74,8 @@ class PackedNetwork:
             result.stress = (virial + virial.transpose(1, 2)) / 2
         return result
 
-    def _atom_energies(self, batch: PackedBatch, r: Tensor) -> Tensor:
-        """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64."""
+    def _atom_energies(self, batch: PackedBatch, r: Tensor) -> tuple[Tensor, dict[Form, frozenset[int]]]:
+        """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64; the forms that take weights, and in which slots."""
         graph = Graph(
             z=batch.z,
             batch=batch.structure,
@@ -83,17 +86,27 @@ class PackedNetwork:
             vectors=r[:0],
             distances=r[:0, 0],
         )
-        representation = self.potential.representation
+        representation, forms = self.potential.representation, {}
         if isinstance(representation, TensorNet):
             network = _PairTensorNet(representation, batch, self.num_elements, self.use_kernels)
-            features = Features(network(r))
+            features, forms = Features(network(r)), network.with_weights
         else:
             features = representation(_directed(graph, batch, r))
         energies = self.head(features, graph).double()
         if self.potential.subtract_isolated:
             one_hot = _one_hot(batch.element, self.num_elements, energies.dtype)
             energies = energies - one_hot @ energies[-self.num_elements :]
-        return energies * self.potential.energy_scale
+        return energies * self.potential.energy_scale, forms
+
+
+@contextmanager
+def _fixed(forms: Mapping[Form, frozenset[int]]) -> Iterator[None]:
+    """What is differentiated meanwhile asks for no derivative in these slots."""
+    for form, slots in forms.items():
+        form.fixed = slots
+    yield
+    for form in forms:
+        form.fixed = frozenset()
 
 
 def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
@@ -130,6 +143,7 @@ class _PairTensorNet:
         self.message, self.embedding = ops.Message(batch.pairs, use_kernels), ops.Embedding(batch.pairs, use_kernels)
         self.inner, self.scale, self.mix = ops.Inner(use_kernels), ops.Scale(use_kernels), Mix(use_kernels)
         by_kernel = self.triton or (use_kernels and model.group == "O(3)")
+        self.with_weights: dict[Form, frozenset[int]] = {self.mix: frozenset({1}), self.embedding: frozenset({2})}
         self.product = ops.Product(self.q, model.group, by_kernel)
         self.square = Product(self.q / 2, "O(3)", False)  # q D² = q/2 (D D + D D)
         self.silu = isinstance(model.act, nn.SiLU)
