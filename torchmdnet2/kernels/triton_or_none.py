@@ -11,8 +11,8 @@ class _Absent:
     """Stands for the package while modules are read: decorated functions stay as they are."""
 
     @staticmethod
-    def jit(function: Any) -> Any:
-        return function
+    def jit(function: Any = None, **options: Any) -> Any:
+        return (lambda decorated: decorated) if function is None else function
 
 
 try:
