@@ -15,7 +15,10 @@ from .labels import BUILT_IN, property_of, unit_of
 from .loss import Residual, atoms_per_system, penalty_sums
 from .loss_config import LossConfig
 
-__all__ = ["UNITS", "ErrorSums", "in_words", "shown"]
+__all__ = ["NUM_ELEMENTS", "UNITS", "ErrorSums", "in_words", "shown"]
+
+NUM_ELEMENTS = len(SYMBOLS) + 10
+"""Rows of a table by atomic number: with room for numbers without a symbol."""
 
 UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", **{k: v for k, v in BUILT_IN.items() if k != "energy"}}
 """Property -> unit of its errors; vectors and tensors by component."""
@@ -62,7 +65,7 @@ class ErrorSums:
                     self._add("energy_per_atom", _three(error / atoms_per_system(system).clamp(min=1), present))
                 if name == "forces":
                     rows = torch.stack([present.double().sum(1), error.abs().sum(1), error.square().sum(1)], 1)
-                    table = rows.new_zeros(len(SYMBOLS) + 10, 3).index_add(0, system.z, rows)
+                    table = rows.new_zeros(NUM_ELEMENTS, 3).index_add(0, system.z, rows)
                     self._add("forces_by_element", table)
             for name, (total, count) in penalty_sums(found, system, self.loss_config).items():
                 total = total.detach().double()

@@ -13,18 +13,20 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from ..kernels.errors import ROWS, BatchErrors, Labels, Penalties
 from ..potential import Result
 from ..system import System
 from .distributed import Devices
 from .loss import penalty_sums, residuals
 from .loss_config import LossConfig
-from .metrics import ErrorSums
+from .metrics import NUM_ELEMENTS, ErrorSums
 from .network import PackedNetwork
 from .packed import Capacity, PackedBatch, PackedFrames
 
 __all__ = ["ErrorPass", "Replayed", "TrainingPass"]
 
 _MOST_GRAPHS = 12
+_PROPERTIES = ("energy", "forces", "stress")
 
 
 class Replayed:
@@ -161,22 +163,31 @@ class ErrorPass:
 
     def __init__(self, network: PackedNetwork, loss: LossConfig, devices: Devices | None = None):
         self.network, self.loss, self.devices = network, loss, devices or Devices()
+        device = next(network.potential.parameters()).device
+        # as the kernels have them; names stand for parts of them
+        self._table = torch.zeros(8 + NUM_ELEMENTS, 3, dtype=torch.float64, device=device)
+        self._weight = torch.zeros(len(_PROPERTIES), dtype=torch.float64, device=device)
+        self._weights = dict(zip(_PROPERTIES, self._weight.unbind(), strict=True))
         self._sums: dict[str, Tensor] = {}
-        self._weights: dict[str, Tensor] = {}
 
     def body(self, batch: PackedBatch) -> None:
         self._add(self.network(batch), batch)
 
     def warm_up(self, batch: PackedBatch) -> None:
-        self._reserve(self.network(batch), batch)
+        result = self.network(batch)
+        with self._rehearsal(result, batch):
+            self._add(result, batch)
 
-    def _reserve(self, result: Result, batch: PackedBatch) -> None:
-        """Make the places of the sums and weights, outside of a capture, whose memory is not kept."""
-        for name, value in self._errors(result, batch)[0].sums.items():
-            self._sums.setdefault(name, torch.zeros_like(value))
-        for name in ("energy", "forces", "stress"):
-            self._weights.setdefault(name, torch.zeros((), dtype=torch.float64, device=batch.r.device))
+    @contextmanager
+    def _rehearsal(self, result: Result, batch: PackedBatch) -> Iterator[None]:
+        """A block whose sums are those of this process alone and are forgotten; says first which sums there are."""
+        for name in self._errors(result, batch)[0].sums:
+            self._sums.setdefault(name, self._table[ROWS[name]])
         self.set_loss(self.loss)
+        before = self._table.clone()
+        with self.devices.alone():
+            yield
+        self._table.copy_(before)
 
     def _errors(self, result: Result, batch: PackedBatch) -> tuple[ErrorSums, dict[str, tuple[Tensor, Tensor]]]:
         system, labels = as_labelled(batch)
@@ -187,6 +198,11 @@ class ErrorPass:
 
     def _add(self, result: Result, batch: PackedBatch) -> Tensor:
         """Add the errors of a batch; returns its part of the loss, a mean over the labels of all parts."""
+        if self.network.use_kernels and batch.energy.is_cuda:
+            return self._by_kernels(result, batch)
+        return self._reference(result, batch)
+
+    def _reference(self, result: Result, batch: PackedBatch) -> Tensor:
         errors, sums = self._errors(result, batch)
         for name, value in errors.sums.items():
             self._sums[name].add_(value)
@@ -197,10 +213,19 @@ class ErrorPass:
                 loss = loss + self._weights[name] * (total / count)
         return loss
 
+    def _by_kernels(self, result: Result, batch: PackedBatch) -> Tensor:
+        """As `_reference`, in three kernels with its backward pass."""
+        num = batch.forces.shape[0]
+        labels = Labels(batch.energy, batch.forces, batch.stress, batch.atom_ptr, batch.element, batch.z[num:])
+        kinds = {n: self.loss.kind_of(n) if self.loss.weight(n) > 0 else None for n in _PROPERTIES}
+        penalties = Penalties(**kinds, delta=self.loss.huber_delta, per_atom=self.loss.per_atom)
+        over_processes = self.devices.sum if self.devices.size > 1 else None
+        errors = BatchErrors(labels, penalties, self._table, self._weight, over_processes)
+        return errors(result.energy, result.forces, result.stress)
+
     def set_loss(self, loss: LossConfig) -> bool:
         """The loss from now on; True when graphs have to be captured anew, because other labels count."""
-        names = ("energy", "forces", "stress")
-        active = [[n for n in names if config.weight(n) > 0] for config in (loss, self.loss)]
+        active = [[n for n in _PROPERTIES if config.weight(n) > 0] for config in (loss, self.loss)]
         self.loss = loss
         for name, weight in self._weights.items():
             weight.fill_(loss.weight(name))
@@ -299,12 +324,8 @@ class TrainingPass(ErrorPass):
             self.status[1] += 1
 
     def warm_up(self, batch: PackedBatch) -> None:
-        with self.devices.alone():
-            self._reserve(self.network(batch), batch)
-            kept = {name: value.clone() for name, value in self._sums.items()}
+        with self._rehearsal(self.network(batch), batch):
             self._gradients(batch)
-        for name, value in kept.items():
-            self._sums[name].copy_(value)
 
     def _gradients(self, batch: PackedBatch) -> None:
         """The loss of a batch and its gradients, into their places."""
