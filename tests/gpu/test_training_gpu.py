@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kernels.error_cases import CASES, check
 from training.conftest import make_frames
 from training.test_packed import CUTOFF, objective, packed, structures
 
@@ -109,3 +110,8 @@ def test_a_step_that_is_not_finite_changes_no_weight(tmp_path):
         made.train_epoch(Hooks())
         made.end_epoch(Hooks())
     assert all(torch.isfinite(p).all() for p in made.potential.parameters())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_errors_loss_and_gradients_by_kernels(case):
+    check("cuda", **CASES[case])
