@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from kernels.error_cases import CASES, check
+from kernels.gather_cases import assert_same, random_batches, random_frames
 from training.conftest import make_frames
 from training.test_packed import CUTOFF, objective, packed, structures
 
@@ -110,6 +112,30 @@ def test_a_step_that_is_not_finite_changes_no_weight(tmp_path):
         made.train_epoch(Hooks())
         made.end_epoch(Hooks())
     assert all(torch.isfinite(p).all() for p in made.potential.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("stress", [False, True])
+def test_one_kernel_gathers_what_pytorch_does(dtype, stress):
+    """To the bit, launched and replayed from a graph, with all that is not written seen as NaN."""
+    rng = np.random.default_rng(1)
+    store = random_frames(rng, dtype, stress, "cuda", largest=60)
+    for chosen, room in random_batches(rng, store, most=600):
+        index = torch.tensor(chosen, device="cuda")
+        expected = store.reference_batch(index, room)
+        torch.use_deterministic_algorithms(True)
+        try:
+            found = store.kernel_batch(index, room)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert_same(found, expected)
+        assert_same(store.batch(index, room), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = store.batch(index, room)
+        index.copy_(index.flip(0))
+        graph.replay()
+        assert_same(replayed, store.reference_batch(index, room))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -19,9 +19,13 @@ import torch
 from torch import Tensor
 
 from ..kernels.forms_pair import Pairs
+from ..kernels.gather import gather_frames
 from ..neighbors import NeighborList
 
 __all__ = ["Capacity", "PackedBatch", "PackedFrames", "Part", "pairs_of"]
+
+_COPIED = ("r", "charge", "volume", "energy", "forces", "stress")
+"""What a batch has of its frames as it is."""
 
 
 def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +123,14 @@ class Part:
 
 @dataclass(eq=False)
 class _Flat:
-    """Numbers of atoms and pairs of the frames of a part [B], and their rows: atoms, pairs and edges of each frame."""
+    """Numbers of atoms and pairs of the frames of a part [B], and their rows, of which numbers begin with the frame.
+
+    Attributes:
+        atom: [N, 2] element, end of the row of edges.
+        pair: [P, 2] first and second atom.
+        edge: [E, 2] sender; pair p, or −p − 1 when the edge runs against it.
+        vectors: [P, 3] Å.
+    """
 
     num_atoms: np.ndarray
     num_pairs: np.ndarray
@@ -137,12 +148,12 @@ def _flat(part: Part, elements: Sequence[int]) -> _Flat:
     num_atoms, num_pairs = (np.bincount(b, minlength=frames) for b in (part.batch, part.batch[first]))
     first_atom, first_pair = np.cumsum(num_atoms) - num_atoms, np.cumsum(num_pairs) - num_pairs
     # places within the frame; those of pairs have a sign
-    start = first_atom[part.batch]
+    start, row_ptr = first_atom[part.batch], part.neighbors.row_ptr.numpy()
     offset = first_pair[part.batch[receiver]]
     return _Flat(
         num_atoms,
         num_pairs,
-        _rows(np.searchsorted(elements, part.z), np.diff(part.neighbors.row_ptr.numpy())),
+        _rows(np.searchsorted(elements, part.z), row_ptr[1:] - row_ptr[start]),
         _rows(first - start[first], second - start[first]),
         _rows(sender - start[receiver], np.where(pair < 0, pair + offset, pair - offset)),
         part.vectors[chosen],
@@ -222,7 +233,17 @@ class PackedFrames:
         Args:
             chosen: [B] frame numbers on the device; −1: no frame.
             room: at least what they need; B frames.
+
+        Raises:
+            ValueError: `room` is for another number of frames.
         """
+        if len(chosen) != room.frames:
+            raise ValueError(f"{len(chosen)} frames are chosen, with room for {room.frames}: pad with -1")
+        gather = self.kernel_batch if self.device.type == "cuda" else self.reference_batch
+        return gather(chosen, room)
+
+    def reference_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+        """`batch` in plain PyTorch."""
         frames, alone = room.frames, len(self.elements)
         num = len(self.num_atoms)
         # structure B, the room that is not needed, is a frame without rows, as absent frames are
@@ -234,8 +255,8 @@ class PackedFrames:
         count = torch.arange(alone, device=self.device)
         atom = self._atom[atoms.source]
         element = torch.cat([atom[:, 0], count.to(torch.int32)]).long()
-        row_ptr = torch.cat([atom.new_zeros(1, 2), atom, atom.new_zeros(alone, 2)])[:, 1].cumsum(0, dtype=torch.int32)
-        start = atoms.ptr.to(torch.int32)
+        start, first_edge = atoms.ptr.to(torch.int32), edges.ptr.to(torch.int32)
+        row_ptr = torch.cat([start[:1], first_edge[atoms.owner] + atom[:, 1], first_edge[-2].expand(alone)])
         ends = self._pair[pairs.source] + start[pairs.owner, None]
         edge = self._edge[edges.source]
         offset = pairs.ptr.to(torch.int32)[edges.owner]
@@ -261,6 +282,59 @@ class PackedFrames:
             energy=self._energy[frame],
             forces=self._forces[atoms.source],
             stress=None if self._stress is None else self._stress[frame],
+        )
+
+    def kernel_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+        """`batch` by one kernel."""
+        batch = self._unwritten(room)
+        gather_frames(
+            chosen.contiguous(),
+            {
+                "atom_sizes": self._atoms.sizes,
+                "atom_offsets": self._atoms.offsets,
+                "pair_sizes": self._pairs.sizes,
+                "pair_offsets": self._pairs.offsets,
+                "elements": self.table,
+                **{name: getattr(self, f"_{name}") for name in ("atom", "pair", "edge", *_COPIED)},
+            },
+            {f"out_{name}": x for each in (batch, batch.pairs) for name, x in vars(each).items() if name != "pairs"},
+        )
+        return batch
+
+    def _unwritten(self, room: Capacity) -> PackedBatch:
+        """A batch whose tensors have no contents yet."""
+        frames, atoms, alone = room.frames, room.atoms + len(self.elements), len(self.elements)
+
+        def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+        def int32(length: int) -> Tensor:
+            return empty(length, dtype=torch.int32)
+
+        def int64(length: int) -> Tensor:
+            return empty(length, dtype=torch.int64)
+
+        return PackedBatch(
+            z=int64(atoms),
+            element=int64(atoms),
+            structure=int64(atoms),
+            pairs=Pairs(
+                first=int32(room.pairs),
+                second=int32(room.pairs),
+                count=int32(1),
+                row_ptr=int32(atoms + 1),
+                sender=int32(2 * room.pairs),
+                pair=int32(2 * room.pairs),
+            ),
+            r=empty(room.pairs, 3),
+            pair_structure=int64(room.pairs),
+            atom_ptr=int32(frames + 2),
+            pair_ptr=int32(frames + 2),
+            charge=empty(frames + 1 + alone),
+            volume=empty(frames + 1),
+            energy=empty(frames + 1, dtype=torch.float64),
+            forces=empty(room.atoms, 3),
+            stress=None if self._stress is None else empty(frames + 1, 3, 3),
         )
 
 
