@@ -141,7 +141,7 @@ CHOICES = {
 )
 def test_training_with_each_resumes_to_the_same_bits(raw_config, tmp_path, name, monkeypatch):
     raw_config["training"].update(max_epochs=4, **CHOICES[name])
-    raw_config["output"]["save_every_steps"] = 3
+    raw_config["output"].update(save_every_steps=3, save_every_seconds=0)
     whole = copy.deepcopy(raw_config)
     run_training(parse_config(whole))
     raw_config["output"]["folder"] = str(tmp_path / "parts")

@@ -15,10 +15,11 @@ import pytest
 from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadConfig
+from torchmdnet2.training import trainer as trainer_module
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.run import run_training
 from torchmdnet2.training.state import load_state, save_state
-from torchmdnet2.training.trainer import Trainer
+from torchmdnet2.training.trainer import Trainer, TrainingDiverged
 
 
 def weights_hash(path):
@@ -64,7 +65,7 @@ def finish_with_kills(raw, kills, rng):
 
 
 def check_kills(raw_config, tmp_path, epochs, kills, seed):
-    raw_config["output"]["save_every_steps"] = 2
+    raw_config["output"].update(save_every_steps=2, save_every_seconds=0)
     whole = in_folder(raw_config, tmp_path / "whole", max_epochs=epochs)
     parts = in_folder(raw_config, tmp_path / "parts", max_epochs=epochs)
     run_training(parse_config(whole))
@@ -189,6 +190,36 @@ def test_a_changed_byte_in_a_state_is_noticed(tmp_path):
                 load_state(path)
     path.write_bytes(blob)
     assert torch.equal(load_state(path)[0]["half"], tensors["half"])
+
+
+def test_files_are_written_when_it_is_time_and_at_the_end(raw_config, tmp_path, monkeypatch):
+    written: list[int] = []
+    original = trainer_module.save_state
+    monkeypatch.setattr(trainer_module, "save_state", lambda *a: (written.append(a[2]["epoch"]), original(*a)))
+    for seconds in (0, 1000):
+        config = in_folder(raw_config, tmp_path / str(seconds), max_epochs=4)
+        config["output"]["save_every_seconds"] = seconds
+        run_training(parse_config(config))
+    assert written == [1, 2, 3, 4, 4]
+    for file in ("best.tmn", "state.safetensors"):
+        assert weights_hash(tmp_path / "0" / file) == weights_hash(tmp_path / "1000" / file)
+    rows = [(tmp_path / folder / "metrics.csv").read_text().count("\n") for folder in ("0", "1000")]
+    assert rows == [5, 5]
+
+
+def test_the_best_model_of_a_run_that_fails_is_kept(raw_config, tmp_path, monkeypatch):
+    steps = Trainer.steps
+
+    def failing(trainer, order):
+        if trainer.epoch == 2:
+            raise TrainingDiverged("on purpose")
+        return steps(trainer, order)
+
+    monkeypatch.setattr(Trainer, "steps", failing)
+    with pytest.raises(TrainingDiverged, match="on purpose"):
+        run_training(parse_config(in_folder(raw_config, tmp_path / "run")))
+    assert (tmp_path / "run" / "best.tmn").is_file()
+    assert (tmp_path / "run" / "metrics.csv").read_text().count("\n") == 3
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

@@ -159,6 +159,9 @@ class OutputConfig(Section):
     save_every_steps: Annotated[int, Field(ge=1)] = Field(
         default=500, description="steps between saved states, besides every epoch"
     )
+    save_every_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="time between saved states at least; what a killed run has to repeat"
+    )
     keep_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="epochs between models that are kept besides the best, as epoch_0010.tmn"
     )

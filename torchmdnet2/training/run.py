@@ -7,6 +7,7 @@ finished run.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,6 +21,7 @@ from .. import __version__, checkpoint
 from ..data.sources import file_facts
 from ..errors import BadConfig
 from ..files import atomic_write
+from ..potential import Potential
 from .config import Config
 from .data_notes import data_notes
 from .defaults import config_yaml
@@ -139,6 +141,7 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
         num_workers=config.data.num_workers,
         state_path=state_path,
         save_every=config.output.save_every_steps,
+        save_after=config.output.save_every_seconds,
         identity={"config": config.to_dict(), "data": setup.digests},
     )
 
@@ -289,9 +292,28 @@ def _differences(a: Any, b: Any, path: str = "") -> list[str]:
     return [] if a == b else [path]
 
 
+class _Best:
+    """The best weights so far: kept on the device, and written when the state is saved.
+
+    A file takes longer than an epoch of a small data set.
+    """
+
+    def __init__(self, average: Potential):
+        self._potential = copy.deepcopy(average)
+        self._metadata: dict[str, Any] | None = None  # of weights that are not yet in the file
+
+    def keep(self, average: Potential, metadata: dict[str, Any]) -> None:
+        self._potential.load_state_dict(average.state_dict())
+        self._metadata = metadata
+
+    def write(self, path: Path) -> None:
+        if self._metadata is not None:
+            checkpoint.save(self._potential, path, self._metadata)
+            self._metadata = None
+
+
 def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, trackers: list[Tracker]) -> None:
     def after_epoch(trainer: Trainer, row: dict[str, Any]) -> None:
-        write_metrics(folder, trainer.history)
         log.epoch(row, trainer.config.max_epochs)
         for tracker in trackers:
             tracker.epoch(row)
@@ -304,18 +326,24 @@ def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, track
             facts = {"epoch": row["epoch"], "step": row["step"], "validation_loss": watched}
             checkpoint.save(trainer.average, path, {**describe(setup, trainer), "training": facts})
 
-    def save_best(trainer: Trainer) -> None:
-        checkpoint.save(trainer.average, folder / _BEST, describe(setup, trainer))
+    best = _Best(trainer.average)
+
+    def save(trainer: Trainer) -> None:
+        write_metrics(folder, trainer.history)
+        best.write(folder / _BEST)
 
     if trainer.history and trainer.position == 0:  # killed before it was written
         keep(trainer.history[-1])
     log.start(trainer.total_steps, trainer.step_count)
     with noticed() if trainer.packed is None or trainer.packed.devices.size == 1 else nullcontext(lambda: None) as stop:
-        trainer.run(
-            Hooks(
-                step=lambda t, loss: log.step(t.epoch + 1, t.step_count, loss),
-                epoch=after_epoch,
-                best=save_best,
-                stop=stop,
-            )
+        hooks = Hooks(
+            step=lambda t, loss: log.step(t.epoch + 1, t.step_count, loss),
+            epoch=after_epoch,
+            best=lambda t: best.keep(t.average, describe(setup, t)),
+            save=save,
+            stop=stop,
         )
+        try:
+            trainer.run(hooks)
+        finally:  # of a run that failed as well
+            save(trainer)

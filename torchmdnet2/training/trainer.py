@@ -58,13 +58,15 @@ class Hooks:
     Attributes:
         step: after each step, with the trainer and the loss.
         epoch: after each epoch, with the trainer and its row of metrics.
-        best: when an epoch was the best so far; before the state is saved, so that resuming repeats it.
+        best: when an epoch was the best so far.
+        save: before the state is saved; what belongs to it must be on the disk first.
         stop: after each step and each epoch; the number of the signal that asks to stop, or None to go on.
     """
 
     step: Callable[[Trainer, float], None] = field(default=lambda trainer, loss: None)
     epoch: Callable[[Trainer, dict[str, Any]], None] = field(default=lambda trainer, row: None)
     best: Callable[[Trainer], None] = field(default=lambda trainer: None)
+    save: Callable[[Trainer], None] = field(default=lambda trainer: None)
     stop: Callable[[], int | None] = field(default=lambda: None)
 
 
@@ -78,6 +80,7 @@ class Trainer:
         properties: what the labels need.
         num_workers: reading processes.
         state_path: where the state is saved, each epoch and every `save_every` steps; None: nowhere.
+        save_after: seconds, between which it is saved once at most, but for the end.
         identity: stored with the state, to recognise the run (configuration and data).
     """
 
@@ -91,6 +94,7 @@ class Trainer:
         num_workers: int = 0,
         state_path: str | os.PathLike | None = None,
         save_every: int = 500,
+        save_after: float = 0.0,
         identity: dict[str, Any] | None = None,
     ):
         self.config, self.properties = config, properties or Properties()
@@ -99,7 +103,8 @@ class Trainer:
         self.train, self.validation = train, validation
         self.train_loader = Loader(train, num_workers)
         self.validation_loader = Loader(validation, num_workers) if validation else None
-        self.state_path, self.save_every, self.identity = state_path, save_every, identity or {}
+        self.state_path, self.identity = state_path, identity or {}
+        self.save_every, self.save_after, self._saved = save_every, save_after, time.monotonic()
 
         self.parameters = [p for p in potential.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(potential, config.optimizer, config.weight_decay, config.layer_lr_decay)
@@ -134,8 +139,7 @@ class Trainer:
         """
         while not self.finished:
             self.train_epoch(hooks)
-            self.end_epoch(hooks)
-            number = hooks.stop()
+            number = self.end_epoch(hooks)
             if number is not None and not self.finished:
                 self._interrupt(number)
 
@@ -155,7 +159,7 @@ class Trainer:
             number = hooks.stop()
             if self.step_count % self.save_every == 0 or number is not None:
                 self.seconds, start = self.seconds + time.monotonic() - start, time.monotonic()
-                self.save()
+                self.save(hooks, at_once=number is not None)
             if number is not None:
                 self._interrupt(number)
         self.seconds += time.monotonic() - start
@@ -213,8 +217,8 @@ class Trainer:
         self.sums.add(found, batch.sample.system)
         return loss.detach()
 
-    def end_epoch(self, hooks: Hooks) -> None:
-        """Validate, remember, save."""
+    def end_epoch(self, hooks: Hooks) -> int | None:
+        """Validate, remember, save; returns the number of the signal that asks to stop."""
         if self.packed is not None:
             self.packed.check()
         row: dict[str, Any] = {
@@ -236,8 +240,10 @@ class Trainer:
         self.sums = ErrorSums(self.loss, self.device)
         if row["best"]:
             hooks.best(self)
-        self.save()
         hooks.epoch(self, row)
+        number = hooks.stop()
+        self.save(hooks, at_once=self.finished or number is not None)
+        return number
 
     def validate(self) -> ErrorSums:
         """Errors of the averaged weights on the validation frames."""
@@ -273,12 +279,13 @@ class Trainer:
 
     # --- state ---------------------------------------------------------------------------------------------------
 
-    def save(self) -> None:
-        """Write everything that the rest of the training depends on."""
+    def save(self, hooks: Hooks, at_once: bool) -> None:
+        """Write everything that the rest of the training depends on, at once or when it is time again."""
         if self.packed is not None:
-            self.packed.check()
-        if self.state_path is None:
+            self.packed.check()  # of all processes, also those that write nothing
+        if self.state_path is None or not (at_once or time.monotonic() - self._saved >= self.save_after):
             return
+        hooks.save(self)
         tensors = {f"model.{k}": v for k, v in self.potential.state_dict().items()}
         tensors.update({f"average.{k}": v for k, v in self.average.state_dict().items()})
         tensors.update({f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()})
@@ -297,6 +304,7 @@ class Trainer:
             "history": self.history,
         }
         save_state(self.state_path, tensors, state)
+        self._saved = time.monotonic()
 
     def restore(self, path: str | os.PathLike) -> None:
         """Continue from a saved state, as if there had been no interruption.
