@@ -1,6 +1,6 @@
 """Errors of the predictions for a batch: the sums that reports are made of, the loss, and its gradients.
 
-Two kernels add up and one differentiates, in the place of some 140 small ones. training/loss.py and
+Two kernels add up and one differentiates, in the place of some 120 small ones. training/loss.py and
 training/metrics.py are the specification. Sums are formed in float64 and in a fixed order: each program adds up the
 rows of its block, and the blocks are added one after the other.
 
@@ -334,10 +334,10 @@ def _share(gradient, counts, weights, k):
 
 
 @triton.jit
-def _store_gradients(to, e, present, row, ok, share, KIND: tl.constexpr, DELTA: tl.constexpr, WIDTH: tl.constexpr,
+def _store_gradients(to, e, row, ok, share, KIND: tl.constexpr, DELTA: tl.constexpr, WIDTH: tl.constexpr,
                      PADDED: tl.constexpr):  # fmt: skip
     column = tl.arange(0, PADDED)[None, :]
-    value = tl.where(present[:, None], share * _slope(e, KIND, DELTA), 0.0)
+    value = share * _slope(e, KIND, DELTA)  # 0 where absent
     tl.store(to + row[:, None] * WIDTH + column, value.to(to.dtype.element_ty), ok[:, None] & (column < WIDTH))
 
 
@@ -352,18 +352,18 @@ def _gradients(
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if ENERGY > 0:
         ok = row < num_frames
-        e, present = _errors(energy, energy_label, row, ok, 1, 1)
+        e, _ = _errors(energy, energy_label, row, ok, 1, 1)
         share = _share(gradient, counts, weights, 0)
         if PER_ATOM:
             atoms = _atoms(atom_ptr, row, ok)
-            _store_gradients(energy_to, e / atoms, present, row, ok, share / atoms, ENERGY, DELTA, 1, 1)
+            _store_gradients(energy_to, e / atoms, row, ok, share / atoms, ENERGY, DELTA, 1, 1)
         else:
-            _store_gradients(energy_to, e, present, row, ok, share, ENERGY, DELTA, 1, 1)
+            _store_gradients(energy_to, e, row, ok, share, ENERGY, DELTA, 1, 1)
     if HAS_FORCES:
         ok = row < num_atoms
-        e, present = _errors(forces, forces_label, row, ok, 3, 4)
-        _store_gradients(forces_to, e, present, row, ok, _share(gradient, counts, weights, 1), FORCES, DELTA, 3, 4)
+        e, _ = _errors(forces, forces_label, row, ok, 3, 4)
+        _store_gradients(forces_to, e, row, ok, _share(gradient, counts, weights, 1), FORCES, DELTA, 3, 4)
     if HAS_STRESS:
         ok = row < num_frames
-        e, present = _errors(stress, stress_label, row, ok, 9, 16)
-        _store_gradients(stress_to, e, present, row, ok, _share(gradient, counts, weights, 2), STRESS, DELTA, 9, 16)
+        e, _ = _errors(stress, stress_label, row, ok, 9, 16)
+        _store_gradients(stress_to, e, row, ok, _share(gradient, counts, weights, 2), STRESS, DELTA, 9, 16)
