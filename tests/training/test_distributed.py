@@ -16,7 +16,7 @@ import yaml
 from torchmdnet2 import load
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.distributed import Devices
-from torchmdnet2.training.run import run_training
+from torchmdnet2.training.run import make_setup, make_trainer, run_training
 
 
 def start(arguments, rank, size, port):
@@ -97,6 +97,38 @@ with Devices.joined(torch.device("cpu")) as devices:
 names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
 print([name for name in names if "gloo" in name])
 """
+
+
+_RELEASE = """
+import torch
+import torch.distributed as dist
+from torchmdnet2.training.distributed import Devices
+with Devices.joined(torch.device("cpu")) as devices:
+    devices.at_end(lambda: print("released in the group:", dist.is_initialized()))
+print("group:", dist.is_initialized())
+"""
+
+
+def test_what_holds_sums_is_released_before_the_processes_part():
+    """NCCL would wait for ever for captured sums."""
+    assert run_all(["-c", _RELEASE], 2) == ["released in the group: True\ngroup: False\n"] * 2
+
+
+def test_a_packed_loop_releases_its_graphs_at_the_end(raw_config):
+    class Graph:
+        def reset(self):
+            gone.append(self)
+
+    gone: list[Graph] = []
+    devices = Devices()
+    trainer = make_trainer(make_setup(parse_config(raw_config)), None)
+    assert trainer.pack(devices) is None
+    graphs = [Graph(), Graph()]
+    for replayed, graph in zip((trainer.packed.step, trainer.packed.measure), graphs, strict=True):
+        replayed._graphs["some size"] = graph
+    devices.release()
+    assert gone == graphs
+    assert not trainer.packed.step._graphs and not trainer.packed.measure._graphs
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

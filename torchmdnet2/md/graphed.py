@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..runtime.capture import captured
 from ..runtime.reference import BoundStep
 from ..units import AMU_A2_FS2
 from .engine import Engine
@@ -176,7 +177,7 @@ class GraphEngine(Engine):
         torch.cuda.current_stream().wait_stream(side)
         launched = [t.clone() for t in tensors]
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+        with captured(graph, side):
             self._launch(size)
         restore()
         graph.replay()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import NeighborOverflow
 from ..potential import Result
+from .capture import captured
 from .step import NOT_FINITE, OVERFLOW, TOO_THIN, FusedStep, Outputs, ladder
 
 __all__ = ["GraphedStep", "refuse"]
@@ -93,7 +94,7 @@ class GraphedStep:
             torch.cuda.current_stream().wait_stream(side)
             before = step.out.packed.clone()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            with captured(graph, side):
                 step.launch()
             graph.replay()
             if not self._agrees(before):

@@ -8,7 +8,7 @@ LOCAL_RANK and WORLD_SIZE.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 
@@ -45,6 +45,7 @@ class Devices:
         self.rank, self.size = rank, size
         self.main = rank == 0
         self._silent = False
+        self._releases: list[Callable[[], None]] = []
 
     @classmethod
     @contextmanager
@@ -66,11 +67,22 @@ class Devices:
             # then outlive destroy_process_group and abort the process if they need the interpreter while it ends.
             import_module("torch.distributed.nn.functional")
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        devices = cls(dist.get_rank(), dist.get_world_size())
         try:
-            yield cls(dist.get_rank(), dist.get_world_size())
+            yield devices
         finally:
             if not given:
+                devices.release()
                 dist.destroy_process_group()
+
+    def at_end(self, release: Callable[[], None]) -> None:
+        """What is done before the processes part: NCCL would wait for ever for CUDA graphs that hold its sums."""
+        self._releases.append(release)
+
+    def release(self) -> None:
+        """Do it."""
+        while self._releases:
+            self._releases.pop()()
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over the processes, in place."""

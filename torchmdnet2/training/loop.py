@@ -105,8 +105,15 @@ class PackedLoop:
         if trainer.validation is not None:
             store = pack(trainer.validation, trainer.potential, stress)
             self.measure = self._replayed(store, 2 * config.batch_size, self.errors)
+        self.devices.at_end(self.forget_graphs)
         self._since: list[Sequence[int]] = []  # batches since the last check
         self._loss = math.nan
+
+    def forget_graphs(self) -> None:
+        """Steps are captured anew from now on."""
+        for replayed in (self.step, self.measure):
+            if replayed is not None:
+                replayed.clear()
 
     @property
     def num_bytes(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..kernels.errors import ROWS, BatchErrors, Labels, Penalties
 from ..potential import Result
+from ..runtime.capture import captured
 from ..system import System
 from .distributed import Devices
 from .loss import penalty_sums, residuals
@@ -83,7 +84,9 @@ class Replayed:
         self._run(self.body, room)
 
     def clear(self) -> None:
-        """Forget the graphs, because the body does something else from now on."""
+        """Forget the graphs, because the body does something else from now on, or nothing any more."""
+        for graph in self._graphs.values():
+            graph.reset()
         self._graphs.clear()
         self._ready = False
 
@@ -108,7 +111,7 @@ class Replayed:
                 self._run(self.warm_up, room)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=side, pool=self._pool, capture_error_mode="thread_local"):
+            with captured(graph, side, self._pool):
                 self._run(self.body, room)
         self.captures += 1
         return graph
