@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -117,6 +118,27 @@ def test_forces_compute_no_derivatives_of_weights(monkeypatch):
     assert sorted(asked) == ["g"] * 3 + ["x"] * 3
     torch.autograd.grad(result.forces.square().sum(), list(potential.parameters()), allow_unused=True)
     assert asked.count("w") == 6
+
+
+def test_one_result_at_a_time(raw_config, monkeypatch):
+    """Results hold what their derivatives need: two of them would be twice the memory of a step."""
+    alive, most = weakref.WeakSet(), []
+    call = PackedNetwork.__call__
+
+    def counted(network, batch):
+        result = call(network, batch)
+        alive.add(result)
+        most.append(len(alive))
+        return result
+
+    monkeypatch.setattr(PackedNetwork, "__call__", counted)
+    with own_torch_state(parse_config(raw_config)):
+        trainer = make_trainer(make_setup(parse_config(raw_config)), None)
+    assert trainer.pack() is None
+    for _ in trainer.packed.steps([[0, 1], [2, 3]]):
+        pass
+    trainer.packed.validate([[0, 1]])
+    assert most == [1] * 6
 
 
 def test_every_edge_has_a_pair_and_its_reverse():

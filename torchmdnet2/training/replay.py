@@ -178,15 +178,19 @@ class ErrorPass:
 
     def warm_up(self, batch: PackedBatch) -> None:
         result = self.network(batch)
-        with self._rehearsal(result, batch):
+        self._reserve(result, batch)
+        with self._rehearsal():
             self._add(result, batch)
 
-    @contextmanager
-    def _rehearsal(self, result: Result, batch: PackedBatch) -> Iterator[None]:
-        """A block whose sums are those of this process alone and are forgotten; says first which sums there are."""
+    def _reserve(self, result: Result, batch: PackedBatch) -> None:
+        """Say which sums there are."""
         for name in self._errors(result, batch)[0].sums:
             self._sums.setdefault(name, self._table[ROWS[name]])
         self.set_loss(self.loss)
+
+    @contextmanager
+    def _rehearsal(self) -> Iterator[None]:
+        """A block whose sums are those of this process alone and are forgotten."""
         before = self._table.clone()
         with self.devices.alone():
             yield
@@ -327,7 +331,8 @@ class TrainingPass(ErrorPass):
             self.status[1] += 1
 
     def warm_up(self, batch: PackedBatch) -> None:
-        with self._rehearsal(self.network(batch), batch):
+        self._reserve(self.network(batch), batch)  # and forget that result: two at a time are twice the memory
+        with self._rehearsal():
             self._gradients(batch)
 
     def _gradients(self, batch: PackedBatch) -> None:
