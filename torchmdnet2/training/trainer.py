@@ -80,7 +80,7 @@ class Trainer:
         properties: what the labels need.
         num_workers: reading processes.
         state_path: where the state is saved, each epoch and every `save_every` steps; None: nowhere.
-        save_after: seconds, between which it is saved once at most, but for the end.
+        save_after: seconds, between which it is saved once at most, but for the start and the end.
         identity: stored with the state, to recognise the run (configuration and data).
     """
 
@@ -104,7 +104,7 @@ class Trainer:
         self.train_loader = Loader(train, num_workers)
         self.validation_loader = Loader(validation, num_workers) if validation else None
         self.state_path, self.identity = state_path, identity or {}
-        self.save_every, self.save_after, self._saved = save_every, save_after, time.monotonic()
+        self.save_every, self.save_after, self._saved = save_every, save_after, -math.inf
 
         self.parameters = [p for p in potential.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(potential, config.optimizer, config.weight_decay, config.layer_lr_decay)
