@@ -97,18 +97,18 @@ def neighbor_list_few(structure: Plain, cutoff: float, half: bool = False) -> Ne
     delta *= delta
     square = delta[0] + delta[1]
     square += delta[2]
-    close = (square < cutoff * cutoff).reshape(-1, n, n)
-    close[0].reshape(-1)[:: n + 1] = False  # an atom is no neighbor of itself
-    near = np.empty((n, n, images), np.bool_)
-    near[:, :, home:] = close.transpose(1, 2, 0)
-    near[:, :, :home] = close[:0:-1].transpose(2, 1, 0)
+    close = (square < cutoff * cutoff).reshape(-1)
+    close[: n * n : n + 1] = False  # an atom is no neighbor of itself
 
-    found = near.reshape(-1).nonzero()[0]  # in the order of receiver, sender, image
-    edges = np.empty((2, len(found)), np.int64)
-    receiver, sender = edges
+    ends, forth, back = _places(n, images)
+    found = close.nonzero()[0]
+    if volume:  # in the order of receiver, sender, image; of the cell itself both directions are there
+        again = back.take(found[found.searchsorted(n * n) :])
+        found = np.concatenate([forth.take(found), again])
+        found.sort()
     pair = found // images
-    np.floor_divide(pair, n, out=receiver)
-    np.subtract(pair, receiver * n, out=sender)
+    edges = ends.take(pair, axis=1)
+    receiver, sender = edges
     image = found - pair * images
     shift = shifts.take(image, axis=0)
     if volume and whole.any():
@@ -126,6 +126,20 @@ def _shifts(*reach: int) -> tuple[np.ndarray, np.ndarray]:
     """All shifts within a reach, in order, [S, 3] int64; those from zero on, [3, S/2 + 1/2] float64."""
     shifts = np.array(list(itertools.product(*(range(-r, r + 1) for r in reach))))
     return shifts, shifts[len(shifts) // 2 :].T.astype(np.float64, order="C")
+
+
+@lru_cache(maxsize=8)
+def _places(n: int, images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers of edges in the order of receiver, sender, image.
+
+    Returns:
+        ends: [2, N²] receiver and sender of each pair; forth, back: for each image h from the cell itself on, receiver
+        and sender, [(S/2 + 1/2) N²], the number of this edge, and of its opposite.
+    """
+    ends = np.indices((n, n)).reshape(2, n * n)
+    pairs, h = np.arange(n * n).reshape(n, n), np.arange(images // 2 + 1)[:, None, None]
+    forth, back = pairs * images + images // 2 + h, pairs.T * images + images // 2 - h
+    return ends, forth.reshape(-1), back.reshape(-1)
 
 
 def _cross(a: Vector, b: Vector) -> Vector:
