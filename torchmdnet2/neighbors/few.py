@@ -100,14 +100,17 @@ def neighbor_list_few(structure: Plain, cutoff: float, half: bool = False) -> Ne
     close = (square < cutoff * cutoff).reshape(-1)
     close[: n * n : n + 1] = False  # an atom is no neighbor of itself
 
-    ends, forth, back = _places(n, images)
     found = close.nonzero()[0]
     if volume:  # in the order of receiver, sender, image; of the cell itself both directions are there
+        ends, forth, back = _places(n, images)
         again = back.take(found[found.searchsorted(n * n) :])
         found = np.concatenate([forth.take(found), again])
         found.sort()
-    pair = found // images
-    edges = ends.take(pair, axis=1)
+        pair = found // images
+        edges = ends.take(pair, axis=1)
+    else:  # sets of molecules have many sizes: no tables
+        pair = found
+        edges = np.array(np.divmod(pair, n))
     receiver, sender = edges
     image = found - pair * images
     shift = shifts.take(image, axis=0)

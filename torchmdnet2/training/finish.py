@@ -15,7 +15,7 @@ from .batches import Frames
 from .card import model_card
 from .config import Config
 from .evaluation import Evaluation, evaluate
-from .log import TrainingLog, write_metrics
+from .log import TrainingLog
 from .metrics import in_words
 from .report import Report, write_report
 from .setup import SUBSETS, Setup
@@ -33,7 +33,6 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
         Errors by subset.
     """
     config = setup.config
-    write_metrics(folder, trainer.history)
     subsets = [name for name in SUBSETS[1:] if name in setup.frames] or ["train"]
     evaluations = {name: evaluate_saved(folder / _BEST, setup, setup.frames[name]) for name in subsets}
     errors = {name: evaluation.errors for name, evaluation in evaluations.items()}
