@@ -11,7 +11,8 @@ from torch import nn
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config import TrainingConfig, parse_config
 from torchmdnet2.training.loss_config import LossConfig, LossScheduleConfig
-from torchmdnet2.training.optimizers import OPTIMIZERS, Muon, ScheduleFreeAdamW, newton_schulz, parameter_groups
+from torchmdnet2.training.muon import Muon, Stacks, newton_schulz
+from torchmdnet2.training.optimizers import OPTIMIZERS, ScheduleFreeAdamW, parameter_groups
 from torchmdnet2.training.run import run_training
 from torchmdnet2.training.schedule import LearningRate
 from torchmdnet2.training.state import load_state
@@ -107,6 +108,20 @@ def test_newton_schulz_makes_singular_values_one(shape):
     generator = torch.Generator().manual_seed(1)
     values = torch.linalg.svdvals(newton_schulz(torch.randn(shape, generator=generator, dtype=torch.float64)))
     assert float(values.min()) > 0.5 and float(values.max()) < 1.3
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_stacked_matrices_are_as_alone(fill):
+    """Tall, wide and square ones, filled up with zeros or not."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = [torch.Size(s) for s in [(8, 8), (3, 9), (9, 3), (200, 20), (20, 130), (150, 160)]]
+    matrices = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    stacks = Stacks(shapes, torch.device("cpu"), fill)
+    assert len(stacks.stacks) == (2 if fill else 5)
+    found = stacks.orthogonalised(torch.cat([m.flatten() for m in matrices])).split([m.numel() for m in matrices])
+    for values, matrix in zip(found, matrices, strict=True):
+        alone = newton_schulz(matrix) * 0.2 * max(matrix.shape) ** 0.5
+        torch.testing.assert_close(values.view_as(matrix), alone, rtol=0, atol=1e-12)
 
 
 def test_groups(raw_config):

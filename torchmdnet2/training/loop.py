@@ -13,8 +13,9 @@ from ..models.tensornet import TensorNet
 from .batches import Frames, most_frames
 from .distributed import Devices
 from .metrics import ErrorSums
+from .muon import Muon
 from .network import PackedNetwork
-from .optimizers import AdamW, Muon
+from .optimizers import AdamW
 from .packed import PackedFrames
 from .packing import frame_bytes, pack, reason_against
 from .replay import ErrorPass, Replayed, TrainingPass

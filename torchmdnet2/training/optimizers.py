@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..registry import Registry
+from .muon import Muon
 
 __all__ = ["OPTIMIZERS", "AdamW", "Muon", "ScheduleFreeAdamW", "depths", "make_optimizer", "parameter_groups"]
 
@@ -95,80 +96,7 @@ class ScheduleFreeAdamW(torch.optim.Optimizer):
         return self._average_of(parameter, state["z"], beta1) if state else parameter
 
 
-@OPTIMIZERS.register("muon")
-class Muon(torch.optim.Optimizer):
-    """Orthogonalised momentum for weight matrices, AdamW for everything else (Jordan et al. 2024).
-
-    The momentum M of a matrix is replaced by the nearest orthogonal matrix, found by five Newton–Schulz iterations, and
-    scaled by 0.2·√max(rows, columns), so that its entries are as large as AdamW's updates and the same learning rate
-    fits both (Liu et al. 2025, arXiv:2502.16982). Embeddings are tables, not matrices: they go to AdamW.
-
-    Args:
-        params: groups of parameters; those with `matrices` are orthogonalised.
-        momentum: of the matrices, Nesterov's.
-        beta1, beta2: of AdamW for the rest.
-        eps: of AdamW.
-    """
-
-    def __init__(self, params: Any, momentum: Beta = 0.95, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8):
-        settings = {"lr": 0.0, "momentum": momentum, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
-        super().__init__(params, {**settings, "matrices": False})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step; nothing waits for the device, and rates may be tensors on it."""
-        for group in self.param_groups:
-            lr = group["lr"]
-            trained = [p for p in group["params"] if p.grad is not None]
-            update = self._orthogonal if group["matrices"] else self._adam
-            for p, change in zip(trained, update(trained, group), strict=True):
-                p.mul_(1 - lr * group["weight_decay"]).sub_(change * lr)
-
-    def _orthogonal(self, parameters: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
-        """Updates of matrices; those of one shape are orthogonalised together."""
-        found: dict[int, Tensor] = {}
-        by_shape: dict[torch.Size, list[int]] = {}
-        updates = []
-        for k, p in enumerate(parameters):
-            state = self.state[p]
-            if not state:
-                state["momentum"] = torch.zeros_like(p)
-            assert p.grad is not None
-            state["momentum"].lerp_(p.grad, 1 - group["momentum"])
-            updates.append(p.grad.lerp(state["momentum"], group["momentum"]))
-            by_shape.setdefault(p.shape, []).append(k)
-        for shape, members in by_shape.items():
-            stack = newton_schulz(torch.stack([updates[k] for k in members])) * (0.2 * max(shape) ** 0.5)
-            found.update(zip(members, stack.unbind(0), strict=True))
-        return [found[k] for k in range(len(parameters))]
-
-    def _adam(self, parameters: list[Tensor], group: Mapping[str, Any]) -> list[Tensor]:
-        beta1, beta2 = group["beta1"], group["beta2"]
-        updates = []
-        for p in parameters:
-            state = self.state[p]
-            if not state:
-                state["step"] = torch.zeros((), dtype=p.dtype, device=p.device)
-                state["mean"], state["square"] = torch.zeros_like(p), torch.zeros_like(p)
-            assert p.grad is not None
-            state["step"] += 1
-            state["mean"].lerp_(p.grad, 1 - beta1)
-            state["square"].mul_(beta2).addcmul_(p.grad, p.grad, value=1 - beta2)
-            root = (state["square"] / (1 - beta2 ** state["step"])).sqrt_().add_(group["eps"])
-            updates.append(state["mean"] / (1 - beta1 ** state["step"]) / root)
-        return updates
-
-
-def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
-    """About U Vᵀ of matrices U S Vᵀ, [..., m, n]: singular values between 0.7 and 1.2, by Muon's quintic iteration."""
-    a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)
-    tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if tall else x
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+OPTIMIZERS.register("muon")(Muon)
 
 
 # --- groups ----------------------------------------------------------------------------------------------------------
