@@ -38,7 +38,7 @@ def trainer_for(path: str, batch: int, precision: str, options: argparse.Namespa
             "model": {**MODEL, "hidden_channels": options.channels},
             "training": {
                 "seed": 1, "batch_size": batch, "max_epochs": 1000, "precision": precision, "device": options.device,
-                "lr": options.lr, "loss": {"energy": 20, "forces": 1},
+                "lr": options.lr, "optimizer": {"name": options.optimizer}, "loss": {"energy": 20, "forces": 1},
             },
         }
     )  # fmt: skip
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument(
         "--lr", type=float, default=1e-4, help="their learning rate; the higher, the faster rounding grows"
     )
+    parser.add_argument("--optimizer", default="adamw", help="adamw or muon, of our steps")
     parser.add_argument("--channels", type=int, default=128, help="width of the model")
     parser.add_argument("--device", default="cuda")
     add_options(parser, PARTS, minutes=5)
