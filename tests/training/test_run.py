@@ -162,6 +162,19 @@ def test_impossible_splits(raw_config):
         run_training(parse_config(raw_config))
 
 
+@pytest.mark.parametrize(("split", "sizes"), [
+    ({"validation": 6}, (23, 6, 3)), ({"train": 20, "validation": 6}, (20, 6, 3)),
+    ({"train": 26, "validation": 6}, (26, 6, 0)), ({"train": 24, "validation": 6}, (24, 6, 2)),
+    ({"train": 0.5, "validation": 0.25, "test": 0.25}, (16, 8, 8)),
+])  # fmt: skip
+def test_a_tenth_is_for_testing_or_what_is_left(raw_config, capsys, split, sizes):
+    raw_config["data"]["split"] = split
+    run_training(parse_config(raw_config), check=True)
+    text = capsys.readouterr().out
+    assert "{} train, {} validation".format(*sizes) in text
+    assert (f"{sizes[2]} test" in text) == (sizes[2] > 0)
+
+
 def test_check_writes_nothing(raw_config, tmp_path, capsys):
     assert run_training(parse_config(raw_config), check=True) is None
     text = capsys.readouterr().out

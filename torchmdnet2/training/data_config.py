@@ -78,7 +78,9 @@ class SplitConfig(Section):
 
     train: Share | None = Field(default=None, description="null: all that remain")
     validation: Share = Field(default=0.1, description="frames held out to choose the best epoch")
-    test: Share = Field(default=0.1, description="frames held out for the final errors")
+    test: Share | None = Field(
+        default=None, description="frames held out for the final errors; null: 0.1, or less if no more remain"
+    )
     seed: Count = Field(default=0, description="of the random division")
     file: str | None = Field(default=None, description="a splits.json of an earlier run, instead of a random division")
     bootstrap: Count | None = Field(

@@ -21,6 +21,8 @@ from .data_config import DataConfig
 
 __all__ = ["SUBSETS", "file_digests", "files_of", "labels_of", "open_subsets", "survey"]
 
+TEST_SHARE = 0.1  # of the frames, where `split.test` is not given
+
 
 def open_subsets(
     config: DataConfig, keys: dict[str, str], units: dict[str, str]
@@ -64,6 +66,11 @@ def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int
     split = config.split
     validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
     try:
+        if test is None:
+            test = TEST_SHARE
+            if split.train is not None:
+                left = len(make_splits(total, split.train, validation, None)["test"])
+                test = left if left < int(TEST_SHARE * total) else TEST_SHARE
         return make_splits(total, split.train, validation, test, split.seed)
     except ValueError as error:
         raise BadConfig(f"data.split: {error}") from error
