@@ -16,7 +16,6 @@ from torch.optim.adamw import adamw
 __all__ = ["Muon", "Stacks", "newton_schulz"]
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-Factor = Annotated[float, Field(gt=0, le=1)]
 Small = Annotated[float, Field(gt=0, lt=1)]
 
 _ROWS = 128  # on a GPU, matrices of up to so many rows share a stack, those of up to twice as many the next one
@@ -35,21 +34,11 @@ class Muon(torch.optim.Optimizer):
         momentum: of the matrices, Nesterov's.
         beta1, beta2: of AdamW for the rest.
         eps: of AdamW.
-        rest: factor of the learning rate of AdamW. Its steps do not get smaller with the gradient: at Muon's rates, the
-            last bias alone, which all atoms share, makes energies jump by some meV per atom with each step.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        momentum: Beta = 0.95,
-        beta1: Beta = 0.9,
-        beta2: Beta = 0.999,
-        eps: Small = 1e-8,
-        rest: Factor = 1.0,
-    ):
+    def __init__(self, params: Any, momentum: Beta = 0.95, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8):
         settings = {"lr": 0.0, "momentum": momentum, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
-        super().__init__(params, {**settings, "matrices": False, "rest": rest})
+        super().__init__(params, {**settings, "matrices": False})
         self._stacks: dict[tuple[int, ...], Stacks] = {}
         for group in self.param_groups:  # now, because a step that is captured in a graph could not make them
             if group["matrices"]:
@@ -89,7 +78,7 @@ class Muon(torch.optim.Optimizer):
         of = {name: [self.state[p][name] for p in parameters] for name in ("mean", "square", "step")}
         adamw(
             parameters, _gradients(parameters), of["mean"], of["square"], [], of["step"], fused=True,
-            amsgrad=False, beta1=group["beta1"], beta2=group["beta2"], lr=group["lr"] * group["rest"],
+            amsgrad=False, beta1=group["beta1"], beta2=group["beta2"], lr=group["lr"],
             weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
         )  # fmt: skip
 
