@@ -37,9 +37,10 @@ if __name__ == "__main__":
     given, temperatures = read(options.given, ":"), [float(t) for t in options.temperatures.split(",")]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     committee = CommitteeCalculator(options.models if options.models[1:] else options.models[0], device)
-    rng, frames, spreads, run = np.random.default_rng(0), [], [], 0
-    while len(frames) < options.frames:
+    rng, found, run = np.random.default_rng(0), [], 0
+    while len(found) < options.frames:
         atoms, temperature = given[rng.integers(len(given))].copy(), temperatures[run % len(temperatures)]
+        atoms.info = {key: value for key, value in atoms.info.items() if key in ("charge", "spin")}
         atoms.calc, run = committee, run + 1
         MaxwellBoltzmannDistribution(atoms, temperature_K=temperature, rng=rng)
         thermostat = {"temperature_K": temperature, "friction": FRICTION / units.fs, "rng": rng, "fixcm": False}
@@ -52,9 +53,10 @@ if __name__ == "__main__":
             frame = atoms.copy()
             frame.set_array("momenta", None)
             frame.calc = SinglePointCalculator(frame, energy=atoms.get_potential_energy(), forces=atoms.get_forces())
-            frames.append(frame)
-            spreads.append(spread)
-        if run > 100 and len(frames) < run:
-            raise SystemExit(f"the models disagree from the start: {len(frames)} frames of {run} runs")
-    write(options.output, frames[: options.frames], format="extxyz")
-    print(f"{options.output}: {options.frames} frames, largest spread {np.median(spreads):.3f} eV/Å (median)")
+            found.append((frame, spread))
+        if run > 100 and len(found) < run:
+            raise SystemExit(f"the models disagree from the start: {len(found)} frames of {run} runs")
+    write(options.output, [frame for frame, _ in found[: options.frames]], format="extxyz")
+    print(
+        f"{options.output}: {options.frames} frames, largest spread {np.median([s for _, s in found]):.3f} eV/Å (median)"
+    )

@@ -29,7 +29,7 @@ def trajectory(start: Atoms, temperature: float, seed: int) -> list[Atoms]:
 
     rng, frames = np.random.default_rng(seed), []
     atoms = start.copy()
-    atoms.info["charge"] = start.info.get("charge", 0)
+    atoms.info = {"charge": start.info.get("charge", 0)}
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0, charge=atoms.info["charge"])
     MaxwellBoltzmannDistribution(atoms, temperature_K=temperature, rng=rng)
     options = {"temperature_K": temperature, "friction": FRICTION / units.fs, "rng": rng, "fixcm": False}
