@@ -15,7 +15,7 @@ import argparse
 
 import numpy as np
 import torch
-from ase import units
+from ase import Atoms, units
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 from ase.md.langevin import Langevin
@@ -50,13 +50,11 @@ if __name__ == "__main__":
             spread = np.abs(committee.get_property("forces_std", atoms)).max()
             if spread > options.largest_spread:
                 break
-            frame = atoms.copy()
-            frame.set_array("momenta", None)
+            frame = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, info=atoms.info)
             frame.calc = SinglePointCalculator(frame, energy=atoms.get_potential_energy(), forces=atoms.get_forces())
             found.append((frame, spread))
         if run > 100 and len(found) < run:
             raise SystemExit(f"the models disagree from the start: {len(found)} frames of {run} runs")
     write(options.output, [frame for frame, _ in found[: options.frames]], format="extxyz")
-    print(
-        f"{options.output}: {options.frames} frames, largest spread {np.median([s for _, s in found]):.3f} eV/Å (median)"
-    )
+    spread = np.median([spread for _, spread in found])
+    print(f"{options.output}: {options.frames} frames, largest spread {spread:.3f} eV/Å (median)")
