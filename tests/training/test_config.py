@@ -153,7 +153,7 @@ def test_default_config_is_the_defaults_and_round_trips():
     keys = [p[-1] for p in all_keys(config.to_dict()) if isinstance(p[-1], str)]
     assert all(f"{key}:" in text for key in keys)
     undescribed = [line for line in text.splitlines() if line.startswith("  ") and "#" not in line]
-    names = (":", "tensornet", "scalar", "atomref", "adamw")
+    names = (":", "tensornet", "scalar", "atomref", "muon")
     assert all(line.rstrip().endswith(names) for line in undescribed), undescribed
 
 

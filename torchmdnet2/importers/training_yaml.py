@@ -240,7 +240,7 @@ def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
 
 
 def _training(theirs: dict[str, Any], properties: Mapping[str, str] | None, notes: list[str]) -> dict[str, Any]:
-    training: dict[str, Any] = {"lr_schedule": "plateau"}
+    training: dict[str, Any] = {"lr_schedule": "plateau", "optimizer": {"name": "adamw"}}
     for key, ours in _RENAMED.items():
         if key in theirs:
             training[ours] = theirs.pop(key)

@@ -20,7 +20,7 @@ from .base_model import complete
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
 from .labels import check_labels
 from .loss_config import LossConfig, Moment
-from .optimizers import OPTIMIZERS
+from .optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .parts import PriorConfig, PropertyConfig, predicted_shapes, untrained
 from .schema import Section, first_error, validate_choice
 from .yaml_reader import apply_override, parse_yaml
@@ -81,7 +81,7 @@ class TrainingConfig(Section):
         default=None, description="batches of so many edges (directed neighbors) at most, instead of batch_size frames"
     )
     max_epochs: Annotated[int, Field(ge=1)] = Field(default=300, description="passes over the training frames")
-    lr: Positive = Field(default=1e-3, description="peak learning rate of AdamW")
+    lr: Positive = Field(default=1e-3, description="peak learning rate")
     lr_schedule: Literal["cosine", "plateau", "constant"] = Field(
         default="cosine", description="cosine, plateau or constant"
     )
@@ -103,9 +103,9 @@ class TrainingConfig(Section):
         default="auto", description="eV per unit of the network; auto: rms of the forces"
     )
     optimizer: dict[str, Any] = Field(
-        default_factory=lambda: {"name": "adamw"},
+        default_factory=lambda: {"name": DEFAULT_OPTIMIZER},
         validate_default=True,
-        description="adamw, schedule_free or muon, and its arguments",
+        description="muon, adamw or schedule_free, and its arguments",
     )
     layer_lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="factor of the learning rate per level below the read-out; for fine-tuning"
@@ -116,7 +116,7 @@ class TrainingConfig(Section):
     @field_validator("optimizer", mode="before")
     @classmethod
     def check_optimizer(cls, value: Any) -> dict[str, Any]:
-        return validate_choice(value, OPTIMIZERS, "adamw", leave_out=("params",))
+        return validate_choice(value, OPTIMIZERS, DEFAULT_OPTIMIZER, leave_out=("params",))
 
     @model_validator(mode="after")
     def check_averaging(self) -> TrainingConfig:

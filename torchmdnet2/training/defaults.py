@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from ..registry import HEADS, PRIORS, REPRESENTATIONS
 from .config import Config
-from .optimizers import OPTIMIZERS
+from .optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .schema import Section, section_of
 
 __all__ = ["config_yaml", "default_config_yaml"]
@@ -64,8 +64,8 @@ def _section(section: type[BaseModel], depth: int, given: Mapping[str, Any]) -> 
             lines += [f"{indent}{name}:", *_section(kind, depth + 1, {})]
             continue
         if name == "optimizer":
-            settings = section_of(OPTIMIZERS["adamw"], ["params"])
-            lines += [_line(f"{indent}{name}:", field.description), *_section(settings, depth + 1, {"name": "adamw"})]
+            settings, own = section_of(OPTIMIZERS[DEFAULT_OPTIMIZER], ["params"]), {"name": DEFAULT_OPTIMIZER}
+            lines += [_line(f"{indent}{name}:", field.description), *_section(settings, depth + 1, own)]
             continue
         default = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
         value = given.get(name, None if default is PydanticUndefined else default)
