@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from ..registry import Registry
 from .muon import Muon
 
-__all__ = ["DEFAULT_OPTIMIZER", "OPTIMIZERS", "AdamW", "Muon", "ScheduleFreeAdamW", "depths", "make_optimizer", "parameter_groups"]
+__all__ = [
+    "DEFAULT_OPTIMIZER",
+    "OPTIMIZERS",
+    "AdamW",
+    "Muon",
+    "ScheduleFreeAdamW",
+    "depths",
+    "make_optimizer",
+    "parameter_groups",
+]
 
 OPTIMIZERS: Registry = Registry("optimizer")
 DEFAULT_OPTIMIZER = "muon"  # half the error of AdamW after as many steps: docs/training.md, "Optimizers"
