@@ -101,22 +101,6 @@ def test_teach_with_xtb(run, potential, model_file, water, tmp_path):
         assert after.get_potential_energy() == pytest.approx(energy, abs=1e-5)
 
 
-def test_label_with_ensemble(run, potential, model_file, water, tmp_path):
-    """Labels are the mean of the models, here twice the same one."""
-    arguments = ["--frames", 3, "--temperatures", "100"]
-    assert "labels.xyz: 3 frames" in run(
-        "label_with_ensemble.py", water, "labels.xyz", model_file, model_file, *arguments
-    )
-    frames = read(tmp_path / "labels.xyz", ":")
-    assert np.abs(frames[2].positions - frames[1].positions).max() > 1e-4
-    calc = TorchMDNet2Calculator(potential)
-    for frame in frames:
-        own = frame.copy()
-        own.calc = calc
-        np.testing.assert_allclose(frame.get_forces(), own.get_forces(), atol=1e-5)
-        assert frame.get_potential_energy() == pytest.approx(own.get_potential_energy(), abs=1e-5)
-
-
 def test_ase_md(run, model_file, water, tmp_path):
     assert "relaxed" in run("ase_md.py", model_file, water, "--steps", 20, "--temperature", 50)
     assert len(read(tmp_path / "ase_md.traj", ":")) == 3
