@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
     def _stacks_of(self, parameters: Sequence[Tensor]) -> Stacks:
         key = tuple(map(id, parameters))
         if key not in self._stacks:
-            self._stacks[key] = Stacks([p.shape for p in parameters], parameters[0].device, parameters[0].is_cuda)
+            self._stacks[key] = Stacks(parameters, fill=parameters[0].is_cuda)
         return self._stacks[key]
 
     def _orthogonal(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
@@ -89,8 +89,7 @@ class Stacks:
     Wide matrices and the transposes of tall ones are stacked.
 
     Args:
-        shapes: of the matrices.
-        device: of the matrices.
+        matrices: of one device and floating-point type; only that and their shapes matter.
         fill: those of a stack have up to a multiple of 128 rows, and smaller ones are filled up with zeros, which
             Newton–Schulz leaves as they are (for a GPU, where the number of operations counts); else they have one
             shape.
@@ -98,10 +97,11 @@ class Stacks:
     Attributes:
         stacks: [M, R, C] each: where the entries are among all P, P for a zero.
         back: [P] where the entries are in the stacks, one after the other.
-        scale: [P] factor of the entries, float64.
+        scale: [P] factor of the entries.
     """
 
-    def __init__(self, shapes: Sequence[torch.Size], device: torch.device, fill: bool):
+    def __init__(self, matrices: Sequence[Tensor], fill: bool):
+        shapes, device = [matrix.shape for matrix in matrices], matrices[0].device
         numbers = [shape.numel() for shape in shapes]
         total = sum(numbers)
         places = torch.arange(total).split(numbers)
@@ -122,13 +122,13 @@ class Stacks:
             self.stacks.append(entry.to(device))
         self.back = back.to(device)
         scale = torch.tensor([0.2 * max(shape) ** 0.5 for shape in shapes], dtype=torch.float64)
-        self.scale = scale.repeat_interleave(torch.tensor(numbers)).to(device)
+        self.scale = scale.repeat_interleave(torch.tensor(numbers)).to(matrices[0])
 
     def orthogonalised(self, entries: Tensor) -> Tensor:
         """Scaled orthogonal matrices near those with these entries, [P] both."""
         padded = torch.nn.functional.pad(entries, (0, 1))
         found = [newton_schulz(padded[entry]).flatten() for entry in self.stacks]
-        return torch.cat(found)[self.back] * self.scale.to(entries.dtype)
+        return torch.cat(found)[self.back] * self.scale
 
 
 def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:

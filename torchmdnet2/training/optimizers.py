@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from ..registry import Registry
-from .muon import Muon
+from .muon import Beta, Muon, Small
 
 __all__ = [
     "DEFAULT_OPTIMIZER",
@@ -29,9 +28,6 @@ __all__ = [
 
 OPTIMIZERS: Registry = Registry("optimizer")
 DEFAULT_OPTIMIZER = "muon"  # half the error of AdamW after as many steps: docs/training.md, "Optimizers"
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-Small = Annotated[float, Field(gt=0, lt=1)]
 
 
 @OPTIMIZERS.register("adamw")
