@@ -12,23 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..errors import BadData
-from ..system import System
 from .check import check_sample, whole_number
 from .conversion import checked_keys, label_factors
-from .dataset import LABELS, Sample
+from .dataset import LABELS
+from .extxyz import STRUCTURE, Frame, read_extxyz
 from .memory import LoadedDataset
-from .reader import Chunk, Reader, chunked
+from .reader import Chunk, Reader, Row, joined, stacked
 
 if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = ["AseDataset", "AseReader"]
 
-_STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
+_CHUNK = 256  # frames at a time
 _VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # where xx, yy, zz, yz, xz, xy go
 
 
@@ -58,38 +56,37 @@ class AseReader(Reader):
 
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
-        return chunked(self._samples(), self.path)
-
-    def _samples(self) -> Iterator[Sample]:
-        for atoms in _frames(self.path, self._format):
-            where = f"{self.path}, frame {self.num_frames}"
-            yield check_sample(self._sample(atoms, where), where)
+        kept: list[Row] = []
+        for frame in _frames(self.path, self._format):
+            row = self._row(frame, f"{self.path}, frame {self.num_frames}")
+            if kept and (len(kept) == _CHUNK or kept[0].labels.keys() != row.labels.keys()):
+                yield joined(kept, self.path, self.num_frames - len(kept))
+                kept = []
+            kept.append(row)
             self.num_frames += 1
+        yield joined(kept, self.path, self.num_frames - len(kept))
 
-    def _sample(self, atoms: Atoms, where: str) -> Sample:
-        entries = _entries(atoms)
+    def _row(self, frame: Frame, where: str) -> Row:
+        entries = frame.entries
         self.available |= entries.keys()
         found = {name: entries[key] for name, key in self.keys.items() if key in entries}
         self.counts.update(found.keys())
         whole = {name: whole_number(found.pop(name, 0), name, where) for name in ("charge", "spin")}
-        system = System(
-            z=torch.as_tensor(atoms.get_atomic_numbers()),
-            pos=_tensor(atoms.positions, "positions", where) * self._factors["length"],
-            cell=_tensor(atoms.cell.array, "cell", where)[None] * self._factors["length"],
-            pbc=torch.as_tensor(atoms.get_pbc())[None],
-            charge=torch.tensor([whole["charge"]], dtype=torch.float64),
-            spin=torch.tensor([whole["spin"]]),
-        )
+        cell, length = frame.cell * self._factors["length"], self._factors["length"]
         labels = {}
         for name, value in found.items():
-            numbers = _tensor(value, self.keys[name], where) * self._factors.get(name, 1.0)
+            numbers = np.asarray(_array(value, self.keys[name], where) * self._factors.get(name, 1.0))
             if name == "virial":
-                volume = float(system.volume[0])
+                volume = abs(np.linalg.det(cell))
                 if volume == 0:
                     raise BadData(f"{where}: there is a virial but no cell")
                 name, numbers = "stress", -numbers / volume
-            labels[name] = _shaped(name, numbers, system)
-        return Sample(system, labels)
+            labels[name] = _shaped(name, numbers, len(frame.numbers))
+        positions = _array(frame.positions, "positions", where) * length
+        row = Row(frame.numbers, positions, cell, frame.pbc, whole["charge"], whole["spin"], labels)
+        if any(value.shape != LABELS[name].shape(len(frame.numbers)) for name, value in labels.items()):
+            check_sample(stacked([row]), where)
+        return row
 
 
 class AseDataset(LoadedDataset):
@@ -131,17 +128,13 @@ class AseDataset(LoadedDataset):
         super().__init__(AseReader(path, keys, units, format), require_keys)
 
 
-def _frames(path: str, format: str | None) -> Iterator[Atoms]:
-    import ase.io
-
-    extension = Path(path).suffix
-    if format is None and extension == ".xyz":
-        format = "extxyz"  # which also reads plain xyz
+def _frames(path: str, format: str | None) -> Iterator[Frame]:
+    if format is None:
+        format = {".xyz": "extxyz", ".extxyz": "extxyz", ".db": "db"}.get(Path(path).suffix)
     frame = 0
     try:
-        database = format == "db" or (format is None and extension == ".db")
-        for atoms in _database(path) if database else ase.io.iread(path, index=":", format=format):
-            yield atoms
+        for content in _OWN[format](path) if format in _OWN else _by_ase(path, format):
+            yield content
             frame += 1
     except BadData:
         raise
@@ -151,21 +144,37 @@ def _frames(path: str, format: str | None) -> Iterator[Atoms]:
         raise BadData(f"{path}: there are no frames in it")
 
 
-def _database(path: str) -> Iterator[Atoms]:
+def _by_ase(path: str, format: str | None) -> Iterator[Frame]:
+    import ase.io
+
+    return map(_frame, ase.io.iread(path, index=":", format=format))
+
+
+def _database(path: str) -> Iterator[Frame]:
     """Rows of an ase.db with their key-value pairs, which ase.io.read leaves out."""
     import ase.db
 
-    for row in ase.db.connect(path, type="db").select():
-        atoms = row.toatoms(add_additional_information=True)
-        # from the row's own attributes: its properties hide pairs of the same name, such as charge
-        atoms.info["key_value_pairs"] = {key: vars(row)[key] for key in row.key_value_pairs}
-        yield atoms
+    database, last = ase.db.connect(path, type="db"), 0
+    while rows := list(database.select(f"id>{last}", sort="id", limit=_CHUNK)):  # without a limit, all are fetched
+        for row in rows:
+            atoms = row.toatoms(add_additional_information=True)
+            # from the row's own attributes: its properties hide pairs of the same name, such as charge
+            atoms.info["key_value_pairs"] = {key: vars(row)[key] for key in row.key_value_pairs}
+            yield _frame(atoms)
+        last = rows[-1].id
+
+
+_OWN = {"extxyz": read_extxyz, "db": _database}
+
+
+def _frame(atoms: Atoms) -> Frame:
+    return Frame(atoms.get_atomic_numbers(), atoms.positions, atoms.cell.array, atoms.get_pbc(), _entries(atoms))
 
 
 def _entries(atoms: Atoms) -> dict[str, Any]:
     """Everything that is stored with a frame, besides its structure."""
     entries = dict(atoms.calc.results) if atoms.calc is not None else {}
-    entries.update({key: value for key, value in atoms.arrays.items() if key not in _STRUCTURE})
+    entries.update({key: value for key, value in atoms.arrays.items() if key not in STRUCTURE})
     info = dict(atoms.info)
     for part in ("data", "key_value_pairs"):  # of ase.db
         entries.update(info.pop(part, None) or {})
@@ -174,19 +183,19 @@ def _entries(atoms: Atoms) -> dict[str, Any]:
     return entries
 
 
-def _tensor(value: Any, key: str, where: str) -> Tensor:
+def _array(value: Any, key: str, where: str) -> np.ndarray:
     try:
-        return torch.from_numpy(np.array(value, dtype=np.float64))
+        return np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
         raise BadData(f"{where}: '{key}' is not made of numbers: {str(value)[:60]}") from None
 
 
-def _shaped(name: str, value: Tensor, system: System) -> Tensor:
+def _shaped(name: str, value: np.ndarray, num_atoms: int) -> np.ndarray:
     """The label in its shape where only the writing differs; anything else is left for check_sample to refuse."""
     if name == "stress" and value.shape == (6,):
-        return value[torch.tensor(_VOIGT)][None]
-    shape = LABELS[name].of(system)
-    if not LABELS[name].per_atom and value.numel() == torch.Size(shape).numel():
+        return value[np.array(_VOIGT)][None]
+    shape = LABELS[name].shape(num_atoms)
+    if not LABELS[name].per_atom and value.size == np.prod(shape):
         return value.reshape(shape)
     return value
 

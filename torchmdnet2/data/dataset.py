@@ -32,7 +32,11 @@ class LabelShape(NamedTuple):
 
     def of(self, system: System) -> tuple[int, ...]:
         """The label's shape for these structures."""
-        return (system.num_atoms if self.per_atom else system.num_systems, *self.row)
+        return self.shape(system.num_atoms, system.num_systems)
+
+    def shape(self, num_atoms: int, num_systems: int = 1) -> tuple[int, ...]:
+        """The same by their numbers."""
+        return (num_atoms if self.per_atom else num_systems, *self.row)
 
 
 SHAPES = {

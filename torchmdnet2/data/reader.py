@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ..errors import BadData
-from .collate import collate
+import numpy as np
+import torch
+
+from ..system import System
+from .check import check_batch
 from .conversion import missing_key
-from .dataset import Sample
+from .dataset import Sample, label_names
 
-__all__ = ["Chunk", "Reader", "chunked"]
+__all__ = ["Chunk", "Reader", "Row", "joined", "stacked"]
 
 
 @dataclass(eq=False)
@@ -83,16 +87,39 @@ def describe(
     return f"{text}; not read: {', '.join(rest)}" if rest else text
 
 
-def chunked(samples: Iterable[Sample], where: str, first: int = 0, size: int = 256) -> Iterator[Chunk]:
-    """Single samples as chunks of those that follow each other and have the same labels."""
-    kept: list[Sample] = []
-    for sample in samples:
-        if kept and (len(kept) == size or kept[0].labels.keys() != sample.labels.keys()):
-            yield Chunk(collate(kept), where, first)
-            first += len(kept)
-            kept = []
-        kept.append(sample)
-    if kept:
-        yield Chunk(collate(kept), where, first)
-    elif first == 0:
-        raise BadData(f"{where}: there are no frames in it")
+class Row(NamedTuple):
+    """One structure and its labels, each in its shape (B = 1), before it is checked; in the package's units."""
+
+    z: np.ndarray  # [N]
+    pos: np.ndarray  # [N, 3]
+    cell: np.ndarray  # [3, 3]
+    pbc: np.ndarray  # [3]
+    charge: int
+    spin: int
+    labels: dict[str, np.ndarray]
+
+
+def stacked(rows: Sequence[Row]) -> Sample:
+    """Structures with the same labels as one batch."""
+    system = System(
+        z=torch.from_numpy(np.concatenate([row.z for row in rows]).astype(np.int64)),
+        pos=torch.from_numpy(np.concatenate([row.pos for row in rows])),
+        batch=torch.from_numpy(np.repeat(np.arange(len(rows)), [len(row.z) for row in rows])),
+        cell=torch.from_numpy(np.stack([row.cell for row in rows])),
+        pbc=torch.from_numpy(np.stack([row.pbc for row in rows])),
+        charge=torch.tensor([row.charge for row in rows], dtype=torch.float64),
+        spin=torch.tensor([row.spin for row in rows]),
+    )
+    labels = {name: torch.from_numpy(np.concatenate([row.labels[name] for row in rows]) if len(rows) > 1
+                                     else rows[0].labels[name])
+              for name in label_names(rows[0].labels)}  # fmt: skip
+    return Sample(system, labels)
+
+
+def joined(rows: Sequence[Row], where: str, first: int) -> Chunk:
+    """Rows with the same labels as a checked chunk.
+
+    Raises:
+        BadData: one of them cannot be used.
+    """
+    return Chunk(check_batch(stacked(rows), where, first), where, first)

@@ -1,0 +1,139 @@
+"""Extended XYZ is read as ASE reads it, and what ASE passes over in silence is read too, or named."""
+
+import gzip
+import sqlite3
+
+import ase.db
+import ase.io
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+
+from torchmdnet2.data import AseDataset
+from torchmdnet2.data import ase_formats as module
+from torchmdnet2.data.ase_formats import _frame
+from torchmdnet2.data.extxyz import read_extxyz
+from torchmdnet2.errors import BadData
+
+HEAD = "Properties=species:S:1:pos:R:3"
+
+
+def some_frames() -> list[Atoms]:
+    rng = np.random.default_rng(0)
+    frames = []
+    for k in range(12):
+        n = 1 + k % 4
+        atoms = Atoms(rng.choice([1, 6, 17, 92], n), rng.normal(size=(n, 3)))
+        if k % 3:
+            atoms.set_cell(rng.normal(size=(3, 3)) + 6 * np.eye(3))
+            atoms.pbc = [True, k % 2 == 0, False]
+        atoms.info.update({"charge": k - 3, "note": "a b", "flag": True, "list": np.arange(4), "virial": np.eye(3)})
+        atoms.arrays["label"] = rng.normal(size=(n, 2))
+        atoms.arrays["whole"] = rng.integers(0, 9, n)
+        atoms.arrays["here"] = rng.random(n) > 0.5
+        atoms.set_tags(range(n))
+        if k % 4:
+            results = {"energy": -1e4 - k, "forces": rng.normal(size=(n, 3)), "stress": rng.normal(size=6)}
+            atoms.calc = SinglePointCalculator(atoms, **results)
+        frames.append(atoms)
+    return frames
+
+
+def hand_written() -> str:
+    return (
+        "2\n\nH 0 0 0 extra\nhe 1e0 0 -.5\n"  # no comment; symbols in small letters
+        f'1\n{HEAD}:charge:R:1 Lattice="3 0 0 1 4 0 0 0 5"\nO 0 0 0 -0.5\n'  # periodic unless it says otherwise
+        '1\nProperties=Z:I:1:pos:R:3 Lattice="3 0 0 0 4 0 0 0 5" pbc="1 0 1" energy=-1\n8 0 0 0\n'
+        f"1\n{HEAD} pbc=F energy={{1 2 3}} a='x=y' \\b=\"q\"\nH\t0\t0\t0\n"
+        "1\nof ADF, energy=1\nH 0 0 0\nVEC1 1 2 3\nVEC2 4 5 7\n"
+        f'1\n{HEAD}:forces:R:3 stress="1 2 3 2 4 5 3 5 6" energy=1e0\nH 0 0 0 1 2 3\n\n\n'
+    )
+
+
+def assert_equal(ours, atoms):
+    theirs = _frame(atoms)
+    for name in ("numbers", "positions", "cell", "pbc"):
+        assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+    assert ours.entries.keys() == theirs.entries.keys()
+    for name, value in theirs.entries.items():
+        mine = ours.entries[name]
+        if name == "stress":  # ASE has turned it to six numbers
+            mine = mine[(0, 1, 2, 1, 0, 0), (0, 1, 2, 2, 2, 1)]
+        assert np.array_equal(mine, value), name
+
+
+@pytest.mark.parametrize("name", ["a.xyz", "a.xyz.gz", "a.extxyz.bz2", "a.xyz.xz"])
+def test_written_by_ase(tmp_path, name):
+    ase.io.write(tmp_path / name, some_frames(), format="extxyz")
+    expected = ase.io.read(tmp_path / name, index=":", format="extxyz")
+    found = list(read_extxyz(str(tmp_path / name)))
+    assert len(found) == len(expected) == 12
+    for ours, atoms in zip(found, expected, strict=True):
+        assert_equal(ours, atoms)
+
+
+def test_written_by_hand(tmp_path):
+    (tmp_path / "a.xyz").write_text(hand_written())
+    expected = ase.io.read(tmp_path / "a.xyz", index=":", format="extxyz")
+    found = list(read_extxyz(str(tmp_path / "a.xyz")))
+    assert len(found) == len(expected) == 6
+    for ours, atoms in zip(found, expected, strict=True):
+        assert_equal(ours, atoms)
+
+
+def test_empty_lines_do_not_end_a_file(tmp_path):
+    (tmp_path / "a.xyz").write_text("\n".join(f"1\n{HEAD} energy={k}\nH 0 0 0\n" for k in range(3)))
+    assert len(ase.io.read(tmp_path / "a.xyz", index=":", format="extxyz")) == 1  # which is why it is not used
+    assert [float(s.labels["energy"]) for s in AseDataset(tmp_path / "a.xyz")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("two\n\nH 0 0 0\n", "a number of atoms is expected where a frame begins, not 'two'"),
+        ("-1\n\n", "a number of atoms is expected"),
+        ("0\n\n", "at least one atom"),
+        (f"2\n{HEAD}\nH 0 0 0\n", "the file ends after 1 of its 2 atoms: it was cut off"),
+        (f"2\n{HEAD}\nH 0 0 0\nH 0 0\n", "atom 1 has 3 of its 4 columns"),
+        (f"2\n{HEAD}\nH 0 0 0\n1\n{HEAD}\n", "atom 1 has 1 of its 4 columns"),
+        (f"1\n{HEAD}:forces:R:3\nH 0 0 0\n", "atom 0 has 4 of its 7 columns"),
+        ("1\nProperties=species:S:1:pos:R\nH 0 0 0\n", "is not a list of NAME:KIND:COLUMNS"),
+        ("1\nProperties=species:S:1:pos:Q:3\nH 0 0 0\n", "is not a list of NAME:KIND:COLUMNS"),
+        ("1\nProperties=species:S:1\nH 0 0 0\n", "no positions"),
+        ("1\nProperties=pos:R:3\n0 0 0\n", "neither elements .* nor atomic numbers"),
+        ("1\nProperties=Z:R:1:pos:R:3\n1.5 0 0 0\n", "atomic numbers must be whole"),
+        (f"1\n{HEAD}\nQq 0 0 0\n", "atom 0: there is no element 'Qq'"),
+        (f"1\n{HEAD}\nX 0 0 0\n", "atom 0 has the atomic number 0"),
+        (f'1\n{HEAD} Lattice="1 2 3"\nH 0 0 0\n', "3x3"),
+        (f'1\n{HEAD} Lattice="1 0 0 1 0 0 0 0 1"\nH 0 0 0\n', "linearly dependent"),
+        (f'1\n{HEAD} pbc="T T"\nH 0 0 0\n', "pbc must be three of T and F"),
+        (f'1\n{HEAD} pbc="x y z"\nH 0 0 0\n', "pbc must be three of T and F"),
+        (f'1\n{HEAD} pbc="T F F"\nH 0 0 0\n', "lattice vector that is zero"),
+    ],
+)
+def test_faults_name_the_frame(tmp_path, text, message):
+    (tmp_path / "a.xyz").write_text(f"1\n{HEAD}\nH 0 0 0\n" * 2 + text)
+    with pytest.raises(BadData, match=rf"a\.xyz, frame 2: .*{message}"):
+        AseDataset(tmp_path / "a.xyz")
+
+
+def test_a_compressed_file_that_was_cut_off(tmp_path):
+    text = "".join(f"1\n{HEAD} energy={k}\nH 0 0 {k}\n" for k in range(5000))
+    (tmp_path / "a.xyz.gz").write_bytes(gzip.compress(text.encode())[:-2000])
+    with pytest.raises(BadData, match=r"a\.xyz\.gz, frame [1-9]\d+: .*EOFError"):
+        AseDataset(tmp_path / "a.xyz.gz", format="extxyz")
+
+
+def test_a_database_is_read_part_by_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK", 3)
+    with ase.db.connect(tmp_path / "a.db") as database:
+        for k in range(11):
+            database.write(Atoms("H", [[0, 0, k]]), key_value_pairs={"gap": float(k)})
+        database.delete([4, 9])
+    data = AseDataset(tmp_path / "a.db", {"scalar:gap": "gap"})
+    assert [float(sample.labels["scalar:gap"]) for sample in data] == [0, 1, 2, 4, 5, 6, 7, 9, 10]
+    with sqlite3.connect(tmp_path / "a.db") as database:
+        database.execute("update systems set positions = zeroblob(5) where id = 6")
+    with pytest.raises(BadData, match=r"a\.db, frame \d+: it cannot be read"):
+        AseDataset(tmp_path / "a.db")

