@@ -7,17 +7,25 @@ LOCAL_RANK and WORLD_SIZE.
 
 from __future__ import annotations
 
+import itertools
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Devices", "local_rank", "world_size"]
+__all__ = ["Devices", "ProcessFailed", "local_rank", "world_size"]
+
+
+class ProcessFailed(RuntimeError):
+    """Another process of the training failed, or cannot be reached any more."""
 
 
 def world_size() -> int:
@@ -34,15 +42,16 @@ class Devices:
     """The processes of a training.
 
     Args:
-        rank: number of this one.
+        rank: number of this one, among those of all hosts.
         size: how many there are.
+        device: of this one.
 
     Attributes:
         main: this process writes files and speaks.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1):
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu"):
+        self.rank, self.size, self.device = rank, size, torch.device(device)
         self.main = rank == 0
         self._silent = False
         self._releases: list[Callable[[], None]] = []
@@ -50,7 +59,7 @@ class Devices:
     @classmethod
     @contextmanager
     def joined(cls, device: torch.device) -> Iterator[Devices]:
-        """All processes that torchrun started, until the end of the block.
+        """All processes that torchrun started, until the end of the block; blocks may be nested.
 
         Args:
             device: of this process.
@@ -67,12 +76,12 @@ class Devices:
             # then outlive destroy_process_group and abort the process if they need the interpreter while it ends.
             import_module("torch.distributed.nn.functional")
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        devices = cls(dist.get_rank(), dist.get_world_size())
+        devices = cls(dist.get_rank(), dist.get_world_size(), device)
         try:
             yield devices
         finally:
+            devices.release()
             if not given:
-                devices.release()
                 dist.destroy_process_group()
 
     def at_end(self, release: Callable[[], None]) -> None:
@@ -85,9 +94,14 @@ class Devices:
             self._releases.pop()()
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over the processes, in place."""
+        """Add up a tensor over the processes, in place.
+
+        Raises:
+            ProcessFailed: one of them is gone.
+        """
         if self.size > 1 and not self._silent:
-            dist.all_reduce(tensor)
+            with _connected():
+                dist.all_reduce(tensor)
         return tensor
 
     def sums(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -108,11 +122,89 @@ class Devices:
 
     def agree(self, value: bool) -> bool:
         """What the main process says."""
+        return bool(self.sum(torch.tensor(int(value and self.main), device=self.device)))
+
+    def any(self, ask: Callable[[], int | None], every: int) -> Callable[[], int | None]:
+        """A question to all of them: every so many calls, which all make alike, the largest number that one answers.
+
+        Args:
+            ask: what to ask this process; None and 0 are no answer.
+            every: number of calls.
+        """
         if self.size == 1:
-            return value
-        told = [value]
-        dist.broadcast_object_list(told, src=0)
-        return told[0]
+            return ask
+        calls = itertools.count(1)
+
+        def answer() -> int | None:
+            if next(calls) % every:
+                return None
+            number = torch.tensor(ask() or 0, device=self.device)
+            with _connected():
+                dist.all_reduce(number, dist.ReduceOp.MAX)
+            return int(number) or None
+
+        return answer
+
+    def from_main(self, content: bytes) -> bytes:
+        """What the main process has."""
+        if self.size == 1:
+            return content
+        length = int(self.sum(torch.tensor(len(content) if self.main else 0, device=self.device)))
+        if length == 0:
+            return b""
+        buffer = _as_tensor(content if self.main else bytes(length)).to(self.device)
+        with _connected():
+            dist.broadcast(buffer, 0)
+        return buffer.cpu().numpy().tobytes()
+
+    @contextmanager
+    def copy_of(self, path: Path) -> Iterator[Path]:
+        """A file of the main process, for all of them: they need not see its folder.
+
+        Args:
+            path: in the main process.
+
+        Yields:
+            The file itself there, a copy elsewhere that vanishes with the block.
+        """
+        content = self.from_main(path.read_bytes() if self.main else b"")
+        if self.main:
+            yield path
+            return
+        with TemporaryDirectory() as folder:
+            copy = Path(folder) / path.name
+            copy.write_bytes(content)
+            yield copy
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails in one process within the block fails in all of them.
+
+        Raises:
+            ProcessFailed: in those where it did not; names the process, its host and the error.
+        """
+        try:
+            yield
+        except Exception as error:
+            with suppress(ProcessFailed):
+                self._gather(f"process {self.rank} on {socket.gethostname()}: {error or type(error).__name__}")
+            raise
+        failures = [text for text in self._gather("") if text]
+        if failures:
+            raise ProcessFailed(failures[0])
+
+    def _gather(self, text: str) -> list[str]:
+        """A text from each process."""
+        if self.size == 1:
+            return [text]
+        mine = text.encode()
+        lengths = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        lengths[self.rank] = len(mine)
+        widths = self.sum(lengths).tolist()
+        table = torch.zeros(self.size, max(1, *widths), dtype=torch.uint8, device=self.device)
+        table[self.rank, : len(mine)] = _as_tensor(mine).to(self.device)
+        rows = self.sum(table).cpu().numpy()
+        return [row[:width].tobytes().decode() for row, width in zip(rows, widths, strict=True)]
 
     def share(self, chosen: Sequence[int], work: np.ndarray) -> list[int]:
         """The frames of a batch that this process takes: from the largest on, to and fro, so that work is even.
@@ -126,3 +218,21 @@ class Devices:
         order = sorted(chosen, key=lambda k: (-work[k], k))
         turns = [*range(self.size), *reversed(range(self.size))]
         return [k for n, k in enumerate(order) if turns[n % len(turns)] == self.rank]
+
+
+def _as_tensor(content: bytes) -> Tensor:
+    return torch.from_numpy(np.frombuffer(content, np.uint8).copy())
+
+
+@contextmanager
+def _connected() -> Iterator[None]:
+    """What the backends raise where another process is gone, as ProcessFailed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistBackendError) and "gloo" not in str(error):
+            raise
+        raise ProcessFailed(
+            "another process of this training is gone; what it printed, perhaps on another host, says why. Continue "
+            "with --resume auto"
+        ) from error

@@ -21,7 +21,7 @@ from .report import Report, write_report
 from .setup import SUBSETS, Setup
 from .trainer import Trainer
 
-__all__ = ["describe", "evaluate_saved", "finish"]
+__all__ = ["describe", "evaluate_saved", "finish", "package_versions"]
 
 _BEST, _DONE = "best.tmn", "metrics.json"
 
@@ -132,9 +132,14 @@ def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
             "step": trainer.step_count,
             "validation_loss": trainer.best.loss,
         },
-        "versions": {"torchmdnet2": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {**package_versions(), "python": platform.python_version()},
         "config": config.to_dict(),
     }
+
+
+def package_versions() -> dict[str, str]:
+    """The versions that the numbers of a training depend on."""
+    return {"torchmdnet2": __version__, "torch": str(torch.__version__)}
 
 
 def _split_text(config: Config) -> str:

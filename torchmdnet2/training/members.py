@@ -8,6 +8,7 @@ on the test frames, and what their spread tells about its errors; report.html sh
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from ..errors import BadConfig
 from ..files import atomic_write
 from .batches import Loader, in_order
 from .config import Config
+from .distributed import Devices
 from .log import TrainingLog
 from .loss import atoms_per_system, residuals
 from .loss_config import LossConfig
@@ -77,17 +79,26 @@ def run_members(
         run_training(member_config(config, 0, bootstrap), check=True, log=log)
         say(f"{count} members, one after the other: {count} times as long")
         return None
-    if (Path(config.output.folder) / "state.safetensors").is_file():
-        raise BadConfig(f"output.folder: {config.output.folder} holds the run of a single model; choose another folder")
-    paths = []
-    for k in range(count):
-        say(f"member {k + 1} of {count}")
-        member = member_config(config, k, bootstrap)
-        folder = Path(member.output.folder)
-        started = (folder / "state.safetensors").is_file()
-        paths.append(run_training(member, resume=resume if started or resume == "must" else None, log=log))
     folder = Path(config.output.folder)
-    models = [path for path in paths if path is not None]
+    paths = []
+    with Devices.joined(device_of(config.training.device)) as devices:  # one group of processes for all members
+        with devices.together():
+            if devices.main and (folder / "state.safetensors").is_file():
+                raise BadConfig(f"output.folder: {folder} holds the run of a single model; choose another folder")
+        for k in range(count):
+            if devices.main:
+                say(f"member {k + 1} of {count}")
+            member = member_config(config, k, bootstrap)
+            started = (Path(member.output.folder) / "state.safetensors").is_file()
+            paths.append(run_training(member, resume=resume if started or resume == "must" else None, log=log))
+        if not devices.main:
+            return folder / "ensemble.json"
+    return _together(config, [path for path in paths if path is not None], say)
+
+
+def _together(config: Config, models: list[Path], say: Callable[[str], None]) -> Path:
+    """Write what the members are together: ensemble.json, ensemble_metrics.json, report.html."""
+    folder = Path(config.output.folder)
     listed = write_ensemble(models, folder / "ensemble.json")
     with own_torch_state(config):
         metrics, spread = ensemble_metrics(make_setup(config), models)
@@ -101,7 +112,7 @@ def run_members(
             if name in units
         ]
         atomic_write(folder / "report.html", ensemble_page(folder.name, metrics, alone, images))
-    say(f"mean of {count} members, {metrics['subset']}: {in_words(metrics['errors'])}")
+    say(f"mean of {len(models)} members, {metrics['subset']}: {in_words(metrics['errors'])}")
     for name, value in metrics["spread"].items():
         say(
             f"{name.replace('_', ' ')}: spread {1e3 * value['rms_spread']:.3f} for errors of "

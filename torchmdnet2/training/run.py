@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,8 @@ from .config import Config
 from .data_notes import data_notes
 from .defaults import config_yaml
 from .distributed import Devices
-from .finish import describe, finish
+from .finish import describe, finish, package_versions
+from .identity import check_identity, require_alike
 from .interrupts import noticed
 from .labels import property_of
 from .log import TrainingLog, write_metrics
@@ -60,12 +61,13 @@ def run_training(
         FileNotFoundError, BadData: a data file is missing, or a label in it.
         TrainingDiverged: the loss is not finite.
         Interrupted: Ctrl-C or SIGTERM; the state is saved after the step that is running.
+        ProcessFailed: another one of the processes that torchrun started did.
     """
     folder = Path(config.output.folder)
-    open_trackers(config, None)  # what is not installed is not found out after hours
     if check:
         from .check import run_check
 
+        open_trackers(config, None)
         run_check(config, log or TrainingLog(None))
         return None
     with Devices.joined(device_of(config.training.device)) as devices:
@@ -75,39 +77,48 @@ def run_training(
 
 
 def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | None, devices: Devices) -> Path:
-    resuming = devices.agree(devices.main and _prepare_folder(folder, config, resume))
-    finished = resuming and (folder / _DONE).is_file() and not _extended(folder, config)
-    if resuming and devices.main and not (folder / _BEST).is_file() and _has_best(folder):
-        raise BadConfig(
-            f"output.folder: {folder / _BEST}, the best model of the run in this folder, is gone; choose another "
-            "folder, or remove state.safetensors and train anew"
-        )
+    require_alike(devices, {"config": config.to_dict(), "versions": package_versions()})
+    with devices.together():
+        resuming = devices.main and _prepare_folder(folder, config, resume)
+        finished = resuming and (folder / _DONE).is_file() and not _extended(folder, config)
+        if resuming and not (folder / _BEST).is_file() and _has_best(folder):
+            raise BadConfig(
+                f"output.folder: {folder / _BEST}, the best model of the run in this folder, is gone; choose another "
+                "folder, or remove state.safetensors and train anew"
+            )
+        if finished:
+            _require_same_files(folder)
+        elif devices.main:
+            open_trackers(config, None)  # what is not installed is not found out after hours
+    resuming, finished = devices.agree(resuming), devices.agree(finished)
     if finished:
-        _require_same_files(folder)
-    if devices.agree(finished):
         (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
         return folder / _BEST
     if devices.main:
         (folder / _DONE).unlink(missing_ok=True)
     with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
-        setup = make_setup(config)
-        require_usable(setup)
-        trainer = make_trainer(setup, folder / _STATE if devices.main else None)
+        with devices.together():
+            setup = make_setup(config)
+            require_usable(setup)
+            trainer = make_trainer(setup, folder / _STATE if devices.main else None)
+        require_alike(devices, {"data": setup.digests})
         if resuming:
-            _check_identity(trainer.identity, load_state(folder / _STATE)[1]["identity"], folder)
-            trainer.restore(folder / _STATE)
+            with devices.copy_of(folder / _STATE) as state, devices.together():
+                check_identity(trainer.identity, load_state(state)[1]["identity"], folder)
+                trainer.restore(state)
         elif devices.main:
             atomic_write(folder / "config.yaml", config_yaml(config))
             atomic_write(folder / "splits.json", json.dumps(setup.splits))
         introduce(setup, trainer, log)
         _pack(trainer, log, devices)
         if not devices.main:
-            trainer.run(Hooks())
+            with _stop(trainer, devices) as stop:
+                trainer.run(Hooks(stop=stop))
             return folder / _BEST
         errors: dict[str, Any] = {}
         trackers = open_trackers(config, folder)
         try:
-            _train(setup, trainer, folder, log, trackers)
+            _train(setup, trainer, folder, log, trackers, devices)
             errors = finish(setup, trainer, folder, log)
         finally:
             for tracker in trackers:
@@ -207,9 +218,7 @@ def _prepare_folder(folder: Path, config: Config, resume: str | None) -> bool:
     state, done = folder / _STATE, folder / _DONE
     if resume is not None and state.is_file() and not (config.output.overwrite and done.is_file()):
         if done.is_file():
-            _check_identity(
-                {"config": config.to_dict()}, {"config": load_state(state)[1]["identity"]["config"]}, folder
-            )
+            check_identity({"config": config.to_dict()}, {"config": load_state(state)[1]["identity"]["config"]}, folder)
         return True
     if resume == "must":
         raise BadConfig(f"output.folder: {folder} holds no run to resume")
@@ -252,46 +261,6 @@ def _extended(folder: Path, config: Config) -> bool:
     return config.training.max_epochs > load_state(folder / _STATE)[1]["identity"]["config"]["training"]["max_epochs"]
 
 
-def _check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
-    """Resuming another configuration or other data would be neither the old run nor a new one."""
-    different = sorted(_differences(now, then))
-    harmless: tuple[str, ...] = ("config.output.", "config.data.num_workers")
-    training = now["config"]["training"]
-    # what depends on the number of epochs
-    if training["lr_schedule"] != "cosine" and not training.get("swa") and not training["loss"].get("schedule"):
-        harmless += ("config.training.max_epochs", "config.training.early_stopping_patience")
-    different = [path for path in different if not path.startswith(harmless)]
-    if different:
-        told = "; ".join(_change(path, now, then) for path in different)
-        raise BadConfig(
-            f"{folder} holds a run of another configuration or other data: {told}. Resume it unchanged, or choose "
-            "another output.folder"
-        )
-
-
-def _change(path: str, now: dict[str, Any], then: dict[str, Any]) -> str:
-    """What is different, in words: "training.lr is 0.001, was 0.002"."""
-    kind, _, rest = path.partition(".")
-    if kind == "data":
-        if rest not in then["data"]:
-            return f"{rest} is new"
-        return f"{rest} has another content" if rest in now["data"] else f"{rest} is not among the data any more"
-    values = []
-    for value in (now, then):
-        found: Any = value[kind]
-        for key in rest.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        values.append(found)
-    return f"{rest} is {values[0]!r}, was {values[1]!r}"
-
-
-def _differences(a: Any, b: Any, path: str = "") -> list[str]:
-    if isinstance(a, dict) and isinstance(b, dict):
-        keys = dict.fromkeys([*a, *b])
-        return [p for key in keys for p in _differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))]
-    return [] if a == b else [path]
-
-
 class _Best:
     """The best weights so far: kept on the device, and written when the state is saved.
 
@@ -312,7 +281,16 @@ class _Best:
             self._metadata = None
 
 
-def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, trackers: list[Tracker]) -> None:
+@contextmanager
+def _stop(trainer: Trainer, devices: Devices) -> Iterator[Callable[[], int | None]]:
+    """Whether a signal asked one of the processes to stop; looked for as often as the steps are waited for."""
+    with noticed() as signalled:
+        yield devices.any(signalled, trainer.packed.check_every if trainer.packed is not None else 1)
+
+
+def _train(
+    setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, trackers: list[Tracker], devices: Devices
+) -> None:
     def after_epoch(trainer: Trainer, row: dict[str, Any]) -> None:
         log.epoch(row, trainer.config.max_epochs)
         for tracker in trackers:
@@ -335,7 +313,7 @@ def _train(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, track
     if trainer.history and trainer.position == 0:  # killed before it was written
         keep(trainer.history[-1])
     log.start(trainer.total_steps, trainer.step_count)
-    with noticed() if trainer.packed is None or trainer.packed.devices.size == 1 else nullcontext(lambda: None) as stop:
+    with _stop(trainer, devices) as stop:
         hooks = Hooks(
             step=lambda t, loss: log.step(t.epoch + 1, t.step_count, loss),
             epoch=after_epoch,

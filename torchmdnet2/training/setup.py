@@ -95,7 +95,8 @@ def make_setup(config: Config) -> Setup:
     }
     digests = file_digests(config.data, {name: dataset for name, (dataset, _) in data.items()})
     models = [prior["file"] for prior in config.priors if "file" in prior]
-    for file in [*models, *atom_files(config), *([config.init.file] if config.init else [])]:
+    given = [config.init.file if config.init else None, config.data.split.file]
+    for file in [*models, *atom_files(config), *filter(None, given)]:
         digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
     asked = ["stress" if name == "virial" else name for name in keys if name not in ("charge", "spin", "numbers")]
     return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
