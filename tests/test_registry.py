@@ -57,3 +57,21 @@ def test_plugins_are_imported_when_a_name_is_not_known(monkeypatch):
     assert PRIORS["atomref"].__name__ == "Atomref" and not asked
     assert PRIORS["from-a-plugin"].__name__ == "FromPlugin"
     assert asked == ["torchmdnet2.plugins"]
+
+
+def test_a_plugin_that_fails_does_not_stop_the_others(monkeypatch):
+    class Entry:
+        def __init__(self, name):
+            self.name, self.value = name, f"package.{name}"
+
+        def load(self):
+            if self.name == "broken":
+                raise ModuleNotFoundError("No module named 'not_there'")
+            PRIORS.register("from-a-plugin")(type("FromPlugin", (), {}))
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry("broken"), Entry("good")])
+    monkeypatch.setattr(registry, "_plugins_loaded", False)
+    monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
+    with pytest.warns(UserWarning, match=r"'broken' \(package\.broken\).*not_there"):
+        assert "from-a-plugin" in list(PRIORS)  # names are listed with those of plug-ins
+    assert "from-a-plugin" in PRIORS and PRIORS["from-a-plugin"].__name__ == "FromPlugin"

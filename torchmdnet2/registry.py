@@ -7,6 +7,7 @@ One dictionary per kind and a decorator. Other packages add theirs through the e
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -66,11 +67,11 @@ class Registry(Generic[T]):
             raise UnknownName(f"unknown {self.kind} '{name}'{hint} Known: {', '.join(sorted(self._classes))}") from None
 
     def __contains__(self, name: object) -> bool:
-        load_builtin()
-        return name in self._classes
+        return name in list(self)
 
     def __iter__(self) -> Iterator[str]:
         load_builtin()
+        load_plugins()
         return iter(sorted(self._classes))
 
 
@@ -89,9 +90,13 @@ def load_builtin() -> None:
 
 
 def load_plugins() -> None:
-    """Import the modules of the entry-point group `torchmdnet2.plugins`, once."""
+    """Import the modules of the entry-point group `torchmdnet2.plugins`, once; one that fails is warned of."""
     global _plugins_loaded
     if not _plugins_loaded:
         _plugins_loaded = True
         for entry in entry_points(group="torchmdnet2.plugins"):
-            entry.load()
+            try:
+                entry.load()
+            except Exception as error:  # of code that is not ours: it must not stop what does not need it
+                reason = f"{type(error).__name__}: {error}"
+                warnings.warn(f"the plug-in '{entry.name}' ({entry.value}) is left out: {reason}", stacklevel=2)
