@@ -1,4 +1,4 @@
-"""The command `torchmdnet2`: train, evaluate, md, import, export, card, info, config.
+"""The command `torchmdnet2`: train, evaluate, md, stability, import, export, card, info, config.
 
 Exit codes: 0 done, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
 130 interrupted, 143 terminated. Everything heavy is imported by the command that needs it, so that --help is instant.
@@ -30,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed the reason, or the help
         return int(stop.code or 0)
     try:
-        options.run(options)
+        code = options.run(options)
         sys.stdout.flush()
-        return 0
+        return code or 0
     except KeyboardInterrupt as stop:
         print(str(stop) or "interrupted", file=sys.stderr)
         return int(getattr(stop, "exit_code", 130))
@@ -62,7 +62,7 @@ def _is_ours(error: Exception) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     from .. import __version__
-    from . import convert, evaluate, md, show, train
+    from . import convert, evaluate, md, show, stability, train
 
     parser = argparse.ArgumentParser(
         prog="torchmdnet2", description="Neural-network potentials: train them, test them, run molecular dynamics."
@@ -77,6 +77,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (train, evaluate, md, convert, show):
+    for module in (train, evaluate, md, stability, convert, show):
         module.add(command)
     return parser

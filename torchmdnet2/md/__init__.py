@@ -1,9 +1,22 @@
-"""Molecular dynamics: constant energy and Langevin, on the device, with replicas, plots and exact restarts."""
+"""Molecular dynamics: constant energy and Langevin, on the device, with replicas, plots and exact restarts;
+and whether a model survives it."""
 
 from __future__ import annotations
 
 from .guard import Unphysical
 from .options import MDOptions
 from .run import MDResult, Replica, run_md
+from .stability import check_stability
+from .survival import StabilityReport, Summary, Survival
 
-__all__ = ["MDOptions", "MDResult", "Replica", "Unphysical", "run_md"]
+__all__ = [
+    "MDOptions",
+    "MDResult",
+    "Replica",
+    "StabilityReport",
+    "Summary",
+    "Survival",
+    "Unphysical",
+    "check_stability",
+    "run_md",
+]

@@ -1,0 +1,368 @@
+"""Which replicas break, when and why; and that the others do not notice."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from ase.io import read, write
+
+from torchmdnet2 import System
+from torchmdnet2.cli import main
+from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.md import StabilityReport, Survival, Unphysical, check_stability, replicas
+from torchmdnet2.md.bonds import Bonds
+from torchmdnet2.md.engine import HostEngine
+from torchmdnet2.md.options import MDOptions
+from torchmdnet2.md.replicas import Batch, Walker
+
+H2 = Atoms("H2", [[0, 0, 0], [0, 0, 0.74]])
+OH = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
+
+
+class Morse:
+    """In place of a bound step: diatomic molecules, H2 with a bond of 4.7 eV, OH with one of 0.02 eV.
+
+    Args:
+        scale: of all forces.
+        hole: Å; a longer bond of OH has a NaN for energy.
+        spread: and so have all the others.
+    """
+
+    compiled = False
+
+    def __init__(self, system, scale, hole, spread):
+        self.pos, self.hole, self.spread = system.pos.clone(), hole, spread
+        self.strong = (system.z.view(-1, 2) == 1).all(1)
+        self.depth, self.length = scale * torch.where(self.strong, 4.7, 0.02), torch.where(self.strong, 0.74, 0.97)
+        self.energy, self.forces = torch.zeros(len(self.strong), dtype=torch.float64), torch.zeros_like(self.pos)
+        self.full = False
+        self.replay()
+
+    def replay(self):
+        vector = self.pos[1::2] - self.pos[::2]
+        r = vector.norm(dim=1)
+        decay = torch.exp(-1.9 * (r - self.length))
+        bad = ~self.strong & (r > self.hole) | r.isnan()
+        if bool(bad.any()) and self.spread:
+            bad[:] = True
+        self.energy.copy_(self.depth * (1 - decay) ** 2).masked_fill_(bad, math.nan)
+        slope = (3.8 * self.depth * (1 - decay) * decay / r).masked_fill(bad, math.nan)
+        self.forces[::2] = slope[:, None] * vector
+        self.forces[1::2] = -self.forces[::2]
+
+    def check(self):
+        full, self.full = self.full, False
+        return not full
+
+
+@pytest.fixture
+def bonded(monkeypatch):
+    """Every engine of a check gets a Morse step; what is returned sets its arguments."""
+    options = SimpleNamespace(scale=1.0, hole=math.inf, spread=False, engine=HostEngine)
+
+    def make(potential, system, dynamics, interval):
+        return options.engine(Morse(system, options.scale, options.hole, options.spread), dynamics)
+
+    monkeypatch.setattr(replicas, "make_engine", make)
+    return options
+
+
+def survivors(report):
+    return [run.replica for run in report.runs if run.whole]
+
+
+def test_a_strong_bond_survives(potential, bonded):
+    report = check_stability(potential, [H2], (300, 600), time=0.1, replicas=3, seed=5)
+    assert report.survived and not report.frames and report.time == pytest.approx(0.1)
+    assert [run.seed for run in report.runs] == [5, 6, 7] * 2
+    cold, hot = report.summaries
+    assert (cold.temperature, cold.replicas, cold.survivors) == (300, 3, 3)
+    assert cold.first_break is cold.median_break is None and cold.transfers == 0
+    assert 0.01 < cold.deviation < hot.deviation < 0.5
+    assert 0 < cold.mean_temperature < hot.mean_temperature < 1200
+
+
+def test_a_weak_bond_breaks(potential, bonded):
+    """The frames before the break are kept, without labels that would be the model's own."""
+    labelled = OH.copy()
+    labelled.info.update(charge=0, energy=3.0)
+    report = check_stability(potential, [labelled], [600], time=0.3, replicas=3)
+    assert not survivors(report)
+    (summary,) = report.summaries
+    times = sorted(run.broken_at for run in report.runs)
+    assert summary.first_break == times[0] > 0 and summary.median_break == times[1]
+    for run in report.runs:
+        assert "bond of atom 0 (O) and atom 1 (H)" in run.reason and "usually 0.97" in run.reason
+        assert 0 < run.deviation < 0.5
+        assert run.broken_at * 100 == pytest.approx(round(run.broken_at * 100))  # looked at every 10 fs
+        assert 1 <= len(run.frames) <= 5
+        before = [run.broken_at - frame.info["time_ps"] for frame in run.frames]
+        np.testing.assert_allclose(before, 0.01 * np.arange(len(before), 0, -1), atol=1e-9)
+        for frame in run.frames:
+            assert abs(frame.get_distance(0, 1) - 0.97) <= run.deviation + 1e-12
+            assert frame.calc is None and "energy" not in frame.info and frame.info["charge"] == 0
+    alone = check_stability(potential, [OH], [600], time=0.3, replicas=1, seed=1).runs[0]
+    assert (alone.broken_at, alone.reason) == (report.runs[1].broken_at, report.runs[1].reason)
+
+
+def run(potential, frames, seed=0):
+    """A batch after 0.1 ps at 600 K, and its walkers."""
+    options = MDOptions(200, 0.5, "nvt", 600.0, replicas=len(frames), seed=seed)
+    walkers = [Walker(k, k, atoms, Bonds(System.from_ase(atoms)), options) for k, atoms in enumerate(frames)]
+    batch = Batch(potential, walkers, lambda step: None)
+    batch.run()
+    return batch, [walker.result for walker in walkers]
+
+
+@pytest.mark.parametrize(("hole", "spread"), [(math.inf, False), (1.2, False), (1.2, True)])
+def test_a_broken_replica_leaves_the_others_alone(potential, bonded, host, hole, spread):
+    """To the last bit here (a network rounds differently in a batch of another size); also when all become NaN."""
+    bonded.engine, bonded.hole, bonded.spread = host, hole, spread
+    frames = [H2, OH, H2, OH]
+    batch, results = run(potential, frames, seed=4)
+    assert [result.whole for result in results] == [True, False, True, False]
+    if hole < math.inf:
+        assert {results[1].reason, results[3].reason} == {"energy or forces are not finite"}
+        for b in (1, 3):
+            assert 1.0 < results[b].frames[-1].get_distance(0, 1) < hole
+            steps = 2000 * results[b].broken_at
+            assert 2000 * results[b].frames[-1].info["time_ps"] == pytest.approx(steps - 1)  # the last good one
+    assert batch.state.step == 200
+    for place, k in enumerate((0, 2)):
+        alone, _ = run(potential, [H2], seed=4 + k)
+        own = slice(2 * place, 2 * place + 2)
+        for name in ("pos", "vel", "forces"):
+            found, expected = getattr(batch.state, name)[own], getattr(alone.state, name)
+            assert torch.equal(found, expected)
+    first, second = batch.state.pos.view(2, 2, 3)
+    assert float((first - second).abs().max()) > 1e-3
+
+
+def test_too_little_room_is_no_break(potential, bonded, monkeypatch):
+    """Engines give NaN where a neighbor list had no room, and have more of it from then on: steps are repeated."""
+    expected, _ = run(potential, [H2, H2])
+    advance, short = HostEngine.advance, []
+
+    def wrong(self, steps):
+        advance(self, steps)
+        if self._state.step in (60, 65) and self._state.step not in short:
+            short.append(self._state.step)
+            self._state.forces.fill_(math.nan)
+            self.step.full = True
+
+    monkeypatch.setattr(HostEngine, "advance", wrong)
+    batch, results = run(potential, [H2, H2])
+    assert short == [60] and all(result.whole for result in results)
+    assert torch.equal(batch.state.pos, expected.state.pos)
+
+
+def test_an_explosion_is_told_by_the_guard(potential, bonded):
+    """A start that the model finds impossible is broken from the beginning."""
+    bonded.scale = 10.0
+    near = Atoms("H2", [[0, 0, 0], [0, 0, 0.32]])
+    report = check_stability(potential, [near, H2], [300], time=0.02, replicas=2)
+    assert survivors(report) == [1]
+    run = report.runs[0]
+    assert run.broken_at == 0 and "force" in run.reason and "replica" not in run.reason
+    assert len(run.frames) == 1 and np.array_equal(run.frames[0].positions, near.positions)
+    with pytest.raises(Unphysical, match=r"frame 1: atom 0 \(H\) and atom 1 \(H\) are 0.200 Å apart"):
+        check_stability(potential, [H2, Atoms("H2", [[0, 0, 0], [0, 0, 0.2]])], [300], replicas=2)
+
+
+def test_a_start_that_is_not_finite(potential, bonded):
+    bonded.hole, bonded.spread = 1.0, True
+    report = check_stability(potential, [OH, Atoms("OH", [[0, 0, 0], [0, 0, 1.1]]), H2], [1], time=0.01, replicas=3)
+    assert survivors(report) == [0, 2]
+    assert (report.runs[1].broken_at, report.runs[1].reason) == (0, "energy or forces are not finite")
+
+
+def test_starts_are_spread_and_may_differ(potential):
+    """Structures of several sizes and compositions, periodic or not."""
+    pair = Atoms("H4", [[0, 0, 0], [0, 0, 0.74], [0, 9, 0], [0, 9, 0.74]])
+    cell = Atoms("H2", [[0, 0, 0.2], [0, 0, 7.46]], cell=[8, 8, 8], pbc=True)
+    frames = [pair, H2, H2, OH, OH, cell]
+    report = check_stability(potential, frames, [300], time=0.003, replicas=4)
+    assert [run.frame for run in report.runs] == [0, 1, 3, 4]
+    assert [run.formula for run in report.runs] == ["H4", "H2", "HO", "HO"]
+    report = check_stability(potential, [cell, pair], [300], time=0.003, replicas=4)
+    assert [run.frame for run in report.runs] == [0, 0, 1, 1] and report.survived
+    assert all(run.deviation < 0.3 for run in report.runs)
+
+
+# --- bonds -------------------------------------------------------------------------------------------------------
+
+
+def bonds_of(atoms, frames=()):
+    return Bonds(System.from_ase(atoms), frames)
+
+
+def positions(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_bonds_of_a_molecule():
+    atoms = molecule("CH3CH2OH")
+    bonds = bonds_of(atoms)
+    symbols = sorted("".join(sorted(atoms[list(p)].get_chemical_symbols())) for p in bonds.pairs)
+    assert symbols == ["CC"] + ["CH"] * 5 + ["CO", "HO"]
+    frames = [atoms.copy(), atoms.copy(), atoms.copy()]
+    frames[1].positions *= 1.1
+    frames[2].positions *= 2.0  # no bonds at all: does not count
+    np.testing.assert_allclose(bonds_of(atoms, frames).usual, 1.05 * bonds.usual, rtol=1e-12)
+    bonds(torch.as_tensor(atoms.positions * 1.2))
+    assert bonds.deviation == pytest.approx(0.2 * bonds.usual.max())
+    for scale in (1.5, 0.6):
+        with pytest.raises(Unphysical, match=r"bond of atom \d \(\w\) and atom \d \(\w\) is"):
+            bonds(torch.as_tensor(atoms.positions * scale))
+
+
+def test_bonds_across_a_cell_boundary():
+    """Minimum images at the start, then the same image: positions are not wrapped."""
+    atoms = Atoms("CO", [[0.3, 5, 5], [9.2, 5, 5]], cell=[10, 10, 10], pbc=True)
+    bonds = bonds_of(atoms)
+    assert bonds.usual.tolist() == pytest.approx([1.1])
+    wrapped, other = atoms.copy(), atoms.copy()
+    wrapped.positions[1, 0] -= 10
+    other.positions[:, 0] = [5.0, 6.3]
+    assert bonds_of(atoms, [atoms, wrapped, other]).usual.tolist() == pytest.approx([3.5 / 3])
+    moved = torch.as_tensor(atoms.positions) + 23.0
+    bonds(moved)
+    assert bonds.deviation == pytest.approx(0, abs=1e-12)
+    moved[1, 0] -= 0.4
+    bonds(moved)
+    assert bonds.deviation == pytest.approx(0.4)
+    moved[1, 0] -= 0.2
+    with pytest.raises(Unphysical, match=r"is 1.70 Å long \(usually 1.10"):
+        bonds(moved)
+
+
+def test_bonds_of_solids():
+    """Small cells have several bonds between the same two atoms; metals and salts have none."""
+    silicon = bonds_of(bulk("Si"))
+    assert len(silicon.usual) == 4 and len({tuple(s) for s in silicon.shift.tolist()}) == 4
+    np.testing.assert_allclose(silicon.usual, 2.351, atol=1e-3)
+    for atoms in (bulk("Cu"), bulk("NaCl", "rocksalt", a=5.64)):
+        none = bonds_of(atoms, [atoms])
+        assert len(none.usual) == 0
+        none(torch.as_tensor(atoms.positions))
+        assert none.deviation == 0
+
+
+def test_a_proton_may_go_over():
+    """From oxygen to oxygen it is chemistry, and may go back; from carbon it is a broken bond."""
+    start, there = positions([0, 0, 0], [0, 0, 1.0], [0, 0, 2.5]), positions([0, 0, 0], [0, 0, 1.55], [0, 0, 2.5])
+    away = positions([0, 0, 0], [0, 0, 1.55], [0, 0, 3.2])
+    bonds = bonds_of(Atoms("OHO", start.numpy()))
+    for k, pos in enumerate((start, there, there, start)):
+        bonds(pos)
+        assert bonds.transfers == (0, 1, 1, 2)[k] and bonds.deviation < 0.1
+        assert bonds.pairs.tolist() == ([[1, 2]] if k in (1, 2) else [[0, 1]])
+    with pytest.raises(Unphysical, match=r"1\.55 Å long"):
+        bonds(away)
+    with pytest.raises(Unphysical, match=r"atom 0 \(C\) and atom 1 \(H\)"):
+        bonds_of(Atoms("CHO", positions([0, 0, 0], [0, 0, 1.0], [0, 0, 2.5]).numpy()))(there)
+    cell = Atoms("OHO", [[0, 0, 0.2], [0, 0, 1.2], [0, 0, -7.3]], cell=[20, 20, 10], pbc=True)
+    periodic = bonds_of(cell)
+    pos = torch.as_tensor(cell.positions)
+    pos[1, 2] = 1.75
+    periodic(pos)
+    assert periodic.transfers == 1 and periodic.lengths(pos.numpy()).tolist() == pytest.approx([0.95])
+
+
+def test_a_new_bond():
+    start = Atoms("CC", [[0, 0, 0], [0, 0, 3.0]])
+    bonds = bonds_of(start)
+    bonds(positions([0, 0, 0], [0, 0, 1.6]))
+    with pytest.raises(Unphysical, match=r"atom 0 \(C\) and atom 1 \(C\), which were not bonded, are 1.40 Å apart"):
+        bonds(positions([0, 0, 0], [0, 0, 1.4]))
+    start = Atoms("CC", [[0, 0, 1.0], [0, 0, 4.0]], cell=[9, 9, 9], pbc=True)
+    with pytest.raises(Unphysical, match="new bond"):
+        bonds_of(start)(positions([0, 0, 1.0], [0, 0, 8.6]))
+
+
+# --- files and the command ---------------------------------------------------------------------------------------
+
+
+def test_summary():
+    def fate(broken_at, **more):
+        return Survival(0, 0, "H2", 300.0, 0, broken_at, mean_temperature=290.0, **more)
+
+    report = StabilityReport([fate(0.3), fate(None, transfers=2), fate(0.1, deviation=0.4), fate(0.2)], 1.0)
+    (summary,) = report.summaries
+    assert (summary.first_break, summary.median_break) == pytest.approx((0.1, 0.25))
+    assert (summary.survivors, summary.transfers, summary.deviation) == (1, 2, 0.4)
+    report.runs[0].broken_at = None
+    assert report.summaries[0].median_break is None and report.summaries[0].first_break == 0.1
+
+
+def stability(capsys, *arguments):
+    code = main(["stability", *map(str, arguments), "--device", "cpu"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_command(model_file, bonded, tmp_path, capsys):
+    frames, prefix = tmp_path / "oh.xyz", tmp_path / "out" / "check"
+    write(frames, [OH] * 3)
+    arguments = [model_file, frames, "--time", 0.2, "--replicas", 2, "--output", prefix]
+    code, out, _ = stability(capsys, *arguments, "--temperatures", "1,600", "--fail")
+    assert code == 1 and "600 K, replica 1: broken at 0." in out and "the bond of" in out
+    assert "wrote " in out and "check_broken.xyz" in out
+    found = json.loads((tmp_path / "out" / "check.json").read_text())
+    cold, hot = found["temperatures"]
+    assert (cold["survivors"], cold["first_break"], hot["survivors"], hot["replicas"]) == (2, None, 0, 2)
+    assert [(r["temperature"], r["replica"], r["frame"]) for r in found["runs"]] == [
+        (1, 0, 0), (1, 1, 1), (600, 0, 0), (600, 1, 1)
+    ]  # fmt: skip
+    assert found["runs"][0]["broken_at"] is None and found["runs"][2]["broken_at"] >= hot["first_break"]
+    broken = read(tmp_path / "out" / "check_broken.xyz", ":")
+    assert {(f.info["temperature_K"], f.info["replica"]) for f in broken} == {(600, 0), (600, 1)}
+    for frame in broken:
+        run = found["runs"][2 + frame.info["replica"]]
+        assert frame.info["reason"] == run["reason"] and frame.info["broken_at_ps"] == run["broken_at"]
+        assert frame.info["time_ps"] < run["broken_at"] and frame.calc is None
+    code, out, _ = stability(capsys, *arguments, "--temperatures", "1", "--fail", "--time", 0.01)
+    assert code == 0 and not (tmp_path / "out" / "check_broken.xyz").exists()
+    code, _, _ = stability(capsys, *arguments, "--temperatures", "600")
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        (["--temperatures", "300,hot"], 2, "--temperatures: must be numbers"),
+        (["--temperatures", "300,-5"], 2, "temperature: must be a positive number, got -5"),
+        (["--time", "0"], 2, "time: must be at least one timestep"),
+        (["--timestep", "0"], 2, "time"),
+        (["--replicas", "0"], 2, "replicas: must be a whole number, at least 1"),
+        (["--output", "frames_in"], 2, "is read by this check and would be written too"),
+    ],
+)
+def test_mistakes(model_file, tmp_path, monkeypatch, capsys, more, code, words):
+    monkeypatch.chdir(tmp_path)
+    write("frames_in_broken.xyz", molecule("H2O"))
+    before = (tmp_path / "frames_in_broken.xyz").read_bytes()
+    got, _, err = stability(capsys, model_file, "frames_in_broken.xyz", *more)
+    assert got == code and words in err and "Traceback" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["frames_in_broken.xyz"]
+    assert (tmp_path / "frames_in_broken.xyz").read_bytes() == before
+
+
+def test_unusable_frames(model_file, tmp_path, monkeypatch, capsys, potential):
+    monkeypatch.chdir(tmp_path)
+    write("methane.xyz", molecule("CH4"))
+    (tmp_path / "empty.xyz").write_text("")
+    for name, words in (("methane.xyz", "H, O"), ("empty.xyz", "empty.xyz"), ("none.xyz", "no such file")):
+        code, _, err = stability(capsys, model_file, name)
+        assert code == 1 and words in err and err.count("\n") == 1
+    with pytest.raises(BadData, match="no frames"):
+        check_stability(potential, [])
+    with pytest.raises(BadConfig, match="at least one"):
+        check_stability(potential, [H2], [])

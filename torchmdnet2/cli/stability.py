@@ -1,0 +1,118 @@
+"""`torchmdnet2 stability`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import Command, add_device, device_name, make_console
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+    from ..md import StabilityReport
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    check = command("stability", _stability, "whether a model survives dynamics: replicas at several temperatures")
+    check.add_argument("model", help=".tmn file")
+    check.add_argument("frames", help="structures to start from, any format of ASE; some of them as file@10:20")
+    check.add_argument("--temperatures", default="300,600", metavar="K,K", help="K, with commas (default: 300,600)")
+    check.add_argument("--time", type=float, default=10.0, help="length of each run in ps (default: 10)")
+    check.add_argument("--replicas", type=int, default=8, help="runs at each temperature, side by side (default: 8)")
+    check.add_argument("--timestep", type=float, default=0.5, help="fs (default: 0.5)")
+    check.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
+    check.add_argument("--seed", type=int, default=0, help="of velocities and noise; the k-th run has seed + k")
+    check.add_argument("--output", default="stability", help="prefix of the files (default: stability)")
+    check.add_argument("--charge", type=int, help="total charge in e, where a structure has none (default: 0)")
+    check.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure has none")
+    check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
+    add_device(check, dtype=None)
+
+
+def _stability(options: argparse.Namespace) -> int:
+    from ..md import check_stability
+
+    prefix = _prefix(options)
+    console = make_console()
+    report = check_stability(
+        options.model,
+        _frames(options.frames),
+        _temperatures(options.temperatures),
+        options.time,
+        options.replicas,
+        options.timestep,
+        options.friction,
+        options.seed,
+        device=device_name(options.device),
+        dtype=options.dtype,
+        charge=options.charge,
+        spin=options.spin,
+        console=console,
+    )
+    written = report.write(prefix)
+    _print(report, f"{options.model}: {report.time:g} ps from {options.frames}")
+    console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True, markup=False)
+    return int(options.fail and not report.survived)
+
+
+def _prefix(options: argparse.Namespace) -> Path:
+    """Of the files; never those that are read."""
+    from ..errors import BadConfig
+    from ..md import StabilityReport
+
+    prefix = Path(options.output)
+    if options.output.endswith(("/", "\\")) or prefix.is_dir():
+        prefix /= "stability"
+    inputs = {Path(options.model).resolve(), Path(options.frames.partition("@")[0]).resolve()}
+    for path in StabilityReport.files(prefix):
+        if path.resolve() in inputs:
+            raise BadConfig(f"{path} is read by this check and would be written too: choose another --output")
+    return prefix
+
+
+def _temperatures(text: str) -> list[float]:
+    from ..errors import BadConfig
+
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise BadConfig(
+            f"--temperatures: must be numbers with commas between them, as in 300,600, got {text}"
+        ) from None
+
+
+def _frames(path: str) -> list[Atoms]:
+    from ase.io import read
+
+    from ..errors import BadData
+
+    if not Path(path.partition("@")[0]).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        frames = read(path) if "@" in path else read(path, ":")
+    except Exception as error:  # ASE's readers raise whatever they meet
+        raise BadData(f"{path}: cannot be read as structures: {str(error) or type(error).__name__}") from error
+    frames = frames if isinstance(frames, list) else [frames]
+    if not frames:
+        raise BadData(f"{path}: there are no structures in it")
+    return frames
+
+
+def _print(report: StabilityReport, title: str) -> None:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in ("K", "replicas", "whole", "first, ps", "median, ps", "mean K", "bonds, Å", "protons"):
+        table.add_column(name, justify="right")
+    for s in report.summaries:
+        first, median = (f"> {report.time:g}" if t is None else f"{t:.2f}" for t in (s.first_break, s.median_break))
+        table.add_row(
+            f"{s.temperature:g}", str(s.replicas), str(s.survivors), first, median, f"{s.mean_temperature:.0f}",
+            f"{s.deviation:.2f}", str(s.transfers),
+        )  # fmt: skip
+    make_console().print(table)

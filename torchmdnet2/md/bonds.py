@@ -1,0 +1,169 @@
+"""Bonds of a structure, and whether dynamics has changed them.
+
+The measure is that of X. Fu et al., "Forces are not enough", Trans. Mach. Learn. Res. 2023 (arXiv:2210.07237): a
+simulation of a molecule is no longer stable once a bond is 0.5 Å longer or shorter than it usually is. Two additions:
+a new bond counts as well, and a proton that goes over a hydrogen bond does not, since in the enol of acetylacetone,
+in acids and in water it does so at room temperature.
+
+Shapes: n atoms of one structure, P bonds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from ase.data import covalent_radii
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..neighbors import neighbor_list
+from ..potential import SYMBOLS
+from ..system import System
+from .guard import Unphysical
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["BONDED", "DEVIATION", "Bonds"]
+
+BONDED = 1.25
+"""Atoms nearer than this many sums of their covalent radii are bonded."""
+
+DEVIATION = 0.5
+"""Å by which a bond may be longer or shorter than usual."""
+
+NONMETALS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 52, 53)
+"""Elements that bonds are looked for between. Metals move among their neighbors without anything being wrong."""
+
+ACCEPTORS = (7, 8, 9, 16, 17)
+"""Between these (N, O, F, S, Cl) a proton may go over."""
+
+
+class Bonds:
+    """The bonds of a structure.
+
+    Args:
+        start: one structure, on the CPU. Its bonds are those that are watched; in periodic structures each with the
+            image in which it is, so that positions are to be followed without wrapping them into the cell.
+        frames: of the same atoms in the same order. The usual length of a bond is its mean over those in which it is
+            one; where there is none, its length at the start.
+
+    Attributes:
+        pairs: [P, 2] atoms.
+        shift: [P, 3] cells between the second atom and its image that is bonded.
+        usual: [P] Å.
+        deviation: Å, the largest of any bond that was let pass, but those of a proton on its way.
+        transfers: protons that went over.
+    """
+
+    def __init__(self, start: System, frames: Sequence[Atoms] = ()):
+        self.system = start
+        self._z = start.z.numpy()
+        self._cell = start.cell[0].numpy()
+        self._radii = np.where(np.isin(self._z, NONMETALS), covalent_radii[self._z], 0.0)
+        self.pairs, self.shift, self.usual = self._within(start, np.arange(len(self._z)), BONDED)
+        self._heavy = np.flatnonzero((self._radii > 0) & (self._z > 1))
+        self.deviation, self.transfers = 0.0, 0
+        self._learn(frames)
+
+    def __call__(self, pos: Tensor) -> None:
+        """Compare positions with the bonds.
+
+        Args:
+            pos: [n, 3] Å, finite.
+
+        Raises:
+            Unphysical: a bond is too long or too short, or there is a new one; names the atoms.
+        """
+        x = pos.numpy()
+        length = self.lengths(x)
+        off = np.abs(length - self.usual)
+        for k in np.flatnonzero(off > DEVIATION / 2)[::-1]:  # the last first: bonds are dropped
+            other = self._other(k, x) if length[k] > self.usual[k] else None
+            if off[k] > DEVIATION:
+                if other is None:
+                    i, j = map(self._name, self.pairs[k])
+                    raise Unphysical(f"the bond of {i} and {j} is {length[k]:.2f} Å long (usually {self.usual[k]:.2f})")
+                self._hand_over(k, *other)
+            if other is not None:
+                off[k] = 0.0  # on its way
+        self._refuse_new(x)
+        self.deviation = max(self.deviation, float(off.max(initial=0.0)))
+
+    def lengths(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[P] Å, at positions [n, 3] Å."""
+        i, j = self.pairs.T
+        return np.linalg.norm(x[j] - x[i] + self.shift @ self._cell, axis=1)
+
+    def _learn(self, frames: Sequence[Atoms]) -> None:
+        """The usual lengths, from frames that may have other cells and may be wrapped: minimum images."""
+        from ase.geometry import find_mic
+
+        i, j = self.pairs.T
+        limit = BONDED * (self._radii[i] + self._radii[j])
+        total, count = np.zeros(len(i)), np.zeros(len(i))
+        for atoms in frames:
+            vectors = atoms.positions[j] - atoms.positions[i]
+            d = find_mic(vectors, atoms.cell, atoms.pbc)[1] if len(i) else np.zeros(0)
+            total += np.where(d < limit, d, 0.0)
+            count += d < limit
+        self.usual = np.where(count > 0, total / np.maximum(count, 1), self.usual)
+
+    def _within(
+        self, system: System, among: NDArray[np.int64], part: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Pairs [P, 2], their shifts [P, 3] and distances [P] below that part of the sum of the radii."""
+        radii = self._radii[among]
+        cutoff = 2 * part * float(radii.max(initial=0.0))
+        if not cutoff:
+            return np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64), np.zeros(0)
+        own = torch.as_tensor(among)
+        found = system.replace(z=system.z[own], pos=system.pos[own], batch=system.batch[own])
+        edges = neighbor_list(found, cutoff, half=True)
+        d = edges.distances(found).numpy()
+        i, j = edges.edge_index.numpy()
+        near = (d < part * (radii[i] + radii[j])) & (radii[i] > 0) & (radii[j] > 0)
+        return among[np.stack([i, j], 1)[near]], edges.shift.numpy()[near], d[near]
+
+    def _refuse_new(self, x: NDArray[np.float64]) -> None:
+        """Two atoms nearer than the sum of their radii that were not bonded. Not of hydrogen, whose new bond costs it
+        the old one, and which may be near to both on its way."""
+        pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), self._heavy, 1.0)
+        known = {(*p, *s) for p, s in zip(self.pairs.tolist(), self.shift.tolist(), strict=True)}
+        for p, s, distance in zip(pairs.tolist(), shift.tolist(), d, strict=True):
+            if (*p, *s) not in known:
+                i, j = map(self._name, p)
+                raise Unphysical(f"{i} and {j}, which were not bonded, are {distance:.2f} Å apart: a new bond")
+
+    def _other(self, k: int, x: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], np.float64] | None:
+        """The nearest atom but the present one that can hold the proton of bond k: pair [2], shift [3], its length."""
+        i, j = self.pairs[k]
+        h, old = (i, j) if self._z[i] == 1 else (j, i)
+        if self._z[h] != 1 or self._z[old] not in ACCEPTORS:
+            return None
+        among = np.sort(np.append(np.flatnonzero(np.isin(self._z, ACCEPTORS)), h))
+        reach = 1 + DEVIATION / (covalent_radii[1] + covalent_radii[list(ACCEPTORS)].min())
+        pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), among, reach)
+        sums = self._radii[pairs].sum(1)
+        same = (pairs == self.pairs[k]).all(1) & (shift == self.shift[k]).all(1)
+        held = (pairs == h).any(1) & (d < sums + DEVIATION) & ~same
+        if not held.any():
+            return None
+        best = int(np.where(held, d, np.inf).argmin())
+        return pairs[best], shift[best], sums[best]
+
+    def _hand_over(self, k: int, pair: NDArray[np.int64], shift: NDArray[np.int64], usual: np.float64) -> None:
+        """Put another bond in the place of bond k, or nothing where the proton had two."""
+        rest = np.arange(len(self.pairs)) != k
+        self.pairs, self.shift, self.usual = self.pairs[rest], self.shift[rest], self.usual[rest]
+        if not ((self.pairs == pair).all(1) & (self.shift == shift).all(1)).any():
+            self.pairs = np.concatenate([self.pairs, pair[None]])
+            self.shift = np.concatenate([self.shift, shift[None]])
+            self.usual = np.append(self.usual, usual)
+            self.transfers += 1
+
+    def _name(self, atom: int) -> str:
+        return f"atom {atom} ({SYMBOLS[self._z[atom]]})"

@@ -1,0 +1,164 @@
+"""What a check of stability found: runs, their summary by temperature, and the files that hold them."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..files import atomic_write
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["StabilityReport", "Summary", "Survival"]
+
+
+@dataclass(eq=False)
+class Survival:
+    """How one replica fared.
+
+    Attributes:
+        replica: its number, from 0 on.
+        frame: of the file, where it began.
+        formula: of its atoms.
+        temperature: K, of the bath.
+        seed: of its velocities and noise.
+        broken_at: ps; None when it is whole.
+        reason: in words; empty when it is whole.
+        mean_temperature: K, while it was whole.
+        deviation: Å, the largest of a bond from its usual length while it was whole.
+        transfers: protons that went over a hydrogen bond.
+        frames: the last ones before it broke, 10 fs apart, without labels; info tells of each why and when it breaks.
+    """
+
+    replica: int
+    frame: int
+    formula: str
+    temperature: float
+    seed: int
+    broken_at: float | None = None
+    reason: str = ""
+    mean_temperature: float = math.nan
+    deviation: float = 0.0
+    transfers: int = 0
+    frames: list[Atoms] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it survived."""
+        return self.broken_at is None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The replicas at one temperature.
+
+    Attributes:
+        temperature: K, of the bath.
+        replicas: how many.
+        survivors: how many are whole at the end.
+        first_break: ps; None without any.
+        median_break: ps, by which half of all are broken; None when more are whole.
+        mean_temperature: K, of all while they were whole.
+        deviation: Å, the largest of a bond while its replica was whole.
+        transfers: protons that went over, of all.
+    """
+
+    temperature: float
+    replicas: int
+    survivors: int
+    first_break: float | None
+    median_break: float | None
+    mean_temperature: float
+    deviation: float
+    transfers: int
+
+    @classmethod
+    def of(cls, runs: Sequence[Survival]) -> Summary:
+        times = [math.inf if run.broken_at is None else run.broken_at for run in runs]
+        means = [run.mean_temperature for run in runs if math.isfinite(run.mean_temperature)]
+        return cls(
+            temperature=runs[0].temperature,
+            replicas=len(runs),
+            survivors=sum(run.whole for run in runs),
+            first_break=_or_none(min(times)),
+            median_break=_or_none(statistics.median(times)),
+            mean_temperature=statistics.fmean(means) if means else math.nan,
+            deviation=max(run.deviation for run in runs),
+            transfers=sum(run.transfers for run in runs),
+        )
+
+
+@dataclass(eq=False)
+class StabilityReport:
+    """What `check_stability` found.
+
+    Attributes:
+        runs: every replica at every temperature.
+        time: ps that each was to run.
+    """
+
+    runs: list[Survival]
+    time: float
+
+    @property
+    def survived(self) -> bool:
+        """Whether every replica is whole."""
+        return all(run.whole for run in self.runs)
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """One for each temperature."""
+        temperatures = dict.fromkeys(run.temperature for run in self.runs)
+        return [Summary.of([run for run in self.runs if run.temperature == t]) for t in temperatures]
+
+    @property
+    def frames(self) -> list[Atoms]:
+        """Of all replicas that broke, the last frames before: what to label and train on next."""
+        return [frame for run in self.runs for frame in run.frames]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; temperatures in K, times in ps, lengths in Å, null for what there is not."""
+        runs = [{k: v for k, v in vars(run).items() if k != "frames"} for run in self.runs]
+        found = {"time": self.time, "temperatures": [asdict(s) for s in self.summaries], "runs": runs}
+        return _plain(found)
+
+    def write(self, prefix: Path) -> list[Path]:
+        """Write PREFIX.json and, when a replica broke, PREFIX_broken.xyz; those of an earlier check are replaced.
+
+        Returns:
+            What was written.
+        """
+        from ase.io import write
+
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        report, broken = self.files(prefix)
+        atomic_write(report, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        if not self.frames:
+            broken.unlink(missing_ok=True)
+            return [report]
+        write(broken, self.frames, format="extxyz")
+        return [report, broken]
+
+    @staticmethod
+    def files(prefix: Path) -> tuple[Path, Path]:
+        """Where `write` writes."""
+        return prefix.with_name(prefix.name + ".json"), prefix.with_name(prefix.name + "_broken.xyz")
+
+
+def _or_none(time: float) -> float | None:
+    return time if math.isfinite(time) else None
+
+
+def _plain(value: Any) -> Any:
+    """NaN, which JSON does not have, as None."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
