@@ -44,7 +44,8 @@ def test_round_trip(tmp_path, kind, dtype):
 def test_what_the_config_does_not_say_is_refused():
     """Else the file would be another model."""
     potential = tiny_potential()
-    for name, value in (("energy_scale", 2.0), ("energy_shift", 1.0), ("subtract_isolated", False)):
+    changes = {"energy_scale": 2.0, "energy_shift": 1.0, "subtract_isolated": False, "atom_filter": 1}
+    for name, value in changes.items():
         changed = copy.deepcopy(potential)
         setattr(changed, name, value)
         with pytest.raises(ValueError, match=name):
@@ -156,6 +157,8 @@ def test_r22_hostile_configuration(case):
         {"config": "{"},
         {"config": "[" * 100_000},
         {"metadata": "nothing"},
+        {"metadata": "[1]"},
+        {"config": "null"},
     ],
 )
 def test_r22_hostile_metadata(change):
@@ -232,3 +235,15 @@ def test_loading_leaves_the_random_numbers_alone(tmp_path):
     before = torch.get_rng_state()
     load(tmp_path / "a.tmn")
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_loaded_in_inference_mode(tmp_path):
+    """The weights are ordinary ones, that forces can be taken through and that can be trained."""
+    save(tiny_potential(), tmp_path / "a.tmn")
+    expected = load(tmp_path / "a.tmn")(SYSTEM)
+    with torch.inference_mode():
+        potential = load(tmp_path / "a.tmn", dtype=torch.float64)
+        inside = potential(SYSTEM)
+    for result in (inside, potential(SYSTEM)):
+        assert torch.equal(result.energy, expected.energy) and torch.equal(result.forces, expected.forces)
+    assert not any(p.is_inference() for p in potential.parameters())

@@ -17,15 +17,19 @@ import torch
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.errors import UnknownElement
 
-SMALL = {"hidden_channels": 8, "num_rbf": 6, "max_z": 10}
+SMALL = {"num_rbf": 6, "max_z": 10}
 MODELS = ["tensornet", "graph_network", "transformer", "equivariant_transformer"]
 
 
-def make(model="tensornet", seed=0, **changes):
+def make(model="tensornet", seed=0, channels=8, **changes):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Potential.from_config(
-            {"model": {"name": model, **SMALL}, "priors": [{"name": "atomref", "energies": {"8": -2041.3}}], **changes}
+            {
+                "model": {"name": model, **SMALL, "hidden_channels": channels},
+                "priors": [{"name": "atomref", "energies": {"8": -2041.3}}],
+                **changes,
+            }
         )
 
 
@@ -77,6 +81,26 @@ def test_changed_weights_are_noticed():
         assert not torch.equal(before.energy, after.energy)
         exact = copy.deepcopy(potential).double() if precision == "float64" else potential
         assert_equal(after, exact(system))
+
+
+@pytest.mark.parametrize("channels", [8, 32])  # 32: by the compiled kernels of the CPU
+def test_changed_options_are_noticed(channels):
+    potential, system = make(channels=channels), water()
+    evaluator = Evaluator(potential)
+    evaluator(system)
+    changes = (("energy_shift", 1.0), ("energy_scale", 2.0), ("subtract_isolated", False), ("atom_filter", 1))
+    for name, value in changes:
+        setattr(potential, name, value)
+        torch.testing.assert_close(evaluator(system).energy, potential(system).energy, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("channels", [8, 32])
+def test_positions_of_another_size_that_are_assigned(channels):
+    evaluator, system = Evaluator(make(channels=channels)), water()
+    evaluator(system)
+    system.pos = system.pos[:2]
+    with pytest.raises(ValueError, match=r"\[N, 3\] and \[N\], got"):
+        evaluator(system)
 
 
 @pytest.mark.parametrize("given", [{"precision": "float16"}, {"graphs": "yes"}, {"precision": True}])

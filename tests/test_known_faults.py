@@ -237,6 +237,24 @@ def test_all_neighbors_are_counted():
     assert set(map(tuple, pairs)) == {(j, i) for i, j in pairs}
 
 
+def test_a_list_that_lacks_edges_is_refused():
+    """Of a smaller cutoff, of one direction, or of another structure; a wider one changes nothing."""
+    system = System.from_ase(chiral())
+    expected = POTENTIAL(system)
+    wider = POTENTIAL(system, neighbors=neighbor_list(system, POTENTIAL.cutoff + 1))
+    assert torch.equal(wider.energy, expected.energy)
+    torch.testing.assert_close(wider.forces, expected.forces, rtol=0, atol=1e-12)
+    cutoff, fewer = POTENTIAL.cutoff, System(z=system.z[1:], pos=system.pos[1:])
+    cases = {
+        "this list ends at 2.0 Å": neighbor_list(system, 2.0),
+        "both directions": neighbor_list(system, cutoff, half=True),
+        "a list of 4 atoms, not of 5": neighbor_list(fewer, cutoff),
+    }
+    for words, edges in cases.items():
+        with pytest.raises(ValueError, match=words):
+            POTENTIAL(system, neighbors=edges)
+
+
 def test_not_a_number_is_refused():
     """Bar R11: positions, cell and charge, by name."""
     good = System.from_ase([silicon(), molecule("H2O")])

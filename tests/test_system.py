@@ -51,6 +51,11 @@ def test_ase_and_back():
     assert np.array_equal(frames[0].positions, before[0][0]), "tensors must not share memory with the user's Atoms"
 
 
+def test_a_charge_that_is_not_whole_survives_in_ase():
+    (atoms,) = System(z=[1], pos=[[0.0, 0, 0]], charge=-0.5, spin=2).to_ase()
+    assert atoms.info == {"charge": -0.5, "spin": 2}
+
+
 def test_single_atoms_object_and_empty_list():
     assert System.from_ase(molecule("H2O")).num_systems == 1
     assert System.from_ase([]).num_systems == 0 and System.from_ase(Atoms()).num_systems == 1
@@ -90,6 +95,7 @@ def test_replace_and_to_share_or_copy():
         ({"z": [1], "pos": [[0.0, 0, 0]], "batch": [0, 0]}, "batch must be"),
         ({"z": [1], "pos": [[0.0, 0, 0]], "cell": np.eye(2)}, "cell must have shape"),
         ({"z": [1], "pos": [[0.0, 0, 0]], "pbc": np.ones((2, 3), bool)}, "pbc must have shape"),
+        ({"z": [1], "pos": [[0.0, 0, 0]], "pbc": [True, False]}, "pbc must have shape"),
         ({"z": [1], "pos": [[0.0, 0, 0]], "charge": [1.0, 2.0]}, "charge must have one value per system"),
         ({"z": [1], "pos": [[0.0, 0, 0]], "spin": 1.5}, "spin must be whole"),
     ],
@@ -117,3 +123,19 @@ def test_values_that_are_no_use():
         with pytest.raises(ValueError, match=words):
             system.validate()
     assert System(z=z, pos=pos, cell=flat, pbc=[True, True, False]).validate().num_systems == 1
+
+
+def test_fields_of_another_size_that_are_assigned():
+    system = System.from_ase(molecule("H2O"))
+    system.pos = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match=r"\[N, 3\] and \[N\], got \(3,\), \(2, 3\)"):
+        system.validate()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_cells_of_every_precision(dtype):
+    si = System.from_ase(bulk("Si"), dtype=dtype)
+    assert si.validate() is si
+    third = si.cell[:, 0] + si.cell[:, 1]
+    with pytest.raises(ValueError, match="linearly dependent"):
+        si.replace(cell=torch.stack([si.cell[:, 0], si.cell[:, 1], third], 1)).validate()

@@ -47,7 +47,8 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
 
     if "model" not in potential.config:
         raise ValueError("only a potential built by Potential.from_config can be saved: its config is stored")
-    for name, default in (("energy_scale", 1.0), ("energy_shift", 0.0), ("subtract_isolated", True)):
+    defaults = {"energy_scale": 1.0, "energy_shift": 0.0, "subtract_isolated": True, "atom_filter": -1}
+    for name, default in defaults.items():
         value, stored = getattr(potential, name), potential.config.get(name, default)
         if value != stored:
             raise ValueError(f"{name} is {value}, and the config, which is what is stored, says {stored}: change both")
@@ -96,16 +97,17 @@ def from_bytes(
     from safetensors.torch import load as from_safetensors
 
     header = _verified_header(blob, name)
-    try:
-        with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten; the caller's RNG stays
-            potential = Potential.from_config(header["config"])
-        state = from_safetensors(blob)
-        potential = potential.to(_stored_dtype(state))  # whatever torch's default type is
-        potential.load_state_dict(state, strict=True)
-    except Exception as error:  # the content is not trusted: whatever it brings about, the file is to blame
-        raise BadCheckpoint(f"{name}: the model cannot be built from its configuration: {error}") from error
-    potential.metadata = header["metadata"]
-    return potential.to(device=device, dtype=dtype).eval()
+    with torch.inference_mode(False):  # weights made in that mode could not be used outside of it, nor for forces
+        try:
+            with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten; the caller's RNG stays
+                potential = Potential.from_config(header["config"])
+            state = from_safetensors(blob)
+            potential = potential.to(_stored_dtype(state))  # whatever torch's default type is
+            potential.load_state_dict(state, strict=True)
+        except Exception as error:  # the content is not trusted: whatever it brings about, the file is to blame
+            raise BadCheckpoint(f"{name}: the model cannot be built from its configuration: {error}") from error
+        potential.metadata = header["metadata"]
+        return potential.to(device=device, dtype=dtype).eval()
 
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
@@ -170,12 +172,10 @@ def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
                 f"{path}: format version {version}; this torchmdnet2 reads version {FORMAT_VERSION}: "
                 + ("upgrade torchmdnet2" if version > FORMAT_VERSION else "the file is not valid")
             )
-        return {
-            "config": json.loads(header["config"]),
-            "metadata": json.loads(header["metadata"]),
-            "format_version": version,
-            "sha256": header["sha256"],
-        }
+        config, metadata = json.loads(header["config"]), json.loads(header["metadata"])
+        if not (isinstance(config, dict) and isinstance(metadata, dict)):
+            raise BadCheckpoint(f"{path}: configuration and metadata must be mappings")
+        return {"config": config, "metadata": metadata, "format_version": version, "sha256": header["sha256"]}
     except BadCheckpoint:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:

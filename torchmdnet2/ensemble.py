@@ -123,7 +123,15 @@ class EnsembleBoundStep:
         Raises:
             ValueError: a position, the cell or an energy is not finite (names the atom).
         """
-        results = [step.fetch() for step in self._steps]
+        results: list[Result | None] = []
+        errors: list[ValueError] = []
+        for step in self._steps:  # all of them: an error that is left waits for the next positions
+            try:
+                results.append(step.fetch())
+            except ValueError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         good = [result for result in results if result is not None]
         return _combine(good) if len(good) == len(results) else None
 

@@ -41,6 +41,7 @@ _KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the s
 _GRAPHS_UP_TO = 50_000  # atoms; above, the launches hide behind the kernels
 _AUTOGRAD_UP_TO = 5_000  # the same for potentials without fused kernels
 _version = attrgetter("_version")
+_options = attrgetter("energy_scale", "energy_shift", "subtract_isolated", "atom_filter")
 
 
 class Evaluator:
@@ -48,7 +49,8 @@ class Evaluator:
 
     Args:
         potential: the potential, set to evaluation mode. Weights that change later are noticed when they are changed
-            in place (optimizers, `load_state_dict`); call `refresh()` after replacing parameters or priors.
+            in place (optimizers, `load_state_dict`); call `refresh()` after replacing parameters or priors, or
+            changing them through `.data`, which PyTorch does not count.
         precision: "float32": the potential's own precision (nothing below float32 anywhere); "tf32": matrix products
             of the fused kernels in TF32; "float64": a float64 copy of the potential.
         graphs: replay steps as CUDA graphs: "auto" from the second call of a size on, up to 50,000 atoms (5,000 for
@@ -229,10 +231,10 @@ class Evaluator:
         return ""
 
     def _sign(self) -> tuple[Any, ...]:
-        """Changes when the weights do."""
+        """Changes when the weights or options do."""
         first = self._weights[0] if self._weights else None
-        versions = sum(map(_version, self._weights))
-        return versions, None if first is None else (first.data_ptr(), first.dtype, first.device)
+        place = None if first is None else (first.data_ptr(), first.dtype, first.device)
+        return sum(map(_version, self._weights)), place, _options(self.potential)
 
     def _prepare(self, system: System) -> FusedModel | AutogradModel | None:
         """What replays steps of this system, None for the reference path."""

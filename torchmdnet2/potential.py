@@ -178,7 +178,7 @@ class Potential(nn.Module):
         Args:
             system: N atoms in B structures, on the potential's device; never changed.
             forces, stress: what to compute.
-            neighbors: edges within `cutoff`, to reuse a list; searched when None.
+            neighbors: all directed edges within `cutoff` or further, to reuse a list; searched when None.
             create_graph: keep the graph, so that the results can be differentiated again; by default only in
                 training mode.
 
@@ -187,7 +187,7 @@ class Potential(nn.Module):
 
         Raises:
             ValueError: a position, cell or charge is not finite (names the atom); stress without a cell; a spin
-                state that the model does not know.
+                state that the model does not know; neighbors that lack edges.
             UnknownElement: an atom's element is not one the model was trained on.
         """
         create_graph = self.training if create_graph is None else create_graph
@@ -197,6 +197,7 @@ class Potential(nn.Module):
         with torch.inference_mode(False), torch.enable_grad():
             if neighbors is None:
                 neighbors = neighbor_list(system, self.cutoff)
+            self._check_neighbors(neighbors, system)
             lists = PairLists(system, {self.cutoff: neighbors})
             return self.compute(system, lists, forces, stress, create_graph)
 
@@ -330,6 +331,19 @@ class Potential(nn.Module):
             name = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
             trained = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in self.elements)
             raise UnknownElement(f"atom {atom} is {name}, and this model knows only {trained}")
+
+    def _check_neighbors(self, neighbors: NeighborList, system: System) -> None:
+        """Refuse a list that lacks edges of this system."""
+        if neighbors.half:
+            raise ValueError(
+                "neighbors: the model needs both directions of each pair, and this list has one (half=True)"
+            )
+        if neighbors.cutoff < self.cutoff:
+            raise ValueError(
+                f"neighbors: the model's cutoff is {self.cutoff} Å, and this list ends at {neighbors.cutoff} Å"
+            )
+        if len(neighbors.row_ptr) != system.num_atoms + 1:
+            raise ValueError(f"neighbors: a list of {len(neighbors.row_ptr) - 1} atoms, not of {system.num_atoms}")
 
     def _check_spin(self, system: System) -> None:
         """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted."""

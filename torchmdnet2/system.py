@@ -74,7 +74,7 @@ class System:
             pbc = (cell != 0).any(-1) if given_cell else torch.zeros(num, 3, dtype=torch.bool, device=device)
         else:
             pbc = torch.as_tensor(self.pbc, device=device).bool()
-            pbc = pbc.expand(num, 3) if pbc.ndim <= 1 else pbc
+            pbc = pbc.expand(num, 3) if pbc.shape in ((), (3,)) else pbc
         self.cell, self.pbc = cell, pbc
         self.charge = _per_system(self.charge, num, dtype, device, "charge")
         self.spin = _per_system(self.spin, num, torch.long, device, "spin")
@@ -176,11 +176,8 @@ class System:
         frames = []
         for b in range(self.num_systems):
             mask = self.batch == b
-            info = {
-                key: int(value)
-                for key, value in (("charge", self.charge[b]), ("spin", self.spin[b]))
-                if float(value) != 0
-            }
+            given = {"charge": float(self.charge[b]), "spin": int(self.spin[b])}
+            info = {key: int(value) if value == int(value) else value for key, value in given.items() if value}
             frames.append(
                 Atoms(
                     numbers=self.z[mask].cpu().numpy(),
@@ -213,12 +210,17 @@ class System:
     def validate(self) -> System:
         """Check the values: finite numbers, batch indices in range, usable cells. Waits for the device.
 
+        Fields that were assigned to are checked for their shape too.
+
         Returns:
             self.
 
         Raises:
             ValueError: names the first atom or structure at fault.
         """
+        if self.pos.shape != (self.num_atoms, 3) or self.batch.shape != self.z.shape:
+            shapes = tuple(self.z.shape), tuple(self.pos.shape), tuple(self.batch.shape)
+            raise ValueError("z, pos and batch must be [N], [N, 3] and [N], got {}, {} and {}".format(*shapes))
         _first(~torch.isfinite(self.pos).all(1), "atom {}: its position is not finite (NaN or infinite)")
         _first(~torch.isfinite(self.cell).all(2).all(1), "system {}: its cell is not finite (NaN or infinite)")
         _first(~torch.isfinite(self.charge), "system {}: its charge is not finite (NaN or infinite)")
@@ -231,10 +233,11 @@ class System:
 
     def _periodic_volume(self) -> Tensor:
         """Volume of the unit parallelepiped of the periodic directions, [B]; 1 for orthogonal vectors."""
-        unit = self.cell / self.cell.norm(dim=-1, keepdim=True).clamp(min=1e-30)
+        cell = self.cell.double()  # 16 bits have no determinants
+        unit = cell / cell.norm(dim=-1, keepdim=True).clamp(min=1e-30)
         gram = unit @ unit.transpose(1, 2)
         both = self.pbc[:, :, None] & self.pbc[:, None, :]
-        eye = torch.eye(3, dtype=self.dtype, device=self.device).expand_as(gram)
+        eye = torch.eye(3, dtype=gram.dtype, device=self.device).expand_as(gram)
         return torch.linalg.det(torch.where(both, gram, eye)).clamp(min=0).sqrt()
 
 

@@ -45,6 +45,9 @@ def test_bound_step():
     bound.replay()
     with pytest.raises(ValueError, match="atom 3"):
         bound.fetch()
+    bound.pos.copy_(BATCH.pos * 1.01)
+    bound.replay()
+    assert torch.equal(bound.fetch().energy, found.energy), "no member remembers an error of other positions"
 
 
 def test_charges_and_properties_are_means():

@@ -50,8 +50,7 @@ class ModelSource:
                     f"{str(self.sha256)[:12]}…: the file was replaced; put the original back or set the model up again"
                 )
             blob = Path(self.path).read_bytes()
-        with torch.inference_mode(False):  # weights made in that mode could not be used outside of it
-            return _freeze(from_bytes(blob, torch_device, torch_dtype, name=self.path or "model in memory"))
+        return _freeze(from_bytes(blob, torch_device, torch_dtype, name=self.path or "model in memory"))
 
 
 def open_model(

@@ -76,7 +76,7 @@ class Composition:
 
     def holds(self, system: System) -> bool:
         """Whether a system differs in positions and cell at most."""
-        if system.dtype != self._dtype or system.num_systems != self._structures:
+        if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._z):
             return False
         return all(map(torch.equal, self._known, _composition(system)))
 
