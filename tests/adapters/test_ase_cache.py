@@ -23,10 +23,15 @@ def test_stress_is_computed_only_when_asked_for(potential):
     atoms.get_stress()
     atoms.get_forces()
     assert calls == [False, True]
-    atoms.rattle(0.01)  # as in a cell optimiser: forces, then stress, of each new structure
-    atoms.get_forces()
-    atoms.get_stress()
-    assert calls == [False, True, True]
+    for _ in range(3):  # as in a cell optimiser: forces, then stress, of each new structure
+        atoms.rattle(0.01)
+        atoms.get_forces()
+        atoms.get_stress()
+    assert calls == [False, True, True, True, True]
+    for _ in range(2):
+        atoms.rattle(0.01)
+        atoms.get_forces()
+    assert calls[5:] == [True, False], "nobody asks for the stress any more"
 
 
 def test_same_structure_is_computed_once_and_a_changed_one_again(potential):
@@ -85,6 +90,20 @@ def test_charge_from_info_then_constructor_then_zero(potential):
     assert atoms.get_potential_energy() == expected[2]
     atoms.info["charge"] = 0  # 0 in info is a value, not "absent"
     assert atoms.get_potential_energy() == expected[0]
+
+
+def test_charge_set_the_way_of_ase(potential):
+    atoms, charged = ethanol(), ethanol()
+    atoms.calc = TorchMDNet2Calculator(potential)
+    charged.calc = TorchMDNet2Calculator(potential, charge=1)
+    neutral = atoms.get_potential_energy()
+    assert atoms.calc.set(charge=1, spin=0) == {"charge": 1}
+    assert atoms.get_potential_energy() == charged.get_potential_energy() != neutral
+    with pytest.raises(TypeError, match="not device, label"):
+        atoms.calc.set(label="x", charge=2, device="cuda")
+    with pytest.raises(ValueError, match="whole number"):
+        atoms.calc.set(charge=0.5)
+    assert atoms.calc.charge == 1
 
 
 def test_spin_and_charge_are_part_of_the_cache(potential):

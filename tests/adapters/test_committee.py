@@ -48,6 +48,13 @@ def test_batches_equal_singles(potential, batch_size):
     assert found[3]["energy"] != found[4]["energy"]
 
 
+def test_batches_of_nothing(potential):
+    calc = TorchMDNet2Calculator(potential)
+    assert list(calc.evaluate([])) == []
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        list(calc.evaluate(frames(), batch_size=0))
+
+
 def test_batches_with_stress(potential):
     calc = TorchMDNet2Calculator(potential)
     crystal = frames()[1]

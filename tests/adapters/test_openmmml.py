@@ -16,7 +16,8 @@ openmm = pytest.importorskip("openmm")
 from openmm import app, unit  # noqa: E402
 from openmm_cases import KJ_MOL, boxed, context_of, ethanol, evaluate, topology_of  # noqa: E402
 
-from torchmdnet2 import System  # noqa: E402
+from torchmdnet2 import Potential, System  # noqa: E402
+from torchmdnet2.checkpoint import save  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -111,6 +112,21 @@ def test_plugin_arguments(ml_potential, model_file):
     with pytest.raises(ValueError, match="float32 or float64"):
         ml_potential.createSystem(topology_of(ethanol()), precision="half")
     assert ml_potential._impl.getMLLongRange() is False
+
+
+@pytest.mark.parametrize("method", ["ewald", "pme", "reaction_field"])
+def test_plugin_says_whether_images_are_summed_over(method, tmp_path):
+    pytest.importorskip("openmmml")
+    from torchmdnet2.adapters.openmmml import TorchMDNet2Impl
+
+    charges = {"name": "coulomb", "charges": {"H": 0.4, "O": -0.8}, "method": method, "cutoff": 4.0}
+    model = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0}
+    base = {"model": model, "priors": [charges], "elements": [1, 8]}
+    above = {"model": model, "priors": [{"name": "baseline", "potential": base}], "elements": [1, 8]}
+    neither = {"model": model, "head": None, "priors": None, "elements": [1, 8]}
+    for config, expected in ((base, method != "reaction_field"), (above, method != "reaction_field"), (neither, False)):
+        save(Potential.from_config(config), tmp_path / "model.tmn")
+        assert TorchMDNet2Impl(tmp_path / "model.tmn").getMLLongRange() is expected
 
 
 def test_entry_point_and_import_without_torch(plugin_folder):

@@ -120,6 +120,7 @@ class TorchMDNet2Calculator(Calculator):
                 if not allow_calculation:
                     return None
                 self.calculate(atoms, [name], changes)
+            self._stress_wanted |= name in ("stress", "stress_std")  # it may have come with the forces
             value = self.results[name]
             return value.copy() if isinstance(value, np.ndarray) else value
 
@@ -151,7 +152,7 @@ class TorchMDNet2Calculator(Calculator):
             if structure is None:
                 raise CalculatorSetupError("there is no structure to calculate: give the calculator's method one")
             self.reset()
-            asked = any(name.removesuffix("_std") == "stress" for name in properties or [])
+            asked = not {"stress", "stress_std"}.isdisjoint(properties or [])
             # a barostat or cell optimiser asks for forces, then for stress, at every step: do it in one go
             stress = asked or self._stress_wanted
             if stress and not abs(np.linalg.det(structure.cell)) > 0:
@@ -164,6 +165,21 @@ class TorchMDNet2Calculator(Calculator):
             self.results = _in_ase_form(self._evaluate(structure, stress))
             self._entered = structure
             self._stress_wanted = asked
+
+    def set(self, **given: Any) -> dict[str, int]:
+        """Change `charge` or `spin`, of structures whose `info` has none; returns what is new.
+
+        Raises:
+            TypeError: any other name.
+            ValueError: not a whole number.
+        """
+        unknown = sorted(given.keys() - {"charge", "spin"})
+        if unknown:
+            raise TypeError(f"only charge and spin can be set, not {', '.join(unknown)}: make another calculator")
+        new = {name: _whole_number(value, name) for name, value in given.items()}
+        new = {name: value for name, value in new.items() if value != getattr(self, name)}
+        vars(self).update(new)
+        return new
 
     def reset(self) -> None:
         """Forget the last result."""
@@ -199,8 +215,11 @@ class TorchMDNet2Calculator(Calculator):
             For each structure in turn what `results` would hold for it.
 
         Raises:
-            ValueError, UnknownElement: as `calculate`; atoms and structures are counted within their batch.
+            ValueError, UnknownElement: as `calculate`; atoms and structures are counted within their batch. ValueError
+                for a batch size below 1.
         """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         left = iter(frames)
         while batch := list(islice(left, batch_size)):
             with self._lock:

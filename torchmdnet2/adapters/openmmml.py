@@ -7,7 +7,7 @@ rest of this package are imported when a system is made.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
@@ -98,6 +98,14 @@ class TorchMDNet2Impl(MLPotentialImpl):
         """Whether the model sums electrostatics over all periodic images; by its file."""
         from ..checkpoint import read_header
 
-        config = read_header(self.path)["config"]
-        parts = [config["model"], config.get("head", {}), *config.get("priors", [])]
-        return any(part.get("method") == "ewald" for part in parts)
+        return _sums_over_images(read_header(self.path)["config"])
+
+
+def _sums_over_images(config: Mapping[str, Any]) -> bool:
+    """Whether a potential has a term that does, or has another such potential below it."""
+    parts = [config["model"], config.get("head"), *(config.get("priors") or [])]
+    return any(
+        part.get("method") in ("ewald", "pme") or ("potential" in part and _sums_over_images(part["potential"]))
+        for part in parts
+        if part
+    )
