@@ -264,6 +264,10 @@ def test_a_proton_may_go_over():
         bonds(pos)
         assert bonds.transfers == (0, 1, 1, 2)[k] and bonds.deviation < 0.1
         assert bonds.pairs.tolist() == ([[1, 2]] if k in (1, 2) else [[0, 1]])
+    bonds(positions([0, 0, 0], [0, 0, 1.3], [0, 0, 2.5]))  # on its way
+    assert bonds.transfers == 2 and bonds.deviation < 0.1
+    bonds(positions([0, 0, 0], [0, 0, 1.3], [0, 0, 3.2]))  # on none
+    assert bonds.transfers == 2 and bonds.deviation == pytest.approx(1.3 - bonds.usual[0])
     with pytest.raises(Unphysical, match=r"1\.55 Å long"):
         bonds(away)
     with pytest.raises(Unphysical, match=r"atom 0 \(C\) and atom 1 \(H\)"):

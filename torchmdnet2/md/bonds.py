@@ -11,7 +11,7 @@ Shapes: n atoms of one structure, P bonds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,13 @@ ACCEPTORS = (7, 8, 9, 16, 17)
 """Between these (N, O, F, S, Cl) a proton may go over."""
 
 
+class _Bond(NamedTuple):
+    """A bond that there may be: both atoms and the three shifts of the second, and its length in Å."""
+
+    key: tuple[int, ...]
+    usual: float
+
+
 class Bonds:
     """The bonds of a structure.
 
@@ -55,7 +62,7 @@ class Bonds:
         pairs: [P, 2] atoms.
         shift: [P, 3] cells between the second atom and its image that is bonded.
         usual: [P] Å.
-        deviation: Å, the largest of any bond that was let pass, but those of a proton on its way.
+        deviation: Å, the largest that was let pass, but for bonds of protons that another atom could hold as well.
         transfers: protons that went over.
     """
 
@@ -81,15 +88,13 @@ class Bonds:
         x = pos.numpy()
         length = self.lengths(x)
         off = np.abs(length - self.usual)
-        for k in np.flatnonzero(off > DEVIATION / 2)[::-1]:  # the last first: bonds are dropped
-            other = self._other(k, x) if length[k] > self.usual[k] else None
-            if off[k] > DEVIATION:
-                if other is None:
-                    i, j = map(self._name, self.pairs[k])
-                    raise Unphysical(f"the bond of {i} and {j} is {length[k]:.2f} Å long (usually {self.usual[k]:.2f})")
-                self._hand_over(k, *other)
-            if other is not None:
-                off[k] = 0.0  # on its way
+        shared = self._shared(x)
+        for k in np.flatnonzero(off > DEVIATION)[::-1].tolist():  # the last first: bonds are dropped
+            if k not in shared or length[k] < self.usual[k]:
+                i, j = map(self._name, self.pairs[k])
+                raise Unphysical(f"the bond of {i} and {j} is {length[k]:.2f} Å long (usually {self.usual[k]:.2f})")
+            self._hand_over(k, shared[k])
+        off[list(shared)] = 0.0
         self._refuse_new(x)
         self.deviation = max(self.deviation, float(off.max(initial=0.0)))
 
@@ -132,38 +137,47 @@ class Bonds:
         """Two atoms nearer than the sum of their radii that were not bonded. Not of hydrogen, whose new bond costs it
         the old one, and which may be near to both on its way."""
         pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), self._heavy, 1.0)
-        known = {(*p, *s) for p, s in zip(self.pairs.tolist(), self.shift.tolist(), strict=True)}
+        known = self._keys()
         for p, s, distance in zip(pairs.tolist(), shift.tolist(), d, strict=True):
             if (*p, *s) not in known:
                 i, j = map(self._name, p)
                 raise Unphysical(f"{i} and {j}, which were not bonded, are {distance:.2f} Å apart: a new bond")
 
-    def _other(self, k: int, x: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], np.float64] | None:
-        """The nearest atom but the present one that can hold the proton of bond k: pair [2], shift [3], its length."""
-        i, j = self.pairs[k]
-        h, old = (i, j) if self._z[i] == 1 else (j, i)
-        if self._z[h] != 1 or self._z[old] not in ACCEPTORS:
-            return None
-        among = np.sort(np.append(np.flatnonzero(np.isin(self._z, ACCEPTORS)), h))
+    def _shared(self, x: NDArray[np.float64]) -> dict[int, _Bond]:
+        """Bonds of protons that another atom can hold as well, each with the shortest bond to such an atom."""
+        z = self._z[self.pairs]
+        protic = np.flatnonzero((z == 1).any(1) & np.isin(z, ACCEPTORS).any(1))
+        if not len(protic):
+            return {}
+        protons = np.where(z[protic, 0] == 1, *self.pairs[protic].T)
+        among = np.union1d(np.flatnonzero(np.isin(self._z, ACCEPTORS)), protons)
         reach = 1 + DEVIATION / (covalent_radii[1] + covalent_radii[list(ACCEPTORS)].min())
         pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), among, reach)
         sums = self._radii[pairs].sum(1)
-        same = (pairs == self.pairs[k]).all(1) & (shift == self.shift[k]).all(1)
-        held = (pairs == h).any(1) & (d < sums + DEVIATION) & ~same
-        if not held.any():
-            return None
-        best = int(np.where(held, d, np.inf).argmin())
-        return pairs[best], shift[best], sums[best]
+        held = (d < sums + DEVIATION) & ((self._z[pairs] == 1).sum(1) == 1)
+        near: dict[int, list[tuple[float, _Bond]]] = {}
+        for p, s, distance, usual in zip(pairs[held], shift[held], d[held], sums[held], strict=True):
+            near.setdefault(int(p[self._z[p] == 1][0]), []).append((distance, _Bond((*p, *s), usual)))
+        found = {}
+        for k, h in zip(protic.tolist(), protons.tolist(), strict=True):
+            own = (*self.pairs[k], *self.shift[k])
+            others = [(distance, bond) for distance, bond in near.get(h, ()) if bond.key != own]
+            if others:
+                found[k] = min(others)[1]
+        return found
 
-    def _hand_over(self, k: int, pair: NDArray[np.int64], shift: NDArray[np.int64], usual: np.float64) -> None:
+    def _hand_over(self, k: int, bond: _Bond) -> None:
         """Put another bond in the place of bond k, or nothing where the proton had two."""
         rest = np.arange(len(self.pairs)) != k
         self.pairs, self.shift, self.usual = self.pairs[rest], self.shift[rest], self.usual[rest]
-        if not ((self.pairs == pair).all(1) & (self.shift == shift).all(1)).any():
-            self.pairs = np.concatenate([self.pairs, pair[None]])
-            self.shift = np.concatenate([self.shift, shift[None]])
-            self.usual = np.append(self.usual, usual)
+        if bond.key not in self._keys():
+            self.pairs = np.concatenate([self.pairs, [bond.key[:2]]])
+            self.shift = np.concatenate([self.shift, [bond.key[2:]]])
+            self.usual = np.append(self.usual, bond.usual)
             self.transfers += 1
+
+    def _keys(self) -> set[tuple[int, ...]]:
+        return {(*p, *s) for p, s in zip(self.pairs.tolist(), self.shift.tolist(), strict=True)}
 
     def _name(self, atom: int) -> str:
         return f"atom {atom} ({SYMBOLS[self._z[atom]]})"
