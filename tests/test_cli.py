@@ -16,7 +16,7 @@ from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
-from torchmdnet2 import Potential, System, __version__
+from torchmdnet2 import Potential, System, __version__, load
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
@@ -124,6 +124,16 @@ def test_card(capsys, folder):
     assert code == 0 and "H, O" in out and "CC0" in out
     assert "no such model file" in fails(capsys, 1, "card", folder / "none.tmn")
     assert "not a torchmdnet2 model" in fails(capsys, 1, "card", folder / "water.xyz")
+
+
+def test_card_of_metadata_in_words_of_their_own(capsys, folder, tmp_path):
+    potential, path = load(folder / "model.tmn"), tmp_path / "model.tmn"
+    save(potential, path, metadata={"data": "water, by hand", "errors": None, "training": ["Adam"], "config": "none"})
+    code, out, _ = run(capsys, "card", path)
+    assert code == 0 and "| Data | water, by hand |" in out and "| Training | ['Adam'] |" in out
+    assert run(capsys, "evaluate", path, folder / "data.xyz")[0] == 0
+    save(potential, path, metadata={"errors": {"energy": "1 meV"}})
+    assert f"`torchmdnet2 info {path}` prints them" in fails(capsys, 1, "card", path)
 
 
 def test_info(capsys, folder):
@@ -264,6 +274,10 @@ def test_evaluate_writes_predictions(capsys, folder, tmp_path):
         assert np.array_equal(one.get_forces(), two.get_forces()) and "reference_forces" not in one.arrays
     missing = tmp_path / "none" / "x.xyz"
     assert "none" in fails(capsys, 1, *bare, "--unlabelled", "--output", missing)
+    for mine in (model, data):
+        before = mine.read_bytes()
+        assert "would be written too" in fails(capsys, 2, "evaluate", model, data, "--output", mine)
+        assert mine.read_bytes() == before
 
 
 # --- train, import -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["surroundings"]
 
-_PACKAGES = ("torch", "numpy", "ase", "h5py", "safetensors", "pydantic", "vesin", "triton", "openmm", "openmmml")
+_PACKAGES = tuple("torch numpy ase h5py safetensors pydantic vesin numba triton openmm openmmml".split())
 _MODULES = {"nvalchemi": "nvalchemiops"}  # neighbor backend -> module, where the names differ
 
 
@@ -27,7 +27,7 @@ def surroundings() -> dict[str, Any]:
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         devices[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
-    gpu = torch.cuda.is_available()
+    kernels = {"numba": True, "triton": torch.cuda.is_available()}
     return {
         "versions": {
             "torchmdnet2": __version__,
@@ -37,7 +37,7 @@ def surroundings() -> dict[str, Any]:
         },
         "devices": devices,
         "neighbors": [name for name in BACKENDS if name == "reference" or find_spec(_MODULES.get(name, name))],
-        "kernels": ["reference", *(["triton"] if gpu and find_spec("triton") else [])],
+        "kernels": ["reference", *(name for name, can in kernels.items() if can and find_spec(name))],
         "models": list(REPRESENTATIONS),
         "heads": list(HEADS),
         "priors": list(PRIORS),

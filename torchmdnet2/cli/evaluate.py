@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .common import Command, add_device, device_name, make_console
@@ -48,8 +49,12 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     if options.batch_size < 1:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
+    read = {Path(path).resolve() for path in (options.model, *options.data)}
+    if options.output is not None and Path(options.output).resolve() in read:
+        raise BadConfig(f"--output: {options.output} is read by this command and would be written too: choose another")
     potential = load(options.model, device_of(device_name(options.device)), dtype_of(options.dtype))
-    trained = potential.metadata.get("config", {}).get("data", {})
+    config = potential.metadata.get("config")
+    trained = (config.get("data") or {}) if isinstance(config, dict) else {}  # metadata may hold anything
     keys = _chosen(options, "key", trained.get("keys") or {"energy": "energy", "forces": "forces"})
     units = _chosen(options, "unit", trained.get("units") or {})
     shapes = predicted_shapes(potential)

@@ -29,10 +29,18 @@ def add(command: Command) -> None:
 
 def _card(options: argparse.Namespace) -> None:
     from ..checkpoint import read_header
+    from ..errors import BadCheckpoint
     from ..training.card import model_card
 
     header = read_header(options.model)
-    print(model_card(header["config"], header["metadata"], title=Path(options.model).stem))
+    try:
+        card = model_card(header["config"], header["metadata"], title=Path(options.model).stem)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # anything may stand there
+        raise BadCheckpoint(
+            f"{options.model}: there is no card of such metadata ({type(error).__name__}: {error}); "
+            f"`torchmdnet2 info {options.model}` prints them as they are"
+        ) from error
+    print(card)
 
 
 def _info(options: argparse.Namespace) -> None:

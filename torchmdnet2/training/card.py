@@ -22,6 +22,13 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         title: heading.
     """
     model = config.get("model", {})
+    # what others call so, in words of their own
+    words = {
+        name: metadata[name]
+        for name in ("data", "errors", "training", "versions")
+        if not isinstance(metadata.get(name, {}), Mapping)
+    }
+    metadata = {name: value for name, value in metadata.items() if name not in words}
     data = metadata.get("data", {})
     facts = {
         "Elements": ", ".join(SYMBOLS[int(z)] for z in config.get("elements") or []) or "not stated",
@@ -34,6 +41,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         "Precision": metadata.get("precision", "not stated"),
         "Licence of the model": metadata.get("licence", "not stated"),
         "Licence of the data": data.get("licence", "not stated"),
+        **{name.capitalize(): value for name, value in words.items()},
     }
     lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
     lines += _errors(metadata.get("errors", {}))
