@@ -177,6 +177,10 @@ def test_charge_and_spin_of_a_frame(tmp_path):
     [
         ("energy=inf", "frame 1: energy is infinite"),
         ("energy=none", "frame 1: 'energy' is not made of numbers: none"),
+        ("energy", "frame 1: 'energy' is not made of numbers: True"),
+        ("energy=1 energy=2", "frame 1: .*'energy' is given twice"),
+        ("energy=1 note='energy=2' other={energy = 3}", ""),
+        ("energy=1 charge=1e20", r"frame 1: charge must be a whole number, got 1e\+20; .* keys: {charge: null}"),
         ("energy=1 charge=0.5", "frame 1: charge must be a whole number, got 0.5"),
         ("energy=1 charge=T", None),
         ("energy=1 spin=nan", "frame 1: spin must be a whole number, got nan"),
@@ -187,8 +191,8 @@ def test_charge_and_spin_of_a_frame(tmp_path):
 )
 def test_bad_entries_name_file_and_frame(tmp_path, comment, message):
     path = write(tmp_path / "a.xyz", "energy=1", comment)
-    if message is None:  # ASE reads T as True, which is 1
-        assert AseDataset(path, {"energy": "energy"})[1].system.charge.item() == 1
+    if not message:  # ASE reads T as True, which is 1
+        assert AseDataset(path, {"energy": "energy"})[1].system.charge.item() == (message is None)
         return
     with pytest.raises(BadData, match=r"a\.xyz, " + message):
         AseDataset(path, {"energy": "energy"})

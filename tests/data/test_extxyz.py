@@ -105,6 +105,14 @@ def test_empty_lines_do_not_end_a_file(tmp_path):
         ("1\nProperties=Z:R:1:pos:R:3\n1.5 0 0 0\n", "atomic numbers must be whole"),
         (f"1\n{HEAD}\nQq 0 0 0\n", "atom 0: there is no element 'Qq'"),
         (f"1\n{HEAD}\nX 0 0 0\n", "atom 0 has the atomic number 0"),
+        (f'1\n{HEAD} lattice="5 0 0 0 5 0 0 0 5"\nH 0 0 0\n', "'lattice' must be written Lattice"),
+        (f"1\n{HEAD} PBC=T\nH 0 0 0\n", "'PBC' must be written pbc"),
+        (f"1\n{HEAD}:pos:R:3\nH 0 0 0 1 1 1\n", "'positions' is given twice"),
+        (
+            f"2\n{HEAD}\nH 0.00 0.00 0.00\nH 0.00 0.00 1.2",
+            "its last number, 1.2, is shorter than all others: .* cut off",
+        ),
+        (f"2\n{HEAD}\nH 0.00 0.00 0.00\nH 0.00 0.00 -", "it cannot be read"),
         (f'1\n{HEAD} Lattice="1 2 3"\nH 0 0 0\n', "3x3"),
         (f'1\n{HEAD} Lattice="1 0 0 1 0 0 0 0 1"\nH 0 0 0\n', "linearly dependent"),
         (f'1\n{HEAD} pbc="T T"\nH 0 0 0\n', "pbc must be three of T and F"),
@@ -116,6 +124,14 @@ def test_faults_name_the_frame(tmp_path, text, message):
     (tmp_path / "a.xyz").write_text(f"1\n{HEAD}\nH 0 0 0\n" * 2 + text)
     with pytest.raises(BadData, match=rf"a\.xyz, frame 2: .*{message}"):
         AseDataset(tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize(
+    "atoms", ["H 0 0 0\nH 0 0 1", "H 0.10 0.12 0.25\nH 0.01 0.01 1.20", "H 0.1 0.25 0.3\nH 0.1 1.5 2.0"]
+)
+def test_the_last_line_needs_no_end(tmp_path, atoms):
+    (tmp_path / "a.xyz").write_text(f"2\n{HEAD}\n{atoms}")
+    assert float(AseDataset(tmp_path / "a.xyz")[0].system.pos[1, 2]) == float(atoms.split()[-1])
 
 
 def test_a_compressed_file_that_was_cut_off(tmp_path):

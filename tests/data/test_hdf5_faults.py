@@ -17,12 +17,12 @@ def read_all(path, **options):
 
 def test_missing_units(tmp_path):
     write_peer(tmp_path / "a.h5")
-    with pytest.raises(BadData, match=r"a\.h5, group 'a': dataset 'pos' has no attribute 'units'; declare units"):
+    with pytest.raises(BadData, match=r"a\.h5, group 'a', dataset 'pos': it has no attribute 'units'; declare"):
         read_all(tmp_path / "a.h5")
-    with pytest.raises(BadData, match=r"dataset 'energy' has no attribute 'units'"):
+    with pytest.raises(BadData, match=r"dataset 'energy': it has no attribute 'units'"):
         read_all(tmp_path / "a.h5", units={"length": "angstrom"})
     write_spice(tmp_path / "b.h5", units=False)
-    with pytest.raises(BadData, match=r"b\.h5, group 'molecule': dataset 'conformations' has no attribute 'units'"):
+    with pytest.raises(BadData, match=r"b\.h5, group 'molecule', dataset 'conformations': it has no attribute 'units'"):
         read_all(tmp_path / "b.h5")
     assert len(read_all(tmp_path / "b.h5", units={"energy": "hartree", "length": "bohr"})) == 3
 
@@ -73,6 +73,17 @@ BAD = [
     ({"cell": np.zeros((FRAMES, 3))}, r"group 'a', frame 0: cell has the shape|dataset 'cell'|frame 0: cell"),
     ({"cell": np.eye(3), "pbc": np.ones((FRAMES, 2))}, r"group 'a', frame 0: pbc has the shape \(2,\)"),
     ({"cell": np.full((3, 3), np.nan)}, r"group 'a', frame 0: system 0: its cell is not finite"),
+    ({"cell": np.diag([5, 5, 1e-9])}, r"group 'a', frame 0: it is periodic along less than 0\.1 Å; is the unit"),
+    ({"cell": np.eye(3), "box": np.eye(3)}, r"group 'a': it has both a cell and a box"),
+    ({"cell": np.eye(3), "pbc": np.array([1, 0.5, 0])}, r"group 'a', frame 0: pbc must be made of 0 and 1, not"),
+    ({"cell": np.eye(3), "pbc": np.array([1, np.nan, 0])}, r"group 'a', frame 0: pbc must be made of 0 and 1, not"),
+    ({"pos": 1.0}, r"group 'a': positions of the shape \[frames, atoms, 3\] are expected, not \(\)"),
+    ({"pos": np.zeros(3)}, r"group 'a': positions of the shape \[frames, atoms, 3\] are expected, not \(3,\)"),
+    (
+        {"charge": np.array([0, 0, 1e20, 0])},
+        r"group 'a', frame 2: charge must be a whole number, got 1e\+20; ",
+    ),
+    ({"spin": np.array([0, 2**40, 0, 0])}, r"group 'a', frame 1: spin must be a whole number, got 1099511627776"),
 ]
 
 
@@ -157,6 +168,17 @@ def test_flipped_bytes_anywhere_are_found_or_harmless(written):
             continue
         assert len(got) == 6 and all(same(a, b) for a, b in zip(got, expected, strict=True)), place
     assert found > 200
+
+
+def test_a_damaged_root_is_named(written):
+    """Also where the file is asked first which layout it has."""
+    intact = written.read_bytes()
+    for place in (48, 96, 144):  # the header of the root group
+        content = bytearray(intact)
+        content[place] ^= 1
+        written.write_bytes(content)
+        with pytest.raises(BadData, match=r"a\.h5: it is damaged"):
+            open_dataset(written)
 
 
 def test_truncated_files_are_found(written):

@@ -169,5 +169,23 @@ def test_bad_ace(tmp_path):
     write_ace(tmp_path / "b.h5", "1.0")
     with h5py.File(tmp_path / "b.h5", "r+") as file:
         del file["NH4/atomic_numbers"]
-    with pytest.raises(BadData, match=r"b\.h5: it is damaged or not of the Ace layout"):
+    with pytest.raises(BadData, match=r"b\.h5, molecule 'NH4': it is damaged or not of the Ace layout"):
         open_dataset(tmp_path / "b.h5", ALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("atomic_numbers", [7.5, 1, 1, 1, 1], "dataset 'atomic_numbers' must be made of whole numbers"),
+        ("formal_charges", [0.9, 0, 0, 0, 0], "dataset 'formal_charges' must be made of whole numbers"),
+        ("formal_charges", [np.nan, 0, 0, 0, 0], "dataset 'formal_charges' must be made of whole numbers"),
+        ("formal_charges", [1, 0], "5 formal charges are expected"),
+    ],
+)
+def test_whole_numbers_of_ace(tmp_path, name, values, message):
+    write_ace(tmp_path / "a.h5", "2.0")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        del file["master/NH4"][name]
+        file["master/NH4"][name] = np.array(values)
+    with pytest.raises(BadData, match=rf"a\.h5, molecule 'NH4': {message}"):
+        open_dataset(tmp_path / "a.h5", ALL)

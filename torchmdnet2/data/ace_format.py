@@ -36,7 +36,7 @@ _NAMES = {
 """label -> its names in one version or the other"""
 
 _UNIT_KIND = {"pos": "length", "charges": "charge"}
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError)
+_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 
 
 def is_ace(path: str | PathLike) -> bool:
@@ -44,7 +44,7 @@ def is_ace(path: str | PathLike) -> bool:
     try:
         with h5py.File(path, "r") as file:
             return _text(file.attrs.get("layout", "")) == "Ace"
-    except (OSError, RuntimeError):
+    except _DAMAGE:
         return False
 
 
@@ -105,14 +105,27 @@ class AceReader(Reader):
                     yield self._chunk(molecule, molecule, f"{self.path}, molecule '{name}'", 0, single=False)
 
     def _chunk(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Chunk:
-        z = np.asarray(molecule["atomic_numbers"][()])
+        try:
+            return self._read(molecule, frames, where, first, single)
+        except BadData:
+            raise
+        except _DAMAGE as error:
+            raise BadData(f"{where}: it is damaged or not of the Ace layout: {error}") from error
+
+    def _read(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Chunk:
+        z = _whole(molecule["atomic_numbers"], where)
         pos = self._values(frames["positions"], "pos", where, single)
         if z.ndim != 1 or pos.shape[1:] != (len(z), 3):
             raise BadData(f"{where}: {z.shape} atomic numbers and positions of the shape {pos.shape} do not fit")
         count = len(pos)
-        charge = int(np.asarray(molecule["formal_charges"][()]).sum()) if self._charged else 0
+        charge = 0
+        if self._charged:
+            charges = _whole(molecule["formal_charges"], where)
+            if charges.shape not in ((), z.shape):
+                raise BadData(f"{where}: {len(z)} formal charges are expected, not {charges.shape}")
+            charge = int(charges.sum())
         system = System(
-            z=torch.from_numpy(z.astype(np.int64)).repeat(count),
+            z=torch.from_numpy(z).repeat(count),
             pos=pos.reshape(-1, 3),
             batch=torch.arange(count).repeat_interleave(len(z)),
             charge=torch.full((count,), float(charge)),
@@ -147,6 +160,13 @@ class AceReader(Reader):
             raise BadData(f"{where}: dataset '{label}' has no attribute 'units'; declare units")
         values = torch.from_numpy(np.array(dataset[()], dtype=np.float64)) * by
         return values[None] if single else values
+
+
+def _whole(dataset: h5py.Dataset, where: str) -> np.ndarray:
+    values = np.asarray(dataset[()])
+    if values.dtype.kind not in "iuf" or (values != np.round(values)).any():
+        raise BadData(f"{where}: dataset '{dataset.name.rsplit('/', 1)[-1]}' must be made of whole numbers")
+    return values.astype(np.int64)
 
 
 def _text(value: Any) -> str:

@@ -185,9 +185,11 @@ def _entries(atoms: Atoms) -> dict[str, Any]:
 
 def _array(value: Any, key: str, where: str) -> np.ndarray:
     try:
-        return np.array(value, dtype=np.float64)
+        if np.asarray(value).dtype.kind != "b":  # such as an entry without a value in extended XYZ
+            return np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
-        raise BadData(f"{where}: '{key}' is not made of numbers: {str(value)[:60]}") from None
+        pass
+    raise BadData(f"{where}: '{key}' is not made of numbers: {str(value)[:60]}")
 
 
 def _shaped(name: str, value: np.ndarray, num_atoms: int) -> np.ndarray:

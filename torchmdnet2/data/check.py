@@ -18,6 +18,8 @@ from .dataset import LABELS, Sample
 __all__ = ["check_batch", "check_sample", "whole_number"]
 
 _MAX_Z = 118
+_LARGEST = 10_000  # charge or spin
+_SHORTEST = 0.1  # Å, of a lattice vector
 
 
 def check_sample(sample: Sample, where: str) -> Sample:
@@ -31,9 +33,10 @@ def check_sample(sample: Sample, where: str) -> Sample:
         The sample, unchanged.
 
     Raises:
-        BadData: no atoms; an atomic number outside 1 … 118; a position or cell that is not finite; a charge or spin
-            that is not a whole number; a label of unknown name, of the wrong shape, or infinite (NaN means: no label);
-            a stress of a structure without volume, or one that is not symmetric.
+        BadData: no atoms; an atomic number outside 1 … 118; a position or cell that is not finite; a lattice vector
+            below 0.1 Å; a charge or spin that is not a whole number, or above 10,000; a label of unknown name, of the
+            wrong shape, or infinite (NaN means: no label); a stress of a structure without volume, or one that is not
+            symmetric.
     """
     system, labels = sample.system, sample.labels
     if system.num_systems != 1 or system.num_atoms == 0:
@@ -46,6 +49,8 @@ def check_sample(sample: Sample, where: str) -> Sample:
         system.validate()
     except ValueError as error:
         raise BadData(f"{where}: {error}") from error
+    if bool(_short(system).any()):
+        raise BadData(f"{where}: it is periodic along less than {_SHORTEST} Å; is the unit of length right?")
     for name in ("charge", "spin"):
         whole_number(float(getattr(system, name)[0]), name, where)
     if int(system.spin[0]) < 0:
@@ -83,7 +88,10 @@ def _passes(batch: Sample) -> bool:
         system.z.min() >= 1,
         system.z.max() <= _MAX_Z,
         (system.charge == system.charge.round()).all(),
+        system.charge.abs().max() <= _LARGEST,
         system.spin.min() >= 0,
+        system.spin.max() <= _LARGEST,
+        ~_short(system).any(),
     ]
     for name, value in batch.labels.items():
         if name not in LABELS or tuple(value.shape) != LABELS[name].of(system):
@@ -104,8 +112,9 @@ def whole_number(value: Any, name: str, where: str) -> int:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not number.is_integer():
-        raise BadData(f"{where}: {name} must be a whole number, got {value}")
+    if not (number.is_integer() and abs(number) <= _LARGEST):
+        remedy = f"correct it, or leave it out with keys: {{{name}: null}}"
+        raise BadData(f"{where}: {name} must be a whole number, got {value}; {remedy}")
     return int(number)
 
 
@@ -126,6 +135,11 @@ def _check_label(name: str, value: Tensor, system: System, where: str) -> None:
             raise BadData(f"{where}: there is a stress but no cell")
         if bool(_skew(value).any()):
             raise BadData(f"{where}: the stress is not symmetric")
+
+
+def _short(system: System) -> Tensor:
+    """Which lattice vectors, [B, 3], cannot be meant."""
+    return system.pbc & (system.cell.norm(dim=2) < _SHORTEST)
 
 
 def _skew(stress: Tensor) -> Tensor:

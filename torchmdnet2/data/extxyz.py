@@ -5,6 +5,7 @@ Format: https://github.com/libAtoms/extxyz. Comment lines are parsed by ASE itse
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -19,6 +20,8 @@ STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "ini
 
 _PLAIN = "species:S:1:pos:R:3"
 _NAMES = {"species": "symbols", "pos": "positions", "Z": "numbers", "charge": "charges"}  # as ASE calls them
+_KNOWN = {"lattice": "Lattice", "properties": "Properties", "pbc": "pbc"}
+_KEY, _QUOTED = re.compile(r"([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
 _READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__getitem__, "S": str}
 
@@ -92,7 +95,17 @@ def _columns(properties: str) -> tuple[_Column, ...]:
     for name, kind, count in zip(fields[::3], fields[1::3], map(int, fields[2::3]), strict=True):
         found.append(_Column(_NAMES.get(name, name), kind, first, count))
         first += count
+    _check_names([column.name for column in found])
     return tuple(found)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Nothing may be there twice, or be written so that it would be passed over."""
+    for k, name in enumerate(names):
+        if name in names[:k]:
+            raise ValueError(f"'{name}' is given twice")
+        if name != (known := _KNOWN.get(name.lower(), name)):
+            raise ValueError(f"'{name}' must be written {known}")
 
 
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
@@ -101,6 +114,7 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     if len(lines) < size:
         raise EOFError(f"the file ends after {len(lines)} of its {size} atoms: it was cut off")
     info: dict[str, Any] = {"comment": comment} if vectors else key_val_str_to_dict(comment) if comment else {}
+    _check_names(_KEY.findall(_QUOTED.sub("", comment)) if info else [])
     columns = _columns(str(info.pop("Properties", _PLAIN)))
     width = columns[-1].first + columns[-1].width
     rows = [line.split() for line in lines]
@@ -108,6 +122,8 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
         if len(row) < width:
             raise ValueError(f"atom {k} has {len(row)} of its {width} columns")
     arrays = {column.name: _values(rows, column) for column in columns}
+    if lines and not lines[-1].endswith("\n"):
+        _check_last(rows)
     symbols, numbers, positions = arrays.get("symbols"), arrays.get("numbers"), arrays.get("positions")
     if numbers is None:
         numbers = _numbers(symbols)
@@ -128,6 +144,13 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
         raise ValueError(f'pbc must be three of T and F, as in pbc="T T F", not {periodic}')
     entries = {name: values for name, values in arrays.items() if name not in STRUCTURE and name != "symbols"}
     return Frame(numbers, positions, cell, np.broadcast_to(pbc.astype(bool), 3), {**entries, **info})
+
+
+def _check_last(rows: Sequence[Sequence[str]]) -> None:
+    """A file that was cut within its last number: all others have more digits after the point."""
+    *others, last = (len(word.partition(".")[2]) for row in rows for word in row if "." in word or word is row[-1])
+    if len(set(others)) == 1 and last < others[0]:
+        raise EOFError(f"its last number, {rows[-1][-1]}, is shorter than all others: the file was cut off")
 
 
 def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:

@@ -68,7 +68,7 @@ LAYOUTS = {
 """layout -> quantity -> name of its dataset."""
 
 _STRUCTURE = frozenset({"types", "pos", "atomic_numbers", "conformations", "cell", "box", "pbc", "charge", "spin"})
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError)  # what h5py raises on damaged files
+_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)  # of h5py, on damaged files
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,17 @@ class HDF5Dataset(Dataset, Reader):
                 wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
                 raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}")
             datasets = self._datasets(inside, LAYOUTS[layout])
-            shape: tuple[int, ...] = group[datasets["pos"]].shape
-            num_frames, num_atoms = shape[0], shape[1] if len(shape) > 1 else 0
-            for quantity, dataset in datasets.items():
-                _check_dataset(quantity, group[dataset], num_frames, where)
-            factors = {q: self._factor(q, group[d], where) for q, d in datasets.items() if q in _UNIT_OF or ":" in q}
+            opened = {q: group[dataset] for q, dataset in datasets.items() if q != "smiles"}  # once: it takes long
+            shape: tuple[int, ...] = opened["pos"].shape
+            if len(shape) < 2:
+                raise BadData(f"{where}: positions of the shape [frames, atoms, 3] are expected, not {shape}")
+            if {"cell", "box"} <= inside:
+                raise BadData(f"{where}: it has both a cell and a box; leave out one of them")
+            num_frames, num_atoms = shape[:2]
+            for quantity, dataset in opened.items():
+                _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
+            factors = {q: self._factor(q, d, f"{where}, dataset '{datasets[q]}'")
+                       for q, d in opened.items() if q in _UNIT_OF or ":" in q}  # fmt: skip
         except BadData:
             raise
         except _DAMAGE as error:
@@ -188,15 +194,14 @@ class HDF5Dataset(Dataset, Reader):
                 return self._declared.get(quantity, 1.0)
             if declared not in self._declared:
                 raise BadData(
-                    f"{where}: dataset '{dataset.name.rsplit('/', 1)[-1]}' has no attribute 'units'; "
-                    "declare units, as in {energy: hartree, length: bohr}"
+                    f"{where}: it has no attribute 'units'; declare units, as in {{energy: hartree, length: bohr}}"
                 )
             return self._declared[declared]
         unit = stated.decode() if isinstance(stated, bytes) else str(stated)
         if ":" in quantity:
-            return any_factor(unit, f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'")
+            return any_factor(unit, where)
         named = {"length": "length", "charges": "charge"}.get(declared, declared)
-        return label_factors({named: unit}, f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'")[declared]
+        return label_factors({named: unit}, where)[declared]
 
     def summary(self) -> str:
         used = {dataset for group in self._groups for dataset in group.datasets.values()}
@@ -236,6 +241,8 @@ class HDF5Dataset(Dataset, Reader):
         if "cell" in found:
             lattice["cell"] = _scaled(found["cell"], group.factors["cell"])[None]
         if "pbc" in found:
+            if not np.isin(found["pbc"], (0, 1)).all():
+                raise BadData(f"{where}: pbc must be made of 0 and 1, not {found['pbc'].tolist()}")
             lattice["pbc"] = torch.from_numpy(found["pbc"].astype(bool))[None]
         charge = found.get("charge", formal_charge(found["smiles"]) if "smiles" in found else 0)
         system = System(
@@ -292,6 +299,8 @@ class HDF5Dataset(Dataset, Reader):
         except (BadData, *_DAMAGE):
             return None
         whole = [found[name] for name in ("charge", "spin") if name in found]
+        if "pbc" in found and not np.isin(found["pbc"], (0, 1)).all():
+            return None
         if num_atoms == 0 or found["z"].dtype.kind not in "iu" or any((np.round(v) != v).any() for v in whole):
             return None
         system = System(
@@ -351,16 +360,13 @@ _NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
 
 def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> None:
     """Raise BadData unless it holds numbers for all frames."""
-    if quantity == "smiles":
-        return
-    named = f"{where}, dataset '{dataset.name.rsplit('/', 1)[-1]}'"
     if dataset.dtype.kind not in "iufb":
-        raise BadData(f"{named}: numbers are expected, not {dataset.dtype}")
+        raise BadData(f"{where}: numbers are expected, not {dataset.dtype}")
     lengths = {num_frames, 1} if quantity in _NUMBERS else {num_frames}
     if dataset.ndim > _CONSTANT_NDIM.get(quantity, 0 if quantity in _NUMBERS else -1) and (
         dataset.ndim == 0 or len(dataset) not in lengths
     ):
-        raise BadData(f"{named}: its shape {dataset.shape} does not fit to {num_frames} frames")
+        raise BadData(f"{where}: its shape {dataset.shape} does not fit to {num_frames} frames")
 
 
 _FORMAL_CHARGE = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")

@@ -19,7 +19,7 @@ __all__ = ["COMP6", "ANI1x", "ANI2x"]
 
 _SYMBOLS = {b"H": 1, b"C": 6, b"N": 7, b"O": 8}
 _CHUNK_ATOMS = 65_536
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, AttributeError)
+_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 
 # hartree: linear fits of the authors, sae_linfit.dat of the released potentials
 _ANI1X = {1: -0.60095298, 6: -38.08316124, 7: -54.7077577, 8: -75.19446356}
