@@ -143,12 +143,12 @@ def test_trackers_that_are_not_installed(raw_config, monkeypatch):
 
 
 def test_trackers(raw_config, monkeypatch, tmp_path):
-    """Both with stand-ins that write down what they are given."""
-    seen = {"board": [], "wandb": [], "summary": {}, "closed": 0}
+    """Both with stand-ins that write down what they are given; resumed runs continue their curves."""
+    seen = {"board": [], "wandb": [], "summary": {}, "closed": 0, "known": 0}
 
     class Writer:
-        def __init__(self, folder):
-            seen["folder"] = folder
+        def __init__(self, folder, purge_step):
+            seen.update(folder=folder, purge_step=purge_step)
 
         def add_scalar(self, name, value, step):
             seen["board"].append((name, value, step))
@@ -162,7 +162,12 @@ def test_trackers(raw_config, monkeypatch, tmp_path):
     class Run:
         summary = seen["summary"]
 
-        def log(self, values, step):
+        @property
+        def step(self):
+            return seen["known"]
+
+        def log(self, values, step, commit):
+            assert commit
             seen["wandb"].append((step, values))
 
         def finish(self):
@@ -175,22 +180,32 @@ def test_trackers(raw_config, monkeypatch, tmp_path):
     board = types.ModuleType("torch.utils.tensorboard")
     board.SummaryWriter = Writer
     wandb = types.ModuleType("wandb")
-    wandb.init, wandb.util = init, types.SimpleNamespace(generate_id=lambda: "abc")
+    wandb.init = init
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     raw_config["output"].update(tensorboard=True, wandb={"project": "p", "mode": "offline"})
-    raw_config["training"]["max_epochs"] = 2
+    raw_config["training"].update(max_epochs=2, lr_schedule="constant")
     run_training(parse_config(raw_config))
+    assert seen["purge_step"] == 1
     assert seen["folder"] == str(tmp_path / "run" / "tensorboard") and seen["closed"] == 2
     steps = {name: step for name, _, step in seen["board"]}
     assert steps["validation/forces_mae"] == 2 and "train/loss" in steps and "lr" in steps
     assert [step for step, _ in seen["wandb"]] == [1, 2]
     arguments = seen["init"]
-    assert (arguments["project"], arguments["name"], arguments["id"], arguments["mode"]) == (
-        "p",
-        "run",
-        "abc",
-        "offline",
-    )
+    identity = (tmp_path / "run" / "wandb.id").read_text()
+    assert len(identity) == 8
+    for name, value in {"project": "p", "name": "run", "id": identity, "mode": "offline", "resume": "allow"}.items():
+        assert arguments[name] == value
     assert arguments["config"]["training"]["max_epochs"] == 2
     assert seen["summary"]["test/forces_mae"] > 0
+
+    for epochs, known, sent in ((3, 0, [1, 2, 3]), (4, 3, [3, 4])):  # of a new file; of a server that has two epochs
+        seen["wandb"].clear()
+        seen["known"] = known
+        raw_config["training"]["max_epochs"] = epochs
+        run_training(parse_config(raw_config), resume="auto")
+        assert seen["purge_step"] == epochs and seen["init"]["id"] == identity
+        assert [step for step, _ in seen["wandb"]] == sent
+    raw_config["output"]["overwrite"] = True
+    run_training(parse_config(raw_config))
+    assert seen["init"]["id"] != identity  # another run

@@ -116,7 +116,7 @@ def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | No
                 trainer.run(Hooks(stop=stop))
             return folder / _BEST
         errors: dict[str, Any] = {}
-        trackers = open_trackers(config, folder)
+        trackers = open_trackers(config, folder, trainer.history)
         try:
             _train(setup, trainer, folder, log, trackers, devices)
             errors = finish(setup, trainer, folder, log)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,28 +22,32 @@ class Tracker(Protocol):
     def close(self, errors: Mapping[str, Any] | None = None) -> None: ...
 
 
-def open_trackers(config: Config, folder: Path | None) -> list[Tracker]:
+def open_trackers(config: Config, folder: Path | None, history: Sequence[Mapping[str, Any]] = ()) -> list[Tracker]:
     """What `output.tensorboard` and `output.wandb` ask for.
+
+    A run that was killed repeats the epochs since its state was saved, and what a tracker had not yet written is gone:
+    curves have each epoch once all the same.
 
     Args:
         config: of the run.
         folder: of the run; None: only look whether the packages are there.
+        history: the epochs that are done.
 
     Raises:
         MissingBackend: a package is not installed; says which.
     """
     found: list[Tracker] = []
     if config.output.tensorboard:
-        found.append(TensorBoard(folder))
+        found.append(TensorBoard(folder, history))
     if config.output.wandb is not None:
-        found.append(Wandb(config, folder))
+        found.append(Wandb(config, folder, history))
     return found
 
 
 class TensorBoard:
-    """Scalars by epoch in the folder `tensorboard` of the run."""
+    """Scalars by epoch in the folder `tensorboard` of the run; what was written of epochs to come is purged."""
 
-    def __init__(self, folder: Path | None):
+    def __init__(self, folder: Path | None, history: Sequence[Mapping[str, Any]] = ()):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -50,7 +55,9 @@ class TensorBoard:
                 "output.tensorboard: the package is not installed; pip install 'torchmdnet2[tensorboard]', or set it "
                 "to false"
             ) from error
-        self._writer: Any = None if folder is None else SummaryWriter(str(folder / "tensorboard"))
+        self._writer: Any = None
+        if folder is not None:
+            self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
         for name, value in numbers(row).items():
@@ -63,9 +70,12 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases; a resumed training continues it."""
+    """A run of Weights & Biases; a resumed training continues it, and fills in what a killed one had not sent.
 
-    def __init__(self, config: Config, folder: Path | None):
+    Offline, each start writes all epochs from the first on to a folder of its own.
+    """
+
+    def __init__(self, config: Config, folder: Path | None, history: Sequence[Mapping[str, Any]] = ()):
         settings = config.output.wandb
         assert settings is not None
         try:
@@ -77,8 +87,8 @@ class Wandb:
         self._run: Any = None
         if folder is not None:
             identity = folder / "wandb.id"
-            if not identity.is_file():
-                atomic_write(identity, wandb.util.generate_id())
+            if not history or not identity.is_file():
+                atomic_write(identity, secrets.token_hex(4))
             self._run = wandb.init(
                 project=settings.project,
                 name=settings.name or folder.name,
@@ -88,9 +98,12 @@ class Wandb:
                 dir=str(folder),
                 config=config.to_dict(),
             )
+            for row in history:
+                if row["epoch"] >= self._run.step:
+                    self.epoch(row)
 
     def epoch(self, row: Mapping[str, Any]) -> None:
-        self._run.log(numbers(row), step=row["epoch"])
+        self._run.log(numbers(row), step=row["epoch"], commit=True)
 
     def close(self, errors: Mapping[str, Any] | None = None) -> None:
         if self._run is not None:
