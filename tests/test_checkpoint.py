@@ -54,6 +54,20 @@ def test_what_the_config_does_not_say_is_refused():
         assert to_bytes(changed)
 
 
+def test_parts_that_the_config_does_not_say_are_refused():
+    """Else the file could not be loaded, or would be another model."""
+    zbl = tiny_potential(priors=[{"name": "zbl"}], properties=[{"name": "dipole"}])
+    more, fewer, other = (copy.deepcopy(zbl) for _ in range(3))
+    more.priors.append(copy.deepcopy(zbl.priors[0]))
+    del fewer.priors[0]
+    other.properties.pop("dipole")
+    for changed, name in ((more, "priors.1"), (fewer, "priors.0"), (other, "properties.dipole")):
+        with pytest.raises(ValueError, match=name):
+            to_bytes(changed)
+    other.config["properties"] = []
+    assert torch.equal(from_bytes(to_bytes(other))(SYSTEM).energy, zbl(SYSTEM).energy)
+
+
 def test_type_on_loading(tmp_path):
     save(tiny_potential(dtype=torch.float32), tmp_path / "a.tmn")
     double = load(tmp_path / "a.tmn", dtype=torch.float64)

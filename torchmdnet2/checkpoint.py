@@ -36,7 +36,7 @@ def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, A
         metadata: JSON-able facts for people: data, errors, licence, …; default: `potential.metadata`.
 
     Raises:
-        ValueError: the potential has no config, or a weight is not finite.
+        ValueError: the potential has no config, or is not what the config describes; or a weight is not finite.
     """
     atomic_write(path, to_bytes(potential, metadata))
 
@@ -47,11 +47,7 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
 
     if "model" not in potential.config:
         raise ValueError("only a potential built by Potential.from_config can be saved: its config is stored")
-    defaults = {"energy_scale": 1.0, "energy_shift": 0.0, "subtract_isolated": True, "atom_filter": -1}
-    for name, default in defaults.items():
-        value, stored = getattr(potential, name), potential.config.get(name, default)
-        if value != stored:
-            raise ValueError(f"{name} is {value}, and the config, which is what is stored, says {stored}: change both")
+    _require_as_configured(potential)
     tensors = {name: value.detach().cpu().contiguous() for name, value in potential.state_dict().items()}
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -99,8 +95,7 @@ def from_bytes(
     header = _verified_header(blob, name)
     with torch.inference_mode(False):  # weights made in that mode could not be used outside of it, nor for forces
         try:
-            with torch.random.fork_rng(devices=[]):  # the weights drawn here are overwritten; the caller's RNG stays
-                potential = Potential.from_config(header["config"])
+            potential = _from_config(header["config"])
             state = from_safetensors(blob)
             potential = potential.to(_stored_dtype(state))  # whatever torch's default type is
             potential.load_state_dict(state, strict=True)
@@ -117,6 +112,33 @@ def read_header(path: str | os.PathLike) -> dict[str, Any]:
         FileNotFoundError, BadCheckpoint: as `load`.
     """
     return _verified_header(_read(path), path)
+
+
+def _require_as_configured(potential: Potential) -> None:
+    """Raise ValueError where the file would be another model, or none that can be loaded."""
+    found, stored = _parts(potential), _parts(_from_config(potential.config))
+    for name in [*stored, *found]:
+        if found.get(name) != stored.get(name):
+            raise ValueError(
+                f"{name}: the potential has {found.get(name)}, and its config, which is what is stored, says "
+                f"{stored.get(name)}: change both"
+            )
+
+
+def _parts(potential: Potential) -> dict[str, Any]:
+    """What a config decides on."""
+    names = ("energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements")
+    return {
+        **{name: getattr(potential, name) for name in names},
+        **{f"priors.{k}": type(prior).__name__ for k, prior in enumerate(potential.priors)},
+        **{name: list(value.shape) for name, value in potential.state_dict().items()},
+    }
+
+
+def _from_config(config: Mapping[str, Any]) -> Potential:
+    """An untrained potential, whose weights are overwritten; the caller's random numbers stay."""
+    with torch.random.fork_rng(devices=[]):
+        return Potential.from_config(config)
 
 
 def _sorted_json(value: Any) -> str:
