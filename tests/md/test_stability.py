@@ -121,10 +121,11 @@ def run(potential, frames, seed=0):
     return batch, [walker.result for walker in walkers]
 
 
+@pytest.mark.parametrize("ahead", [0, 1], ids=["one block", "two under way"])
 @pytest.mark.parametrize(("hole", "spread"), [(math.inf, False), (1.2, False), (1.2, True)])
-def test_a_broken_replica_leaves_the_others_alone(potential, bonded, host, hole, spread):
+def test_a_broken_replica_leaves_the_others_alone(potential, bonded, host, hole, spread, ahead):
     """To the last bit here (a network rounds differently in a batch of another size); also when all become NaN."""
-    bonded.engine, bonded.hole, bonded.spread = host, hole, spread
+    bonded.engine, bonded.hole, bonded.spread = type("Engine", (host,), {"ahead": ahead}), hole, spread
     frames = [H2, OH, H2, OH]
     batch, results = run(potential, frames, seed=4)
     assert [result.whole for result in results] == [True, False, True, False]
