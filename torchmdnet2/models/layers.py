@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..neighbors.result import safe_norm
 from ..registry import did_you_mean
 
 __all__ = ["ACTIVATIONS", "MLP", "GatedEquivariantBlock", "activation"]
+
+_KINK = 1e-3  # length of vector features below which `smooth_length` is not the length
 
 
 class ShiftedSoftplus(nn.Module):
@@ -103,9 +104,21 @@ class GatedEquivariantBlock(nn.Module):
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """x [N, F], v [N, 3, F] → [N, O], [N, 3, O]."""
-        length = safe_norm(self.vec1_proj(v).transpose(1, 2))
+        length = smooth_length(self.vec1_proj(v).transpose(1, 2))
         x, gate = self.update_net(torch.cat([x, length], 1)).chunk(2, 1)
         return x if self.act is None else self.act(x), gate[:, None] * self.vec2_proj(v)
+
+
+def smooth_length(vectors: Tensor) -> Tensor:
+    """Length along the last axis; below r = 1e-3 a polynomial of r² that meets it with two derivatives.
+
+    The length itself has a kink at zero: where vectors vanish by symmetry (in methane, in a perfect crystal), forces
+    would follow the direction of what rounding leaves of them.
+    """
+    square = (vectors * vectors).sum(-1)
+    inside = square < _KINK**2
+    t = torch.where(inside, square, 0) / _KINK**2
+    return torch.where(inside, _KINK / 8 * t * (15 - 10 * t + 3 * t * t), torch.where(inside, 1, square).sqrt())
 
 
 def reset(module: nn.Module) -> None:
