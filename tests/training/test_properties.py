@@ -93,8 +93,12 @@ def test_everything_beside_energies(raw_config, file, capsys):
     assert errors["test"]["dipole"]["mae"] == pytest.approx(np.abs(np.concatenate(dipole)).mean(), rel=1e-6)
     assert errors["test"]["charges"]["mae"] == pytest.approx(np.abs(np.concatenate(charges)).mean(), rel=1e-6)
     capsys.readouterr()
-    split = ["--split", str(path.parent / "splits.json"), "--json", "--device", "cpu"]
+    predicted = path.parent / "predicted.xyz"
+    split = ["--split", str(path.parent / "splits.json"), "--json", "--device", "cpu", "--output", str(predicted)]
     assert main(["evaluate", str(path), str(file), *split]) == 0
+    for i, atoms in zip(indices, read(predicted, ":"), strict=True):
+        assert np.allclose(atoms.get_charges(), calc.get_property("charges", frames[i].copy()), rtol=0, atol=1e-6)
+        assert np.allclose(atoms.arrays["reference_charges"], frames[i].arrays["q"], rtol=0, atol=1e-6)
     found = json.loads(capsys.readouterr().out)
     for name, value in errors["test"].items():
         if name != "forces_by_element":

@@ -44,6 +44,8 @@ def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Ato
         if result.stress is not None and float(system.volume[k]) > 0:
             values["stress"] = result.stress[k].detach().double().cpu().numpy()[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
         for name, value in result.properties.items():
+            if name in values:  # charges, of their head
+                continue
             value = value.detach().double().cpu()
             if len(value) == len(system.z) and len(value) != system.num_systems:
                 atoms.arrays[name] = value[rows].numpy()
