@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 
 import pytest
@@ -227,6 +228,28 @@ def test_refused_with_the_reason(folder, change, words):
     args, state, _ = golden(folder, "tensornet_o3")
     with pytest.raises(BadCheckpoint, match=words):
         convert({**args, **change}, state)
+
+
+def test_radial_functions_tell_long_cutoffs_apart(folder):
+    """exp(−14) and exp(−12) differ by 5e-6 only."""
+    args, state, system = golden(folder, "tensornet_o3")
+    key = "representation_model.distance_expansion.means"
+    long = {**state, key: torch.linspace(math.exp(-14.0), 1, len(state[key]), dtype=torch.float64).float()}
+    convert({**args, "cutoff_upper": 14.0}, long)
+    with pytest.raises(BadCheckpoint, match="radial functions"):
+        convert({**args, "cutoff_upper": 12.0}, long)
+
+
+def test_vectors_below_a_lower_cutoff_are_refused(folder):
+    """Without vector_cutoff TorchMD-Net's neighbor list alone keeps them out; with it the cutoff function does."""
+    for name, right in (("et", False), ("et_vector_cutoff", True)):
+        args, state, _ = golden(folder, name)
+        lower = {**args, "cutoff_lower": 0.5, "cutoff_upper": args["cutoff_upper"] + 0.5}
+        if right:
+            convert({**lower, "trainable_rbf": True}, state)
+        else:
+            with pytest.raises(BadCheckpoint, match="cutoff_lower"):
+                convert(lower, state)
 
 
 def test_w2_aggregations_that_were_wrong_are_refused(folder):

@@ -103,10 +103,43 @@ def test_priors():
     assert config.priors[1]["cutoff"] == 4.0 and config.priors[3]["damping_upper"] == 4.0
 
 
+def test_arguments_of_priors():
+    """As their hparams.yaml has them, beside the names: one table, or one for each."""
+    for theirs in (
+        {"prior_model": "ZBL", "prior_args": {"cutoff_distance": 3.0}},
+        {"prior_model": ["ZBL"], "prior_args": [{"cutoff_distance": 3.0, "distance_scale": 1e-10}]},
+        {"prior_model": [{"ZBL": {"cutoff_distance": 3.0}}], "prior_args": [{"cutoff_distance": 9.0}]},
+    ):
+        assert config_from_torchmd_net(theirs)["priors"] == [{"name": "zbl", "cutoff": 3.0}]
+    both = {"prior_model": ["D2", "Atomref"], "prior_args": [{"cutoff_distance": 8}, {"trainable": True}]}
+    d2, atomref = config_from_torchmd_net(both)["priors"]
+    assert d2["cutoff"] == 8.0 and atomref["trainable"]
+    delta = {"remove_ref_energy": True, "prior_args": [{"max_z": 100, "enable": False}]}
+    assert [p["name"] for p in config_from_torchmd_net(delta)["priors"]] == ["atomref"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"load_model": "a.ckpt"}, {"load_weights": "a.ckpt"}, {"lr_metric": "train"}, {"lr_metric": "train_total_mse_loss"},
+        {"early_stopping_monitor": "train_total_mse_loss"}, {"checkpoint_monitor": "train_total_mse_loss"},
+    ],
+)  # fmt: skip
+def test_what_is_different_is_told(change):
+    before: list[str] = []
+    after: list[str] = []
+    config_from_torchmd_net({"lr_metric": "val"}, before)
+    config_from_torchmd_net(change, after)
+    assert [note for note in after if note not in before][0].startswith(next(iter(change)))
+
+
 @pytest.mark.parametrize(
     ("theirs", "words"),
     [
         ({"model": "painn"}, "painn"),
+        ({"train_loss_arg": {"reduction": "sum"}}, "reduction"),
+        ({"prior_model": ["ZBL", "D2"], "prior_args": [{}]}, "prior_args"),
+        ({"prior_model": [{"ZBL": {"distance_scale": 1e-9}}]}, "Å"),
         ({"frobnicate": 1}, "frobnicate"),
         ({"output_model": "VectorOutput"}, "VectorOutput"),
         ({"reduce_op": "max"}, "reduce_op"),
@@ -193,9 +226,9 @@ def test_published_files(name, tmp_path, capsys):
 )
 def test_properties(output, model, head, label):
     """A model of a property is trained on that property alone."""
-    theirs = {"model": model, "output_model": output, "y_weight": 2.0, "num_heads": 8}
+    theirs = {"model": model, "output_model": output, "y_weight": 2.0, "num_heads": 8, "prior_model": "Atomref"}
     config = parse_config(config_from_torchmd_net(theirs))
-    assert config.head is None and config.data.keys.energy is None
+    assert config.head is None and config.priors == [] and config.data.keys.energy is None
     assert config.data.keys.properties == {label: label}
     assert config.training.loss.properties == {label: 2.0}
     assert {key: config.properties[0][key] for key in head} == head

@@ -120,6 +120,11 @@ def model_config(
         model["exact_charge"] = False
         decisions.append("the charges sum to the total charge up to 1e-6 of the correction, as they did in training")
     if name == "equivariant_transformer" and not model["vector_cutoff"]:
+        if model["cutoff_lower"] > 0:
+            raise BadCheckpoint(
+                "without vector_cutoff, vectors of pairs below cutoff_lower are left out by TorchMD-Net's neighbor list "
+                "and by nothing else; there is no equivalent"
+            )
         decisions.append(
             "vector_cutoff is off, as trained: the energy jumps when a pair crosses the cutoff; do not run dynamics"
         )

@@ -35,10 +35,9 @@ _LOSSES = {"mse_loss": "mse", "l1_loss": "l1", "huber_loss": "huber"}
 # no counterpart is needed: neighbor lists have no limits, logs are always written, best weights are always kept
 _NOT_NEEDED = {
     "max_num_neighbors", "static_shapes", "num_nodes", "log_dir", "test_interval", "save_interval", "redirect",
-    "load_model", "conf", "reset_trainer", "inference_batch_size", "lr_metric", "early_stopping_monitor",
-    "checkpoint_monitor", "dataset_preload_limit", "dataset_root", "derivative", "wandb_resume_from_id", "ngpus",
-    "charge", "prior_args", "check_errors", "dataset", "dataset_arg", "coord_files", "embed_files", "energy_files",
-    "force_files", "coulomb_max_num_neighbors", "coulomb_neighbor_strategy",
+    "conf", "reset_trainer", "inference_batch_size", "dataset_preload_limit", "dataset_root", "derivative",
+    "wandb_resume_from_id", "ngpus", "charge", "check_errors", "dataset", "dataset_arg", "coord_files", "embed_files",
+    "energy_files", "force_files", "coulomb_max_num_neighbors", "coulomb_neighbor_strategy",
 }  # fmt: skip
 _FILES = ("dataset_root", "dataset_arg", "coord_files", "energy_files")
 _PROPERTIES = {"DipoleMoment": ("dipole", "dipole_norm"), "ElectronicSpatialExtent": ("spatial_extent",) * 2}
@@ -109,6 +108,8 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
         if head is not None:
             head["activation"] = ours["model"]["activation"]
     ours["priors"] = _priors(theirs, notes)
+    if ours["head"] is None:
+        ours["priors"] = []  # they drop them, too
     ours["atom_filter"] = theirs.pop("atom_filter", None) or -1
     ours["training"] = _training(theirs, ours["data"].get("keys", {}).get("properties"), notes)
     if (ours["head"] or {}).get("name") == "scalar_coulomb":
@@ -116,8 +117,12 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
     output = _output(theirs)
     if output:
         ours["output"] = output
-    if theirs.pop("load_weights", None):
-        notes.append("load_weights: import the checkpoint with `torchmdnet2 import` first")
+    for key in ("load_model", "load_weights"):
+        if theirs.pop(key, None):
+            notes.append(f"{key}: init: {{file: …}} starts from the weights of a checkpoint of theirs, or of a model")
+    for key in ("lr_metric", "early_stopping_monitor", "checkpoint_monitor"):
+        if str(theirs.pop(key, None) or "val").startswith("train"):
+            notes.append(f"{key}: the loss on the validation frames is looked at, not the one in training")
     if theirs.pop("box_vecs", None) is not None:
         notes.append("box_vecs: each frame has its own cell, in the data file")
     if theirs.pop("spin", False):
@@ -210,14 +215,20 @@ def _head(theirs: dict[str, Any], model: Mapping[str, Any], notes: list[str]) ->
 def _priors(theirs: dict[str, Any], notes: list[str]) -> list[dict[str, Any]]:
     given = theirs.pop("prior_model", None) or []
     given = [given] if isinstance(given, str | Mapping) else given
+    arguments = theirs.pop("prior_args", None) or [{}] * len(given)
+    arguments = [arguments] if isinstance(arguments, Mapping) else arguments
+    if given and len(arguments) != len(given):
+        raise BadConfig(f"prior_args: of {len(arguments)} priors, and prior_model names {len(given)}")
     priors: list[dict[str, Any]] = []
-    for prior in given:
+    for prior, details in zip(given, arguments, strict=False):
         name = next(iter(prior)) if isinstance(prior, Mapping) else prior
-        details = (prior[name] or {}) if isinstance(prior, Mapping) else {}
+        details = {**(details or {}), **((prior[name] or {}) if isinstance(prior, Mapping) else {})}
         if name in ("Atomref", "LearnableAtomref"):
             trainable = name == "LearnableAtomref" or bool(details.get("trainable", False))
             priors.append({"name": "atomref", "energies": "fit", "trainable": trainable})
         elif name in ("ZBL", "D2"):
+            if abs(float(details.get("distance_scale") or 1e-10) * 1e10 - 1) > 1e-4:
+                raise BadConfig(f"prior_model: '{name}' is not for Å, so no length in this file is: convert all to Å")
             priors.append({"name": name.lower(), "cutoff": float(details.get("cutoff_distance", 5.0))})
             notes.append(f"priors: the cutoff of '{name.lower()}' is in Å, and scales are not needed")
         elif name == "Coulomb":
@@ -257,6 +268,8 @@ def _training(theirs: dict[str, Any], properties: Mapping[str, str] | None, note
         raise BadConfig(f"train_loss: '{kind}' is not known; known: {', '.join(_LOSSES)}")
     loss: dict[str, Any] = {"kind": _LOSSES[kind], "per_atom": False}
     arguments = theirs.pop("train_loss_arg", None) or {}
+    if set(arguments) - {"delta"}:
+        raise BadConfig(f"train_loss_arg: {', '.join(set(arguments) - {'delta'})} has no counterpart")
     if "delta" in arguments:
         loss["huber_delta"] = float(arguments["delta"])
     y, forces = (float(theirs.pop(key, 1.0)) for key in ("y_weight", "neg_dy_weight"))
