@@ -116,7 +116,8 @@ def test_ani1x(raw, tmp_path):
         file["H2/ccsd(t)_cbs.energy"] = np.array([np.nan])
     data = opened(tmp_path, "ani1x")[0]
     kept = [0, 1, 3, 4, 5]
-    assert len(data) == 6 and [data.name(k).rsplit(" ", 1)[1] for k in range(6)] == ["0", "1", "3", "4", "5", "0"]
+    assert len(data) == 6 and [data.name(k).rsplit(" ", 1)[1] for k in range(6)] == ["0", "1", "2", "3", "4", "0"]
+    assert data.name(2).endswith("group 'C2H6' (the 5 with this energy), frame 2")
     for k, row in enumerate(kept):
         assert near(data[k].labels["energy"], [energy[row] * HARTREE])
         assert near(data[k].labels["forces"], forces[row].astype(np.float32).astype(float) * HARTREE)
@@ -124,6 +125,7 @@ def test_ani1x(raw, tmp_path):
     best = opened(tmp_path, "ani1x", energy="ccsd(t)")[0]
     assert near([float(s.labels["energy"]) for s in best], np.array([-1, -2, -3]) * HARTREE)
     assert all(s.labels.keys() == {"energy"} for s in best)
+    assert len(best.facts["places"]) == 1  # not one for each run of frames: there are half a million
     assert make_published("ani1x", {}).reference_energies[8] == -75.19446356 * HARTREE
 
 

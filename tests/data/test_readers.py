@@ -108,6 +108,16 @@ def test_batches_of_every_kind_of_data_set_equal_collated_samples(tmp_path):
             assert torch.equal(got.system.batch, expected.system.batch)
 
 
+def test_datasets_are_closed_when_their_group_is_done(tmp_path):
+    """HDF5 keeps chunks of every open one: reading a file would take as much memory as it is large."""
+    write_hdf5(tmp_path / "a.h5", make_mixture())
+    data, most = HDF5Dataset(tmp_path / "a.h5"), 0
+    for chunk in data.chunks():
+        assert {name.split("/")[0] for name in data._handles} <= {chunk.where.split("'")[1]}
+        most = max(most, len(data._handles))
+    assert most > 3 and not data._handles
+
+
 def test_h5_files_of_the_reader_stay_closed_for_others(tmp_path):
     write_hdf5(tmp_path / "a.h5", make_mixture())
     next(HDF5Dataset(tmp_path / "a.h5").chunks())

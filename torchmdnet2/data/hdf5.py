@@ -276,6 +276,7 @@ class HDF5Dataset(Dataset, Reader):
                     sample = collate([self[start + first + k] for k in range(count)])
                 yield Chunk(check_batch(sample, where, first), where, first)
             start += group.num_frames
+            self._handles.clear()  # with the chunks that HDF5 keeps for them: this group is done
 
     def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
         """Frames first … first + count − 1 of a group at once; None when something is not as it mostly is."""
@@ -339,7 +340,7 @@ class HDF5Dataset(Dataset, Reader):
             self._file.close()  # a handle from before a fork: closed first, or HDF5 would hand it out again
             self._file = None
         if self._file is None:
-            self._file, self._pid = h5py.File(self.path, "r"), os.getpid()
+            self._file, self._pid = h5py.File(self.path, "r", rdcc_nbytes=_CACHE_BYTES), os.getpid()
         handle = self._handles.get(name)
         if handle is None:
             if len(self._handles) >= _MAX_HANDLES:
@@ -352,7 +353,8 @@ class HDF5Dataset(Dataset, Reader):
 
 
 _CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most
-_MAX_HANDLES = 2048  # finding a dataset takes longer than reading a frame of it
+_MAX_HANDLES = 512  # finding a dataset takes longer than reading a frame of it
+_CACHE_BYTES = 2**20  # of chunks, that HDF5 keeps for each open dataset
 _UNIT_OF = {"pos": "length", "cell": "length", **{name: name for name in LABELS}}
 _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
 _NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]

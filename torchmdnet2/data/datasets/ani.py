@@ -69,14 +69,15 @@ class ANI1x(Published):
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         with _opened(files[0]) as file:
             for name, group in file.items():
-                where, z = f"{files[0]}, group '{name}'", group["atomic_numbers"][()]
+                where = f"{files[0]}, group '{name}'"
                 energy = _double(group["wb97x_dz.energy" if self.energy == "wb97x" else "ccsd(t)_cbs.energy"])
-                there = np.flatnonzero(~np.isnan(energy))
-                pos = group["coordinates"][()]
-                labels = {"energy": energy * HARTREE}
+                there = ~np.isnan(energy)
+                if not there.all():  # of coupled cluster one in ten: numbered among themselves, to stay together
+                    where += f" (the {there.sum()} with this energy)"
+                labels = {"energy": energy[there] * HARTREE}
                 if self.energy == "wb97x":
-                    labels["forces"] = _double(group["wb97x_dz.forces"]) * HARTREE
-                yield from _runs(where, z, pos, labels, there)
+                    labels["forces"] = _double(group["wb97x_dz.forces"])[there] * HARTREE
+                yield from _parts(where, group["atomic_numbers"][()], group["coordinates"][()][there], labels)
 
 
 @register("ani2x")
@@ -155,7 +156,7 @@ class COMP6(Published):
                         z = np.array([_SYMBOLS[bytes(symbol)] for symbol in group["species"][()]])
                         pos, energy = group["coordinates"][()], _double(group["energies"]) * HARTREE
                         labels = {"energy": energy, "forces": -_double(group["forces"]) * HARTREE}
-                        yield from _runs(f"{path}, molecule '{name}'", z, pos, labels, np.arange(len(pos)))
+                        yield from _parts(f"{path}, molecule '{name}'", z, pos, labels)
 
 
 def _double(dataset: h5py.Dataset, part: slice | tuple[()] = ()) -> np.ndarray:
@@ -189,15 +190,12 @@ def _by_size(path: Path) -> Iterator[Chunk]:
                 yield frames(where, first, group["species"][part], group["coordinates"][part], labels)
 
 
-def _runs(
-    where: str, z: np.ndarray, pos: np.ndarray, labels: dict[str, np.ndarray], chosen: np.ndarray
-) -> Iterator[Chunk]:
-    """Chosen frames of a molecule, those that follow each other together, so that they keep their numbers."""
+def _parts(where: str, z: np.ndarray, pos: np.ndarray, labels: dict[str, np.ndarray]) -> Iterator[Chunk]:
+    """Frames of a molecule, a bounded number at a time."""
     step = max(1, _CHUNK_ATOMS // max(1, len(z)))
-    for run in np.split(chosen, np.flatnonzero(np.diff(chosen) > 1) + 1):
-        for begin in range(0, len(run), step):
-            part = run[begin : begin + step]
-            yield frames(where, int(part[0]), z, pos[part], {name: value[part] for name, value in labels.items()})
+    for first in range(0, len(pos), step):
+        part = slice(first, first + step)
+        yield frames(where, first, z, pos[part], {name: value[part] for name, value in labels.items()})
 
 
 def _h5_of(path: Path) -> AbstractContextManager[Path]:

@@ -109,7 +109,7 @@ class RMD17(Published):
             Source(
                 "https://figshare.com/ndownloader/files/23950376",
                 "rmd17.tar.bz2",
-                sha256="cddeea2ec2c4",
+                sha256="cddeea2ec2c4b22a9de16a9a65a3eeedac5b29da9c99c20bbff0153912bf922b",
                 instead=(self.file,),
             )
         ]

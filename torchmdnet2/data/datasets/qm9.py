@@ -65,13 +65,17 @@ class QM9(Published):
             Source(
                 "https://springernature.figshare.com/ndownloader/files/3195389",
                 "dsgdb9nsd.xyz.tar.bz2",
-                sha256="3a63848ac806",
+                sha256="3a63848ac80691bdb8d41834b575afad345b9300d7a2db0c38adb7f6eaa8360c",
                 instead=("gdb9.sdf",),
             )
         ]
         if exclude_uncharacterized:
             self.sources.append(
-                Source("https://springernature.figshare.com/ndownloader/files/3195404", "uncharacterized.txt")
+                Source(
+                    "https://springernature.figshare.com/ndownloader/files/3195404",
+                    "uncharacterized.txt",
+                    sha256="3aa5115d540b356de94791d4a74c3bf1ed91c469ecf52a4f5d7cc0506fe02e24",
+                )
             )
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
