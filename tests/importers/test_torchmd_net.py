@@ -232,7 +232,7 @@ def test_refused_with_the_reason(folder, change, words):
 
 def test_radial_functions_tell_long_cutoffs_apart(folder):
     """exp(−14) and exp(−12) differ by 5e-6 only."""
-    args, state, system = golden(folder, "tensornet_o3")
+    args, state, _ = golden(folder, "tensornet_o3")
     key = "representation_model.distance_expansion.means"
     long = {**state, key: torch.linspace(math.exp(-14.0), 1, len(state[key]), dtype=torch.float64).float()}
     convert({**args, "cutoff_upper": 14.0}, long)

@@ -121,7 +121,7 @@ def test_arguments_of_priors():
 @pytest.mark.parametrize(
     "change",
     [
-        {"load_model": "a.ckpt"}, {"load_weights": "a.ckpt"}, {"lr_metric": "train"}, {"lr_metric": "train_total_mse_loss"},
+        {"load_model": "a.ckpt"}, {"load_weights": "a.ckpt"}, {"lr_metric": "train"},
         {"early_stopping_monitor": "train_total_mse_loss"}, {"checkpoint_monitor": "train_total_mse_loss"},
     ],
 )  # fmt: skip
@@ -130,7 +130,7 @@ def test_what_is_different_is_told(change):
     after: list[str] = []
     config_from_torchmd_net({"lr_metric": "val"}, before)
     config_from_torchmd_net(change, after)
-    assert [note for note in after if note not in before][0].startswith(next(iter(change)))
+    assert next(note for note in after if note not in before).startswith(next(iter(change)))
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def model_config(
     if name == "equivariant_transformer" and not model["vector_cutoff"]:
         if model["cutoff_lower"] > 0:
             raise BadCheckpoint(
-                "without vector_cutoff, vectors of pairs below cutoff_lower are left out by TorchMD-Net's neighbor list "
-                "and by nothing else; there is no equivalent"
+                "without vector_cutoff, only TorchMD-Net's neighbor list leaves out the vectors of pairs below "
+                "cutoff_lower; there is no equivalent"
             )
         decisions.append(
             "vector_cutoff is off, as trained: the energy jumps when a pair crosses the cutoff; do not run dynamics"
