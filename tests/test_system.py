@@ -26,6 +26,18 @@ def test_dtype_of_positions_is_kept():
         assert system.pbc.all()
 
 
+def test_default_device_of_torch_moves_nothing():
+    """As where a script says torch.set_default_device("cuda") and runs a model on the CPU; only lists go there."""
+    pos = torch.zeros(2, 3)
+    with torch.device("meta"):
+        cpu = System(z=torch.tensor([1, 1], device="cpu"), pos=pos, batch=torch.tensor([0, 1], device="cpu"))
+        read = System.from_ase([molecule("H2O"), bulk("Si")])
+        assert System(z=[1], pos=[[0.0, 0, 0]]).device.type == "meta"
+        systems = (cpu, cpu.replace(charge=1), read, System.concatenate([read, read]), read.to(dtype=torch.float32))
+    for system in systems:
+        assert {value.device.type for value in vars(system).values()} == {"cpu"}
+
+
 def test_periodic_where_a_lattice_vector_is():
     system = System(z=[1], pos=[[0.0, 0, 0]], cell=[[3.0, 0, 0], [0, 0, 0], [0, 0, 5]])
     assert system.pbc.tolist() == [[True, False, True]]

@@ -137,7 +137,7 @@ def _parts(potential: Potential) -> dict[str, Any]:
 
 def _from_config(config: Mapping[str, Any]) -> Potential:
     """An untrained potential, whose weights are overwritten; the caller's random numbers stay."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever torch's default device is
         return Potential.from_config(config)
 
 

@@ -47,7 +47,7 @@ class System:
     spin: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        pos = torch.as_tensor(self.pos)
+        pos = _as_tensor(self.pos)
         if not pos.is_floating_point():
             pos = pos.to(torch.get_default_dtype())
         device, dtype = pos.device, pos.dtype
@@ -88,9 +88,9 @@ class System:
             return 1
         sized: list[tuple[Any, int]] = [(self.cell, 3), (self.pbc, 2), (self.charge, 1), (self.spin, 1)]
         for value, ndim in sized:
-            if value is not None and torch.as_tensor(value).ndim == ndim:
+            if value is not None and _as_tensor(value).ndim == ndim:
                 return len(value)
-        batch = torch.as_tensor(self.batch)
+        batch = _as_tensor(self.batch)
         return int(batch.max()) + 1 if batch.numel() else 0
 
     # --- sizes ---------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class System:
         return cls(
             z=torch.as_tensor(z, dtype=torch.long, device=device),
             pos=torch.as_tensor(pos, dtype=dtype, device=device),
-            batch=torch.repeat_interleave(torch.arange(len(frames)), torch.tensor(sizes, dtype=torch.long)).to(device),
+            batch=torch.as_tensor(np.repeat(np.arange(len(frames)), sizes), dtype=torch.long, device=device),
             cell=torch.as_tensor(cell, dtype=dtype, device=device),
             pbc=torch.as_tensor(pbc, device=device),
             charge=torch.tensor(whole["charge"], dtype=dtype, device=device),
@@ -239,6 +239,11 @@ class System:
         both = self.pbc[:, :, None] & self.pbc[:, None, :]
         eye = torch.eye(3, dtype=gram.dtype, device=self.device).expand_as(gram)
         return torch.linalg.det(torch.where(both, gram, eye)).clamp(min=0).sqrt()
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """A tensor as it is: `torch.as_tensor` would take it to torch's default device."""
+    return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 
 def _per_system(value: Any, num: int, dtype: torch.dtype, device: torch.device, name: str) -> Tensor:

@@ -77,6 +77,19 @@ def test_default_dtype_of_torch_is_neither_used_nor_changed(potential, tmp_path)
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("channels", [8, 32])  # 32: by the compiled kernels of the CPU
+def test_default_device_of_torch_is_not_used(channels, tmp_path):
+    config = {"model": {"name": "tensornet", "hidden_channels": channels, "num_layers": 1}, "elements": [1, 6, 8]}
+    save(Potential.from_config(config), tmp_path / "model.tmn")
+    expected = TorchMDNet2Calculator(tmp_path / "model.tmn")
+    with torch.device("meta"):  # as torch.set_default_device("cuda") beside a model on the CPU
+        calc = TorchMDNet2Calculator(tmp_path / "model.tmn")
+        for atoms in (crystal(), crystal(), ethanol()):
+            atoms.rattle(0.02)
+            assert np.array_equal(calc.get_property("forces", atoms), expected.get_property("forces", atoms))
+        assert np.array_equal(calc.get_property("stress", crystal()), expected.get_property("stress", crystal()))
+
+
 def test_two_calculators_of_different_type_in_one_process(potential):
     single, double = (TorchMDNet2Calculator(potential, dtype=t) for t in (torch.float32, torch.float64))
     first = [c.get_property("energy", ethanol()) for c in (single, double)]

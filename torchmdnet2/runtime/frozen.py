@@ -51,7 +51,7 @@ class FilterTable:
 
     def distances(self) -> Tensor:
         """Knots in Å, [K] float64 (each a float32 number)."""
-        place = torch.arange(self.num_knots, dtype=torch.float64)
+        place = torch.arange(self.num_knots, dtype=torch.float64, device="cpu")
         return (-torch.log1p(-place / self.scale) / self.decay).clamp(max=self.cutoff).float().double()
 
     @classmethod
@@ -159,7 +159,7 @@ class FrozenTensorNet:
             of_layers = [layer_filters(layer) for layer in exact.layers]
             self.table = FilterTable.fitting(model.cutoff, [embedding_filters, *of_layers])
             self.knots = give(self.table.distances())
-            zero = torch.zeros(1, dtype=torch.float64)
+            zero = torch.zeros(1, dtype=torch.float64, device="cpu")
             self.embedding_table = give(tabulate(embedding_filters, self.table))
             self.embedding_self = give(embedding_filters(zero)[0, 0])
             self.layer_tables = [give(tabulate(filters, self.table)) for filters in of_layers]

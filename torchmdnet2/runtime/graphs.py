@@ -34,7 +34,7 @@ class GraphedStep:
         self._wanted = False
         self._pinned: Tensor | None = None
         if step.device.type == "cuda":
-            self._pinned = torch.zeros(2, dtype=torch.int64, pin_memory=True)
+            self._pinned = torch.zeros(2, dtype=torch.int64, device="cpu", pin_memory=True)
 
     @property
     def captured(self) -> bool:
