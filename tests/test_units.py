@@ -48,6 +48,8 @@ def test_names_in_any_case():
 
 def test_milli_is_not_mega():
     assert factor("energy", "meV") == 1e-3
+    with pytest.raises(ValueError, match="unknown energy unit 'MeV'"):
+        factor("energy", "MeV")
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,6 @@ _ALIASES = {
     "a0": "bohr",
     "kj/mol": "kJ/mol",
     "kcal/mol": "kcal/mol",
-    "mev": "meV",
     "ry": "rydberg",
     "j": "J",
     "nanometer": "nm",

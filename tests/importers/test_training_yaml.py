@@ -98,7 +98,11 @@ def test_every_model(theirs, model, head):
 
 def test_priors():
     priors = ["Atomref", {"ZBL": {"cutoff_distance": 4.0}}, "D2", {"Coulomb": {"upper_switch_distance": 0.4}}]
-    config = parse_config(config_from_torchmd_net({"prior_model": priors}))
+    plain = config_from_torchmd_net({"prior_model": priors})
+    with pytest.raises(BadConfig, match="charges is empty"):
+        parse_config(plain)  # they are left to the user
+    plain["priors"][3]["charges"] = {"O": -0.8, "H": 0.4}
+    config = parse_config(plain)
     assert [p["name"] for p in config.priors] == ["atomref", "zbl", "d2", "coulomb"]
     assert config.priors[1]["cutoff"] == 4.0 and config.priors[3]["damping_upper"] == 4.0
 

@@ -323,5 +323,8 @@ def test_errors():
     ):
         with pytest.raises(ValueError, match="must be"):
             Coulomb(**options)
+    for nothing in ({}, [], ""):
+        with pytest.raises(ValueError, match="empty"):
+            Coulomb(nothing)
     with pytest.raises(ValueError, match="beyond the cutoff"):
         Electrostatics("ewald", 3.0, "exp", damping_upper=4.6)

@@ -35,8 +35,8 @@ class Coulomb(Prior):
             a jump of the force.
 
     Raises:
-        ValueError: an option is unknown or out of range; charges are needed that the network does not predict; a
-            structure has another number of atoms than `charges`.
+        ValueError: an option is unknown or out of range; `charges` is empty; charges are needed that the network does
+            not predict; a structure has another number of atoms than `charges`.
     """
 
     table: Tensor
@@ -60,6 +60,8 @@ class Coulomb(Prior):
         )
         self.cutoff = self.energy.cutoff
         table, per_atom = torch.zeros(128, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+        if len(charges) == 0:
+            raise ValueError("charges is empty: give those of each element or of each atom, or 'predicted'")
         if isinstance(charges, str):
             if charges != "predicted":
                 raise ValueError(f"charges must be 'predicted' or numbers, got '{charges}'")
