@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pytest
@@ -203,12 +204,15 @@ def test_auto_is_for_large_sources(source, tmp_path, monkeypatch):
     monkeypatch.setattr("torchmdnet2.data.AUTO_BYTES", 1000)
     data = open_dataset(source, KEYS, cache="auto")
     assert isinstance(data, CachedDataset) and data.folder.parent == tmp_path / "own"
+    shutil.rmtree(data.folder)
     monkeypatch.setattr("torchmdnet2.data.AUTO_BYTES", source.stat().st_size + 1)
     assert isinstance(open_dataset(source, KEYS, cache="auto"), LoadedDataset)
     monkeypatch.setattr("torchmdnet2.data._on_disk", lambda paths: 0)  # a compressed file
     monkeypatch.setattr("torchmdnet2.data.AUTO_BYTES", 500)
     assert isinstance(open_dataset(source, KEYS, cache="auto"), CachedDataset)
     assert isinstance(open_dataset(source, KEYS), HDF5Dataset)
+    monkeypatch.setattr("torchmdnet2.data.HDF5Dataset", None)  # the file is not looked into again
+    assert isinstance(open_dataset(source, KEYS, cache="auto"), CachedDataset)
 
 
 def test_a_folder_that_cannot_be_written(source, tmp_path):

@@ -112,14 +112,15 @@ def open_dataset(
             return [NpyReader(paths, keys, units)]
         return [_reader(p, keys, units, f) for p, f in zip(paths, formats, strict=True)]
 
-    large = cache == "auto" and _on_disk(paths) > AUTO_BYTES
+    files = [file for reader in readers() for file in reader.files] if formats[0] == "npy" else paths
+    options = {"keys": _plain(keys), "units": _plain(units), "format": chosen}
+    names = [os.path.abspath(file) for file in files]
+    folder = cache_folder(names, options, cache_root() if str(cache) in ("auto", "off") else Path(cache))
+    # looking into a compressed file takes long: not again where that has led to a cache before
+    large = cache == "auto" and (_on_disk(paths) > AUTO_BYTES or (folder / "index.json").is_file())
     made = readers() if str(cache) in ("auto", "off") and not large else []
-    large = large or (cache == "auto" and _in_memory(made) > 5 * AUTO_BYTES)
-    if large or not made:
-        files = [file for reader in readers() for file in reader.files] if formats[0] == "npy" else paths
-        options = {"keys": _plain(keys), "units": _plain(units), "format": chosen}
-        names = [os.path.abspath(file) for file in files]
-        return cached(readers, files, cache_folder(names, options, cache_root() if large else Path(cache)))
+    if large or not made or (cache == "auto" and _in_memory(made) > 5 * AUTO_BYTES):
+        return cached(readers, files, folder)
     datasets = [_loaded(reader, lazily=cache == "off") for reader in made]
     missing_keys(datasets)
     return datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
