@@ -13,8 +13,8 @@ from ..units import KB
 from .batches import training_batches
 from .config import Config
 from .data_notes import closest_pair
+from .distributed import Devices
 from .labels import property_of
-from .loop import pays_on_cpu
 from .metrics import UNITS
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
     Raises:
         BadConfig, BadData, FileNotFoundError, TrainingDiverged: as the training would.
     """
-    from .run import introduce, make_trainer, own_torch_state
+    from .run import introduce, make_trainer, own_torch_state, pack_steps
     from .setup import make_setup, require_usable
 
     with own_torch_state(config):
@@ -67,8 +67,9 @@ def run_check(config: Config, log: TrainingLog) -> None:
             log.say(f"rms of the force components: {facts['forces_rms']:.4g} {UNITS['forces']}")
             if not 10 * KB < facts["forces_rms"] < 100:
                 log.say("note: that is unusual; are data.units right?")
-        if config.training.cuda_graphs and (trainer.device.type == "cuda" or pays_on_cpu(trainer)):
-            trainer.pack()  # where it can be done, as the training will
+        packing = pack_steps(trainer, Devices())
+        if packing is not None:
+            log.say(packing)
         seconds, memory = _measure(trainer)
         epoch = seconds * trainer.steps_per_epoch
         steps = "step" if trainer.steps_per_epoch == 1 else "steps"

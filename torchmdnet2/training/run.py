@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from .data_notes import data_notes
 from .defaults import config_yaml
 from .distributed import Devices
 from .finish import describe, finish, package_versions
+from .folder import BEST, DONE, HEADER, STATE, clear, occupied, prepare
 from .identity import check_identity, require_alike
 from .interrupts import noticed
 from .labels import property_of
@@ -37,8 +38,6 @@ from .trackers import Tracker, open_trackers
 from .trainer import Hooks, Trainer
 
 __all__ = ["run_training"]
-
-_STATE, _BEST, _DONE = "state.safetensors", "best.tmn", "metrics.json"
 
 
 def run_training(
@@ -68,22 +67,32 @@ def run_training(
         from .check import run_check
 
         open_trackers(config, None)
-        run_check(config, log or TrainingLog(None))
+        log = log or TrainingLog(None)
+        try:
+            prepare(folder, config, resume)
+        except BadConfig as error:
+            log.say(f"note: {error}")
+        run_check(config, log)
         return None
-    with Devices.joined(device_of(config.training.device)) as devices:
+    with Devices.joined(device_of(config.training.device)) as devices, ExitStack() as held:
         if not devices.main:
             log = TrainingLog(None, Console(quiet=True))
-        return _run(config, folder, resume, log, devices)
+        return _run(config, folder, resume, log, devices, held)
 
 
-def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | None, devices: Devices) -> Path:
+def _run(
+    config: Config, folder: Path, resume: str | None, log: TrainingLog | None, devices: Devices, held: ExitStack
+) -> Path:
     require_alike(devices, {"config": config.to_dict(), "versions": package_versions()})
     with devices.together():
-        resuming = devices.main and _prepare_folder(folder, config, resume)
-        finished = resuming and (folder / _DONE).is_file() and not _extended(folder, config)
-        if resuming and not (folder / _BEST).is_file() and _has_best(folder):
+        if devices.main:
+            prepare(folder, config, resume)  # which makes no folder
+            held.enter_context(occupied(folder))
+        resuming = devices.main and prepare(folder, config, resume)
+        finished = resuming and (folder / DONE).is_file() and not _extended(folder, config)
+        if resuming and not (folder / BEST).is_file() and _has_best(folder):
             raise BadConfig(
-                f"output.folder: {folder / _BEST}, the best model of the run in this folder, is gone; choose another "
+                f"output.folder: {folder / BEST}, the best model of the run in this folder, is gone; choose another "
                 "folder, or remove state.safetensors and train anew"
             )
         if finished:
@@ -93,28 +102,31 @@ def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | No
     resuming, finished = devices.agree(resuming), devices.agree(finished)
     if finished:
         (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
-        return folder / _BEST
-    if devices.main:
-        (folder / _DONE).unlink(missing_ok=True)
+        return folder / BEST
     with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
         with devices.together():
             setup = make_setup(config)
             require_usable(setup)
-            trainer = make_trainer(setup, folder / _STATE if devices.main else None)
+            trainer = make_trainer(setup, folder / STATE if devices.main else None)
         require_alike(devices, {"data": setup.digests})
         if resuming:
-            with devices.copy_of(folder / _STATE) as state, devices.together():
+            with devices.copy_of(folder / STATE) as state, devices.together():
                 check_identity(trainer.identity, load_state(state)[1]["identity"], folder)
                 trainer.restore(state)
-        elif devices.main:
-            atomic_write(folder / "config.yaml", config_yaml(config))
+            if devices.main:
+                (folder / DONE).unlink(missing_ok=True)
+        packing = pack_steps(trainer, devices)
+        if devices.main and not resuming:
+            clear(folder)  # not before: what would have failed by now has cost no earlier run
+            atomic_write(folder / "config.yaml", HEADER + config_yaml(config))
             atomic_write(folder / "splits.json", json.dumps(setup.splits))
         introduce(setup, trainer, log)
-        _pack(trainer, log, devices)
+        if packing is not None:
+            log.say(packing)
         if not devices.main:
             with _stop(trainer, devices) as stop:
                 trainer.run(Hooks(stop=stop))
-            return folder / _BEST
+            return folder / BEST
         errors: dict[str, Any] = {}
         trackers = open_trackers(config, folder, trainer.history)
         try:
@@ -123,7 +135,7 @@ def _run(config: Config, folder: Path, resume: str | None, log: TrainingLog | No
         finally:
             for tracker in trackers:
                 tracker.close(errors)
-        return folder / _BEST
+        return folder / BEST
 
 
 @contextmanager
@@ -157,8 +169,15 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
     )
 
 
-def _pack(trainer: Trainer, log: TrainingLog, devices: Devices) -> None:
-    """Steps from packed frames where that can be done and pays, replayed on a GPU; shared among the devices."""
+def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
+    """Steps from packed frames where that can be done and pays, replayed on a GPU; shared among the devices.
+
+    Returns:
+        What there is to say of it.
+
+    Raises:
+        BadConfig: it was asked for and cannot be.
+    """
     from .loop import pays_on_cpu, wants_numba
 
     wanted = trainer.config.cuda_graphs
@@ -167,8 +186,8 @@ def _pack(trainer: Trainer, log: TrainingLog, devices: Devices) -> None:
         raise BadConfig(f"training.cuda_graphs: there are none on {trainer.device}; set it to auto or false")
     if not shared and (not wanted or not (on_gpu or pays_on_cpu(trainer))):
         if wanted and wants_numba(trainer):
-            log.say("note: steps take about half the time with numba: pip install 'torchmdnet2[cpu]'")
-        return
+            return "note: steps take about half the time with numba: pip install 'torchmdnet2[cpu]'"
+        return None
     if shared and not wanted:
         raise BadConfig("training.cuda_graphs: several devices need it; set it to auto or true")
     reason = trainer.pack(devices)
@@ -176,18 +195,15 @@ def _pack(trainer: Trainer, log: TrainingLog, devices: Devices) -> None:
         raise BadConfig(f"several devices cannot be used with {reason}; start one process, without torchrun")
     if reason is not None and wanted is True:
         raise BadConfig(f"training.cuda_graphs: cannot be used with {reason}; set it to auto or false")
-    if reason is None:
-        assert trainer.packed is not None
-        memory = f"{trainer.packed.num_bytes / 1e6:.0f} MB of frames on each device"
-        log.say(
-            f"{devices.size} processes, each with a share of every batch; {memory}"
-            if shared
-            else f"steps are replayed from CUDA graphs; {memory}"
-            if on_gpu
-            else "steps run on compiled kernels; the first step may wait half a minute for them, once"
-        )
-    elif on_gpu:
-        log.say(f"note: steps are not replayed from CUDA graphs, because of {reason}")
+    if reason is not None:
+        return f"note: steps are not replayed from CUDA graphs, because of {reason}" if on_gpu else None
+    assert trainer.packed is not None
+    memory = f"{trainer.packed.num_bytes / 1e6:.0f} MB of frames on each device"
+    if shared:
+        return f"{devices.size} processes, each with a share of every batch; {memory}"
+    if on_gpu:
+        return f"steps are replayed from CUDA graphs; {memory}"
+    return "steps run on compiled kernels; the first step may wait half a minute for them, once"
 
 
 def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
@@ -213,38 +229,9 @@ def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
         log.say(f"resumed at epoch {trainer.epoch + 1}, step {trainer.step_count}")
 
 
-def _prepare_folder(folder: Path, config: Config, resume: str | None) -> bool:
-    """Make the folder; True when a run in it is to be continued."""
-    state, done = folder / _STATE, folder / _DONE
-    if resume is not None and state.is_file() and not (config.output.overwrite and done.is_file()):
-        if done.is_file():
-            check_identity({"config": config.to_dict()}, {"config": load_state(state)[1]["identity"]["config"]}, folder)
-        return True
-    if resume == "must":
-        raise BadConfig(f"output.folder: {folder} holds no run to resume")
-    if (folder / "ensemble.json").is_file():
-        raise BadConfig(
-            f"output.folder: {folder} holds an ensemble; continue it with --members, or choose another folder"
-        )
-    if done.is_file() and not config.output.overwrite:
-        raise BadConfig(
-            f"output.folder: {folder} holds a finished run; choose another folder, or set output.overwrite=true"
-        )
-    if state.is_file() and not config.output.overwrite:
-        raise BadConfig(
-            f"output.folder: {folder} holds an unfinished run; continue it with --resume auto, choose another folder, "
-            "or set output.overwrite=true"
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = [path.name for path in folder.glob("epoch_*.tmn")]
-    for name in (_DONE, _STATE, _BEST, "log.txt", "metrics.csv", "metrics.jsonl", *kept):
-        (folder / name).unlink(missing_ok=True)
-    return False
-
-
 def _require_same_files(folder: Path) -> None:
     """Raise BadConfig when data of the finished run in the folder have changed since."""
-    for path, digest in load_state(folder / _STATE)[1]["identity"]["data"].items():
+    for path, digest in load_state(folder / STATE)[1]["identity"]["data"].items():
         if Path(path).is_file() and file_facts(path)["sha256"] != digest:
             raise BadConfig(
                 f"{folder} holds a finished run, and {path} has another content since; choose another output.folder, "
@@ -253,12 +240,12 @@ def _require_same_files(folder: Path) -> None:
 
 
 def _has_best(folder: Path) -> bool:
-    return any(row["best"] for row in load_state(folder / _STATE)[1]["history"])
+    return any(row["best"] for row in load_state(folder / STATE)[1]["history"])
 
 
 def _extended(folder: Path, config: Config) -> bool:
     """Whether the configuration asks for more epochs than the finished run in the folder had."""
-    return config.training.max_epochs > load_state(folder / _STATE)[1]["identity"]["config"]["training"]["max_epochs"]
+    return config.training.max_epochs > load_state(folder / STATE)[1]["identity"]["config"]["training"]["max_epochs"]
 
 
 class _Best:
@@ -308,7 +295,7 @@ def _train(
 
     def save(trainer: Trainer) -> None:
         write_metrics(folder, trainer.history)
-        best.write(folder / _BEST)
+        best.write(folder / BEST)
 
     if trainer.history and trainer.position == 0:  # killed before it was written
         keep(trainer.history[-1])
