@@ -186,6 +186,18 @@ def bound_result(given):
     return Result(given.energy, given.forces, given.stress, given.atom_energies)
 
 
+@pytest.mark.parametrize("channels", [8, 32])
+def test_a_bound_step_keeps_its_weights(channels):
+    potential, system = make(channels=channels), water()
+    step = Evaluator(potential).bind(system)
+    before = step.energy.clone(), step.forces.clone()
+    with torch.no_grad():
+        for weight in potential.parameters():
+            weight.mul_(1.5)
+    step.replay()
+    assert step.check() and torch.equal(step.energy, before[0]) and torch.equal(step.forces, before[1])
+
+
 def test_inference_mode_and_no_grad():
     evaluator, system = Evaluator(make()), water()
     expected = evaluator(system)

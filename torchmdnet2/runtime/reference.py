@@ -5,6 +5,7 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -69,9 +70,11 @@ class BoundStep(ABC):
 
 
 class ReferenceBoundStep(BoundStep):
-    """On the potential itself, or on what is called like it."""
+    """On a copy of the potential, or on what is called like it and keeps its weights."""
 
     def __init__(self, potential: Potential | CpuModel, system: System, stress: bool):
+        if isinstance(potential, Potential):  # whose weights may change while the energies of isolated atoms are kept
+            potential = copy.deepcopy(potential)
         self._potential = potential
         self.pos, self.cell = system.pos.detach().clone(), system.cell.detach().clone()
         self._system = system.replace(pos=self.pos, cell=self.cell)
