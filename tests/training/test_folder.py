@@ -102,4 +102,3 @@ def test_one_process_at_a_time(quick, tmp_path, monkeypatch):
         other.kill()
     with occupied(tmp_path / "run"):  # whatever ended the other one
         pass
-    run_training(parse_config(quick))

@@ -11,6 +11,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from ase.io import write
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.kernels.forms_node import Mix
@@ -20,6 +21,8 @@ from torchmdnet2.training.network import PackedNetwork
 from torchmdnet2.training.packed import Capacity, PackedFrames, Part, pairs_of
 from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
 from torchmdnet2.training.trainer import Hooks, TrainingDiverged
+
+from .conftest import make_frames
 
 CUTOFF = 4.5
 MODELS = ["tensornet", "tensornet2", "equivariant_transformer", "transformer", "graph_network"]
@@ -179,6 +182,19 @@ def test_training_equals_the_plain_loop(raw_config, change):
         for key in set(a) - {"seconds"}:
             assert b[key] == pytest.approx(a[key], rel=1e-6), key
     for a, b in zip(plain.average.parameters(), fast.average.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_batches_without_labels_are_steps_of_gradient_zero(raw_config, tmp_path, optimizer):
+    frames = make_frames(8)
+    for atoms in frames[::2]:
+        atoms.calc = None
+    write(tmp_path / "partial.xyz", frames, format="extxyz")
+    raw_config["data"] = {"train": str(tmp_path / "partial.xyz"), "split": {"validation": 0, "test": 0}}
+    settings = {"device": "cpu", "precision": "float64", "batch_size": 1, "optimizer": {"name": optimizer}}
+    plain, fast = (trained(raw_config, packing, **settings) for packing in (False, True))
+    for a, b in zip(plain.potential.parameters(), fast.potential.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-7)
 
 

@@ -210,7 +210,9 @@ class Trainer:
         found = residuals(result, batch.sample.labels)
         loss_config = self.loss
         sums = penalty_sums(found, batch.sample.system, loss_config)
-        if not sums:  # a batch without any label teaches nothing
+        if not sums:  # nothing to learn: gradients of zero, as in a packed step, where momentum goes on
+            for p in self.parameters:
+                p.grad = torch.zeros_like(p)
             return torch.zeros(())
         loss = total_loss(sums, loss_config)
         loss.backward()
