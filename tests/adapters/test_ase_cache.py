@@ -54,6 +54,16 @@ def test_same_structure_is_computed_once_and_a_changed_one_again(potential):
     assert len(calls) == 5
 
 
+def test_atoms_that_are_assigned_have_no_results_yet(potential):
+    calc, other = TorchMDNet2Calculator(potential), TorchMDNet2Calculator(potential)
+    moved = ethanol()
+    moved.rattle(0.1)
+    calc.get_property("energy", ethanol())
+    calc.atoms = moved
+    assert calc.get_potential_energy() == other.get_property("energy", moved)
+    assert calc.get_property("energy", moved) == other.get_property("energy", moved)
+
+
 def test_results_are_fresh_arrays(potential):
     atoms = crystal()
     atoms.calc = TorchMDNet2Calculator(potential)

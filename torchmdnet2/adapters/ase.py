@@ -104,6 +104,7 @@ class TorchMDNet2Calculator(Calculator):
 
     @atoms.setter
     def atoms(self, atoms: Atoms | None) -> None:
+        self.reset()  # the results were those of what entered before
         self._entered = None if atoms is None else self._structure(atoms)
 
     def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
