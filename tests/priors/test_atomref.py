@@ -9,6 +9,7 @@ import torch
 from ase.build import molecule
 
 from torchmdnet2 import System
+from torchmdnet2.checks import without_network
 from torchmdnet2.priors import Atomref
 from torchmdnet2.testing import check_prior
 
@@ -58,3 +59,11 @@ def test_training_reaches_it():
     gradient = prior.change.grad
     assert gradient[[1, 6, 8]].tolist() == [8.0, 2.0, 2.0] and gradient.sum() == 12.0
     assert not list(Atomref(ENERGIES).parameters())
+
+
+def test_an_element_beyond_the_table_is_named():
+    """Not an IndexError, which on a GPU ends the process."""
+    potential = without_network([Atomref(ENERGIES, max_z=9)], (1, 6, 8, 17))
+    assert float((potential(SYSTEM).energy - TOTAL).abs().max()) < 1e-11
+    with pytest.raises(ValueError, match=r"max_z = 9.*Z = 17"):
+        potential(SYSTEM.replace(z=SYSTEM.z.clamp(min=17)))

@@ -25,7 +25,7 @@ class Atomref(Prior):
         trainable: let training change them.
 
     Raises:
-        ValueError: a key is not an element, or not below max_z.
+        ValueError: a key is not an element, or not below max_z; a structure has an element that is not.
     """
 
     initial: Tensor
@@ -38,6 +38,15 @@ class Atomref(Prior):
         self.register_buffer("initial", table)
         # the change that training makes; small, so that float32 is enough for it
         self.change = nn.Parameter(torch.zeros(max_z)) if trainable else None
+
+    def check(self, system: System) -> None:
+        """Raise ValueError for elements beyond the table."""
+        beyond = system.z >= self.initial.shape[0]
+        if bool(beyond.any()):
+            raise ValueError(
+                f"the prior 'atomref' was made with max_z = {self.initial.shape[0]}, and there is "
+                f"Z = {int(system.z[beyond][0])}"
+            )
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         table = self.initial if self.change is None else self.initial + self.change.double()
