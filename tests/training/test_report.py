@@ -18,7 +18,7 @@ from ase.io import read, write
 from torchmdnet2.errors import MissingBackend
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.evaluation import Evaluation
-from torchmdnet2.training.plots import pictures
+from torchmdnet2.training.plots import digits, pictures
 from torchmdnet2.training.run import run_training
 
 from .conftest import make_frames
@@ -60,7 +60,7 @@ class Balance(HTMLParser):
         if tag == "img":
             self.images.append(given["src"])
         self.fetched += [v for k, v in attributes if k in ("src", "href") and not v.startswith("data:")]
-        if tag not in ("img", "meta", "p", "!doctype"):
+        if tag not in ("img", "meta", "p", "wbr", "!doctype"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -82,8 +82,8 @@ def test_page_needs_no_other_file(folder):
     shown = html.unescape(re.sub(r"<[^>]*>", " ", re.sub("<style>.*?</style>", "", text, flags=re.DOTALL)))
     errors = json.loads((folder / "metrics.json").read_text())
     for subset in ("test", "validation"):
-        assert f"{1e3 * errors[subset]['forces']['mae']:.3f}" in shown
-    assert f"{1e3 * errors['test']['forces_by_element']['O']['rmse']:.3f}" in shown
+        assert f" {1e3 * errors[subset]['forces']['mae']:.4g} " in shown
+    assert f" {1e3 * errors['test']['forces_by_element']['O']['rmse']:.4g} " in shown
     assert re.search(r"energy per atom\s+\(meV/atom\)\s+forces\s+\(meV/Å\)", shown)  # heads of the worst frames
     for part in (
         "elements H, C, O; cutoff 3.0 Å",
@@ -110,6 +110,13 @@ def test_errors_beside_the_spread_of_the_labels(folder):
     frames = [atoms for file in splits["files"] for atoms in read(file, ":")]
     spread = np.concatenate([frames[k].get_forces() for k in splits["indices"]]).std()
     assert float(found[2]) == pytest.approx(0.1 * float(found[1]) / spread, rel=0.06)  # two digits
+
+
+@pytest.mark.parametrize(
+    "value, text", [(1235.06, "1235"), (86.0441, "86.04"), (0.75, "0.7500"), (0.0, "0"), (-3e-5, "-0.00003000")]
+)
+def test_four_digits_count(value, text):
+    assert digits(value) == text
 
 
 def test_a_learning_curve_of_zeros_can_be_drawn(recwarn):

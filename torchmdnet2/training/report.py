@@ -20,22 +20,33 @@ from .batches import Frames
 from .evaluation import Evaluation
 from .metrics import shown
 from .outliers import Outlier, find_outliers, outlier_frames
-from .plots import pictures, structures
+from .plots import digits, pictures, structures
 from .trainer import Properties
 
 __all__ = ["Report", "ensemble_page", "write_report"]
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24; }
-h1 { font-size: 1.6rem; margin-bottom: .2rem }
+:root { color-scheme: light }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24;
+  background: #fff }
+h1 { font-size: 1.6rem; margin-bottom: .2rem; overflow-wrap: anywhere }
 h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ccd }
-table { border-collapse: collapse; margin: .6rem 0 } th, td { padding: .18rem .7rem; text-align: right }
-th { border-bottom: 1px solid #99a; font-weight: 600 }
-td:first-child, th:first-child { padding-left: 0 } .text { text-align: left }
+.table { overflow-x: auto; margin: .6rem 0 } table { border-collapse: collapse }
+th, td { padding: .18rem .7rem; text-align: right } .text { text-align: left }
+th { border-bottom: 1px solid #99a; font-weight: 600; vertical-align: bottom; white-space: pre }
+td:first-child, th:first-child { padding-left: 0 }
 tr:nth-child(even) td { background: #f6f7f9 }
-.pictures { display: flex; flex-wrap: wrap; gap: .6rem } .pictures img { width: 30rem; max-width: 100% }
-.structure { width: 8rem } pre { background: #f6f7f9; padding: .8rem; overflow-x: auto; font-size: .82rem }
+.pictures { display: flex; flex-wrap: wrap; align-items: flex-start; gap: .6rem }
+.pictures img { width: 30rem; max-width: 100% }
+.structure { width: 8rem; display: block; mix-blend-mode: multiply }
+pre { background: #f6f7f9; padding: .8rem; overflow-x: auto; font-size: .82rem }
 code { font-size: .85em; overflow-wrap: anywhere } .note { color: #57606a }
+@media (max-width: 40rem) { body { margin: 1rem auto } th, td { padding: .18rem .4rem } .structure { width: 6rem } }
+@media print {
+  body { max-width: none; margin: 0; font-size: 10pt } h2 { break-after: avoid } tr, img { break-inside: avoid }
+  .pictures img { width: 48% } .structure { width: 5rem }
+  .table, pre { overflow: visible } pre { white-space: pre-wrap }
+}
 """
 
 
@@ -155,7 +166,7 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         if name != "forces_by_element"
     ]
     spread = [
-        [name.replace("_", " "), f"{1e3 * v['rms_spread']:.3f}", f"{1e3 * v['rmse']:.3f}", f"m{v['unit']}",
+        [name.replace("_", " "), digits(1e3 * v["rms_spread"]), digits(1e3 * v["rmse"]), f"m{v['unit']}",
          f"{v['correlation']:.2f}"]
         for name, v in metrics["spread"].items()
     ]  # fmt: skip
@@ -177,7 +188,8 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
 
 def _document(title: str, body: Sequence[str]) -> str:
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
 
@@ -219,12 +231,12 @@ def _of_spread(evaluation: Evaluation, name: str, error: Mapping[str, Any]) -> s
     """RMSE as a part of the standard deviation of the labels, in percent; "" where there is none."""
     labels = evaluation.pairs[name][0] if name in evaluation.pairs else np.zeros(0)
     spread = float(labels.std()) if len(labels) else 0.0
-    return f"{100 * error['rmse'] / spread:.2g} %" if spread > 0 else ""
+    return f"{digits(100 * error['rmse'] / spread, 2)} %" if spread > 0 else ""
 
 
 def _numbers(error: Mapping[str, Any]) -> list[str]:
     (mae, unit), (rmse, _) = shown(error["mae"], error["unit"]), shown(error["rmse"], error["unit"])
-    return [f"{mae:.3f}", f"{rmse:.3f}", unit, str(error["count"])]
+    return [digits(mae), digits(rmse), unit, str(error["count"])]
 
 
 def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
@@ -242,9 +254,9 @@ def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
         columns = [evaluation.by_frame[name][origin == file] for name in names]
         known = [c[np.isfinite(c)] for c in columns]
         rms = [float(np.sqrt(np.mean(c**2))) if len(c) else None for c in known]
-        values = ["–" if r is None else f"{shown(r, unit)[0]:.3f}" for r, unit in zip(rms, units, strict=True)]
+        values = ["–" if r is None else digits(shown(r, unit)[0]) for r, unit in zip(rms, units, strict=True)]
         rows.append([file, str(int((origin == file).sum())), *values])
-    heads = [f"{name.replace('_', ' ')} {_in(unit)}".rstrip() for name, unit in zip(names, units, strict=True)]
+    heads = [f"{name.replace('_', ' ')}{_in(unit)}" for name, unit in zip(names, units, strict=True)]
     return f"<p>Rms error of frames by origin, {subset}:</p>" + _table(["file", "frames", *heads], rows)
 
 
@@ -254,18 +266,18 @@ def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
     rows = []
     for outlier, image in zip(found, images, strict=True):
         values = [
-            f"{shown(value, units[name])[0]:.2f}" if np.isfinite(value) else "–"
+            digits(shown(value, units[name])[0]) if np.isfinite(value) else "–"
             for name, value in outlier.errors.items()
         ]
-        rows.append([html.escape(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
+        rows.append([_breakable(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
                      _image(image, outlier.name, "structure")])  # fmt: skip
-    heads = [f"{name.replace('_', ' ')} {_in(units[name])}".rstrip() for name in found[0].errors]
+    heads = [f"{name.replace('_', ' ')}{_in(units[name])}" for name in found[0].errors]
     return _table(["frame", "formula", *heads, ""], rows, escaped=True, left=(0, 1))
 
 
 def _in(unit: str) -> str:
     """The unit that errors are shown in, for a heading."""
-    return f"({shown(0.0, unit)[1]})" if unit else ""
+    return f"\n({shown(0.0, unit)[1]})" if unit else ""
 
 
 def _image(content: bytes, text: str, kind: str = "plot") -> str:
@@ -282,7 +294,7 @@ def _table(
 ) -> str:
     """A table of numbers; columns in `left` are text."""
     kind = [" class=text" if k in left else "" for k in range(len(heads))]
-    show = (lambda text: text) if escaped else html.escape
+    show = (lambda text: text) if escaped else _breakable
     opening, closing = ("<code>", "</code>") if code else ("", "")
     top = "".join(f"<th{k}>{html.escape(head)}</th>" for k, head in zip(kind, heads, strict=True))
     lines = "".join(
@@ -291,4 +303,9 @@ def _table(
         + "</tr>\n"
         for row in rows
     )
-    return f"<table><tr>{top}</tr>\n{lines}</table>"
+    return f'<div class="table"><table><tr>{top}</tr>\n{lines}</table></div>'
+
+
+def _breakable(text: str) -> str:
+    """Escaped, with places where a long path may go on in the next line."""
+    return html.escape(text).replace("/", "/<wbr>").replace("_", "_<wbr>") if len(text) > 24 else html.escape(text)
