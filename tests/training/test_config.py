@@ -89,7 +89,17 @@ def test_every_mutated_key_is_rejected_with_path_and_suggestion():
         ("training.lr=.nan", "training.lr: "),
         ("training.lr_min=1", "lr_min (1.0) must not be above lr"),
         ("training.loss.kind=mae", "training.loss.kind: should be 'mse', 'l1' or 'huber', got 'mae'"),
-        ("training.device=gpu", "training.device: "),
+        ("training.device=gpu", "training.device: should be auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ("training=", "training: is empty; give it keys, or leave it out"),
+        ("training=fast", "training: should be a section"),
+        ("lr=1e-3", "lr: unknown key here; it belongs to training or training.swa"),
+        ("hidden_channels=8", "hidden_channels: unknown key here; it belongs to model"),
+        ("data.batch_size=4", "data.batch_size: unknown key here; it belongs to training"),
+        ("training.swa.start=2.0", "training.swa.start: should be a valid integer or less than or equal to 1, got 2.0"),
+        ("training.seed=99999999999999999999", "training.seed: should be less than"),
+        ("training.seed=010", "training.seed: should be a valid integer, got '010'"),
+        ("model.cutoff=.inf", "model.cutoff: should be a finite number"),
+        ("output.folder=''", "output.folder: should have at least 1 character"),
         ("model.name=tensrnet", "unknown model 'tensrnet', did you mean 'tensornet'?"),
         ("model.hidden_channels=0", "model.hidden_channels: should be greater than or equal to 1, got 0"),
         ("model.hidden_channels=eight", "model.hidden_channels: should be a valid integer, got 'eight'"),
@@ -122,6 +132,8 @@ def test_required_key_and_several_findings():
 
 
 def test_duplicate_keys_and_tags_are_refused(tmp_path):
+    with pytest.raises(BadConfig, match="nested too deeply"):
+        parse_yaml("{a: " * 3000 + "1" + "}" * 3000)
     with pytest.raises(BadConfig, match="line 3: 'lr' is given twice"):
         parse_yaml("training:\n  lr: 1\n  lr: 2\n")
     marker = tmp_path / "made"
@@ -132,6 +144,7 @@ def test_duplicate_keys_and_tags_are_refused(tmp_path):
 
 def test_numbers_and_booleans_read_as_people_mean_them():
     read = parse_yaml("a: 1e-3\nb: 1.5E4\nc: 5\nd: no\ne: true\nf: null\ng: -.5\nh: 2024-01-01")
+    assert parse_yaml("[010, 1:30, 1_000, 0, -12]") == ["010", "1:30", "1_000", 0, -12]
     assert read == {"a": 1e-3, "b": 1.5e4, "c": 5, "d": "no", "e": True, "f": None, "g": -0.5, "h": "2024-01-01"}
     assert isinstance(read["c"], int)
 

@@ -7,11 +7,12 @@ key's dotted path.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
 from ..errors import BadConfig
 from ..models.base import PropertyHead
@@ -22,7 +23,7 @@ from .labels import check_labels
 from .loss_config import LossConfig, Moment
 from .optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .parts import PriorConfig, PropertyConfig, predicted_shapes, untrained
-from .schema import Section, first_error, validate_choice
+from .schema import Section, first_error, homes, section_of, validate_choice
 from .yaml_reader import apply_override, parse_yaml
 
 __all__ = [
@@ -42,6 +43,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def _check_device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
+        raise ValueError("should be auto, cpu, cuda or cuda:N")
+    return value
 
 
 class SwaConfig(Section):
@@ -58,8 +66,10 @@ class SwaConfig(Section):
 class TrainingConfig(Section):
     """How the weights are found."""
 
-    seed: Count = Field(default=0, description="of the initial weights and the order of batches")
-    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    seed: Seed = Field(default=0, description="of the initial weights and the order of batches")
+    device: Annotated[str, AfterValidator(_check_device)] = Field(
+        default="auto", description="auto, cpu, cuda or cuda:N"
+    )
     num_threads: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="CPU threads; null: as torch has it. 1 is best for small molecules"
     )
@@ -154,7 +164,7 @@ class WandbConfig(Section):
 class OutputConfig(Section):
     """What is written, and where."""
 
-    folder: str = Field(default="runs/model", description="made when it does not exist")
+    folder: str = Field(default="runs/model", min_length=1, description="made when it does not exist")
     overwrite: bool = Field(default=False, description="replace a finished run in this folder")
     save_every_steps: Annotated[int, Field(ge=1)] = Field(
         default=500, description="steps between saved states, besides every epoch"
@@ -255,7 +265,15 @@ def parse_config(raw: Any, source: str = "configuration") -> Config:
     try:
         return Config.model_validate(complete(raw))
     except ValidationError as error:
-        raise first_error(error, source) from None
+        raise first_error(error, source, _homes()) from None
+
+
+def _homes() -> dict[str, list[str]]:
+    """Key -> sections that have it, those of `model` with the arguments of every model."""
+    found = homes(Config)
+    for key in dict.fromkeys(key for name in REPRESENTATIONS for key in section_of(REPRESENTATIONS[name]).model_fields):
+        found.setdefault(key, []).append("model")
+    return found
 
 
 def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:

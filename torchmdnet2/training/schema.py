@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from ..errors import BadConfig
 from ..registry import Registry
 
-__all__ = ["Section", "closest", "first_error", "section_of", "validate_choice"]
+__all__ = ["Section", "closest", "first_error", "homes", "section_of", "validate_choice"]
 
 
 class Section(BaseModel):
@@ -46,8 +46,8 @@ _RANGES: dict[str, Any] = {
     "num_hidden_layers": Field(ge=0),
     "num_rbf": Field(ge=2),
     "num_heads": Field(ge=1),
-    "cutoff": Field(gt=0),
-    "cutoff_lower": Field(ge=0),
+    "cutoff": Field(gt=0, allow_inf_nan=False),
+    "cutoff_lower": Field(ge=0, allow_inf_nan=False),
     "max_z": Field(ge=2),
 }
 
@@ -132,8 +132,26 @@ def edits(a: str, b: str) -> int:
     return row[-1]
 
 
-def first_error(error: ValidationError, source: str) -> BadConfig:
-    """All findings of a validation as one BadConfig, one line each: dotted path, what is wrong, what was given."""
+def homes(section: type[BaseModel], path: str = "") -> dict[str, list[str]]:
+    """Key -> dotted paths of the sections within this one that have it."""
+    found: dict[str, list[str]] = {}
+    for name, field in section.model_fields.items():
+        found.setdefault(name, []).append(path)
+        for kind in (field.annotation, *typing.get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                for key, paths in homes(kind, f"{path}.{name}".lstrip(".")).items():
+                    found.setdefault(key, []).extend(paths)
+    return found
+
+
+def first_error(error: ValidationError, source: str, elsewhere: Mapping[str, list[str]] | None = None) -> BadConfig:
+    """All findings of a validation as one BadConfig, one line each: dotted path, what is wrong, what was given.
+
+    Args:
+        error: of pydantic.
+        source: named first.
+        elsewhere: key -> sections that have it, for keys in a wrong one; see `homes`.
+    """
     lines = []
     refused: dict[tuple[str, str], list[str]] = {}  # by every branch of a union
     for item in error.errors(include_url=False):
@@ -142,15 +160,22 @@ def first_error(error: ValidationError, source: str) -> BadConfig:
         if item["type"] == "unknown_keys":
             prefix = f"{path}." if path else ""
             for key in context["unknown"]:
-                hint = closest(key, context["known"]) or f" (known: {', '.join(context['known'])})"
+                sections = [section for section in (elsewhere or {}).get(key, []) if section]
+                if sections and not any(edits(key, word) == 1 for word in context["known"]):
+                    hint = f" here; it belongs to {' or '.join(sections)}"
+                else:
+                    hint = closest(key, context["known"]) or f" (known: {', '.join(context['known'])})"
                 lines.append(f"{prefix}{key}: unknown key{hint}")
         elif item["type"] == "missing":
             lines.append(f"{path}: is required")
+        elif item["type"] == "model_type":
+            empty = item["input"] is None
+            lines.append(f"{path}: {'is empty; give it keys, or leave it out' if empty else 'should be a section'}")
         else:
             given = item["input"]
             shown = "" if isinstance(given, Mapping | list) else f", got {given!r}"
             message = item["msg"].removeprefix("Value error, ")
-            message = message.replace("Input should", "should", 1)
+            message = message.replace("Input should", "should", 1).replace("String should", "should", 1)
             if message.startswith("should be "):
                 refused.setdefault((path, shown), []).append(message.removeprefix("should be "))
             else:
@@ -161,4 +186,5 @@ def first_error(error: ValidationError, source: str) -> BadConfig:
 
 def _is_union_branch(part: Any) -> bool:
     """pydantic adds the type of a union's branch to the path, as in `data.train.list[str]`."""
-    return isinstance(part, str) and (part in ("str", "int", "float", "bool") or "[" in part)
+    names = ("str", "int", "float", "bool", "constrained-int", "constrained-float")
+    return isinstance(part, str) and (part in names or "[" in part)

@@ -1,7 +1,8 @@
 """Reading configuration files: plain YAML data, nothing that can execute, no key given twice.
 
-Two habits of YAML 1.1 that surprise people are left out: `1e-3` is a number here (YAML 1.1 wants `1.0e-3`), and only
-`true` and `false` are booleans (`no`, `on` and the like stay strings).
+Habits of YAML 1.1 that surprise people are left out: `1e-3` is a number here (YAML 1.1 wants `1.0e-3`), only `true` and
+`false` are booleans (`no`, `on` and the like stay strings), and whole numbers are decimal (`010` is not 8, nor `1:30`
+90).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class _PlainLoader(yaml.SafeLoader):
     """yaml.SafeLoader that rejects duplicate keys and reads numbers and booleans as YAML 1.2 does."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (a table that SafeLoader defines the same way)
-        first: [(tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":float", ":timestamp"))]
+        first: [
+            (tag, regexp) for tag, regexp in resolvers if not tag.endswith((":bool", ":int", ":float", ":timestamp"))
+        ]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -41,6 +44,7 @@ class _PlainLoader(yaml.SafeLoader):
 _PlainLoader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), "tTfF"
 )
+_PlainLoader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9]\d*)$"), list("-+0123456789"))
 _PlainLoader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^(?:[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+|[-+]?\.(?:inf|Inf)|\.(?:nan|NaN))$"),
@@ -63,6 +67,8 @@ def parse_yaml(text: str, source: str = "configuration") -> Any:
         return loader.get_single_data()
     except BadConfig as error:
         raise BadConfig(f"{source}: {error}") from None
+    except RecursionError:
+        raise BadConfig(f"{source}: not valid YAML: nested too deeply") from None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise BadConfig(f"{source}: not valid YAML: {' '.join(str(error).split())}") from error
     finally:
