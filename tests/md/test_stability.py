@@ -133,8 +133,9 @@ def test_a_broken_replica_leaves_the_others_alone(potential, bonded, host, hole,
         assert {results[1].reason, results[3].reason} == {"energy or forces are not finite"}
         for b in (1, 3):
             assert 1.0 < results[b].frames[-1].get_distance(0, 1) < hole
-            steps = 2000 * results[b].broken_at
-            assert 2000 * results[b].frames[-1].info["time_ps"] == pytest.approx(steps - 1)  # the last good one
+            *looks, last = [round(2000 * frame.info["time_ps"]) for frame in results[b].frames]
+            assert last == round(2000 * results[b].broken_at) - 1  # the last good one
+            assert looks and looks == list(range(looks[0] - looks[0] % 20, last, 20))
     assert batch.state.step == 200
     for place, k in enumerate((0, 2)):
         alone, _ = run(potential, [H2], seed=4 + k)
@@ -153,14 +154,14 @@ def test_too_little_room_is_no_break(potential, bonded, monkeypatch):
 
     def wrong(self, steps):
         advance(self, steps)
-        if self._state.step in (60, 65) and self._state.step not in short:
+        if self._state.step in (60, 47) and self._state.step not in short:
             short.append(self._state.step)
             self._state.forces.fill_(math.nan)
             self.step.full = True
 
     monkeypatch.setattr(HostEngine, "advance", wrong)
     batch, results = run(potential, [H2, H2])
-    assert short == [60] and all(result.whole for result in results)
+    assert short == [60, 47] and all(result.whole for result in results)
     assert torch.equal(batch.state.pos, expected.state.pos)
 
 

@@ -141,19 +141,23 @@ class Batch:
         launched, under_way = self.state.step, 0
         while self.state.step < last:
             while launched < last and under_way <= engine.ahead:
-                steps = min(self.every, last - launched)
-                engine.launch(steps)
-                launched, under_way = launched + steps, under_way + 1
+                stop = self._stop_after(launched)
+                engine.launch(stop - launched)
+                launched, under_way = stop, under_way + 1
             state = engine.collect().clone()
             under_way -= 1
             try:
                 good = self._look(state)
             except NotFinite:
                 engine.drop()
-                self._one_by_one(min(self.state.step + self.every, last))
+                self._one_by_one(self._stop_after(self.state.step))
                 return
             if not good:
                 return
+
+    def _stop_after(self, step: int) -> int:
+        """Where the block ends that begins at a step."""
+        return min(step - step % self.every + self.every, self.options.steps)
 
     def _look(self, state: State) -> bool:
         """Show a state to each replica; those that broke go. False where the engine was made anew, or none is left."""
