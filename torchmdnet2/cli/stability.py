@@ -107,7 +107,7 @@ def _print(report: StabilityReport, title: str) -> None:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left")
-    for name in ("K", "replicas", "whole", "first, ps", "median, ps", "mean K", "bonds, Å", "protons"):
+    for name in ("K", "replicas", "whole", "first ps", "median ps", "mean K", "bonds Å", "protons"):
         table.add_column(name, justify="right")
     for s in report.summaries:
         first, median = (f"> {report.time:g}" if t is None else f"{t:.2f}" for t in (s.first_break, s.median_break))
