@@ -59,6 +59,15 @@ def test_charge_of_the_state(metals):
     assert float(expected[0]) != float(expected[1])
 
 
+def test_states_made_in_inference_mode(metals):
+    model, expected = TorchMDNet2Model(metals), metals(System.from_ase(frames())).energy.detach()
+    with torch.inference_mode():
+        state = ts.io.atoms_to_state(frames(), CPU, torch.float64)
+        torch.testing.assert_close(model(state)["energy"], expected, rtol=0, atol=1e-10)
+        state.atomic_numbers[0] = 6
+        assert float(model(state)["energy"][0]) != float(expected[0])
+
+
 def test_refusals(metals):
     model = TorchMDNet2Model(metals)
     state = ts.io.atoms_to_state([molecule("H2O")], CPU, torch.float64)

@@ -99,9 +99,11 @@ class TorchMDNet2Model(ModelInterface):
         spin: Any = getattr(state, "spin", None)
         pbc = torch.as_tensor(state.pbc, device=self._device)
         given = [t for t in (state.atomic_numbers, state.system_idx, charge, spin) if t is not None]
-        known = (*((id(t), t._version) for t in given), tuple(pbc.tolist()), state.n_systems)
+        known: tuple[Any, ...] = ()
+        if not any(t.is_inference() for t in given):  # such tensors do not count their changes
+            known = (*((id(t), t._version) for t in given), tuple(pbc.tolist()), state.n_systems)
         pos, cell = state.positions.detach(), state.row_vector_cell.detach().contiguous()
-        if known != self._known or self._template is None:
+        if not known or known != self._known or self._template is None:
             self._template = System(
                 z=state.atomic_numbers, pos=pos, batch=state.system_idx, cell=cell, pbc=pbc, charge=charge, spin=spin
             )
