@@ -87,9 +87,13 @@ def test_references_follow_another_method(raw, data_file, tmp_path):
 def test_new_elements(raw, data_file, tmp_path):
     raw["data"]["train"] = shifted(data_file, tmp_path / "f.xyz", replace={8: 16})
     raw["training"]["max_epochs"] = 1
-    with pytest.raises(ValueError, match="elements must be atomic numbers"):
+    with pytest.raises(BadConfig, match=r"model\.max_z: S is in the training frames, which needs 17 at least, got 10"):
         make_setup(parse_config(raw))  # sulphur is beyond the table of the file's model
-    raw["model"] = {**checkpoint.read_header(raw["init"]["file"])["config"]["model"], "max_z": 20}
+    raw["model"] = {"max_z": 20}
+    raw["init"]["freeze"] = ["representation.tensor_embedding"]
+    notes = make_setup(parse_config(raw)).notes
+    assert any("is frozen, so that new elements keep the mean of the known ones" in note for note in notes)
+    del raw["init"]["freeze"]
     setup = make_setup(parse_config(raw))
     assert setup.potential.elements == [1, 6, 8, 16]
     assert any(note.startswith("new elements: S") for note in setup.notes)
@@ -131,7 +135,7 @@ def test_frozen_parts_stay_and_others_move(raw, base, tmp_path):
     ("change", "message"),
     [
         ({"init": {"file": "none.tmn"}}, "there is no model file none.tmn"),
-        ({"model": {"cutoff": 4.0}}, "model.hidden_channels: is 128 here and 8 in the file"),
+        ({"model": {"cutoff": 4.0}}, "model.cutoff: is 4.0 here and 3.0 in the file"),
         ({"init": {"fiel": "x"}}, "init.fiel: unknown key, did you mean 'file'"),
         ({"priors": [{"name": "atomref", "energies": "keep"}], "init": None}, "energies: keep is for fine-tuning"),
     ],
@@ -233,6 +237,10 @@ def test_learning_the_difference_from_another_potential(raw_config, base, data_f
     errors = checkpoint.read_header(path)["metadata"]["errors"]["test"]
     before = checkpoint.read_header(base)["metadata"]["errors"]["test"]
     assert errors["forces"]["mae"] < 1.2 * before["forces"]["mae"]
+    raw_config["data"]["train"] = shifted(data_file, tmp_path / "sulphur.xyz", replace={8: 16})
+    raw_config["priors"][0]["file"], raw_config["model"]["max_z"] = str(base), 20
+    with pytest.raises(BadConfig, match=r"the baseline \S*best\.tmn knows only H, C, O; training frames hold S"):
+        make_setup(parse_config(raw_config))
     raw_config["priors"][0]["file"] = "none.tmn"
     with pytest.raises(BadConfig, match=r"baseline\.file: none\.tmn: no such model file"):
         parse_config(raw_config)

@@ -30,13 +30,15 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as plain data, with the sections that it leaves to the file of `init`."""
+    """A configuration as plain data, with the sections, and arguments of the model, that it leaves to `init`'s file."""
     init = raw.get("init")
     if not isinstance(init, Mapping) or not isinstance(init.get("file"), str):
         return dict(raw)
     config = open_base(init["file"], str(init.get("energy_unit", "eV"))).config
     filled = dict(raw)
-    filled.setdefault("model", config["model"])
+    own = filled.get("model", {})
+    if isinstance(own, Mapping) and own.get("name", config["model"]["name"]) == config["model"]["name"]:
+        filled["model"] = {**config["model"], **own}
     filled.setdefault("head", config.get("head", {"name": "scalar"}))
     filled.setdefault("properties", config.get("properties") or [])
     filled.setdefault("atom_filter", config.get("atom_filter", -1))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..checkpoint import read_header
 from ..data import Statistics, splits_entry, statistics
 from ..errors import BadConfig, BadData
 from ..potential import SYMBOLS, Potential
@@ -75,11 +76,12 @@ def make_setup(config: Config) -> Setup:
     facts = survey(frames["train"], found["train"])
     notes: list[str] = []
     largest = config.model.get("max_z")
-    if config.init is None and largest is not None and max(facts["elements"]) >= largest:
+    if largest is not None and max(facts["elements"]) >= largest:
         symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
         raise BadConfig(
             f"model.max_z: {symbol} is in the training frames, which needs {needed} at least, got {largest}"
         )
+    _require_known_to_baselines(config, facts["elements"])
     known = with_isolated(config, data["train"][0])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
@@ -122,7 +124,26 @@ def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Pote
         notes.append(refit_references(potential.to(device_of(config.training.device)), frames, facts, 32))
     frozen = freeze(potential, config.init.freeze)
     notes.append(f"{frozen} of {sum(p.numel() for p in potential.parameters())} parameters are frozen")
+    tables = [n for n, m in potential.named_modules() if isinstance(m, torch.nn.Embedding) and _is_frozen(m)]
+    if tables and not set(facts["elements"]) <= set(base.elements):
+        notes.append(f"note: {tables[0]} is frozen, so that new elements keep the mean of the known ones")
     return potential, [f"start: {config.init.file}", *notes]
+
+
+def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
+    for prior in config.priors:
+        if "file" in prior:
+            known = read_header(prior["file"])["config"].get("elements", elements)
+            unknown = ", ".join(SYMBOLS[z] for z in elements if z not in known)
+            if unknown:
+                names = ", ".join(SYMBOLS[z] for z in known)
+                raise BadConfig(
+                    f"priors: the baseline {prior['file']} knows only {names}; training frames hold {unknown}"
+                )
+
+
+def _is_frozen(module: torch.nn.Module) -> bool:
+    return not any(p.requires_grad for p in module.parameters())
 
 
 def require_usable(setup: Setup) -> None:
