@@ -184,6 +184,8 @@ def test_what_has_no_equivalent_is_not_exported():
         ({"name": "graph_network"}, {"reduce": "mean"}, "head"),
         ({"name": "graph_network"}, {"num_hidden_layers": 1}, "further layers"),
         ({"name": "equivariant_transformer"}, {}, "equivariant heads"),
+        ({"name": "equivariant_transformer", "vector_cutoff": False, "cutoff_lower": 0.5},
+         {"name": "equivariant_scalar"}, "cutoff_lower"),
         ({"name": "tensornet2", "q_dim": 1, "exact_charge": False, "num_layers": 0},
          {"name": "scalar_coulomb", "q_weights": [1.0], "method": "reaction_field"}, "smoothly"),
         ({"name": "tensornet2", "q_dim": 1, "exact_charge": False, "num_layers": 0},

@@ -68,6 +68,8 @@ def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor
         raise ValueError("charges are conserved exactly here (exact_charge) and in TorchMD-Net up to 1e-6")
     if options.get("aggregation", "add") != "add":
         raise ValueError(f"TorchMD-Net has no right aggregation '{options['aggregation']}' over neighbors")
+    if not options.get("vector_cutoff", True) and options["cutoff_lower"] > 0:
+        raise ValueError("TorchMD-Net leaves out pairs below cutoff_lower, here vector_cutoff alone would")
     args |= _fixed_arguments(potential)
     source = _own_tensors(potential)
 
