@@ -87,6 +87,14 @@ def test_settings(raw_config):
     raw_config["data"]["num_workers"] = 2
     (note,) = notes(raw_config)
     assert "num_workers" in note
+    raw_config["data"]["num_workers"] = 0
+    epochs = raw_config["training"]["max_epochs"]
+    for start, begins in ((epochs, False), (1.0, False), (epochs - 1, True), (0.5, True)):
+        raw_config["training"].update(swa={"start": start}, loss={"schedule": {"start": start, "energy": 1.0}})
+        found = notes(raw_config)
+        assert [note.split()[0] for note in found] == (
+            [] if begins else ["training.swa.start", "training.loss.schedule.start"]
+        )
 
 
 def test_an_element_beyond_the_table(raw_config):

@@ -20,7 +20,7 @@ from ..registry import HEADS, REPRESENTATIONS
 from .base_model import complete
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
 from .labels import check_labels
-from .loss_config import LossConfig, Moment
+from .loss_config import LossConfig, Moment, epoch_of
 from .optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .parts import PriorConfig, PropertyConfig, predicted_shapes, untrained
 from .schema import Section, first_error, homes, section_of, validate_choice
@@ -60,7 +60,7 @@ class SwaConfig(Section):
 
     def first_epoch(self, max_epochs: int) -> int:
         """The epoch, counted from 0, that the stage begins with."""
-        return self.start if isinstance(self.start, int) else round(self.start * max_epochs)
+        return epoch_of(self.start, max_epochs)
 
 
 class TrainingConfig(Section):

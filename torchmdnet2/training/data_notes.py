@@ -13,6 +13,7 @@ from ..data.consistency import agreement, stress_agreement
 from ..data.edges import EdgeMemory
 from ..potential import Potential
 from .batches import Frames
+from .loss_config import epoch_of
 
 if TYPE_CHECKING:
     from .setup import Setup
@@ -92,6 +93,12 @@ def _settings(setup: Setup, total_steps: int) -> Iterator[str]:
             f"training.warmup_steps is {training.warmup_steps}, and there are {total_steps} steps in all: the learning "
             "rate never gets to training.lr"
         )
+    for key, stage in (("swa", training.swa), ("loss.schedule", training.loss.schedule)):
+        if stage is not None and epoch_of(stage.start, training.max_epochs) >= training.max_epochs:
+            yield (
+                f"training.{key}.start is {stage.start}, and there are {training.max_epochs} epochs, counted from 0: "
+                "it never begins"
+            )
     frames = setup.frames["train"]
     if training.max_atoms is None and training.max_edges is None and training.batch_size > len(frames):
         size = training.batch_size

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from .schema import Section
 
-__all__ = ["LossConfig", "LossScheduleConfig"]
+__all__ = ["LossConfig", "LossScheduleConfig", "epoch_of"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -86,7 +86,7 @@ class LossConfig(Section):
         """
         if self.schedule is None:
             return self
-        start, end = (_epoch(moment, max_epochs) for moment in (self.schedule.start, self.schedule.end))
+        start, end = (epoch_of(moment, max_epochs) for moment in (self.schedule.start, self.schedule.end))
         if self.schedule.kind == "step":
             share = float(epoch >= start)
         else:
@@ -112,5 +112,6 @@ class LossConfig(Section):
         return self.model_copy(update={**changed, "properties": properties, "schedule": None})
 
 
-def _epoch(moment: int | float, max_epochs: int) -> int:
+def epoch_of(moment: int | float, max_epochs: int) -> int:
+    """The epoch, counted from 0, that a `Moment` means."""
     return moment if isinstance(moment, int) else round(moment * max_epochs)

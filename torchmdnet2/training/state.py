@@ -20,6 +20,7 @@ from ..files import atomic_write
 __all__ = ["load_state", "optimizer_tensors", "restore_optimizer", "save_state", "select"]
 
 _FORMAT, _VERSION = "torchmdnet2-training-state", 2
+_REMEDY = "; remove the file to train anew, or choose another output.folder"
 
 
 def save_state(path: str | os.PathLike, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -57,12 +58,12 @@ def load_state(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, An
             raise BadCheckpoint(f"{path}: not a training state that this version of torchmdnet2 reads")
         tensors = load(Path(path).read_bytes())
         if _digest(tensors, header["state"]) != header["sha256"]:
-            raise BadCheckpoint(f"{path}: the checksum does not match: the training state is damaged")
+            raise BadCheckpoint(f"{path}: the checksum does not match: the training state is damaged{_REMEDY}")
         return tensors, json.loads(header["state"])
     except (SafetensorError, ValueError, KeyError) as error:
         if isinstance(error, BadCheckpoint):
             raise
-        raise BadCheckpoint(f"{path}: the training state is damaged: {error}") from error
+        raise BadCheckpoint(f"{path}: the training state is damaged: {error}{_REMEDY}") from error
 
 
 def _digest(tensors: dict[str, Tensor], text: str) -> str:
