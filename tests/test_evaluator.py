@@ -99,7 +99,7 @@ def test_positions_of_another_size_that_are_assigned(channels):
     evaluator, system = Evaluator(make(channels=channels)), water()
     evaluator(system)
     system.pos = system.pos[:2]
-    with pytest.raises(ValueError, match=r"\[N, 3\] and \[N\], got"):
+    with pytest.raises(ValueError, match=r"pos must have shape \(3, 3\), and \(2, 3\) was assigned"):
         evaluator(system)
 
 

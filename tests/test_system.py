@@ -127,6 +127,7 @@ def test_values_that_are_no_use():
         (System(z=z, pos=nan), "atom 1: its position is not finite"),
         (System(z=z, pos=pos, cell=[[1.0, 0, 0], [0, float("inf"), 0], [0, 0, 1]]), "system 0: its cell is not finite"),
         (System(z=z, pos=pos, charge=float("nan")), "system 0: its charge is not finite"),
+        (System(z=z, pos=pos, spin=-1), "system 0: its spin multiplicity is negative"),
         (System(z=z, pos=pos, pbc=True), "system 0: periodic along a lattice vector that is zero"),
         (System(z=z, pos=pos, cell=flat), "linearly dependent"),
         (System(z=z, pos=pos, batch=[0, 5], charge=[0.0, 0.0]), "atom 1: its batch index is out of range"),
@@ -137,10 +138,11 @@ def test_values_that_are_no_use():
     assert System(z=z, pos=pos, cell=flat, pbc=[True, True, False]).validate().num_systems == 1
 
 
-def test_fields_of_another_size_that_are_assigned():
-    system = System.from_ase(molecule("H2O"))
-    system.pos = torch.zeros(2, 3)
-    with pytest.raises(ValueError, match=r"\[N, 3\] and \[N\], got \(3,\), \(2, 3\)"):
+@pytest.mark.parametrize("name", ["pos", "batch", "cell", "pbc", "charge", "spin"])
+def test_fields_of_another_size_that_are_assigned(name):
+    system = System.from_ase([molecule("H2O"), molecule("CH4")])
+    setattr(system, name, getattr(system, name)[0])
+    with pytest.raises(ValueError, match=r"must have shape .* was assigned"):
         system.validate()
 
 

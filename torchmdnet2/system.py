@@ -218,13 +218,17 @@ class System:
         Raises:
             ValueError: names the first atom or structure at fault.
         """
-        if self.pos.shape != (self.num_atoms, 3) or self.batch.shape != self.z.shape:
-            shapes = tuple(self.z.shape), tuple(self.pos.shape), tuple(self.batch.shape)
-            raise ValueError("z, pos and batch must be [N], [N, 3] and [N], got {}, {} and {}".format(*shapes))
+        n, b = self.num_atoms, len(self.pbc)
+        shapes = {"pos": (n, 3), "batch": (n,), "cell": (b, 3, 3), "pbc": (b, 3), "charge": (b,), "spin": (b,)}
+        for name, shape in shapes.items():
+            given = tuple(getattr(self, name).shape)
+            if given != shape:
+                raise ValueError(f"{name} must have shape {shape}, and {given} was assigned")
         _first(~torch.isfinite(self.pos).all(1), "atom {}: its position is not finite (NaN or infinite)")
         _first(~torch.isfinite(self.cell).all(2).all(1), "system {}: its cell is not finite (NaN or infinite)")
         _first(~torch.isfinite(self.charge), "system {}: its charge is not finite (NaN or infinite)")
         _first((self.batch < 0) | (self.batch >= self.num_systems), "atom {}: its batch index is out of range")
+        _first(self.spin < 0, "system {}: its spin multiplicity is negative")
         zero = (self.cell == 0).all(2) & self.pbc
         _first(zero.any(1), "system {}: periodic along a lattice vector that is zero; give the cell or set pbc=False")
         flat = self._periodic_volume() < 1e-6
