@@ -114,6 +114,7 @@ def test_files_without_fingerprints(tmp_path, data):
         ({"validation": [True]}, "validation must be"),
         ({"test": None}, "not a file of splits"),
         ({"train": [1, 2], "validation": [5], "test": [3, 2]}, "frame 2 is in the splits twice"),
+        ({"train": [1, 2], "validation": [5, 5]}, "frame 5 is in the splits twice"),
         ({"tset": [1]}, "unknown subset 'tset'"),
     ],
 )
@@ -125,6 +126,11 @@ def test_files_that_are_wrong(tmp_path, data, change, message):
     path.write_text(json.dumps(content))
     with pytest.raises(BadData, match=message):
         read_splits(path, data, FILES)
+
+
+def test_training_frames_may_be_drawn_repeatedly(tmp_path, data):
+    drawn = {"train": [1, 1, 2], "validation": [5], "test": [3]}
+    assert read_splits(write(tmp_path / "s.json", data, drawn), data, FILES) == drawn
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\x80\x04pickle", b"[" * 100_000])

@@ -90,7 +90,8 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
 
     Raises:
         FileNotFoundError: no such file.
-        BadData: it is not such a file, has no subset of this data set, or a frame is in it twice.
+        BadData: it is not such a file, has no subset of this data set, or a frame is in it twice (other than
+            in training, as drawn by a bootstrap).
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file of splits {path}")
@@ -109,7 +110,10 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
             found[name] = indices
     if not found:
         raise BadData(f"{path}: these splits were made for other frames: neither structures nor files are the same")
-    together = np.concatenate([np.asarray(part, dtype=np.int64) for part in found.values()])
+    parts = {name: np.asarray(part, dtype=np.int64) for name, part in found.items()}
+    if "train" in parts:  # a bootstrap draws some of its frames repeatedly
+        parts["train"] = np.unique(parts["train"])
+    together = np.concatenate(list(parts.values()))
     frames, times = np.unique(together, return_counts=True)
     if (times > 1).any():
         raise BadData(f"{path}: frame {int(frames[times > 1][0])} is in the splits twice")
