@@ -55,3 +55,36 @@ def test_memory_does_not_grow_with_the_number_of_frames(tmp_path):
     assert frames == 200_000 and size > 40
     assert grown < 15
     assert opened < 0.5
+
+
+MANY_GROUPS = """
+import sys, numpy as np, h5py
+from torchmdnet2.data.hdf5 import HDF5Dataset
+def resident():
+    return int(open("/proc/self/status").read().split("RssAnon:")[1].split()[0]) / 1024
+def write(path, groups):
+    with h5py.File(path, "w") as file:
+        for k in range(groups):
+            group = file.create_group(f"{k:06d}")
+            group["types"], group["pos"], group["energy"] = [8, 1, 1], np.zeros((1, 3, 3)), [1.0]
+            for name in ("pos", "energy"):
+                group[name].attrs["units"] = {"pos": "angstrom", "energy": "eV"}[name]
+def read(path):
+    return sum(chunk.sample.system.num_systems for chunk in HDF5Dataset(path).chunks())
+write(sys.argv[1] + "few.h5", 200)
+write(sys.argv[1] + "many.h5", 1000)
+read(sys.argv[1] + "few.h5")
+before = resident()
+print(read(sys.argv[1] + "many.h5"), resident() - before)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_number_of_groups(tmp_path):
+    if not os.path.exists("/proc/self/statm"):
+        pytest.skip("memory is read from /proc")
+    output = subprocess.run(
+        [sys.executable, "-c", MANY_GROUPS, f"{tmp_path}/"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    print(f"{output[0]} groups read with {float(output[1]):.1f} MiB more memory")
+    assert int(output[0]) == 1000 and float(output[1]) < 7  # 14 where HDF5 keeps what it likes

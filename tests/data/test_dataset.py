@@ -111,7 +111,7 @@ FAULTS = [
     (broken(z=torch.tensor([8, 1, 119])), "atom 2 has the atomic number 119"),
     (broken(charge=torch.tensor([0.5], dtype=torch.float64)), "charge must be a whole number, got 0.5"),
     (broken(charge=torch.tensor([math.nan], dtype=torch.float64)), "charge is not finite"),
-    (broken(spin=torch.tensor([-1])), "spin multiplicity must not be negative"),
+    (broken(spin=torch.tensor([-1])), "spin multiplicity is negative"),
     (broken(pbc=torch.ones(1, 3, dtype=torch.bool)), "periodic along a lattice vector that is zero"),
     (broken(labels={"energy": torch.tensor([math.inf])}), "energy is infinite"),
     (broken(labels={"energy": torch.tensor(1.0)}), r"energy has the shape \(\)"),

@@ -23,6 +23,7 @@ from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
 from .dataset import LABELS, Sample, label_names
+from .hdf5 import opened_hdf5
 from .reader import Chunk, Reader
 
 __all__ = ["AceReader", "is_ace"]
@@ -79,7 +80,7 @@ class AceReader(Reader):
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
         try:
-            with h5py.File(self.path, "r") as file:
+            with opened_hdf5(self.path) as file:
                 version = _text(file.attrs.get("layout_version", ""))
                 if version not in ("1.0", "2.0"):
                     raise BadData(f"{self.path}: version '{version}' of the Ace layout is not known, only 1.0 and 2.0")

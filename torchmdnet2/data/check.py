@@ -53,8 +53,6 @@ def check_sample(sample: Sample, where: str) -> Sample:
         raise BadData(f"{where}: it is periodic along less than {_SHORTEST} Å; is the unit of length right?")
     for name in ("charge", "spin"):
         whole_number(float(getattr(system, name)[0]), name, where)
-    if int(system.spin[0]) < 0:
-        raise BadData(f"{where}: the spin multiplicity must not be negative, got {int(system.spin[0])}")
     for name, value in labels.items():
         _check_label(name, value, system, where)
     return sample
@@ -89,7 +87,6 @@ def _passes(batch: Sample) -> bool:
         system.z.max() <= _MAX_Z,
         (system.charge == system.charge.round()).all(),
         system.charge.abs().max() <= _LARGEST,
-        system.spin.min() >= 0,
         system.spin.max() <= _LARGEST,
         ~_short(system).any(),
     ]

@@ -44,7 +44,7 @@ from .conversion import any_factor, checked_keys, label_factors
 from .dataset import LABELS, Dataset, Sample, checked_index, label_names
 from .reader import Chunk, Reader, describe
 
-__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge"]
+__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "opened_hdf5"]
 
 LAYOUTS = {
     "torchmd-net": {
@@ -131,7 +131,7 @@ class HDF5Dataset(Dataset, Reader):
         self._pid = -1
         self.available, self.counts = set(), Counter()
         try:
-            with h5py.File(self.path, "r") as file:
+            with opened_hdf5(self.path) as file:
                 names = [name for name in file if name != "_metadata"]
                 self._groups = [group for name in names if (group := self._scan(name, file[name])).num_frames]
         except BadData:
@@ -340,7 +340,7 @@ class HDF5Dataset(Dataset, Reader):
             self._file.close()  # a handle from before a fork: closed first, or HDF5 would hand it out again
             self._file = None
         if self._file is None:
-            self._file, self._pid = h5py.File(self.path, "r", rdcc_nbytes=_CACHE_BYTES), os.getpid()
+            self._file, self._pid = opened_hdf5(self.path), os.getpid()
         handle = self._handles.get(name)
         if handle is None:
             if len(self._handles) >= _MAX_HANDLES:
@@ -355,9 +355,20 @@ class HDF5Dataset(Dataset, Reader):
 _CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most
 _MAX_HANDLES = 512  # finding a dataset takes longer than reading a frame of it
 _CACHE_BYTES = 2**20  # of chunks, that HDF5 keeps for each open dataset
+_HEADER_BYTES = 2**21  # of headers, that it keeps for the file; in memory they take ten times as much
 _UNIT_OF = {"pos": "length", "cell": "length", **{name: name for name in LABELS}}
 _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
 _NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
+
+
+def opened_hdf5(path: str | PathLike) -> h5py.File:
+    """A file to read, of which HDF5 keeps little in memory, however many groups there are."""
+    file = h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
+    config = file.id.get_mdc_config()
+    config.set_initial_size = True
+    config.min_size = config.initial_size = config.max_size = _HEADER_BYTES
+    file.id.set_mdc_config(config)
+    return file
 
 
 def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ...errors import BadData
 from ...units import HARTREE
+from ..hdf5 import opened_hdf5
 from ..reader import Chunk
 from .archive import unpacked
 from .base import Published, Source, frames, one_of, register
@@ -167,7 +168,7 @@ def _double(dataset: h5py.Dataset, part: slice | tuple[()] = ()) -> np.ndarray:
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
     try:
-        with h5py.File(path, "r") as file:
+        with opened_hdf5(path) as file:
             yield file
     except BadData:
         raise
