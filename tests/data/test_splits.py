@@ -114,7 +114,7 @@ def test_files_without_fingerprints(tmp_path, data):
         ({"validation": [True]}, "validation must be"),
         ({"test": None}, "not a file of splits"),
         ({"train": [1, 2], "validation": [5], "test": [3, 2]}, "frame 2 is in the splits twice"),
-        ({"train": [1, 2], "validation": [5, 5]}, "frame 5 is in the splits twice"),
+        ({"train": [1, 2], "validation": [5, 5], "test": [3]}, "frame 5 is in the splits twice"),
         ({"tset": [1]}, "unknown subset 'tset'"),
     ],
 )
