@@ -36,6 +36,29 @@ def test_good_ones_pass():
     check_neighbor_backend("vesin")
 
 
+class Charged(Pairs):
+    """The same between charges that the model predicts."""
+
+    uses_charges = True
+
+    def forward(self, system, neighbors, charges):
+        receiver, sender = neighbors.edge_index
+        energies = self.pair_energy(neighbors.distances(system).double()) * charges[receiver] * charges[sender]
+        return energies.new_zeros(system.num_atoms).index_add(0, receiver, energies / 2)
+
+
+def test_priors_of_predicted_charges_can_be_checked():
+    systems = example_systems([1, 8])
+    check_prior(Charged(), [systems["ion"], systems["slab"]])
+
+    class Square(Charged):
+        def forward(self, system, neighbors, charges):
+            return super().forward(system, neighbors, charges) + charges.sum() ** 2  # of all structures of the batch
+
+    with fails("the energy differs in a batch"):
+        check_prior(Square(), [systems["ion"]])
+
+
 def fails(words: str):
     return pytest.raises(AssertionError, match=re.escape(words))
 

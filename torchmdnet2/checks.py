@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UnknownElement
-from .models.base import Features, Graph, Head, Representation
+from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
 from .potential import Potential
 from .priors.base import Prior
@@ -354,8 +354,11 @@ POTENTIAL_CHECKS: dict[str, Callable[[Potential], None]] = {
 
 
 def without_network(priors: Iterable[Prior], elements: Sequence[int], cutoff: float = 5.0) -> Potential:
-    """A potential that is the sum of some priors."""
-    return Potential(_NoNetwork(cutoff, max(elements, default=0) + 1), _Zero(), priors, elements=elements)
+    """A potential that is the sum of some priors; it predicts charges by element where one of them uses charges."""
+    priors = list(priors)
+    properties = [_ChargesByElement()] if any(prior.uses_charges for prior in priors) else []
+    network = _NoNetwork(cutoff, max(elements, default=0) + 1)
+    return Potential(network, _Zero(), priors, elements=elements, properties=properties)
 
 
 class _NoNetwork(Representation):
@@ -373,3 +376,14 @@ class _NoNetwork(Representation):
 class _Zero(Head):
     def forward(self, features: Features, graph: Graph) -> Tensor:
         return 0 * features.x.squeeze(1)
+
+
+class _ChargesByElement(PropertyHead):
+    """Charges of a tenth of the atomic number, shifted so that they sum to the total charge."""
+
+    property = "charges"
+
+    def forward(self, features: Features, graph: Graph) -> Tensor:
+        charges = 0.1 * graph.z.double()
+        missing = graph.charge.double() - sum_over_systems(charges, graph.batch, graph.num_systems)
+        return charges + (missing / atom_counts(graph).clamp(min=1))[graph.batch]
