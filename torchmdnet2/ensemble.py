@@ -138,8 +138,9 @@ class EnsembleBoundStep:
 
 def _combine(results: Sequence[Result]) -> EnsembleResult:
     names = ("energy", "forces", "stress", "atom_energies", "charges")
-    mean, std = _statistics([{name: getattr(r, name) for name in names} for r in results])
-    properties, properties_std = _statistics([r.properties for r in results])
+    with torch.inference_mode(False):  # ordinary tensors, as those of the members
+        mean, std = _statistics([{name: getattr(r, name) for name in names} for r in results])
+        properties, properties_std = _statistics([r.properties for r in results])
     return EnsembleResult(
         **mean,
         properties=properties,

@@ -68,7 +68,7 @@ def test_batches_with_stress(potential):
 
 def test_mean_and_spread(three):
     atoms = frames()[1]
-    atoms.calc = CommitteeCalculator(three)
+    atoms.calc = CommitteeCalculator(iter(three))
     singles = [TorchMDNet2Calculator(p) for p in three]
     for name in ("energy", "forces", "stress", "energies"):
         values = np.array([calc.get_property(name, atoms) for calc in singles])

@@ -50,6 +50,14 @@ def test_bound_step():
     assert torch.equal(bound.fetch().energy, found.energy), "no member remembers an error of other positions"
 
 
+def test_results_in_inference_mode_are_ordinary_tensors():
+    ensemble = Ensemble([variant("graph_network", seed=k) for k in (0, 1)])
+    with torch.inference_mode():
+        result = ensemble(BATCH)
+    assert not result.energy.is_inference() and not result.forces_std.is_inference()
+    assert torch.equal(result.energy, ensemble(BATCH).energy)
+
+
 def test_charges_and_properties_are_means():
     properties = [{"name": "scalar_property", "property": "gap"}]
     members = [variant("tensornet2", seed=k, properties=properties) for k in (0, 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
@@ -34,7 +34,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
 
     def __init__(
         self,
-        models: Sequence[str | os.PathLike | Potential] | str | os.PathLike,
+        models: Iterable[str | os.PathLike | Potential] | str | os.PathLike,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | str | None = None,
         charge: int | None = None,
@@ -42,7 +42,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
     ):
         if isinstance(models, str | os.PathLike) and str(models).endswith(".json"):
             models = read_ensemble(models)
-        if isinstance(models, str | os.PathLike | Potential) or len(models) < 2:
+        if isinstance(models, str | os.PathLike | Potential) or len(models := list(models)) < 2:
             raise ValueError("a committee needs at least two models: give a list of them")
         self._set_up([open_model(model, device, dtype) for model in models], charge, spin)
 
