@@ -63,7 +63,7 @@ class Summary:
         replicas: how many.
         survivors: how many are whole at the end.
         first_break: ps; None without any.
-        median_break: ps, by which half of all are broken; None when more are whole.
+        median_break: ps, when half of them were broken; None when fewer are.
         mean_temperature: K, of all while they were whole.
         deviation: Å, the largest of a bond while its replica was whole.
         transfers: protons that went over, of all.
@@ -87,7 +87,7 @@ class Summary:
             replicas=len(runs),
             survivors=sum(run.whole for run in runs),
             first_break=_or_none(min(times)),
-            median_break=_or_none(statistics.median(times)),
+            median_break=_or_none(statistics.median_low(times)),
             mean_temperature=statistics.fmean(means) if means else math.nan,
             deviation=max(run.deviation for run in runs),
             transfers=sum(run.transfers for run in runs),
