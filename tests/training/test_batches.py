@@ -10,7 +10,7 @@ from torchmdnet2.data import CachedDataset, open_dataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import NeighborList, neighbor_list
 from torchmdnet2.system import System
-from torchmdnet2.training.batches import Frames, Loader, join, most_frames, training_batches
+from torchmdnet2.training.batches import Frames, Loader, in_order, join, measured_batches, most_frames, training_batches
 from torchmdnet2.training.config import TrainingConfig
 
 
@@ -147,3 +147,14 @@ def test_speed(tmp_path):
         rate = max(rate, count / (time.process_time() - start))
     print(f"{frames.edges.mean() / frames.atoms.mean():.0f} neighbors; {rate:.0f} molecules per processor second")
     assert rate > 10_000
+
+
+def test_errors_are_measured_within_the_budget(data_file):
+    frames = Frames(open_dataset(data_file, {"energy": "energy"}), range(20), 3.0)
+    assert measured_batches(frames, TrainingConfig(batch_size=4)) == in_order(20, 8)
+    for budget, values in (({"max_atoms": 6}, frames.atoms), ({"max_edges": 30}, frames.edges)):
+        batches = measured_batches(frames, TrainingConfig(batch_size=16, **budget))
+        (most,) = budget.values()
+        assert [k for batch in batches for k in batch] == list(range(20))
+        assert max(values[batch].sum() for batch in batches) <= 2 * most and max(map(len, batches)) > 1
+    assert measured_batches(frames, TrainingConfig(max_atoms=1)) == [[k] for k in range(20)]

@@ -150,6 +150,13 @@ def test_more_epochs_continue_a_finished_run(raw_config, tmp_path):
             parse_config(in_folder(raw_config, tmp_path / "parts", max_epochs=epochs, lr_schedule="plateau")), "auto"
         )
     assert weights_hash(tmp_path / "whole" / "best.tmn") == weights_hash(tmp_path / "parts" / "best.tmn")
+    early = in_folder(raw_config, tmp_path / "early", max_epochs=6, lr_schedule="constant", lr=10.0, warmup_steps=0)
+    counts = []
+    for patience in (1, 1, None):
+        early["training"]["early_stopping_patience"] = patience
+        folder = run_training(parse_config(early), "auto").parent
+        counts.append(len((folder / "metrics.jsonl").read_text().splitlines()))
+    assert counts[0] == counts[1] < counts[2] == 6
     cosine = in_folder(raw_config, tmp_path / "cosine", max_epochs=2)
     run_training(parse_config(cosine))
     cosine["training"]["max_epochs"] = 4  # the rates of its first epochs would have been others

@@ -25,7 +25,8 @@ from ..system import System
 from .config import TrainingConfig
 from .message import Message
 
-__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "most_frames", "training_batches"]
+__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "measured_batches", "most_frames",
+           "training_batches"]  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -164,6 +165,26 @@ def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list
         max_edges=config.max_edges,
         name=frames.name,
     )
+
+
+def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
+    """Frames in order, for errors: twice of what a training step has, since forces are not differentiated.
+
+    A frame that is larger than the budget is alone.
+    """
+    budgets = [(2 * most, what) for most, what in ((config.max_atoms, "atoms"), (config.max_edges, "edges")) if most]
+    if not budgets:
+        return in_order(len(frames), 2 * config.batch_size)
+    share = np.max([getattr(frames, what) / most for most, what in budgets], axis=0)
+    batches: list[list[int]] = []
+    load = np.inf
+    for frame, own in enumerate(share.tolist()):
+        if load + own > 1:
+            batches.append([])
+            load = 0.0
+        batches[-1].append(frame)
+        load += own
+    return batches
 
 
 def most_frames(frames: Frames, config: TrainingConfig) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ def evaluate(
     keep_pairs: bool = True,
     units: Mapping[str, Any] | None = None,
     each: Callable[[Batch, Result], None] | None = None,
+    batches: Sequence[Sequence[int]] | None = None,
 ) -> Evaluation:
     """Errors on all given frames.
 
@@ -62,6 +63,7 @@ def evaluate(
         keep_pairs: keep labels and predictions too.
         units: the section `data.units` as plain data, for the units of further labels.
         each: called with every batch and the predictions for it.
+        batches: which frames at a time, instead of `batch_size`.
 
     Raises:
         UnknownElement: a frame holds an element that the potential was not trained on.
@@ -70,7 +72,7 @@ def evaluate(
     sums = ErrorSums(LossConfig(), potential.device, units)
     kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     by_frame: list[dict[str, np.ndarray]] = []
-    for batch in Loader(frames, num_workers)(in_order(len(frames), batch_size)):
+    for batch in Loader(frames, num_workers)(batches or in_order(len(frames), batch_size)):
         batch = batch.to(potential.device)
         result = predict(potential, batch, properties)
         if each is not None:

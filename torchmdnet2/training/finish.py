@@ -11,7 +11,7 @@ import torch
 
 from .. import __version__, checkpoint
 from ..files import atomic_write
-from .batches import Frames
+from .batches import Frames, measured_batches
 from .card import model_card
 from .config import Config
 from .evaluation import Evaluation, evaluate
@@ -104,7 +104,7 @@ def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
         potential,
         frames,
         setup.properties,
-        batch_size=2 * setup.config.training.batch_size,
+        batches=measured_batches(frames, setup.config.training),
         num_workers=setup.config.data.num_workers,
         units=setup.config.data.units.model_dump(),
     )

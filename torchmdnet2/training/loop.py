@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..models.tensornet import TensorNet
-from .batches import Frames, most_frames
+from .batches import Frames, measured_batches, most_frames
 from .distributed import Devices
 from .metrics import ErrorSums
 from .muon import Muon
@@ -105,7 +105,8 @@ class PackedLoop:
         self.measure: Replayed | None = None
         if trainer.validation is not None:
             store = pack(trainer.validation, trainer.potential, stress)
-            self.measure = self._replayed(store, 2 * config.batch_size, self.errors)
+            most = max(map(len, measured_batches(trainer.validation, config)))
+            self.measure = self._replayed(store, most, self.errors)
         self.devices.at_end(self.forget_graphs)
         self._since: list[Sequence[int]] = []  # batches since the last check
         self._loss = math.nan

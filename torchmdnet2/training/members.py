@@ -19,7 +19,7 @@ from ..ensemble import Ensemble
 from ..ensemble_file import write_ensemble
 from ..errors import BadConfig
 from ..files import atomic_write
-from .batches import Loader, in_order
+from .batches import Loader, measured_batches
 from .config import Config
 from .distributed import Devices
 from .log import TrainingLog
@@ -140,7 +140,7 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], 
     sums = ErrorSums(LossConfig(), device, config.data.units.model_dump())
     spread = Spread()
     wanted = setup.properties
-    for batch in Loader(frames)(in_order(len(frames), 2 * config.training.batch_size)):
+    for batch in Loader(frames)(measured_batches(frames, config.training)):
         batch = batch.to(device)
         system, labels = batch.sample.system, batch.sample.labels
         result = ensemble(system, forces=wanted.forces, stress=False)

@@ -244,8 +244,13 @@ def _has_best(folder: Path) -> bool:
 
 
 def _extended(folder: Path, config: Config) -> bool:
-    """Whether the configuration asks for more epochs than the finished run in the folder had."""
-    return config.training.max_epochs > load_state(folder / STATE)[1]["identity"]["config"]["training"]["max_epochs"]
+    """Whether the configuration asks for more epochs than the finished run in the folder had, or for more patience."""
+    state = load_state(folder / STATE)[1]
+    then, now = state["identity"]["config"]["training"], config.training
+    if state["epoch"] < then["max_epochs"]:  # it was stopped early
+        patience = now.early_stopping_patience
+        return patience is None or patience > state["best"]["waited"]
+    return now.max_epochs > then["max_epochs"]
 
 
 class _Best:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..potential import Potential, Result
 from ..system import System
-from .batches import Batch, Frames, Loader, in_order, training_batches
+from .batches import Batch, Frames, Loader, measured_batches, training_batches
 from .config import TrainingConfig
 from .distributed import Devices
 from .interrupts import Interrupted
@@ -250,7 +250,7 @@ class Trainer:
     def validate(self) -> ErrorSums:
         """Errors of the averaged weights on the validation frames."""
         assert self.validation is not None and self.validation_loader is not None
-        order = in_order(len(self.validation), 2 * self.config.batch_size)
+        order = measured_batches(self.validation, self.config)
         if self.packed is not None:
             return self.packed.validate(order)
         sums = ErrorSums(self.config.loss.final, self.device)
