@@ -1,10 +1,11 @@
-"""Two processes on the CPU train as one does."""
+"""Two processes on the CPU train as one does, also on two hosts; what happens to one of them all know."""
 
 from __future__ import annotations
 
-import copy
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,15 +18,30 @@ from torchmdnet2 import load
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.distributed import Devices
 from torchmdnet2.training.run import make_setup, make_trainer, run_training
+from torchmdnet2.training.state import load_state
 
 
-def start(arguments, rank, size, port):
-    environment = {
-        **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    command = [sys.executable, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def start(arguments, size, folders=None):
+    """The processes of a Python command, each in its folder."""
+    port, processes = free_port(), []
+    for rank in range(size):
+        environment = {
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        folder = folders[rank] if folders else None
+        command = [sys.executable, *arguments]
+        processes.append(
+            subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+        )
+    return processes
+
+
+def finish(processes):
+    """Their outputs and exit codes."""
+    return [p.communicate(timeout=200)[0] for p in processes], [p.returncode for p in processes]
 
 
 def free_port():
@@ -34,13 +50,10 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run_all(arguments, size):
+def run_all(arguments, size, folders=None):
     """Output of each of the processes of a Python command."""
-    port = free_port()
-    processes = [start(arguments, rank, size, port) for rank in range(size)]
-    outputs = [p.communicate(timeout=200)[0] for p in processes]
-    for process, output in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, output
+    outputs, codes = finish(start(arguments, size, folders))
+    assert not any(codes), outputs
     return outputs
 
 
@@ -52,25 +65,6 @@ def run_on(raw, tmp_path, size):
 
 def rows(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_two_processes_give_the_weights_of_one(raw_config, tmp_path):
-    raw_config["training"].update(device="cpu", precision="float64", max_epochs=2)
-    folders = [tmp_path / "one", tmp_path / "two"]
-    one = copy.deepcopy(raw_config)
-    one["output"]["folder"] = str(folders[0])
-    run_training(parse_config(one))
-    two = copy.deepcopy(raw_config)
-    two["output"]["folder"] = str(folders[1])
-    outputs = run_on(two, tmp_path, 2)
-    assert "2 processes" in outputs[0]
-    assert outputs[1] == ""  # one of them speaks
-    for a, b in zip(rows(folders[0]), rows(folders[1]), strict=True):
-        for key in set(a) - {"seconds", "best"}:
-            assert b[key] == pytest.approx(a[key], rel=1e-6), key
-    models = [load(folder / "best.tmn") for folder in folders]
-    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert (a - b).abs().max() < 1e-6
 
 
 def test_one_process_takes_up_where_two_stopped(raw_config, tmp_path):
@@ -85,6 +79,162 @@ def test_one_process_takes_up_where_two_stopped(raw_config, tmp_path):
     run_training(parse_config(raw_config), resume="auto")
     for a, b in zip(rows(folders[0]), rows(folders[1]), strict=True):
         assert b["train_loss"] == pytest.approx(a["train_loss"], rel=1e-6)
+
+
+def on_hosts(folders, arguments):
+    """Output, errors and exit code of two torchrun agents with a process each, as on hosts that share no folder."""
+    for _ in range(3):  # another program may take the port before they do
+        port = free_port()
+        agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        agent += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+        processes = [
+            subprocess.Popen(
+                [*agent, "--node-rank", str(rank), "-m", "torchmdnet2", *arguments],
+                cwd=folder,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, folder in enumerate(folders)
+        ]
+        first = processes[0].communicate(timeout=200)
+        if "EADDRINUSE" in first[1]:
+            processes[1].kill()
+            processes[1].communicate()
+            continue
+        texts = [first, processes[1].communicate(timeout=200)]
+        return [(*text, process.returncode) for text, process in zip(texts, processes, strict=True)]
+    raise AssertionError("no free port")
+
+
+@pytest.fixture
+def hosts(raw_config, data_file, tmp_path):
+    """Two folders, each with data and a configuration in it."""
+    raw_config["training"].update(precision="float64", max_epochs=2, lr_schedule="constant")
+    raw_config["data"]["train"], raw_config["output"]["folder"] = "data.xyz", "run"
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "data.xyz").write_bytes(data_file.read_bytes())
+        (folder / "config.yaml").write_text(yaml.safe_dump(raw_config))
+    return folders
+
+
+def require_run_of_one_process(hosts, raw_config, monkeypatch):
+    """The same metrics and weights up to rounding."""
+    monkeypatch.chdir(hosts[1])
+    run_training(parse_config(raw_config))
+    folders = [host / "run" for host in hosts]
+    for a, b in zip(*map(rows, folders), strict=True):
+        for key in set(a) - {"seconds", "best"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-6), key
+    models = [load(folder / "best.tmn") for folder in folders]
+    for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert (a - b).abs().max() < 1e-6
+
+
+def test_two_hosts_without_a_common_folder(hosts, raw_config, monkeypatch):
+    """Only the first one writes; the weights are those of one process."""
+    (said, error, code), (other, _, _) = on_hosts(hosts, ["train", "config.yaml"])
+    assert code == 0, error
+    assert "2 processes" in said and other == ""
+    assert sorted(path.name for path in hosts[1].iterdir()) == ["config.yaml", "data.xyz"]
+    require_run_of_one_process(hosts, raw_config, monkeypatch)
+
+
+@pytest.mark.slow
+def test_hosts_resume_what_only_one_of_them_has(hosts, raw_config, monkeypatch):
+    for epochs in (1, 2):
+        setting = ["--set", f"training.max_epochs={epochs}"]
+        said, _ = run_all(["-m", "torchmdnet2", "train", "config.yaml", "--resume", "auto", *setting], 2, hosts)
+    assert "resumed at epoch 2" in said
+    require_run_of_one_process(hosts, raw_config, monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_host_with_other_data_is_refused(hosts):
+    path = hosts[1] / "data.xyz"
+    path.write_bytes(path.read_bytes().replace(b"energy=-", b"energy=-1", 1))
+    (first, second), codes = finish(start(["-m", "torchmdnet2", "train", "config.yaml"], 2, hosts))
+    assert all(codes)
+    assert "here, data.xyz has another content" in second
+    assert re.search(r"process 1 on \S+: .*data.xyz has another content", first)
+
+
+@pytest.mark.slow
+def test_members_of_two_processes(raw_config, tmp_path):
+    raw_config["training"].update(device="cpu", max_epochs=1)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw_config))
+    outputs = run_all(["-m", "torchmdnet2", "train", str(tmp_path / "config.yaml"), "--members", "2"], 2)
+    assert "mean of 2 members" in outputs[0] and outputs[1] == ""
+    assert len(json.loads((tmp_path / "run" / "ensemble_metrics.json").read_text())["members"]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+def test_a_signal_to_one_process_stops_all(raw_config, tmp_path):
+    raw_config["training"].update(device="cpu", max_epochs=100_000)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(raw_config))
+    processes = start(["-m", "torchmdnet2", "train", str(tmp_path / "config.yaml")], 2)
+    for line in processes[0].stdout:
+        if line.startswith("epoch"):
+            break
+    processes[1].send_signal(signal.SIGTERM)
+    outputs, codes = finish(processes)
+    assert codes == [143, 143], outputs
+    assert "stopped by SIGTERM" in outputs[0] and "its state is saved" in outputs[0]
+    state = load_state(tmp_path / "run" / "state.safetensors")[1]
+    assert f"after step {state['step']}" in outputs[0] and f"after step {state['step']}" in outputs[1]
+
+
+_TOGETHER = """
+import os, pathlib, signal, tempfile, torch
+from torchmdnet2.training.distributed import Devices, ProcessFailed
+from torchmdnet2.training.identity import require_alike
+
+def tell(work):
+    try:
+        work()
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+
+def fail_in_one():
+    with devices.together():
+        if devices.rank == 1:
+            raise OSError("no such file")
+
+cpu = torch.device("cpu")
+with Devices.joined(cpu) as devices, Devices.joined(cpu), tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / "state"
+    if devices.main:
+        path.write_text("of the first")
+    with devices.copy_of(path) as copy:
+        print(copy.read_text())
+    asked = devices.any(lambda: 15 if devices.rank == 1 else None, every=2)
+    print(asked(), asked(), devices.agree(devices.main))
+    tell(fail_in_one)
+    config = {"training": {"lr": devices.rank}, "output": {"folder": folder}}
+    tell(lambda: require_alike(devices, {"config": config, "data": {"a.xyz": "1"}}))
+    if devices.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tell(lambda: devices.sum(torch.ones(3)))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a process")
+def test_what_happens_to_one_process_all_know():
+    (first, second), codes = finish(start(["-c", _TOGETHER], 2))
+    first, second = first.splitlines(), second.splitlines()
+    assert first[:2] == second[:2] == ["of the first", "None 15 True"]
+    assert second[2] == "OSError no such file"
+    assert re.fullmatch(r"ProcessFailed process 1 on \S+: no such file", first[2])
+    assert second[3] == (
+        "BadConfig all processes need the same configuration, data and versions; here, training.lr is 1, not 0"
+    )
+    assert first[3].startswith("ProcessFailed process 1 on ") and first[3].endswith("training.lr is 1, not 0")
+    assert first[4].startswith("ProcessFailed another process of this training is gone")
+    assert codes == [0, -signal.SIGKILL] and len(second) == 4
 
 
 _JOIN_AND_PART = """
