@@ -121,8 +121,7 @@ def run(potential, frames, seed=0):
     return batch, [walker.result for walker in walkers]
 
 
-@pytest.mark.parametrize("ahead", [0, 1], ids=["one block", "two under way"])
-@pytest.mark.parametrize(("hole", "spread"), [(math.inf, False), (1.2, False), (1.2, True)])
+@pytest.mark.parametrize(("hole", "spread", "ahead"), [(math.inf, False, 1), (1.2, False, 0), (1.2, True, 1)])
 def test_a_broken_replica_leaves_the_others_alone(potential, bonded, host, hole, spread, ahead):
     """To the last bit here (a network rounds differently in a batch of another size); also when all become NaN."""
     bonded.engine, bonded.hole, bonded.spread = type("Engine", (host,), {"ahead": ahead}), hole, spread
