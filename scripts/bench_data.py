@@ -3,10 +3,9 @@
     python scripts/bench_data.py FOLDER [--frames 1000000] [--xyz 100000]
 
 Writes FOLDER/many.h5 (SPICE's layout: 50 conformations of each molecule of 10 to 20 atoms, charges of ions in the
-SMILES) and, for --xyz frames, FOLDER/many.xyz, with their caches beside them, and prints a table: step, time, processor
-time of the process (not of its workers), memory, result. Every step runs in a process of its own; memory is what it
-holds at most beyond what it held after the imports, pages of mapped files not counted. Linux only. A million frames
-need 2 GB of disk.
+SMILES) and FOLDER/many.xyz, with their caches beside them, and prints a table: step, time, processor time of a process
+(not of its workers), memory, result. Every step runs in a process of its own; memory is what it holds at most beyond
+what it held after the imports, without pages of files. Linux only. A million frames need 2 GB of disk.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from torchmdnet2.training.config import TrainingConfig
 
 CUTOFF, BATCH, CONFORMATIONS, XYZ_ATOMS = 5.0, 64, 50, 15
 ELEMENTS, SYMBOLS = np.array([1, 6, 7, 8, 16]), np.array(["H", "C", "N", "O", "S"])
+KEYS = {"energy": "energy", "forces": "forces"}  # as the training asks, so that it uses the same cache
 UNITS = {"conformations": "bohr", "dft_total_energy": "hartree", "dft_total_gradient": "hartree/bohr"}
 CONFIG = """
 data: {{train: {folder}/many.h5, cache: {folder}/caches, split: {{validation: 0.01, test: 0.01}}}}
@@ -41,9 +41,8 @@ output: {{folder: {folder}/run}}
 def molecule(rng: np.random.Generator, frames: int, atoms: int) -> tuple[np.ndarray, np.ndarray]:
     """Random atoms on a distorted grid of 1.4 Å: atomic numbers [N] and positions [S, N, 3] in Å."""
     grid = np.stack(np.meshgrid(*3 * [np.arange(3.0)], indexing="ij"), -1).reshape(-1, 3)[:atoms]
-    return rng.choice(ELEMENTS, atoms, p=(0.5, 0.3, 0.09, 0.09, 0.02)), 1.4 * grid + 0.1 * rng.normal(
-        size=(frames, atoms, 3)
-    )
+    pos = 1.4 * grid + 0.1 * rng.normal(size=(frames, atoms, 3))
+    return rng.choice(ELEMENTS, atoms, p=(0.5, 0.3, 0.09, 0.09, 0.02)), pos
 
 
 def make_hdf5(path: Path, frames: int) -> None:
@@ -76,16 +75,15 @@ def make_xyz(path: Path, frames: int) -> None:
 
 def measure(step: str, folder: Path) -> str:
     """Do one step; returns what it did besides taking time."""
-    if step in ("make HDF5's cache", "open it"):
-        return f"{len(open_dataset(folder / 'many.h5', cache=folder / 'caches')):,} frames"
-    if step == "make extxyz's cache":
-        return f"{len(open_dataset(folder / 'many.xyz', cache=folder / 'caches')):,} frames"
+    if step in ("make HDF5's cache", "make extxyz's cache", "open it"):
+        file = folder / ("many.xyz" if "extxyz" in step else "many.h5")
+        return f"{len(open_dataset(file, KEYS, {}, cache=folder / 'caches')):,} frames"
     if step == "train --check":
         (folder / "run.yaml").write_text(CONFIG.format(folder=folder, cutoff=CUTOFF, batch=BATCH))
         if command(["train", str(folder / "run.yaml"), "--check"]):
             raise SystemExit(1)
         return ""
-    data = open_dataset(folder / "many.h5", cache=folder / "caches")
+    data = open_dataset(folder / "many.h5", KEYS, {}, cache=folder / "caches")
     everything = np.arange(len(data))
     if step == "neighbor lists":
         return f"{Frames(data, everything, CUTOFF).edges.sum() / data.sizes().sum():.1f} per atom"
@@ -97,10 +95,8 @@ def measure(step: str, folder: Path) -> str:
     order = training_batches(Frames(data, everything, CUTOFF), TrainingConfig(batch_size=BATCH), 0)
     if step == "order of an epoch":
         return f"{len(order):,} batches"
-    loader, chosen = (
-        Loader(Frames(data, everything, CUTOFF), int(step.split()[-2])),
-        order[:: max(1, len(order) // 2000)],
-    )
+    loader = Loader(Frames(data, everything, CUTOFF), int(step.split()[-2]))
+    chosen = order[:: max(1, len(order) // 2000)]
     start = time.perf_counter()
     frames = sum(batch.sample.system.num_systems for batch in loader(chosen))
     return f"{frames / (time.perf_counter() - start):,.0f} frames/s, {len(chosen)} batches of {BATCH}"
@@ -125,13 +121,11 @@ def run_step(step: str, folder: Path) -> None:
             most[0] = max(most[0], resident())
 
     torch.set_num_threads(1)
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
+    threading.Thread(target=watch, daemon=True).start()
     start, cpu = time.perf_counter(), time.process_time()
     what = measure(step, folder)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     done.set()
-    watcher.join()
     print(f"| {step} | {seconds:.1f} s | {cpu:.1f} s | {max(most[0], resident()) - before:.0f} MB | {what} |")
 
 
@@ -143,8 +137,7 @@ def main() -> None:
     parser.add_argument("--only", help="one step, in this process")
     args = parser.parse_args()
     if args.only:
-        run_step(args.only, args.folder)
-        return
+        return run_step(args.only, args.folder)
     args.folder.mkdir(parents=True, exist_ok=True)
     for name, make, frames in (("many.h5", make_hdf5, args.frames), ("many.xyz", make_xyz, args.xyz)):
         if not (args.folder / name).exists():
