@@ -174,7 +174,8 @@ def _read(path: str | os.PathLike) -> bytes:
 def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 10 or size > min(len(blob) - 8, 100_000_000) or blob[8:9] != b"{":
-        raise BadCheckpoint(f"{path}: not a torchmdnet2 model file, or cut short")
+        remedy = "; Ensemble.load reads those that list several models" if str(path).endswith(".json") else ""
+        raise BadCheckpoint(f"{path}: not a torchmdnet2 model file, or cut short{remedy}")
     found = list(_HASH.finditer(blob, 8, 8 + size))
     if len(found) != 1:
         raise BadCheckpoint(f"{path}: no checksum in the header: damaged, or not a torchmdnet2 model file")

@@ -7,8 +7,9 @@ import torch
 from variants import ELEMENTS, variant
 
 from torchmdnet2 import System
-from torchmdnet2.checkpoint import save
+from torchmdnet2.checkpoint import load, save
 from torchmdnet2.ensemble import Ensemble
+from torchmdnet2.errors import BadCheckpoint
 from torchmdnet2.testing import example_systems
 
 SYSTEMS = example_systems(ELEMENTS, 4.5)
@@ -83,6 +84,13 @@ def test_w20_order_and_a_single_member(tmp_path):
     with pytest.raises(ValueError, match="at least two"):
         Ensemble.load([])
     assert bool(torch.isfinite(Ensemble([members[0], members[0]])(BATCH).energy_std).all())
+
+
+def test_a_list_of_models_is_no_model(tmp_path):
+    path = tmp_path / "ensemble.json"
+    path.write_text('{"format": "torchmdnet2 ensemble 1", "members": []}')
+    with pytest.raises(BadCheckpoint, match=r"Ensemble\.load"):
+        load(path)
 
 
 def test_elements_are_those_that_all_know():
