@@ -19,6 +19,7 @@ from torchmdnet2.errors import MissingBackend
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.evaluation import Evaluation
 from torchmdnet2.training.plots import digits, pictures
+from torchmdnet2.training.report import breakable
 from torchmdnet2.training.run import run_training
 
 from .conftest import make_frames
@@ -117,6 +118,13 @@ def test_errors_beside_the_spread_of_the_labels(folder):
 )
 def test_four_digits_count(value, text):
     assert digits(value) == text
+
+
+def test_only_long_words_may_be_divided():
+    assert breakable("12345 frames/s, 123456 atoms/s") == "12345 frames/s, 123456 atoms/s"
+    assert breakable("a<b>/of_many/long/folders.xyz, frame 3") == (
+        "a&lt;b&gt;/<wbr>of_<wbr>many/<wbr>long/<wbr>folders.xyz, frame 3"
+    )
 
 
 def test_a_learning_curve_of_zeros_can_be_drawn(recwarn):

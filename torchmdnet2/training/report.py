@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,7 +270,7 @@ def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
             digits(shown(value, units[name])[0]) if np.isfinite(value) else "–"
             for name, value in outlier.errors.items()
         ]
-        rows.append([_breakable(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
+        rows.append([breakable(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
                      _image(image, outlier.name, "structure")])  # fmt: skip
     heads = [f"{name.replace('_', ' ')}{_in(units[name])}" for name in found[0].errors]
     return _table(["frame", "formula", *heads, ""], rows, escaped=True, left=(0, 1))
@@ -294,7 +295,7 @@ def _table(
 ) -> str:
     """A table of numbers; columns in `left` are text."""
     kind = [" class=text" if k in left else "" for k in range(len(heads))]
-    show = (lambda text: text) if escaped else _breakable
+    show = (lambda text: text) if escaped else breakable
     opening, closing = ("<code>", "</code>") if code else ("", "")
     top = "".join(f"<th{k}>{html.escape(head)}</th>" for k, head in zip(kind, heads, strict=True))
     lines = "".join(
@@ -306,6 +307,6 @@ def _table(
     return f'<div class="table"><table><tr>{top}</tr>\n{lines}</table></div>'
 
 
-def _breakable(text: str) -> str:
+def breakable(text: str) -> str:
     """Escaped, with places where a long path may go on in the next line."""
-    return html.escape(text).replace("/", "/<wbr>").replace("_", "_<wbr>") if len(text) > 24 else html.escape(text)
+    return re.sub(r"\S{25,}", lambda word: re.sub("([/_])", r"\1<wbr>", word[0]), html.escape(text))
