@@ -18,6 +18,7 @@ from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config import parse_config
 from torchmdnet2.training.members import member_config, run_members
+from torchmdnet2.training.plots import digits
 from torchmdnet2.training.run import run_training
 from torchmdnet2.training.spread import rank_correlation
 
@@ -133,8 +134,8 @@ def test_report_of_an_ensemble(raw_config, tmp_path):
     text = (path.parent / "report.html").read_text()
     metrics = json.loads((path.parent / "ensemble_metrics.json").read_text())
     for part in (
-        f"{1e3 * metrics['errors']['forces']['mae']:.3f}",
-        f"{1e3 * metrics['spread']['energy_per_atom']['rms_spread']:.3f}",
+        digits(1e3 * metrics["errors"]["forces"]["mae"]),
+        digits(1e3 * metrics["spread"]["energy_per_atom"]["rms_spread"]),
         "member_0",
         "member_1",
     ):
