@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ase import Atoms
     from rich.console import Console
 
-__all__ = ["Command", "add_device", "device_name", "make_console"]
+__all__ = ["Command", "add_device", "device_name", "make_console", "read_structures"]
 
 Command = Callable[..., argparse.ArgumentParser]
 """Makes the parser of a command: name, function that runs it, one line of help."""
@@ -33,3 +35,27 @@ def device_name(name: str) -> str:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def read_structures(path: str, every: bool) -> Atoms | list[Atoms]:
+    """What ASE reads from a file, or from file@index.
+
+    Args:
+        path: of the file.
+        every: without an index, all structures instead of the last.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadData: ASE cannot read it.
+    """
+    from ase.io import read
+
+    from ..errors import BadData
+
+    if not Path(path.partition("@")[0]).is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        return read(path, ":" if every and "@" not in path else None)
+    except Exception as error:  # ASE's readers raise whatever they meet
+        what = "structures" if every else "a structure"
+        raise BadData(f"{path}: cannot be read as {what}: {str(error) or type(error).__name__}") from error

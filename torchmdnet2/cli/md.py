@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, make_console
+from .common import Command, add_device, device_name, make_console, read_structures
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -119,16 +119,9 @@ def _steps(time: float | None, timestep: float) -> int:
 
 
 def _structure(path: str) -> Atoms:
-    from ase.io import read
-
     from ..errors import BadData
 
-    if not Path(path.partition("@")[0]).is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        atoms = read(path)
-    except Exception as error:  # ASE's readers raise whatever they meet
-        raise BadData(f"{path}: cannot be read as a structure: {str(error) or type(error).__name__}") from error
+    atoms = read_structures(path, every=False)
     if isinstance(atoms, list):
         raise BadData(f"{path}: names several structures; choose one, as in file.xyz@0")
     return atoms

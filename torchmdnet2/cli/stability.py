@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, make_console
+from .common import Command, add_device, device_name, make_console, read_structures
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -87,16 +87,9 @@ def _temperatures(text: str) -> list[float]:
 
 
 def _frames(path: str) -> list[Atoms]:
-    from ase.io import read
-
     from ..errors import BadData
 
-    if not Path(path.partition("@")[0]).is_file():
-        raise FileNotFoundError(f"{path}: no such file")
-    try:
-        frames = read(path) if "@" in path else read(path, ":")
-    except Exception as error:  # ASE's readers raise whatever they meet
-        raise BadData(f"{path}: cannot be read as structures: {str(error) or type(error).__name__}") from error
+    frames = read_structures(path, every=True)
     frames = frames if isinstance(frames, list) else [frames]
     if not frames:
         raise BadData(f"{path}: there are no structures in it")

@@ -15,6 +15,7 @@ from .batches import Frames, measured_batches
 from .card import model_card
 from .config import Config
 from .evaluation import Evaluation, evaluate
+from .folder import BEST, DONE
 from .log import TrainingLog
 from .metrics import in_words
 from .report import Report, write_report
@@ -22,8 +23,6 @@ from .setup import SUBSETS, Setup
 from .trainer import Trainer
 
 __all__ = ["describe", "evaluate_saved", "finish", "package_versions"]
-
-_BEST, _DONE = "best.tmn", "metrics.json"
 
 
 def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> dict[str, Any]:
@@ -34,19 +33,19 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
     """
     config = setup.config
     subsets = [name for name in SUBSETS[1:] if name in setup.frames] or ["train"]
-    evaluations = {name: evaluate_saved(folder / _BEST, setup, setup.frames[name]) for name in subsets}
+    evaluations = {name: evaluate_saved(folder / BEST, setup, setup.frames[name]) for name in subsets}
     errors = {name: evaluation.errors for name, evaluation in evaluations.items()}
 
-    best = checkpoint.load(folder / _BEST)
+    best = checkpoint.load(folder / BEST)
     metadata = {**best.metadata, "errors": errors}
-    checkpoint.save(best, folder / _BEST, metadata)
+    checkpoint.save(best, folder / BEST, metadata)
     if config.output.report:
         report = Report(
             title=folder.name,
             history=trainer.history,
             evaluations=evaluations,
             frames=setup.frames,
-            potential=checkpoint.load(folder / _BEST, device=setup.potential.device, dtype=torch.float64),
+            potential=checkpoint.load(folder / BEST, device=setup.potential.device, dtype=torch.float64),
             properties=setup.properties,
             config=config.to_dict(),
             metadata=metadata,
@@ -57,8 +56,8 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
         atomic_write(folder / "card.md", model_card(best.config, metadata, title=folder.name))
     for name in subsets:
         log.say(f"{name}: {in_words(errors[name])}")
-    atomic_write(folder / _DONE, json.dumps(errors, indent=1))
-    log.say(f"model: {folder / _BEST}")
+    atomic_write(folder / DONE, json.dumps(errors, indent=1))
+    log.say(f"model: {folder / BEST}")
     return errors
 
 
