@@ -13,8 +13,8 @@ import numpy as np
 from ase.io import read
 
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import run_training
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import run_training
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("frames", help="any format of ASE, with energies (eV) and forces (eV/Å)")

@@ -23,8 +23,8 @@ import torch
 
 from torchmdnet2.cli import main as command
 from torchmdnet2.data import make_splits, open_dataset, splits_entry, statistics
-from torchmdnet2.training.batches import Frames, Loader, training_batches
-from torchmdnet2.training.config import TrainingConfig
+from torchmdnet2.training.config.config import TrainingConfig
+from torchmdnet2.training.steps.batches import Frames, Loader, training_batches
 
 CUTOFF, BATCH, CONFORMATIONS, XYZ_ATOMS = 5.0, 64, 50, 15
 ELEMENTS, SYMBOLS = np.array([1, 6, 7, 8, 16]), np.array(["H", "C", "N", "O", "S"])

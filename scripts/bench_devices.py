@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 from bench_parts import Row, machine
 
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.distributed import Devices
-from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
-from torchmdnet2.training.setup import device_of
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.run.setup import device_of
+from torchmdnet2.training.steps.distributed import Devices
 
 GROUPS = 5
 GOAL = 0.85  # of perfect: 3.4 times on four GPUs

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from bench_parts import Row, add_options, attempt, over, run_parts
 
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
-from torchmdnet2.training.trainer import Trainer
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.steps.trainer import Trainer
 
 MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
 PARTS = ("replay", "torchmd-net", "losses", "tf32", "eager")

@@ -79,8 +79,8 @@ def training() -> None:
     from ase.calculators.singlepoint import SinglePointCalculator
     from ase.io import write
 
-    from torchmdnet2.training.config import parse_config
-    from torchmdnet2.training.run import make_setup, make_trainer
+    from torchmdnet2.training.config.config import parse_config
+    from torchmdnet2.training.run.run import make_setup, make_trainer
 
     rng = np.random.default_rng(0)
     frames = []

@@ -10,8 +10,8 @@ from training.conftest import make_frames
 from training.test_distributed import rows, run_on
 
 from torchmdnet2 import load
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import run_training
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import run_training
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,11 +11,11 @@ from training.conftest import make_frames
 from training.test_packed import CUTOFF, objective, packed, structures
 
 from torchmdnet2 import Potential
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.network import PackedNetwork
-from torchmdnet2.training.packed import Capacity
-from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
-from torchmdnet2.training.trainer import Hooks, TrainingDiverged
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.steps.network import PackedNetwork
+from torchmdnet2.training.steps.packed import Capacity
+from torchmdnet2.training.steps.trainer import Hooks, TrainingDiverged
 
 pytestmark = [
     pytest.mark.gpu,

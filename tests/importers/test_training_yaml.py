@@ -8,7 +8,7 @@ import yaml
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.importers import config_from_torchmd_net, convert_yaml
-from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.config.config import parse_config
 
 TENSORNET = """
 activation: silu

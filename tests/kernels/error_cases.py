@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from torchmdnet2.potential import Result
-from torchmdnet2.training.distributed import Devices
-from torchmdnet2.training.loss_config import LossConfig
-from torchmdnet2.training.replay import ErrorPass
+from torchmdnet2.training.config.loss_config import LossConfig
+from torchmdnet2.training.steps.distributed import Devices
+from torchmdnet2.training.steps.replay import ErrorPass
 
 CASES: dict[str, dict[str, Any]] = {
     "energies and forces": {"loss": {"energy": 20.0}, "stress": False},

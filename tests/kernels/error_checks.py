@@ -10,10 +10,10 @@ from training.test_packed import packed, structures
 from torchmdnet2 import Potential
 from torchmdnet2.kernels import errors
 from torchmdnet2.kernels.errors import BatchErrors, Labels, Penalties
-from torchmdnet2.training.loss_config import LossConfig
-from torchmdnet2.training.network import PackedNetwork
-from torchmdnet2.training.optimizers import AdamW
-from torchmdnet2.training.replay import TrainingPass
+from torchmdnet2.training.config.loss_config import LossConfig
+from torchmdnet2.training.steps.network import PackedNetwork
+from torchmdnet2.training.steps.optimizers import AdamW
+from torchmdnet2.training.steps.replay import TrainingPass
 
 
 @pytest.mark.parametrize("case", CASES)

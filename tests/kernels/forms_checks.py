@@ -16,7 +16,7 @@ from torchmdnet2.models.layers import safe_divide
 from torchmdnet2.models.radial import CosineCutoff, radial_basis
 from torchmdnet2.models.tensornet import TensorEmbedding
 from torchmdnet2.neighbors.result import safe_norm
-from torchmdnet2.training.network import _kernel_basis
+from torchmdnet2.training.steps.network import _kernel_basis
 
 M, F, PADDING = 7, 6, 3
 

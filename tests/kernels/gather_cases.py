@@ -12,7 +12,7 @@ from torch import Tensor
 from torchmdnet2 import System
 from torchmdnet2.kernels.forms_pair import Pairs
 from torchmdnet2.neighbors import neighbor_list
-from torchmdnet2.training.packed import Capacity, PackedBatch, PackedFrames, Part
+from torchmdnet2.training.steps.packed import Capacity, PackedBatch, PackedFrames, Part
 
 CUTOFF = 3.5
 ELEMENTS = [1, 6, 8, 17]

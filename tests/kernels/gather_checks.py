@@ -13,7 +13,7 @@ import torch
 from gather_cases import assert_same, random_batches, random_frames
 
 from torchmdnet2.kernels import gather
-from torchmdnet2.training.packed import Capacity
+from torchmdnet2.training.steps.packed import Capacity
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from interpreter import needs_triton, run_checks
 
 from torchmdnet2.kernels.errors import ROWS
-from torchmdnet2.training.metrics import UNITS
+from torchmdnet2.training.steps.metrics import UNITS
 
 
 @needs_triton

@@ -10,7 +10,7 @@ import torch
 from gather_cases import random_frames
 from interpreter import needs_triton, run_checks
 
-from torchmdnet2.training.packed import Capacity
+from torchmdnet2.training.steps.packed import Capacity
 
 
 @needs_triton

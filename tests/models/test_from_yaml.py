@@ -17,8 +17,8 @@ from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.priors import Coulomb
 from torchmdnet2.registry import HEADS, PRIORS, REPRESENTATIONS
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.schema import section_of
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.config.schema import section_of
 
 REFERENCES = {1: -13.5, 6: -1030.0, 8: -2040.0}
 BASELINE = [{"name": "zbl", "cutoff": 3.0}, {"name": "d2", "cutoff": 5.0}]

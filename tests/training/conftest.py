@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmdnet2.training.config import parse_config
+from torchmdnet2.training.config.config import parse_config
 
 REFERENCES = {1: -13.5, 6: -1030.0, 8: -2040.0}  # eV
 

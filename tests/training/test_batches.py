@@ -10,8 +10,16 @@ from torchmdnet2.data import CachedDataset, open_dataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import NeighborList, neighbor_list
 from torchmdnet2.system import System
-from torchmdnet2.training.batches import Frames, Loader, in_order, join, measured_batches, most_frames, training_batches
-from torchmdnet2.training.config import TrainingConfig
+from torchmdnet2.training.config.config import TrainingConfig
+from torchmdnet2.training.steps.batches import (
+    Frames,
+    Loader,
+    in_order,
+    join,
+    measured_batches,
+    most_frames,
+    training_batches,
+)
 
 
 def mixed_systems():

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.training.config import load_config, parse_config
-from torchmdnet2.training.defaults import config_yaml, default_config_yaml
-from torchmdnet2.training.yaml_reader import parse_yaml
+from torchmdnet2.training.config.config import load_config, parse_config
+from torchmdnet2.training.config.defaults import config_yaml, default_config_yaml
+from torchmdnet2.training.config.yaml_reader import parse_yaml
 
 
 def all_keys(node, path=()):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from torchmdnet2.errors import BadConfig, BadData
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.data_notes import closest_pair, data_notes
-from torchmdnet2.training.log import TrainingLog
-from torchmdnet2.training.run import run_training
-from torchmdnet2.training.setup import make_setup, require_usable
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.reporting.log import TrainingLog
+from torchmdnet2.training.run.data_notes import closest_pair, data_notes
+from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.setup import make_setup, require_usable
 
 from .conftest import make_frames
 

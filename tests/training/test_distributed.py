@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from torchmdnet2 import load
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.distributed import Devices
-from torchmdnet2.training.run import make_setup, make_trainer, run_training
-from torchmdnet2.training.state import load_state
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import make_setup, make_trainer, run_training
+from torchmdnet2.training.steps.distributed import Devices
+from torchmdnet2.training.steps.state import load_state
 
 
 def start(arguments, size, folders=None):
@@ -190,8 +190,8 @@ def test_a_signal_to_one_process_stops_all(raw_config, tmp_path):
 
 _TOGETHER = """
 import os, pathlib, signal, tempfile, torch
-from torchmdnet2.training.distributed import Devices, ProcessFailed
-from torchmdnet2.training.identity import require_alike
+from torchmdnet2.training.steps.distributed import Devices, ProcessFailed
+from torchmdnet2.training.run.identity import require_alike
 
 def tell(work):
     try:
@@ -239,7 +239,7 @@ def test_what_happens_to_one_process_all_know():
 
 _JOIN_AND_PART = """
 import pathlib, sys, torch
-from torchmdnet2.training.distributed import Devices
+from torchmdnet2.training.steps.distributed import Devices
 sys.setswitchinterval(1000)  # a thread that needs the interpreter gets it when the process ends
 with Devices.joined(torch.device("cpu")) as devices:
     import torch.distributed.nn.functional
@@ -252,7 +252,7 @@ print([name for name in names if "gloo" in name])
 _RELEASE = """
 import torch
 import torch.distributed as dist
-from torchmdnet2.training.distributed import Devices
+from torchmdnet2.training.steps.distributed import Devices
 with Devices.joined(torch.device("cpu")) as devices:
     devices.at_end(lambda: print("released in the group:", dist.is_initialized()))
 print("group:", dist.is_initialized())

@@ -13,10 +13,10 @@ from ase.io import read, write
 
 from torchmdnet2 import System, checkpoint
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.optimizers import depths
-from torchmdnet2.training.run import run_training
-from torchmdnet2.training.setup import make_setup
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.steps.optimizers import depths
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_kept_references(raw, base, data_file, tmp_path):
 
 def test_rates_by_depth(raw):
     raw["training"]["layer_lr_decay"] = 0.5
-    from torchmdnet2.training.run import make_trainer
+    from torchmdnet2.training.run.run import make_trainer
 
     trainer = make_trainer(make_setup(parse_config(raw)), None)
     deep = depths(trainer.potential)

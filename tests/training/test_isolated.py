@@ -6,8 +6,8 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.setup import make_setup
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.units import HARTREE
 
 from .conftest import REFERENCES, make_frames

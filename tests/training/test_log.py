@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from torchmdnet2.training.log import TrainingLog, epoch_line, write_metrics
+from torchmdnet2.training.reporting.log import TrainingLog, epoch_line, write_metrics
 
 ROW = {
     "epoch": 3, "step": 30, "lr": 1e-3, "train_loss": 0.5, "validation_loss": 0.25, "seconds": 1.25, "best": True,

@@ -10,10 +10,10 @@ import torch
 
 from torchmdnet2.potential import Result
 from torchmdnet2.system import System
-from torchmdnet2.training.config import LossConfig, TrainingConfig
-from torchmdnet2.training.loss import penalty_sums, residuals, total_loss
-from torchmdnet2.training.metrics import ErrorSums
-from torchmdnet2.training.schedule import BestEpoch, LearningRate, update_average
+from torchmdnet2.training.config.config import LossConfig, TrainingConfig
+from torchmdnet2.training.steps.loss import penalty_sums, residuals, total_loss
+from torchmdnet2.training.steps.metrics import ErrorSums
+from torchmdnet2.training.steps.schedule import BestEpoch, LearningRate, update_average
 
 NAN = float("nan")
 

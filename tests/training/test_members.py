@@ -16,11 +16,11 @@ from torchmdnet2.adapters.committee import CommitteeCalculator
 from torchmdnet2.cli import main
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadCheckpoint, BadConfig
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.members import member_config, run_members
-from torchmdnet2.training.plots import digits
-from torchmdnet2.training.run import run_training
-from torchmdnet2.training.spread import rank_correlation
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.reporting.plots import digits
+from torchmdnet2.training.reporting.spread import rank_correlation
+from torchmdnet2.training.run.members import member_config, run_members
+from torchmdnet2.training.run.run import run_training
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ def test_what_is_listed_is_what_is_loaded(ensemble):
 
 
 def test_bootstrap_draws_with_repetition(raw_config, tmp_path, capsys):
-    from torchmdnet2.training.setup import make_setup
+    from torchmdnet2.training.run.setup import make_setup
 
     config = parse_config(raw_config)
     drawn = [make_setup(member_config(config, k, bootstrap=True)).splits for k in (0, 1)]

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.training.config import TrainingConfig, parse_config
-from torchmdnet2.training.loss_config import LossConfig, LossScheduleConfig
-from torchmdnet2.training.muon import Muon, Stacks, newton_schulz
-from torchmdnet2.training.optimizers import OPTIMIZERS, ScheduleFreeAdamW, parameter_groups
-from torchmdnet2.training.run import run_training
-from torchmdnet2.training.schedule import LearningRate
-from torchmdnet2.training.state import load_state
+from torchmdnet2.training.config.config import TrainingConfig, parse_config
+from torchmdnet2.training.config.loss_config import LossConfig, LossScheduleConfig
+from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.steps.muon import Muon, Stacks, newton_schulz
+from torchmdnet2.training.steps.optimizers import OPTIMIZERS, ScheduleFreeAdamW, parameter_groups
+from torchmdnet2.training.steps.schedule import LearningRate
+from torchmdnet2.training.steps.state import load_state
 
 from .test_resume import weights_hash
 
@@ -125,7 +125,7 @@ def test_stacked_matrices_are_as_alone(fill):
 
 
 def test_groups(raw_config):
-    from torchmdnet2.training.parts import untrained
+    from torchmdnet2.training.config.parts import untrained
 
     potential = untrained(parse_config(raw_config).parts())
     names = {id(p): name for name, p in potential.named_parameters()}
@@ -161,7 +161,7 @@ def test_training_with_each_resumes_to_the_same_bits(raw_config, tmp_path, name,
     run_training(parse_config(whole))
     raw_config["output"]["folder"] = str(tmp_path / "parts")
     config = parse_config(raw_config)
-    from torchmdnet2.training import trainer
+    from torchmdnet2.training.steps import trainer
 
     steps, taken = trainer.Trainer.steps, []
 
@@ -197,9 +197,9 @@ def test_swa_rate_and_shares():
 
 
 def test_average_of_the_last_stage_is_the_plain_mean(raw_config):
-    from torchmdnet2.training.run import make_trainer, own_torch_state
-    from torchmdnet2.training.setup import make_setup
-    from torchmdnet2.training.trainer import Hooks
+    from torchmdnet2.training.run.run import make_trainer, own_torch_state
+    from torchmdnet2.training.run.setup import make_setup
+    from torchmdnet2.training.steps.trainer import Hooks
 
     raw_config["training"].update(max_epochs=3, swa={"start": 2}, precision="float64")
     config = parse_config(raw_config)

@@ -16,11 +16,11 @@ from ase.io import write
 from torchmdnet2 import Potential, System
 from torchmdnet2.kernels.forms_node import Mix
 from torchmdnet2.neighbors import neighbor_list
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.network import PackedNetwork
-from torchmdnet2.training.packed import Capacity, PackedFrames, Part, pairs_of
-from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
-from torchmdnet2.training.trainer import Hooks, TrainingDiverged
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.steps.network import PackedNetwork
+from torchmdnet2.training.steps.packed import Capacity, PackedFrames, Part, pairs_of
+from torchmdnet2.training.steps.trainer import Hooks, TrainingDiverged
 
 from .conftest import make_frames
 
@@ -294,9 +294,9 @@ real = importlib.util.find_spec
 sys.modules["triton"] = sys.modules["numba"] = None
 importlib.util.find_spec = lambda name, *a: None if name in ("triton", "numba") else real(name, *a)
 import torchmdnet2.cli
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import make_setup, make_trainer, own_torch_state
-from torchmdnet2.training.trainer import Hooks
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.steps.trainer import Hooks
 config = parse_config(json.load(open({str(tmp_path / "config.json")!r})))
 with own_torch_state(config):
     trainer = make_trainer(make_setup(config), None)

@@ -10,10 +10,10 @@ import torch
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.potential import Potential
 from torchmdnet2.system import System
-from torchmdnet2.training.batches import Batch
-from torchmdnet2.training.config import LossConfig
-from torchmdnet2.training.loss import penalty_sums, residuals, total_loss
-from torchmdnet2.training.trainer import Properties, predict
+from torchmdnet2.training.config.config import LossConfig
+from torchmdnet2.training.steps.batches import Batch
+from torchmdnet2.training.steps.loss import penalty_sums, residuals, total_loss
+from torchmdnet2.training.steps.trainer import Properties, predict
 
 
 @pytest.fixture

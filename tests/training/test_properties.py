@@ -14,8 +14,8 @@ from torchmdnet2 import checkpoint
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import run_training
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import run_training
 
 from .conftest import make_frames
 
@@ -126,7 +126,7 @@ def test_properties_without_energies(raw_config, file):
 
 
 def test_fitted_scale_and_shift(raw_config, file):
-    from torchmdnet2.training.setup import make_setup
+    from torchmdnet2.training.run.setup import make_setup
 
     raw = config(raw_config, file, {"properties": {"gap": "gap"}}, [{**HEADS[2], "reduce": "mean"}])
     setup = make_setup(parse_config(raw))

@@ -9,8 +9,8 @@ import pytest
 
 from torchmdnet2 import checkpoint
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import run_training
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import run_training
 
 from .conftest import make_frames
 from .test_resume import weights_hash
@@ -99,7 +99,7 @@ def test_a_budget_of_atoms_trains_and_resumes(raw_config, tmp_path):
         if trainer.step_count == 8:
             raise Stopped
 
-    from torchmdnet2.training import run
+    from torchmdnet2.training.run.run import run
 
     original = run.Hooks
     with pytest.MonkeyPatch.context() as patch:

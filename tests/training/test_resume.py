@@ -15,11 +15,11 @@ import pytest
 from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadConfig
-from torchmdnet2.training import trainer as trainer_module
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import run_training
-from torchmdnet2.training.state import load_state, save_state
-from torchmdnet2.training.trainer import Trainer, TrainingDiverged
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.steps import trainer as trainer_module
+from torchmdnet2.training.steps.state import load_state, save_state
+from torchmdnet2.training.steps.trainer import Trainer, TrainingDiverged
 
 
 def weights_hash(path):
@@ -50,7 +50,7 @@ def train_quietly(raw):
 def finish_with_kills(raw, kills, rng):
     """Run to the end in processes that are killed at random moments; returns how many were killed."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torchmdnet2.training.run", "ase.io"])
+    context.set_forkserver_preload(["torchmdnet2.training.run.run", "ase.io"])
     killed = 0
     while True:
         process = context.Process(target=train_quietly, args=(raw,))

@@ -13,10 +13,10 @@ import torch
 from torchmdnet2 import checkpoint
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.system import System
-from torchmdnet2.training.card import model_card
-from torchmdnet2.training.config import load_config, parse_config
-from torchmdnet2.training.run import run_training
-from torchmdnet2.training.trainer import TrainingDiverged
+from torchmdnet2.training.config.config import load_config, parse_config
+from torchmdnet2.training.reporting.card import model_card
+from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.steps.trainer import TrainingDiverged
 
 from .conftest import REFERENCES, make_frames
 
@@ -111,7 +111,7 @@ def test_reference_energies_are_fitted_in_float64(finished):
 
 
 def test_references_are_fitted_to_what_the_other_priors_leave(raw_config):
-    from torchmdnet2.training.setup import make_setup
+    from torchmdnet2.training.run.setup import make_setup
 
     raw_config["priors"] = [{"name": "zbl", "cutoff": 4.0}, {"name": "atomref", "energies": "fit"}]
     setup = make_setup(parse_config(raw_config))
@@ -190,7 +190,7 @@ def test_check_writes_nothing(raw_config, tmp_path, capsys):
 
 def test_check_of_replayed_steps(raw_config, monkeypatch, capsys):
     """What is measured on a GPU, here without one."""
-    from torchmdnet2.training import check
+    from torchmdnet2.training.run.run import check
 
     measure = check._measure
 
@@ -211,7 +211,7 @@ def test_missing_label_stops_the_run_before_training(raw_config, tmp_path):
 
 
 def test_loss_that_is_not_finite_names_the_frames(raw_config, monkeypatch):
-    from torchmdnet2.training import trainer
+    from torchmdnet2.training.steps import trainer
 
     original = trainer.predict
 
@@ -224,7 +224,7 @@ def test_loss_that_is_not_finite_names_the_frames(raw_config, monkeypatch):
                 result.energy = result.energy * factor
         return result
 
-    from torchmdnet2.training.setup import make_setup
+    from torchmdnet2.training.run.setup import make_setup
 
     raw_config["training"]["cuda_graphs"] = False  # the plain loop, which predict belongs to
     config = parse_config(raw_config)
@@ -296,7 +296,7 @@ def test_the_log_says_what_a_cpu_trains_with(raw_config, tmp_path, monkeypatch, 
     if numba:
         pytest.importorskip("numba")
     else:
-        monkeypatch.setattr("torchmdnet2.training.loop.find_spec", lambda name: None)
+        monkeypatch.setattr("torchmdnet2.training.steps.loop.find_spec", lambda name: None)
     raw_config["training"].update(device="cpu", max_epochs=1)
     raw_config["output"].update(report=False)
     folder = run_training(parse_config(raw_config)).parent

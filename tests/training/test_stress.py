@@ -13,8 +13,8 @@ from ase.io import read, write
 
 from torchmdnet2 import checkpoint
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.training.config import parse_config
-from torchmdnet2.training.run import run_training
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.run import run_training
 
 
 @pytest.fixture

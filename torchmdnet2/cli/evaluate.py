@@ -40,12 +40,12 @@ def _evaluate(options: argparse.Namespace) -> None:
     from ..data import open_dataset
     from ..errors import BadConfig
     from ..potential import Result
-    from ..training.batches import Batch, Frames
-    from ..training.evaluation import evaluate
-    from ..training.labels import label_keys, label_units
-    from ..training.parts import predicted_shapes
-    from ..training.predictions import PredictionFile, predicted_frames
-    from ..training.trainer import Properties
+    from ..training.config.labels import label_keys, label_units
+    from ..training.config.parts import predicted_shapes
+    from ..training.reporting.evaluation import evaluate
+    from ..training.reporting.predictions import PredictionFile, predicted_frames
+    from ..training.steps.batches import Batch, Frames
+    from ..training.steps.trainer import Properties
 
     if options.batch_size < 1:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
@@ -106,7 +106,7 @@ def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]
 def _print_errors(errors: dict[str, Any], title: str) -> None:
     from rich.table import Table
 
-    from ..training.metrics import shown
+    from ..training.steps.metrics import shown
 
     table = Table(title=title, title_justify="left")
     for name in ("property", "MAE", "RMSE", "unit", "labels"):

@@ -30,7 +30,7 @@ def add(command: Command) -> None:
 def _card(options: argparse.Namespace) -> None:
     from ..checkpoint import read_header
     from ..errors import BadCheckpoint
-    from ..training.card import model_card
+    from ..training.reporting.card import model_card
 
     header = read_header(options.model)
     try:
@@ -63,8 +63,8 @@ def _info(options: argparse.Namespace) -> None:
 def _config(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
     from ..registry import REPRESENTATIONS, did_you_mean
-    from ..training.config import load_config
-    from ..training.defaults import config_yaml, default_config_yaml
+    from ..training.config.config import load_config
+    from ..training.config.defaults import config_yaml, default_config_yaml
 
     if options.from_torchmd_net:
         from ..importers.training_yaml import convert_yaml

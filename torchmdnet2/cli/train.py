@@ -24,16 +24,16 @@ def add(command: Command) -> None:
 
 def _train(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
-    from ..training.config import load_config
+    from ..training.config.config import load_config
 
     config = load_config(options.config, options.set)
     if options.bootstrap and options.members is None:
         raise BadConfig("--bootstrap is for ensembles: give --members too")
     if options.members is None:
-        from ..training.run import run_training
+        from ..training.run.run import run_training
 
         run_training(config, resume=options.resume, check=options.check)
     else:
-        from ..training.members import run_members
+        from ..training.run.members import run_members
 
         run_members(config, options.members, options.bootstrap, options.resume, options.check)

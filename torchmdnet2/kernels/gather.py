@@ -1,6 +1,6 @@
 """A batch of packed frames gathered by one kernel: a training step of few atoms takes as long as it has launches.
 
-What is written is specified by `PackedFrames.reference_batch` (training/packed.py), to the bit.
+What is written is specified by `PackedFrames.reference_batch` (training/steps/packed.py), to the bit.
 
 Shapes: B slots for frames, N atoms and P pairs that there is room for, K elements, M = N + K atoms. A slot's number in
 `chosen` is that of its frame; −1, or one beyond the last, is a frame without rows. Slot B has the room that is not

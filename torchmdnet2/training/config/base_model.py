@@ -1,0 +1,47 @@
+"""The file that a fine-tuning starts from, and what the configuration leaves to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint import load
+from ...errors import BadConfig
+from ...potential import Potential
+
+__all__ = ["complete", "open_base"]
+
+
+def open_base(file: str, energy_unit: str = "eV") -> Potential:
+    """The potential of a .tmn file or of a TorchMD-Net checkpoint.
+
+    Raises:
+        BadConfig: there is no such file.
+        BadCheckpoint: it cannot be read.
+    """
+    if not Path(file).is_file():
+        raise BadConfig(f"init.file: there is no model file {file}")
+    if Path(file).suffix == ".ckpt":
+        from ...importers.torchmd_net import import_checkpoint
+
+        return import_checkpoint(file, energy_unit)
+    return load(file)
+
+
+def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration as plain data, with the sections, and arguments of the model, that it leaves to `init`'s file."""
+    init = raw.get("init")
+    if not isinstance(init, Mapping) or not isinstance(init.get("file"), str):
+        return dict(raw)
+    config = open_base(init["file"], str(init.get("energy_unit", "eV"))).config
+    filled = dict(raw)
+    own = filled.get("model", {})
+    if isinstance(own, Mapping) and own.get("name", config["model"]["name"]) == config["model"]["name"]:
+        filled["model"] = {**config["model"], **own}
+    filled.setdefault("head", config.get("head", {"name": "scalar"}))
+    filled.setdefault("properties", config.get("properties") or [])
+    filled.setdefault("atom_filter", config.get("atom_filter", -1))
+    priors = [{**p, "energies": "fit"} if p["name"] == "atomref" else p for p in config.get("priors") or []]
+    filled.setdefault("priors", priors)
+    return filled

@@ -1,0 +1,299 @@
+"""The configuration of a training run: these classes are the whole YAML.
+
+`load_config` reads and checks a file before any data is touched; every finding is a BadConfig that names the
+key's dotted path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+
+from ...errors import BadConfig
+from ...models.base import PropertyHead
+from ...registry import HEADS, REPRESENTATIONS
+from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
+from .base_model import complete
+from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
+from .labels import check_labels
+from .loss_config import LossConfig, Moment, epoch_of
+from .parts import PriorConfig, PropertyConfig, predicted_shapes, untrained
+from .schema import Section, first_error, homes, section_of, validate_choice
+from .yaml_reader import apply_override, parse_yaml
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "KeysConfig",
+    "LossConfig",
+    "OutputConfig",
+    "SplitConfig",
+    "TrainingConfig",
+    "UnitsConfig",
+    "load_config",
+    "parse_config",
+]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def _check_device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", value) is None:
+        raise ValueError("should be auto, cpu, cuda or cuda:N")
+    return value
+
+
+class SwaConfig(Section):
+    """Stochastic weight averaging: from `start` on, a constant rate and the plain mean of the weights of all steps."""
+
+    start: Moment = Field(default=0.75, description="epoch, or fraction of max_epochs")
+    lr: Positive | None = Field(default=None, description="learning rate of this stage; null: as scheduled")
+
+    def first_epoch(self, max_epochs: int) -> int:
+        """The epoch, counted from 0, that the stage begins with."""
+        return epoch_of(self.start, max_epochs)
+
+
+class TrainingConfig(Section):
+    """How the weights are found."""
+
+    seed: Seed = Field(default=0, description="of the initial weights and the order of batches")
+    device: Annotated[str, AfterValidator(_check_device)] = Field(
+        default="auto", description="auto, cpu, cuda or cuda:N"
+    )
+    num_threads: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="CPU threads; null: as torch has it. 1 is best for small molecules"
+    )
+    precision: Literal["float32", "tf32", "float64"] = Field(
+        default="float32",
+        description="of the network; energies are summed in float64. tf32: float32 whose matrix products are rounded "
+        "to 10 bits, on GPUs",
+    )
+    cuda_graphs: Literal["auto"] | bool = Field(
+        default="auto",
+        description="replay steps from CUDA graphs: auto (where it can be done), true or false. false also means no "
+        "compiled kernels on a CPU",
+    )
+    batch_size: Annotated[int, Field(ge=1)] = Field(default=16, description="frames per step")
+    max_atoms: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="batches of so many atoms at most, instead of batch_size frames"
+    )
+    max_edges: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="batches of so many edges (directed neighbors) at most, instead of batch_size frames"
+    )
+    max_epochs: Annotated[int, Field(ge=1)] = Field(default=300, description="passes over the training frames")
+    lr: Positive = Field(default=1e-3, description="peak learning rate")
+    lr_schedule: Literal["cosine", "plateau", "constant"] = Field(
+        default="cosine", description="cosine, plateau or constant"
+    )
+    lr_min: NotNegative = Field(default=1e-6, description="where cosine ends and plateau stops")
+    lr_patience: Count = Field(default=10, description="plateau: epochs without improvement before a reduction")
+    lr_factor: Fraction = Field(default=0.8, description="plateau: factor of a reduction")
+    warmup_steps: Count = Field(default=100, description="steps of linear warm-up")
+    weight_decay: NotNegative = Field(default=0.0, description="on weight matrices only")
+    gradient_clipping: Positive | None = Field(
+        default=10.0, description="largest norm of the gradient; null: no clipping"
+    )
+    ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.99, description="weight average that is evaluated and saved; 0: none"
+    )
+    early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="epochs without improvement; null: never"
+    )
+    energy_scale: Literal["auto"] | Positive = Field(
+        default="auto", description="eV per unit of the network; auto: rms of the forces"
+    )
+    optimizer: dict[str, Any] = Field(
+        default_factory=lambda: {"name": DEFAULT_OPTIMIZER},
+        validate_default=True,
+        description="muon, adamw or schedule_free, and its arguments",
+    )
+    layer_lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="factor of the learning rate per level below the read-out; for fine-tuning"
+    )
+    swa: SwaConfig | None = Field(default=None, description="a last stage of equal-weighted average: {start, lr}")
+    loss: LossConfig = Field(default_factory=LossConfig)
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def check_optimizer(cls, value: Any) -> dict[str, Any]:
+        return validate_choice(value, OPTIMIZERS, DEFAULT_OPTIMIZER, leave_out=("params",))
+
+    @model_validator(mode="after")
+    def check_averaging(self) -> TrainingConfig:
+        if self.optimizer["name"] == "schedule_free" and (self.lr_schedule != "constant" or self.swa):
+            raise ValueError(
+                "optimizer: schedule_free averages by itself; set lr_schedule to constant, and swa to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def check_rates(self) -> TrainingConfig:
+        if self.lr_min > self.lr:
+            raise ValueError(f"lr_min ({self.lr_min}) must not be above lr ({self.lr})")
+        return self
+
+
+class InitConfig(Section):
+    """Fine-tuning: weights to start from, and what of them is kept."""
+
+    file: str = Field(description="a .tmn model file, or a .ckpt of TorchMD-Net")
+    freeze: list[str] = Field(
+        default=[], description="parameters that stay: beginnings of names, as [representation.tensor_embedding]"
+    )
+    energy_unit: str = Field(default="eV", description="of a .ckpt, which does not say it")
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    project: str = Field(default="torchmdnet2", description="where the run is listed")
+    name: str | None = Field(default=None, description="of the run; null: that of the folder")
+    mode: Literal["online", "offline"] = Field(default="online", description="offline: upload later with `wandb sync`")
+
+
+class OutputConfig(Section):
+    """What is written, and where."""
+
+    folder: str = Field(default="runs/model", min_length=1, description="made when it does not exist")
+    overwrite: bool = Field(default=False, description="replace a finished run in this folder")
+    save_every_steps: Annotated[int, Field(ge=1)] = Field(
+        default=500, description="steps between saved states, besides every epoch"
+    )
+    save_every_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="time between saved states at least; what a killed run has to repeat"
+    )
+    keep_every: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="epochs between models that are kept besides the best, as epoch_0010.tmn"
+    )
+    report: bool = Field(default=True, description="report.html, plots and model card at the end")
+    outliers: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=10, description="frames with the largest errors that the report shows and outliers.xyz holds"
+    )
+    tensorboard: bool = Field(default=False, description="metrics for TensorBoard too (needs the extra 'tensorboard')")
+    wandb: WandbConfig | None = Field(
+        default=None, description="metrics for Weights & Biases too: {project, name, mode} (needs the extra 'wandb')"
+    )
+    licence: str = Field(default="not stated", description="of the model, for the model card")
+
+
+class Config(Section):
+    """A whole training run."""
+
+    data: DataConfig
+    model: dict[str, Any] = Field(default_factory=lambda: {"name": "tensornet"}, validate_default=True)
+    head: dict[str, Any] | None = Field(default_factory=lambda: {"name": "scalar"}, validate_default=True)
+    properties: list[PropertyConfig] = Field(
+        default=[], description="heads of what is not the energy, as [{name: dipole}]"
+    )
+    priors: list[PriorConfig] = Field(
+        default_factory=lambda: [{"name": "atomref", "energies": "fit"}], validate_default=True
+    )
+    atom_filter: Annotated[int, Field(ge=-1)] = Field(
+        default=-1, description="atoms up to this atomic number have no energy of their own; -1: all have"
+    )
+    init: InitConfig | None = Field(
+        default=None, description="fine-tuning: {file, freeze, energy_unit}; model, head and priors from the file"
+    )
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    output: OutputConfig = Field(default_factory=OutputConfig)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def check_model(cls, value: Any) -> dict[str, Any]:
+        return validate_choice(value, REPRESENTATIONS, "tensornet")
+
+    @field_validator("head", mode="before")
+    @classmethod
+    def check_head(cls, value: Any) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        checked = validate_choice(value, HEADS, "scalar", leave_out=("hidden_channels",))
+        if issubclass(HEADS[checked["name"]], PropertyHead):
+            raise ValueError(f"'{checked['name']}' does not predict energies: it belongs to `properties`")
+        return checked
+
+    @model_validator(mode="after")
+    def check_building(self) -> Config:
+        """Build the potential once: the classes themselves check what types and ranges cannot."""
+        kept = [p for p in self.priors if p.get("energies") == "keep"]
+        if kept and self.init is None:
+            raise ValueError("priors: atomref.energies: keep is for fine-tuning; take 'fit' or a table of element: eV")
+        try:
+            potential = untrained(self.parts())
+            shapes = predicted_shapes(potential) if self._further_labels() else {}
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"model, head, properties or priors: {error}") from error
+        check_labels(self, shapes)
+        return self
+
+    def _further_labels(self) -> bool:
+        keys = self.data.keys
+        return bool(self.properties or keys.properties or keys.dipole or keys.charges)
+
+    def parts(self) -> dict[str, Any]:
+        """The sections that a potential is made of, as plain data."""
+        names = ("model", "head", "properties", "priors", "atom_filter")
+        return {name: getattr(self, name) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, defaults filled in; `Config.model_validate` reads it back."""
+        return self.model_dump()
+
+
+def parse_config(raw: Any, source: str = "configuration") -> Config:
+    """Check plain data against the schema.
+
+    Args:
+        raw: what the YAML says.
+        source: named in errors.
+
+    Raises:
+        BadConfig: every finding, each with its dotted path.
+    """
+    if not isinstance(raw, Mapping):
+        raise BadConfig(f"{source}: should be sections (data, model, training, …), got {type(raw).__name__}")
+    try:
+        return Config.model_validate(complete(raw))
+    except ValidationError as error:
+        raise first_error(error, source, _homes()) from None
+
+
+def _homes() -> dict[str, list[str]]:
+    """Key -> sections that have it, those of `model` with the arguments of every model."""
+    found = homes(Config)
+    for key in dict.fromkeys(key for name in REPRESENTATIONS for key in section_of(REPRESENTATIONS[name]).model_fields):
+        found.setdefault(key, []).append("model")
+    return found
+
+
+def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Config:
+    """Read and check a configuration file.
+
+    Args:
+        path: YAML.
+        overrides: "dotted.key=value" each, the value being YAML; a number addresses an entry of a list.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadConfig: not YAML, an unknown key, a wrong type, a value out of range.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such configuration file")
+    try:
+        raw = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path}: not a text file: {error}") from error
+    raw = {} if raw is None else raw
+    for override in overrides:
+        apply_override(raw, override)
+    return parse_config(raw, str(path))

@@ -1,0 +1,102 @@
+"""Structures with what a potential predicts for them, as ase.Atoms, and as extended XYZ."""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ...data import LABELS
+from ...files import umask
+from ...potential import Result
+from ..config.labels import property_of
+from ..steps.batches import Batch
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["PredictionFile", "predicted_frames"]
+
+
+def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Atoms]:
+    """Each structure of a batch, predictions in its calculator, labels in `info` and `arrays` as "reference_…".
+
+    Args:
+        batch: B structures with the labels that there are.
+        result: the predictions for them.
+        names: [B] kept in `info` as "frame".
+    """
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    system = batch.sample.system.to("cpu")
+    labels = {name: value.double().cpu() for name, value in batch.sample.labels.items()}
+    per_atom = {"forces": result.forces, "charges": result.charges}
+    frames = []
+    for k, atoms in enumerate(system.to_ase()):
+        rows = (system.batch == k).cpu()
+        values: dict[str, Any] = {"energy": float(result.energy[k])}
+        for name, value in per_atom.items():
+            if value is not None:
+                values[name] = value.detach().double().cpu()[rows].numpy()
+        if result.stress is not None and float(system.volume[k]) > 0:
+            values["stress"] = result.stress[k].detach().double().cpu().numpy()[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+        for name, value in result.properties.items():
+            if name in values:  # charges, of their head
+                continue
+            value = value.detach().double().cpu()
+            if len(value) == len(system.z) and len(value) != system.num_systems:
+                atoms.arrays[name] = value[rows].numpy()
+            elif name == "dipole":
+                values["dipole"] = value[k].numpy()
+            else:
+                atoms.info[name] = value[k].numpy() if value.ndim > 1 else float(value[k])
+        atoms.info["frame"] = names[k]
+        for name, value in labels.items():
+            key = f"reference_{property_of(name)}"
+            if LABELS[name].per_atom:
+                atoms.arrays[key] = value[rows].numpy()
+            elif not bool(value[k].isnan().all()):
+                atoms.info[key] = value[k].numpy() if value.ndim > 1 else float(value[k])
+        atoms.calc = SinglePointCalculator(atoms, **values)
+        frames.append(atoms)
+    return frames
+
+
+class PredictionFile:
+    """An extended XYZ file that gets its name when the block ends, and vanishes when it raises.
+
+    Args:
+        path: what it is called then.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        handle, self._aside = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+        self._file = os.fdopen(handle, "w", encoding="utf-8")
+
+    def add(self, frames: list[Atoms]) -> None:
+        """Append structures of `predicted_frames`."""
+        from ase.io import write
+
+        text = io.StringIO()
+        write(text, frames, format="extxyz")
+        self._file.write(text.getvalue())
+
+    def __enter__(self) -> PredictionFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if kind is None:
+            os.chmod(self._aside, 0o666 & ~umask())
+            os.replace(self._aside, self.path)
+        else:
+            os.unlink(self._aside)

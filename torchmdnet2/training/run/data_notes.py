@@ -1,0 +1,136 @@
+"""What a person would want to know of the data before hours of training: leaks, repetitions, labels that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from ...data import CachedDataset, HDF5Dataset
+from ...data.consistency import agreement, stress_agreement
+from ...data.edges import EdgeMemory
+from ...potential import Potential
+from ..config.loss_config import epoch_of
+from ..steps.batches import Frames
+
+if TYPE_CHECKING:
+    from .setup import Setup
+
+__all__ = ["closest_pair", "data_notes"]
+
+
+def data_notes(setup: Setup, total_steps: int) -> list[str]:
+    """Everything about a run that is allowed and looks like a mistake, in words.
+
+    Args:
+        setup: of the run.
+        total_steps: of the training.
+    """
+    return [*_repetitions(setup), *_disagreement(setup), *_ignored(setup), *_settings(setup, total_steps)]
+
+
+def _repetitions(setup: Setup) -> Iterator[str]:
+    """Structures that are in two subsets, or in the training set twice."""
+    drawn = setup.frames["train"]
+    _, first = np.unique(drawn.indices, return_index=True)  # a bootstrap draws some of them repeatedly
+    train = setup.statistics["train"].keys[np.sort(first)]
+    again = len(train) - len(np.unique(train))
+    if again:
+        yield f"{again} of {len(train)} training frames repeat the structure of another one"
+    seen = {"training": train}
+    for name in ("validation", "test"):
+        if name not in setup.frames:
+            continue
+        keys = setup.statistics[name].keys
+        for other, known in seen.items():
+            found = np.flatnonzero(np.isin(keys, known))
+            if len(found):
+                where = setup.frames[name].name(int(found[0]))
+                yield (
+                    f"{len(found)} of {len(keys)} {name} frames have the same structure as {other} frames (the first: "
+                    f"{where}): their errors say little about new structures"
+                )
+        seen[name] = keys
+
+
+def _disagreement(setup: Setup) -> Iterator[str]:
+    """Forces that are not the negative gradients of the energies."""
+    frames, known = setup.frames["train"], setup.statistics["train"]
+    for label, compare in (("forces", agreement), ("stress", stress_agreement)):
+        found = compare(frames.data, frames.indices, known) if label in known.labelled else None
+        if found is not None and found.fault is not None:
+            yield f"comparing similar training frames, {found.fault} See data.keys and data.units"
+
+
+def _ignored(setup: Setup) -> Iterator[str]:
+    """Total charges or spins that differ, and that the model does not look at."""
+    found = setup.statistics["train"]
+    for name, values in (("charge", found.charges), ("spin", found.spins)):
+        if len(values) > 1 and not _depends_on(setup.potential, setup.frames["train"], name):
+            listed = ", ".join(map(str, values[:6])) + (", …" if len(values) > 6 else "")
+            what = "total charges" if name == "charge" else "spin multiplicities"
+            yield f"training frames have the {what} {listed}, which {setup.config.model['name']} does not look at"
+
+
+def _depends_on(potential: Potential, frames: Frames, name: str) -> bool:
+    batch = frames.batch([0]).to(potential.device)
+    system = batch.sample.system
+
+    def outcome(value: int) -> list[torch.Tensor]:
+        changed = system.replace(**{name: torch.full_like(getattr(system, name), value)})
+        result = potential(changed, forces=False, neighbors=batch.neighbors, create_graph=False)
+        return [result.energy, *([] if result.charges is None else [result.charges]), *result.properties.values()]
+
+    return any(not torch.equal(a, b) for a, b in zip(outcome(1), outcome(2), strict=True))
+
+
+def _settings(setup: Setup, total_steps: int) -> Iterator[str]:
+    training = setup.config.training
+    if training.warmup_steps >= total_steps:
+        yield (
+            f"training.warmup_steps is {training.warmup_steps}, and there are {total_steps} steps in all: the learning "
+            "rate never gets to training.lr"
+        )
+    for key, stage in (("swa", training.swa), ("loss.schedule", training.loss.schedule)):
+        if stage is not None and epoch_of(stage.start, training.max_epochs) >= training.max_epochs:
+            yield (
+                f"training.{key}.start is {stage.start}, and there are {training.max_epochs} epochs, counted from 0: "
+                "it never begins"
+            )
+    frames = setup.frames["train"]
+    if training.max_atoms is None and training.max_edges is None and training.batch_size > len(frames):
+        size = training.batch_size
+        yield f"training.batch_size is {size}, and there are {len(frames)} training frames: 1 step per epoch"
+    slow = isinstance(frames.data, HDF5Dataset) or (isinstance(frames.data, CachedDataset) and _searches(frames))
+    if setup.config.data.num_workers and not slow:
+        yield (
+            "data.num_workers: these frames are mapped or kept in memory, where reading takes no longer than getting "
+            "them from another process; 0 is as fast"
+        )
+
+
+def _searches(frames: Frames) -> bool:
+    return isinstance(frames.lists, EdgeMemory)
+
+
+def closest_pair(frames: Frames, most: int = 2000) -> tuple[float, str]:
+    """The smallest distance between two atoms, Å, and the frame that it is in.
+
+    Args:
+        frames: up to `most` of them, evenly spread, are looked at.
+
+    Returns:
+        (inf, "") where no two atoms are within the cutoff.
+    """
+    chosen = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), most)).astype(int))
+    least, where = float("inf"), ""
+    for part in np.array_split(chosen, -(-len(chosen) // 64)):
+        batch = frames.batch(part)
+        distances = batch.neighbors.distances(batch.sample.system)
+        if len(distances) and float(distances.min()) < least:
+            edge = int(distances.argmin())
+            owner = int(batch.sample.system.batch[batch.neighbors.edge_index[0, edge]])
+            least, where = float(distances[edge]), frames.name(int(part[owner]))
+    return least, where

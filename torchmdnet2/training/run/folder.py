@@ -1,0 +1,146 @@
+"""The folder of a run: what may be written there, and by one process at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ...errors import BadConfig
+from ..config.config import Config
+from ..steps.state import load_state
+from .identity import check_identity
+
+__all__ = ["BEST", "DONE", "HEADER", "STATE", "clear", "occupied", "prepare"]
+
+STATE, BEST, DONE = "state.safetensors", "best.tmn", "metrics.json"
+HEADER = "# The configuration of this run, with all defaults.\n"
+"""How config.yaml of a run begins: one that begins otherwise is somebody's own."""
+
+_REPLACED = (STATE, BEST, DONE, "config.yaml", "splits.json", "log.txt", "metrics.csv", "metrics.jsonl")
+_PATIENCE = 10.0
+"""Seconds: reading processes of a training that was killed hold its folder for a moment."""
+
+
+def prepare(folder: Path, config: Config, resume: str | None) -> bool:
+    """Whether a run in the folder is to be continued; changes nothing.
+
+    Raises:
+        BadConfig: a training must not, or cannot, write there.
+    """
+    state, done = folder / STATE, folder / DONE
+    if resume is not None and state.is_file() and not (config.output.overwrite and done.is_file()):
+        if done.is_file():
+            check_identity({"config": config.to_dict()}, {"config": load_state(state)[1]["identity"]["config"]}, folder)
+        return True
+    if resume == "must":
+        raise BadConfig(f"output.folder: {folder} holds no run to resume")
+    if (folder / "ensemble.json").is_file():
+        raise BadConfig(
+            f"output.folder: {folder} holds an ensemble; continue it with --members, or choose another folder"
+        )
+    if done.is_file() and not config.output.overwrite:
+        raise BadConfig(
+            f"output.folder: {folder} holds a finished run; choose another folder, or set output.overwrite=true"
+        )
+    if state.is_file() and not config.output.overwrite:
+        raise BadConfig(
+            f"output.folder: {folder} holds an unfinished run; continue it with --resume auto, choose another folder, "
+            "or set output.overwrite=true"
+        )
+    foreign = [name for name in _REPLACED if (folder / name).exists()]
+    if foreign and not _of_a_run(folder) and not config.output.overwrite:
+        raise BadConfig(
+            f"output.folder: {folder} holds {foreign[0]}, which no training left there and which this one would "
+            "replace; choose another folder, or set output.overwrite=true"
+        )
+    for key, file in _models(config):
+        path = Path(file).resolve()
+        if path.parent == folder.resolve() and (path.name == BEST or path.match("epoch_*.tmn")):
+            raise BadConfig(
+                f"{key}: {file} is in output.folder, where this training replaces it; choose another folder"
+            )
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        problem = "cannot be written to" if above.is_dir() else "is a file"
+        raise BadConfig(f"output.folder: {above} {problem}; choose another folder")
+    return False
+
+
+def clear(folder: Path) -> None:
+    """Remove what an earlier run left; the state first, so that nobody continues what is half gone."""
+    for name in (*_REPLACED, *(path.name for path in folder.glob("epoch_*.tmn"))):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _of_a_run(folder: Path) -> bool:
+    """Whether a training wrote what is in the folder."""
+    if (folder / STATE).is_file() or (folder / DONE).is_file():
+        return True
+    with suppress(OSError, UnicodeDecodeError):
+        return (folder / "config.yaml").read_text(encoding="utf-8").startswith(HEADER)
+    return False
+
+
+def _models(config: Config) -> Iterator[tuple[str, str]]:
+    """Model files that the training starts from: key, path."""
+    if config.init is not None:
+        yield "init.file", config.init.file
+    for k, prior in enumerate(config.priors):
+        if "file" in prior:
+            yield f"priors.{k}.file", prior["file"]
+
+
+@contextmanager
+def occupied(folder: Path) -> Iterator[None]:
+    """Within the block, no other process trains in this folder, which is made; whatever ends the process frees it.
+
+    Raises:
+        BadConfig: another process does, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadConfig(f"output.folder: {folder} cannot be made: {error.strerror}") from error
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(handle, folder)
+        _sweep(folder)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # also for reading processes, which have it from this one
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path) -> None:
+    import fcntl
+
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise BadConfig(
+                    f"output.folder: another process trains in {folder}; wait for it, or choose another folder"
+                ) from None
+        except OSError:  # a file system without locks
+            return None
+        time.sleep(0.1)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove files that a process was killed at writing; `atomic_write` gives them such names."""
+    for path in folder.glob(".*"):
+        if re.fullmatch(r"\.(\w+\.(safetensors|tmn|json|jsonl|csv|yaml|md|html|png|xyz))\.[a-z0-9_]{8}", path.name):
+            with suppress(OSError):
+                path.unlink()

@@ -1,0 +1,182 @@
+"""Fine-tuning: a potential that starts from the weights of another one.
+
+Model, head, properties and priors are taken from the file where the configuration does not give them. Elements that
+the file's model does not know get the mean embedding of those that it knows. Reference energies are refitted to what
+the loaded potential leaves of the labels, changing them as little as possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from ...errors import BadConfig
+from ...potential import SYMBOLS, Potential
+from ...priors import Atomref
+from ...registry import did_you_mean
+from ..config.parts import load_baselines, with_baseline
+from ..steps.batches import Frames, Loader, in_order
+from .references import least_norm, require_references
+
+__all__ = ["fine_tuned", "freeze", "refit_references"]
+
+
+def fine_tuned(base: Potential, parts: Mapping[str, Any], elements: list[int]) -> tuple[Potential, list[str]]:
+    """A potential with the weights of another one.
+
+    Args:
+        base: where the weights come from.
+        parts: "model", "head", "properties", "priors" as in the configuration; atomref's energies may be "fit" or
+            "keep", which both start from the base's.
+        elements: of the new data.
+
+    Returns:
+        The potential, and what was loaded and what is new, in words.
+
+    Raises:
+        BadConfig: the model is another one than the base's.
+    """
+    _same_model(base.config["model"], parts["model"])
+    references = _references(base)
+    config = {
+        **base.config,
+        **parts,
+        "priors": [with_baseline(_with_references(p, references, elements)) for p in parts["priors"]],
+        "elements": sorted({*base.elements, *elements}),
+    }
+    potential = Potential.from_config(config).to(base.dtype)
+    load_baselines(potential, parts["priors"])
+    new = sorted(set(elements) - set(base.elements))
+    report = _copy_weights(base, potential, new)
+    if new:
+        report.append(f"new elements: {_symbols(new)}; their embeddings start as the mean of the known ones")
+    return potential, report
+
+
+def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Raise BadConfig where an argument that the weights depend on differs."""
+    for name in ours:
+        if name != "max_z" and name in theirs and theirs[name] != ours[name]:
+            raise BadConfig(
+                f"model.{name}: is {ours[name]!r} here and {theirs[name]!r} in the file of `init`; leave `model` out, "
+                "to take it from there"
+            )
+
+
+def _references(potential: Potential) -> dict[int, float]:
+    """Element -> eV of the atomref prior, changes made by training included."""
+    for prior in potential.priors:
+        if isinstance(prior, Atomref):
+            table = prior.initial if prior.change is None else prior.initial + prior.change.double()
+            return {z: float(table[z]) for z in potential.elements}
+    return {}
+
+
+def _with_references(prior: dict[str, Any], known: dict[int, float], elements: list[int]) -> dict[str, Any]:
+    if prior["name"] != "atomref" or not isinstance(prior["energies"], str):
+        return prior
+    if prior["energies"] == "keep":
+        require_references(known, elements)
+    return {**prior, "energies": {str(z): known.get(z, 0.0) for z in sorted({*known, *elements})}}
+
+
+def _copy_weights(base: Potential, potential: Potential, new: list[int]) -> list[str]:
+    """Copy what both have; tables by element may have grown."""
+    old, own = base.state_dict(), potential.state_dict()
+    tables = {name for name, m in potential.named_modules() if isinstance(m, nn.Embedding)}
+    loaded, fresh = [], []
+    for name, value in own.items():
+        if name.startswith("priors.") and ".potential." not in name:  # all but baselines have nothing to load
+            continue
+        given = old.get(name)
+        if name.rpartition(".")[0] in tables and given is not None and given.shape[1:] == value.shape[1:]:
+            rows = min(len(given), len(value))
+            value[:rows] = given[:rows]
+            if new:
+                value[new] = given[base.elements].mean(0)
+            loaded.append(name)
+        elif given is not None and given.shape == value.shape:
+            value.copy_(given)
+            loaded.append(name)
+        else:
+            fresh.append(name)
+    left = [name for name in old if name not in own and not name.startswith("priors.")]
+    if not any(name.startswith("representation.") for name in loaded):
+        raise BadConfig("init.file: none of its weights fits this model")
+    report = [f"{len(loaded)} of {len(loaded) + len(fresh)} tensors loaded"]
+    if fresh:
+        report.append(f"new, with random weights: {_listed(fresh)}")
+    if left:
+        report.append(f"in the file and not in this model: {_listed(left)}")
+    return report
+
+
+def refit_references(potential: Potential, frames: Frames, facts: dict[str, Any], batch_size: int) -> str:
+    """Change the atomref energies so that the potential's energies fit the labels, by least squares of least norm.
+
+    Args:
+        potential: with the loaded weights; its reference energies are changed.
+        frames: those of training.
+        facts: of `survey`.
+        batch_size: frames at a time.
+
+    Returns:
+        What was changed, in words.
+    """
+    atomref = next((p for p in potential.priors if isinstance(p, Atomref)), None)
+    if atomref is None or not facts["energy_positions"]:
+        return "reference energies: none to fit"
+    rest: list[float] = []
+    chosen = facts["energy_positions"]
+    for part in in_order(len(chosen), batch_size):
+        for batch in Loader(frames)([[chosen[k] for k in part]]):
+            batch = batch.to(potential.device)
+            result = potential(batch.sample.system, forces=False, neighbors=batch.neighbors, create_graph=False)
+            rest += (batch.sample.labels["energy"] - result.energy).tolist()
+    counted = [z for z in facts["elements"] if z > potential.atom_filter]
+    change = least_norm(facts["compositions"], rest, counted)
+    table = atomref.initial
+    for z, energy in change.items():
+        table[z] += energy
+    for prior in potential.config["priors"]:
+        if prior["name"] == "atomref":
+            prior["energies"] = {str(z): float(table[z]) for z in potential.elements}
+    texts = ", ".join(f"{SYMBOLS[z]} {energy:+.3f} eV" for z, energy in change.items())
+    return f"reference energies changed by least squares: {texts}"
+
+
+def freeze(potential: Potential, names: list[str]) -> int:
+    """Take parameters out of training.
+
+    Args:
+        potential: changed.
+        names: beginnings of parameter names, at a dot: "representation.layers.0".
+
+    Returns:
+        How many numbers are frozen.
+
+    Raises:
+        BadConfig: a name fits none, or nothing is left to train.
+    """
+    parameters = dict(potential.named_parameters())
+    for name in names:
+        found = [key for key in parameters if f"{key}.".startswith(f"{name}.")]
+        if not found:
+            known = {".".join(key.split(".")[:k]) for key in parameters for k in range(1, key.count(".") + 2)}
+            hint = did_you_mean(name, known) or f" (parts: {', '.join(sorted(k for k in known if k.count('.') < 2))})"
+            raise BadConfig(f"init.freeze: '{name}' is no part of this model{hint}")
+        for key in found:
+            parameters[key].requires_grad_(False)
+    if not any(p.requires_grad for p in parameters.values()):
+        raise BadConfig("init.freeze: every parameter is frozen: there is nothing to train")
+    return sum(p.numel() for p in parameters.values() if not p.requires_grad)
+
+
+def _symbols(numbers: list[int]) -> str:
+    return ", ".join(SYMBOLS[z] for z in numbers)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

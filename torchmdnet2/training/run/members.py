@@ -1,0 +1,160 @@
+"""Training several members of an ensemble: the same data, other random numbers.
+
+Every member is a run of its own in `member_0`, `member_1`, … of the folder, and can be resumed as any run. When all are
+done, `ensemble.json` lists their models for `Ensemble.load`, and `ensemble_metrics.json` says how good their mean is
+on the test frames, and what their spread tells about its errors; report.html shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ...checkpoint import read_header
+from ...ensemble import Ensemble
+from ...ensemble_file import write_ensemble
+from ...errors import BadConfig
+from ...files import atomic_write
+from ..config.config import Config
+from ..config.loss_config import LossConfig
+from ..reporting.log import TrainingLog
+from ..reporting.plots import spread_picture
+from ..reporting.report import ensemble_page
+from ..reporting.spread import Spread
+from ..steps.batches import Loader, measured_batches
+from ..steps.distributed import Devices
+from ..steps.loss import atoms_per_system, residuals
+from ..steps.metrics import ErrorSums, in_words
+from .run import own_torch_state, run_training
+from .setup import Setup, device_of, make_setup
+
+__all__ = ["member_config", "run_members"]
+
+
+def member_config(config: Config, member: int, bootstrap: bool = False) -> Config:
+    """The configuration of member 0, 1, …: another seed and folder, and with `bootstrap` another draw of frames."""
+    seed = config.training.seed + member
+    split = config.data.split.model_copy(update={"bootstrap": seed} if bootstrap else {})
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"split": split}),
+            "training": config.training.model_copy(update={"seed": seed}),
+            "output": config.output.model_copy(update={"folder": str(Path(config.output.folder) / f"member_{member}")}),
+        }
+    )
+
+
+def run_members(
+    config: Config,
+    count: int,
+    bootstrap: bool = False,
+    resume: Literal["auto", "must"] | None = None,
+    check: bool = False,
+    log: TrainingLog | None = None,
+) -> Path | None:
+    """Train an ensemble, one member after the other.
+
+    Args:
+        config: of each member; the seed is that of the first.
+        count: number of members, at least 2.
+        bootstrap: draw each member's training frames at random, with repetition.
+        resume: "auto" continues where an earlier call was interrupted; "must": each member, or fail.
+        check: only try the first member.
+        log: where to report; default: standard output, and log.txt of each member.
+
+    Returns:
+        Path of ensemble.json; None for `check`.
+
+    Raises:
+        BadConfig: fewer than two members; as `run_training`.
+    """
+    if count < 2:
+        raise BadConfig(f"--members: an ensemble has at least two members, got {count}")
+    say = (log or TrainingLog(None)).say
+    if check:
+        run_training(member_config(config, 0, bootstrap), check=True, log=log)
+        say(f"{count} members, one after the other: {count} times as long")
+        return None
+    folder = Path(config.output.folder)
+    paths = []
+    with Devices.joined(device_of(config.training.device)) as devices:  # one group of processes for all members
+        with devices.together():
+            if devices.main and (folder / "state.safetensors").is_file():
+                raise BadConfig(f"output.folder: {folder} holds the run of a single model; choose another folder")
+        for k in range(count):
+            if devices.main:
+                say(f"member {k + 1} of {count}")
+            member = member_config(config, k, bootstrap)
+            started = (Path(member.output.folder) / "state.safetensors").is_file()
+            paths.append(run_training(member, resume=resume if started or resume == "must" else None, log=log))
+        if not devices.main:
+            return folder / "ensemble.json"
+    return _together(config, [path for path in paths if path is not None], say)
+
+
+def _together(config: Config, models: list[Path], say: Callable[[str], None]) -> Path:
+    """Write what the members are together: ensemble.json, ensemble_metrics.json, report.html."""
+    folder = Path(config.output.folder)
+    listed = write_ensemble(models, folder / "ensemble.json")
+    with own_torch_state(config):
+        metrics, spread = ensemble_metrics(make_setup(config), models)
+    atomic_write(folder / "ensemble_metrics.json", json.dumps(metrics, indent=1))
+    if config.output.report:
+        alone = {model.parent.name: read_header(model)["metadata"]["errors"][metrics["subset"]] for model in models}
+        units = {name: value["unit"] for name, value in metrics["spread"].items()}
+        images = [
+            spread_picture(error.numpy(), deviation.numpy(), name, units[name])
+            for name, (error, deviation) in spread.pairs().items()
+            if name in units
+        ]
+        atomic_write(folder / "report.html", ensemble_page(folder.name, metrics, alone, images))
+    say(f"mean of {len(models)} members, {metrics['subset']}: {in_words(metrics['errors'])}")
+    for name, value in metrics["spread"].items():
+        say(
+            f"{name.replace('_', ' ')}: spread {1e3 * value['rms_spread']:.3f} for errors of "
+            f"{1e3 * value['rmse']:.3f} m{value['unit']} (rms); correlation of the two {value['correlation']:.2f}"
+        )
+    say(f"ensemble: {listed}")
+    return listed
+
+
+def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], Spread]:
+    """Errors of the mean of some models, and what their spread tells about them.
+
+    Args:
+        setup: of the run, for its frames.
+        models: model files.
+
+    Returns:
+        {"subset": "test", "errors": as `ErrorSums.summary`, "spread": {"energy_per_atom", "forces": {"rms_spread",
+        "rmse", "correlation", "unit"}}, "members": their files}, and errors and deviations themselves.
+    """
+    subset = next(name for name in ("test", "validation", "train") if name in setup.frames)
+    frames, config = setup.frames[subset], setup.config
+    device = device_of(config.training.device)
+    ensemble = Ensemble.load(models, device=device, dtype=torch.float64)
+    sums = ErrorSums(LossConfig(), device, config.data.units.model_dump())
+    spread = Spread()
+    wanted = setup.properties
+    for batch in Loader(frames)(measured_batches(frames, config.training)):
+        batch = batch.to(device)
+        system, labels = batch.sample.system, batch.sample.labels
+        result = ensemble(system, forces=wanted.forces, stress=False)
+        found = residuals(result, labels)
+        sums.add(found, system)
+        atoms = atoms_per_system(system).clamp(min=1)
+        if "energy" in found:
+            assert result.energy_std is not None
+            here = found["energy"].present
+            spread.add("energy_per_atom", (found["energy"].error / atoms)[here], (result.energy_std / atoms)[here])
+        if "forces" in found:
+            assert result.forces_std is not None
+            here = found["forces"].present[:, 0]
+            error = found["forces"].error[here].norm(dim=1)
+            spread.add("forces", error, result.forces_std[here].norm(dim=1))
+    summary = {"errors": sums.summary(), "spread": spread.summary(), "members": [str(model) for model in models]}
+    return {"subset": subset, **summary}, spread

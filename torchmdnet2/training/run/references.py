@@ -1,0 +1,165 @@
+"""What is fitted before training: reference energies, energy scale, scales and shifts of properties."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...data import LABELS
+from ...errors import BadConfig
+from ...potential import SYMBOLS, Potential
+from ...system import System
+from ..config.config import Config
+from ..config.labels import DIPOLE_NORM, property_of
+from ..config.parts import load_baselines, with_baseline
+from ..steps.batches import Frames, in_order
+
+__all__ = ["energy_scale", "fit_references", "least_norm", "potential_config"]
+
+_AT_ONCE = 256  # frames
+
+
+def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> dict[str, Any]:
+    """The potential's configuration with what is fitted: reference energies, energy scale, property scales.
+
+    Args:
+        config: of the run.
+        frames: those of training.
+        facts: of `survey`; the energies in it are reduced by those of the physical priors.
+    """
+    subtract_priors(config, frames, facts)
+    priors = []
+    references: dict[int, float] = {}
+    for prior in map(with_baseline, config.priors):
+        if prior["name"] == "atomref":
+            if isinstance(prior["energies"], str):  # fit; fine-tuning, which also knows keep, has its own way
+                references = fit_references(facts, config.atom_filter)
+                prior = {**prior, "energies": {str(z): energy for z, energy in references.items()}}
+            else:
+                references = {int(z): energy for z, energy in (prior["energies"] or {}).items()}
+                require_references(references, facts["elements"])
+        priors.append(prior)
+    return {
+        **config.parts(),
+        "properties": [fit_property(head, frames) for head in config.properties],
+        "priors": priors,
+        "energy_scale": energy_scale(config, facts, references),
+        "elements": facts["elements"],
+    }
+
+
+def require_references(references: dict[int, float], elements: list[int]) -> None:
+    """Raise BadConfig unless every element has a reference energy."""
+    missing = [SYMBOLS[z] for z in elements if z not in references]
+    if missing:
+        raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}")
+
+
+def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> None:
+    """Take the energies of the physical priors off `facts["energies"]`: references are fitted to what remains.
+
+    Reference energies and priors that need the network's charges are left out.
+    """
+    others = [prior for prior in config.priors if prior["name"] != "atomref"]
+    made = [with_baseline(prior) for prior in others]
+    with torch.random.fork_rng(devices=[]):
+        potential = Potential.from_config({"model": config.model, "head": None, "priors": made})
+    load_baselines(potential, others)
+    known = [prior for prior in potential.priors if not prior.uses_charges]
+    if not known:
+        return
+    potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
+    positions = facts["energy_positions"]
+    with torch.no_grad():
+        for part in in_order(len(positions), _AT_ONCE):
+            batch = frames.batch([positions[k] for k in part])
+            system = batch.sample.system
+            energies = potential.prior_energies(system, batch.neighbors) * (system.z > config.atom_filter)
+            sums = energies.new_zeros(len(part)).index_add_(0, system.batch, energies)
+            for k, energy in zip(part, sums.tolist(), strict=True):
+                facts["energies"][k] -= energy
+
+
+def fit_references(facts: dict[str, Any], atom_filter: int = -1) -> dict[int, float]:
+    """Energy of each element in eV by least squares over the training frames, of least norm where not unique.
+
+    Elements up to `atom_filter`, which have no energy of their own, get 0.
+    """
+    references = dict.fromkeys(facts["elements"], 0.0)
+    counted = [z for z in facts["elements"] if z > atom_filter]
+    if facts["energies"] and counted:
+        references |= least_norm(facts["compositions"], facts["energies"], counted)
+    return references
+
+
+def least_norm(compositions: list[dict[int, int]], energies: list[float], elements: list[int]) -> dict[int, float]:
+    """Element -> eV by least squares; where compositions do not tell elements apart, the smallest numbers that do."""
+    counts = torch.tensor([[c.get(z, 0) for z in elements] for c in compositions], dtype=torch.float64)
+    target = torch.tensor(energies, dtype=torch.float64)
+    solution = torch.linalg.lstsq(counts, target[:, None], driver="gelsd").solution[:, 0]
+    return dict(zip(elements, solution.tolist(), strict=True))
+
+
+def energy_scale(config: Config, facts: dict[str, Any], references: dict[int, float]) -> float:
+    """eV per unit of the network: the rms of the forces (× 1 Å), or the spread of energies without references."""
+    if config.training.energy_scale != "auto":
+        return float(config.training.energy_scale)
+    if facts["forces_rms"]:
+        return facts["forces_rms"]
+    rest = [
+        (energy - sum(references.get(z, 0.0) * n for z, n in c.items())) / math.sqrt(max(1, sum(c.values())))
+        for energy, c in zip(facts["energies"], facts["compositions"], strict=True)
+    ]
+    spread = float(torch.tensor(rest, dtype=torch.float64).std()) if len(rest) > 1 else 0.0
+    return spread if spread > 0 else 1.0
+
+
+# --- properties ------------------------------------------------------------------------------------------------------
+
+
+def fit_property(head: dict[str, Any], frames: Frames) -> dict[str, Any]:
+    """The head's configuration, `scale: fit` and `shift: fit` replaced by numbers.
+
+    The shift is the mean of the labels, the scale their spread, divided by what a network of order one would make
+    of it: √atoms for sums over atoms, the sum of squared distances for a spatial extent.
+    """
+    fitted = [key for key in ("scale", "shift") if head.get(key) == "fit"]
+    if not fitted:
+        return head
+    values, sizes = _labels_of(head, frames)
+    if values.numel() == 0:
+        raise BadConfig(f"properties: '{head['name']}' cannot be fitted: no training frame has its label")
+    shift = float(values.mean()) if head["name"] not in ("dipole", "vector") else 0.0
+    spread = float((values - (shift if "shift" in fitted else 0.0)).square().mean().sqrt())
+    scale = spread / float(sizes.mean())
+    return {**head, **{key: {"scale": scale or 1.0, "shift": shift}[key] for key in fitted}}
+
+
+def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
+    """The labels [n] of a head, and what a network of order one would give for them [n]."""
+    names = {head.get("property", head["name"])} | ({DIPOLE_NORM} if head["name"] == "dipole" else set())
+    values, sizes = [], []
+    for part in in_order(len(frames), _AT_ONCE):
+        sample = frames.data.batch(frames.indices[part])
+        system, expected = sample.system, _sizes(head, sample.system)
+        for label, value in sample.labels.items():
+            if property_of(label) in names:
+                rows = expected[system.batch] if LABELS[label].per_atom else expected
+                known = torch.isfinite(value)
+                values.append(value[known].double())
+                sizes.append(rows.reshape(-1, *[1] * (value.ndim - 1)).expand_as(value)[known])
+    return (torch.cat(values), torch.cat(sizes)) if values else (torch.zeros(0), torch.zeros(0))
+
+
+def _sizes(head: dict[str, Any], system: System) -> Tensor:
+    """What a network of order one would give for each structure, [B]."""
+    count = torch.bincount(system.batch, minlength=system.num_systems).double()
+    if head["name"] == "spatial_extent":
+        centre = count.new_zeros(len(count), 3).index_add_(0, system.batch, system.pos) / count[:, None]
+        square = (system.pos - centre[system.batch]).square().sum(1)
+        return count.new_zeros(len(count)).index_add_(0, system.batch, square).clamp(min=1.0)
+    summed = head["name"] == "dipole" or (head.get("per") == "system" and head.get("reduce") == "sum")
+    return count.sqrt() if summed else torch.ones_like(count)

@@ -1,0 +1,319 @@
+"""A training run from its configuration to the finished folder.
+
+The folder holds config.yaml, splits.json, log.txt, metrics.csv, metrics.jsonl, state.safetensors (to resume from),
+best.tmn (the model), and at the end metrics.json, card.md and the plots. metrics.json is written last: it marks a
+finished run.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+
+from ... import __version__, checkpoint
+from ...data.sources import file_facts
+from ...errors import BadConfig
+from ...files import atomic_write
+from ...potential import Potential
+from ..config.config import Config
+from ..config.defaults import config_yaml
+from ..config.labels import property_of
+from ..reporting.log import TrainingLog, write_metrics
+from ..reporting.trackers import Tracker, open_trackers
+from ..steps.distributed import Devices
+from ..steps.state import load_state
+from ..steps.trainer import Hooks, Trainer
+from .data_notes import data_notes
+from .finish import describe, finish, package_versions
+from .folder import BEST, DONE, HEADER, STATE, clear, occupied, prepare
+from .identity import check_identity, require_alike
+from .interrupts import noticed
+from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
+
+__all__ = ["run_training"]
+
+
+def run_training(
+    config: Config, resume: Literal["auto", "must"] | None = None, check: bool = False, log: TrainingLog | None = None
+) -> Path | None:
+    """Train a potential.
+
+    Args:
+        config: from `load_config`.
+        resume: None starts anew and refuses a folder with an unfinished run; "auto" continues an unfinished run
+            where there is one; "must" continues one or raises.
+        check: only try everything once, print what is to be expected, and write nothing.
+        log: where to report; default: standard output and log.txt.
+
+    Returns:
+        Path of the model file, best.tmn; None for `check`.
+
+    Raises:
+        BadConfig: the configuration does not fit the data, the device, or what is in the folder.
+        FileNotFoundError, BadData: a data file is missing, or a label in it.
+        TrainingDiverged: the loss is not finite.
+        Interrupted: Ctrl-C or SIGTERM; the state is saved after the step that is running.
+        ProcessFailed: another one of the processes that torchrun started did.
+    """
+    folder = Path(config.output.folder)
+    if check:
+        from .check import run_check
+
+        open_trackers(config, None)
+        log = log or TrainingLog(None)
+        try:
+            prepare(folder, config, resume)
+        except BadConfig as error:
+            log.say(f"note: {error}")
+        run_check(config, log)
+        return None
+    with Devices.joined(device_of(config.training.device)) as devices, ExitStack() as held:
+        if not devices.main:
+            log = TrainingLog(None, Console(quiet=True))
+        return _run(config, folder, resume, log, devices, held)
+
+
+def _run(
+    config: Config, folder: Path, resume: str | None, log: TrainingLog | None, devices: Devices, held: ExitStack
+) -> Path:
+    require_alike(devices, {"config": config.to_dict(), "versions": package_versions()})
+    with devices.together():
+        if devices.main:
+            prepare(folder, config, resume)  # which makes no folder
+            held.enter_context(occupied(folder))
+        resuming = devices.main and prepare(folder, config, resume)
+        finished = resuming and (folder / DONE).is_file() and not _extended(folder, config)
+        if resuming and not (folder / BEST).is_file() and _has_best(folder):
+            raise BadConfig(
+                f"output.folder: {folder / BEST}, the best model of the run in this folder, is gone; choose another "
+                "folder, or remove state.safetensors and train anew"
+            )
+        if finished:
+            _require_same_files(folder)
+        elif devices.main:
+            open_trackers(config, None)  # what is not installed is not found out after hours
+    resuming, finished = devices.agree(resuming), devices.agree(finished)
+    if finished:
+        (log or TrainingLog(None)).say(f"{folder} holds a finished run of this configuration: nothing to do")
+        return folder / BEST
+    with log or TrainingLog(folder / "log.txt") as log, own_torch_state(config):
+        with devices.together():
+            setup = make_setup(config)
+            require_usable(setup)
+            trainer = make_trainer(setup, folder / STATE if devices.main else None)
+        require_alike(devices, {"data": setup.digests})
+        if resuming:
+            with devices.copy_of(folder / STATE) as state, devices.together():
+                check_identity(trainer.identity, load_state(state)[1]["identity"], folder)
+                trainer.restore(state)
+            if devices.main:
+                (folder / DONE).unlink(missing_ok=True)
+        packing = pack_steps(trainer, devices)
+        if devices.main and not resuming:
+            clear(folder)  # not before: what would have failed by now has cost no earlier run
+            atomic_write(folder / "config.yaml", HEADER + config_yaml(config))
+            atomic_write(folder / "splits.json", json.dumps(setup.splits))
+        introduce(setup, trainer, log)
+        if packing is not None:
+            log.say(packing)
+        if not devices.main:
+            with _stop(trainer, devices) as stop:
+                trainer.run(Hooks(stop=stop))
+            return folder / BEST
+        errors: dict[str, Any] = {}
+        trackers = open_trackers(config, folder, trainer.history)
+        try:
+            _train(setup, trainer, folder, log, trackers, devices)
+            errors = finish(setup, trainer, folder, log)
+        finally:
+            for tracker in trackers:
+                tracker.close(errors)
+        return folder / BEST
+
+
+@contextmanager
+def own_torch_state(config: Config) -> Iterator[None]:
+    """Random numbers and the number of threads of this run; torch's own are as before afterwards."""
+    threads = torch.get_num_threads()
+    device = device_of(config.training.device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.training.seed)
+        torch.set_num_threads(config.training.num_threads or threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
+    """The training loop of a setup."""
+    config = setup.config
+    return Trainer(
+        setup.potential,
+        setup.frames["train"],
+        setup.frames.get("validation"),
+        config.training,
+        setup.properties,
+        num_workers=config.data.num_workers,
+        state_path=state_path,
+        save_every=config.output.save_every_steps,
+        save_after=config.output.save_every_seconds,
+        identity={"config": config.to_dict(), "data": setup.digests},
+    )
+
+
+def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
+    """Steps from packed frames where that can be done and pays, replayed on a GPU; shared among the devices.
+
+    Returns:
+        What there is to say of it.
+
+    Raises:
+        BadConfig: it was asked for and cannot be.
+    """
+    from ..steps.loop import pays_on_cpu, wants_numba
+
+    wanted = trainer.config.cuda_graphs
+    on_gpu, shared = trainer.device.type == "cuda", devices.size > 1
+    if wanted is True and not on_gpu:
+        raise BadConfig(f"training.cuda_graphs: there are none on {trainer.device}; set it to auto or false")
+    if not shared and (not wanted or not (on_gpu or pays_on_cpu(trainer))):
+        if wanted and wants_numba(trainer):
+            return "note: steps take about half the time with numba: pip install 'torchmdnet2[cpu]'"
+        return None
+    if shared and not wanted:
+        raise BadConfig("training.cuda_graphs: several devices need it; set it to auto or true")
+    reason = trainer.pack(devices)
+    if reason is not None and shared:
+        raise BadConfig(f"several devices cannot be used with {reason}; start one process, without torchrun")
+    if reason is not None and wanted is True:
+        raise BadConfig(f"training.cuda_graphs: cannot be used with {reason}; set it to auto or false")
+    if reason is not None:
+        return f"note: steps are not replayed from CUDA graphs, because of {reason}" if on_gpu else None
+    assert trainer.packed is not None
+    memory = f"{trainer.packed.num_bytes / 1e6:.0f} MB of frames on each device"
+    if shared:
+        return f"{devices.size} processes, each with a share of every batch; {memory}"
+    if on_gpu:
+        return f"steps are replayed from CUDA graphs; {memory}"
+    return "steps run on compiled kernels; the first step may wait half a minute for them, once"
+
+
+def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
+    """Say what is about to be trained on what."""
+    facts = setup.facts
+    parameters = sum(p.numel() for p in trainer.parameters)
+    counts = ", ".join(f"{len(setup.frames[name])} {name}" for name in SUBSETS if name in setup.frames)
+    total = len(setup.frames["train"])
+    log.say(f"torchmdnet2 {__version__}, {trainer.device}, {setup.config.training.precision}")
+    log.say(f"frames: {counts}")
+    for name, labelled in facts["labelled"].items():
+        if labelled < total:
+            log.say(
+                f"note: {total - labelled} of {total} training frames have no {property_of(name)}; they are left out "
+                "of that loss"
+            )
+    for note in setup.notes:
+        log.say(note)
+    log.say(f"{setup.config.model['name']}: {parameters} parameters, cutoff {setup.potential.cutoff} Å")
+    for note in [] if trainer.step_count else data_notes(setup, trainer.total_steps):
+        log.say(f"note: {note}")
+    if trainer.step_count:
+        log.say(f"resumed at epoch {trainer.epoch + 1}, step {trainer.step_count}")
+
+
+def _require_same_files(folder: Path) -> None:
+    """Raise BadConfig when data of the finished run in the folder have changed since."""
+    for path, digest in load_state(folder / STATE)[1]["identity"]["data"].items():
+        if Path(path).is_file() and file_facts(path)["sha256"] != digest:
+            raise BadConfig(
+                f"{folder} holds a finished run, and {path} has another content since; choose another output.folder, "
+                "or set output.overwrite=true"
+            )
+
+
+def _has_best(folder: Path) -> bool:
+    return any(row["best"] for row in load_state(folder / STATE)[1]["history"])
+
+
+def _extended(folder: Path, config: Config) -> bool:
+    """Whether the configuration asks for more epochs than the finished run in the folder had, or for more patience."""
+    state = load_state(folder / STATE)[1]
+    then, now = state["identity"]["config"]["training"], config.training
+    if state["epoch"] < then["max_epochs"]:  # it was stopped early
+        patience = now.early_stopping_patience
+        return patience is None or patience > state["best"]["waited"]
+    return now.max_epochs > then["max_epochs"]
+
+
+class _Best:
+    """The best weights so far: kept on the device, and written when the state is saved.
+
+    A file takes longer than an epoch of a small data set.
+    """
+
+    def __init__(self, average: Potential):
+        self._potential = copy.deepcopy(average)
+        self._metadata: dict[str, Any] | None = None  # of weights that are not yet in the file
+
+    def keep(self, average: Potential, metadata: dict[str, Any]) -> None:
+        self._potential.load_state_dict(average.state_dict())
+        self._metadata = metadata
+
+    def write(self, path: Path) -> None:
+        if self._metadata is not None:
+            checkpoint.save(self._potential, path, self._metadata)
+            self._metadata = None
+
+
+@contextmanager
+def _stop(trainer: Trainer, devices: Devices) -> Iterator[Callable[[], int | None]]:
+    """Whether a signal asked one of the processes to stop; looked for as often as the steps are waited for."""
+    with noticed() as signalled:
+        yield devices.any(signalled, trainer.packed.check_every if trainer.packed is not None else 1)
+
+
+def _train(
+    setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, trackers: list[Tracker], devices: Devices
+) -> None:
+    def after_epoch(trainer: Trainer, row: dict[str, Any]) -> None:
+        log.epoch(row, trainer.config.max_epochs)
+        for tracker in trackers:
+            tracker.epoch(row)
+        keep(row)
+
+    def keep(row: dict[str, Any]) -> None:
+        path, every = folder / f"epoch_{row['epoch']:04d}.tmn", setup.config.output.keep_every
+        if every is not None and row["epoch"] % every == 0 and not path.is_file():
+            watched = row.get("validation_loss", row["train_loss"])
+            facts = {"epoch": row["epoch"], "step": row["step"], "validation_loss": watched}
+            checkpoint.save(trainer.average, path, {**describe(setup, trainer), "training": facts})
+
+    best = _Best(trainer.average)
+
+    def save(trainer: Trainer) -> None:
+        write_metrics(folder, trainer.history)
+        best.write(folder / BEST)
+
+    if trainer.history and trainer.position == 0:  # killed before it was written
+        keep(trainer.history[-1])
+    log.start(trainer.total_steps, trainer.step_count)
+    with _stop(trainer, devices) as stop:
+        hooks = Hooks(
+            step=lambda t, loss: log.step(t.epoch + 1, t.step_count, loss),
+            epoch=after_epoch,
+            best=lambda t: best.keep(t.average, describe(setup, t)),
+            save=save,
+            stop=stop,
+        )
+        try:
+            trainer.run(hooks)
+        finally:  # of a run that failed as well
+            save(trainer)

@@ -1,0 +1,173 @@
+"""From a configuration to what the training loop needs: frames divided into subsets, and an untrained potential."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...checkpoint import read_header
+from ...data import Statistics, splits_entry, statistics
+from ...errors import BadConfig, BadData
+from ...potential import SYMBOLS, Potential
+from ..config.base_model import open_base
+from ..config.config import Config
+from ..config.labels import label_keys, label_units, property_of
+from ..config.parts import load_baselines, predicted_shapes, untrained
+from ..steps.batches import Frames
+from ..steps.distributed import local_rank, world_size
+from ..steps.trainer import Properties
+from .initial import fine_tuned, freeze, refit_references
+from .isolated import atom_files, with_isolated
+from .references import potential_config
+from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
+
+__all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
+
+DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Setup:
+    """All that a run starts from.
+
+    Attributes:
+        config: as given.
+        potential: untrained, on its device.
+        frames: "train", "validation", "test" -> frames; a subset without frames is absent.
+        splits: subset -> {"files": …, "fingerprint": …, "indices": …}, as in splits.json.
+        properties: what is predicted besides the energy.
+        facts: statistics of the training frames, for the log and the model card.
+        digests: data file, and file of `init` -> sha256.
+        statistics: subset -> of its frames.
+        asked: labels that the data were opened for.
+        notes: what was loaded and what is new, in words; empty without `init`.
+    """
+
+    config: Config
+    potential: Potential
+    frames: dict[str, Frames]
+    splits: dict[str, Any]
+    properties: Properties
+    facts: dict[str, Any]
+    digests: dict[str, str]
+    statistics: dict[str, Statistics]
+    asked: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def make_setup(config: Config) -> Setup:
+    """Open the data, divide it, fit what is fitted before training, and build the potential.
+
+    Raises:
+        FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
+        BadConfig: the split asks for more frames than there are; the device is not there.
+    """
+    shapes = predicted_shapes(untrained(config.parts()))
+    keys = labels_of(config.data, label_keys(config.data.keys.model_dump(), shapes))
+    data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
+    cutoff = float(config.model["cutoff"])
+    frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
+    properties = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
+    found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
+    facts = survey(frames["train"], found["train"])
+    notes: list[str] = []
+    largest = config.model.get("max_z")
+    if largest is not None and max(facts["elements"]) >= largest:
+        symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
+        raise BadConfig(
+            f"model.max_z: {symbol} is in the training frames, which needs {needed} at least, got {largest}"
+        )
+    _require_known_to_baselines(config, facts["elements"])
+    known = with_isolated(config, data["train"][0])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.training.seed)
+        if config.init is None:
+            potential = Potential.from_config(potential_config(known, frames["train"], facts))
+            load_baselines(potential, config.priors)
+        else:
+            potential, notes = started(known, frames["train"], facts)
+    potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
+    splits = {
+        name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
+        for name, (dataset, indices) in data.items()
+    }
+    digests = file_digests(config.data, {name: dataset for name, (dataset, _) in data.items()})
+    models = [prior["file"] for prior in config.priors if "file" in prior]
+    given = [config.init.file if config.init else None, config.data.split.file]
+    for file in [*models, *atom_files(config), *filter(None, given)]:
+        digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    asked = ["stress" if name == "virial" else name for name in keys if name not in ("charge", "spin", "numbers")]
+    return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
+
+
+def device_of(name: str) -> torch.device:
+    """The device that `training.device` means."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and world_size() > 1:
+        name = f"cuda:{local_rank()}"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise BadConfig(f"training.device: '{name}' is not there: torch sees no CUDA device; use cpu or auto")
+    return torch.device(name)
+
+
+def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Potential, list[str]]:
+    """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words."""
+    assert config.init is not None
+    base = open_base(config.init.file, config.init.energy_unit)
+    potential, notes = fine_tuned(base, config.parts(), facts["elements"])
+    if any(prior.get("energies") == "fit" for prior in config.priors):
+        notes.append(refit_references(potential.to(device_of(config.training.device)), frames, facts, 32))
+    frozen = freeze(potential, config.init.freeze)
+    notes.append(f"{frozen} of {sum(p.numel() for p in potential.parameters())} parameters are frozen")
+    tables = [n for n, m in potential.named_modules() if isinstance(m, torch.nn.Embedding) and _is_frozen(m)]
+    if tables and not set(facts["elements"]) <= set(base.elements):
+        notes.append(f"note: {tables[0]} is frozen, so that new elements keep the mean of the known ones")
+    return potential, [f"start: {config.init.file}", *notes]
+
+
+def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
+    for prior in config.priors:
+        if "file" in prior:
+            known = read_header(prior["file"])["config"].get("elements", elements)
+            unknown = ", ".join(SYMBOLS[z] for z in elements if z not in known)
+            if unknown:
+                names = ", ".join(SYMBOLS[z] for z in known)
+                raise BadConfig(
+                    f"priors: the baseline {prior['file']} knows only {names}; training frames hold {unknown}"
+                )
+
+
+def _is_frozen(module: torch.nn.Module) -> bool:
+    return not any(p.requires_grad for p in module.parameters())
+
+
+def require_usable(setup: Setup) -> None:
+    """Raise BadData for what would end or spoil the training: no labels to learn or choose by, unknown elements."""
+    loss = setup.config.training.loss
+    for subset, found in setup.statistics.items():
+        unknown = [SYMBOLS[z] for z in found.elements if z not in setup.potential.elements]
+        if unknown:
+            raise BadData(
+                f"{subset} frames hold {', '.join(unknown)}, which no training frame does: their energies cannot be "
+                "predicted; change data.split, or leave these frames out"
+            )
+        final = [name for name in found.labelled if loss.final.weight(name)]
+        if subset != "test" and not final:
+            raise BadData(
+                f"none of the {'training' if subset == 'train' else subset} frames has a label to train on; see "
+                "data.keys and training.loss"
+            )
+    absent = [
+        name for name in setup.asked if name not in setup.statistics["train"].labelled and loss.final.weight(name)
+    ]
+    if absent:
+        name = property_of(absent[0])
+        raise BadData(
+            f"none of the {len(setup.frames['train'])} training frames has a value for {name} (NaN counts as none); "
+            f"set data.keys.{name if absent[0] == name else f'properties.{name}'} to null, or change the split"
+        )

@@ -1,0 +1,181 @@
+"""The frames of a run: data files opened, divided into subsets, and looked at once before training."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...data import Dataset, Statistics, make_splits, open_dataset, read_splits
+from ...data.cache import CachedDataset
+from ...data.datasets import make_published, open_published
+from ...data.sources import file_facts
+from ...data.splits import SUBSETS
+from ...errors import BadConfig, BadData
+from ...registry import did_you_mean
+from ..config.data_config import DataConfig
+from ..steps.batches import Frames
+
+__all__ = ["SUBSETS", "file_digests", "files_of", "labels_of", "open_subsets", "survey"]
+
+TEST_SHARE = 0.1  # of the frames, where `split.test` is not given
+
+
+def open_subsets(
+    config: DataConfig, keys: dict[str, str], units: dict[str, str]
+) -> dict[str, tuple[Dataset, list[int]]]:
+    """subset -> (data set, indices of its frames); validation and test have own files or are split from train's.
+
+    Raises:
+        FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
+        BadConfig: the split asks for more frames than there are, or is not one of this data.
+    """
+
+    def opened(path: str | list[str]) -> Dataset:
+        return open_dataset(path, keys=keys, units=units, format=config.format, cache=config.cache)
+
+    if config.train is not None:
+        main = opened(config.train)
+    else:
+        assert config.dataset is not None  # one of the two is given
+        published = open_published(config.dataset, config.root, config.download, **config.options)
+        main = published.with_labels({source: name for name, source in keys.items()})
+    subsets: dict[str, tuple[Dataset, list[int]]] = {}
+    own = {name: getattr(config, name) for name in SUBSETS[1:] if getattr(config, name) is not None}
+    divided = _read_split(config, main) if config.split.file else _divide(config, len(main), set(own))
+    for name in SUBSETS:
+        if name in own:
+            dataset = opened(own[name])
+            subsets[name] = (dataset, list(range(len(dataset))))
+        elif divided.get(name):
+            subsets[name] = (main, divided[name])
+    if "train" not in subsets:
+        raise BadConfig("data.split: no frame is left for training")
+    if config.split.bootstrap is not None:
+        dataset, indices = subsets["train"]
+        drawn = np.random.default_rng(config.split.bootstrap).integers(0, len(indices), len(indices))
+        subsets["train"] = (dataset, sorted(indices[k] for k in drawn.tolist()))
+    return subsets
+
+
+def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
+    """Random indices of each subset that has no file of its own; a function of the seed and the number of frames."""
+    split = config.split
+    validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
+    try:
+        if test is None:
+            test = TEST_SHARE
+            if split.train is not None:
+                left = len(make_splits(total, split.train, validation, None)["test"])
+                test = left if left < int(TEST_SHARE * total) else TEST_SHARE
+        return make_splits(total, split.train, validation, test, split.seed)
+    except ValueError as error:
+        raise BadConfig(f"data.split: {error}") from error
+
+
+def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
+    """Indices from a splits.json that an earlier run wrote."""
+    try:
+        return read_splits(str(config.split.file), main, files_of(config, "train", main))
+    except (OSError, BadData) as error:
+        raise BadConfig(f"data.split.file: {error}") from error
+
+
+def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
+    """The data files that a subset comes from, patterns resolved as `open_dataset` does."""
+    paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
+    if paths is None:
+        return _sources(dataset)
+    files: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        files += [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
+    return files
+
+
+def _sources(dataset: Dataset) -> list[str]:
+    """The files that a cache was made of."""
+    return [source["path"] for source in dataset.facts["sources"]] if isinstance(dataset, CachedDataset) else []
+
+
+def labels_of(config: DataConfig, keys: dict[str, str]) -> dict[str, str]:
+    """The keys that can be read: of a published data set, name -> its label; "energy" and "forces" may be absent.
+
+    Raises:
+        BadConfig: it does not have a label.
+    """
+    if config.dataset is None:
+        return keys
+    labels = make_published(config.dataset, config.options).labels
+    known = {}
+    for name, key in keys.items():
+        shape, _, further = name.partition(":")
+        source = f"{shape}:{key}" if further else key
+        if source in labels:
+            known[name] = source
+        elif name not in ("energy", "forces", "charge", "spin") or name != key:
+            names = [label.partition(":")[2] or label for label in labels]
+            hint = did_you_mean(key, names) or "."
+            raise BadConfig(f"data.keys: {config.dataset} has no '{key}'{hint} It has {', '.join(names)}")
+    if not known:
+        raise BadConfig(f"data.keys: {config.dataset} has none of {', '.join(keys)}; it has {', '.join(labels)}")
+    return known
+
+
+def file_digests(config: DataConfig, subsets: Mapping[str, Dataset]) -> dict[str, str]:
+    """sha256 of every data file; those that a cache was made of are known from there.
+
+    Args:
+        config: where the files are.
+        subsets: subset -> its data set.
+    """
+    known = {
+        source["path"]: source["sha256"]
+        for dataset in subsets.values()
+        if isinstance(dataset, CachedDataset)
+        for source in dataset.facts["sources"]
+    }
+    named = [file for subset, dataset in subsets.items() for file in files_of(config, subset, dataset)]
+    return {path: known.get(path) or file_facts(path)["sha256"] for path in dict.fromkeys([*known, *named])}
+
+
+def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
+    """What the training frames are: elements, charges, labels, compositions, sizes; from their statistics."""
+    known = np.flatnonzero(~np.isnan(found.energies))
+    return {
+        "elements": found.elements,
+        "charges": found.charges,
+        "spins": found.spins,
+        "labelled": found.labelled,
+        "forces_rms": found.force_rms,
+        "atoms": found.sizes.tolist(),
+        "edges": frames.edges.tolist(),
+        "compositions": Compositions(found.elements, found.counts[known]),
+        "energies": found.energies[known].tolist(),
+        "energy_positions": known.tolist(),  # of the frames that `compositions` and `energies` belong to
+    }
+
+
+class Compositions(Sequence[dict[int, int]]):
+    """What each frame is made of: element -> atoms; kept as a table.
+
+    Args:
+        elements: [K] atomic numbers.
+        counts: [S, K] atoms of each in each frame.
+    """
+
+    def __init__(self, elements: list[int], counts: np.ndarray):
+        self.elements, self.counts = elements, counts
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return Compositions(self.elements, self.counts[index])
+        return {z: n for z, n in zip(self.elements, self.counts[index].tolist(), strict=True) if n}
+
+    def __iter__(self) -> Iterator[dict[int, int]]:
+        return (self[k] for k in range(len(self)))

@@ -1,0 +1,269 @@
+"""Batches of frames with their neighbor lists.
+
+Positions of a data set do not change, so each frame's neighbor list is searched once: a cache keeps it on disk, other
+data sets in memory while there is room. A batch is gathered from packed arrays, without a loop over its frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Dataset as TorchDataset
+
+from ...data import Dataset, Sample, collate
+from ...data.cache import CachedDataset
+from ...data.edge_cache import CachedEdges
+from ...data.edges import EdgeMemory, Edges
+from ...data.sampler import epoch_batches, epoch_order, in_order
+from ...neighbors import NeighborList
+from ...system import System
+from ..config.config import TrainingConfig
+from .message import Message
+
+__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "measured_batches", "most_frames",
+           "training_batches"]  # fmt: skip
+
+
+@dataclass(eq=False)
+class Batch:
+    """Some frames as one batch.
+
+    Attributes:
+        sample: the structures (B of them) and their labels.
+        neighbors: edges within the model's cutoff.
+        frames: [B] indices of the frames in their data set; empty for a batch that only keeps a device busy, whose
+            one structure has no label.
+    """
+
+    sample: Sample
+    neighbors: NeighborList
+    frames: list[int]
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.sample.to(device), self.neighbors.to(device), self.frames)
+
+    def pin_memory(self) -> Batch:
+        """The same in page-locked memory, from which a GPU copies without waiting."""
+        system, neighbors = self.sample.system, self.neighbors
+        pinned = System(**{name: value.pin_memory() for name, value in vars(system).items()})
+        labels = {name: value.pin_memory() for name, value in self.sample.labels.items()}
+        lists = {name: getattr(neighbors, name).pin_memory() for name in ("edge_index", "shift", "row_ptr")}
+        return Batch(Sample(pinned, labels), replace(neighbors, **lists), self.frames)
+
+
+class Frames(TorchDataset):
+    """Chosen frames of a data set, each with its neighbor list.
+
+    Args:
+        data: the data set.
+        indices: which of its frames.
+        cutoff: Å.
+        cache_bytes: room for the lists of a data set that has no place for them itself.
+
+    Attributes:
+        indices: [len(self)] as given.
+        lists: where the neighbor lists are kept.
+    """
+
+    def __init__(self, data: Dataset, indices: Sequence[int] | np.ndarray, cutoff: float, cache_bytes: int = 2**30):
+        self.data, self.cutoff = data, float(cutoff)
+        self.indices = np.array(indices, dtype=np.int64)
+        self.lists = _lists_of(data, self.cutoff, cache_bytes)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, item: int) -> Batch:
+        return self.batch([item])
+
+    def __getitems__(self, items: Sequence[int]) -> Batch:
+        """What a `DataLoader` reads: a batch at once."""
+        return self.batch(items) if len(items) else self.idle()
+
+    def batch(self, items: Sequence[int] | np.ndarray) -> Batch:
+        """Some frames as one batch.
+
+        Args:
+            items: positions 0 … len(self) − 1, at least one.
+        """
+        frames = self.indices[np.asarray(items, dtype=np.int64)]
+        sample = self.data.batch(frames)
+        edges = self._edges(frames, sample.system)
+        sizes = np.bincount(sample.system.batch.numpy(), minlength=len(frames))
+        return Batch(sample, edges.joined(sizes, self.cutoff), frames.tolist())
+
+    def idle(self) -> Batch:
+        """A batch that teaches nothing: the first frame without its labels."""
+        batch = self.batch([0])
+        labels = {name: torch.full_like(value, torch.nan) for name, value in batch.sample.labels.items()}
+        return Batch(Sample(batch.sample.system, labels), batch.neighbors, [])
+
+    def _edges(self, frames: np.ndarray, system: System) -> Edges:
+        return self.lists.gather(frames, system) if isinstance(self.lists, EdgeMemory) else self.lists.gather(frames)
+
+    @cached_property
+    def atoms(self) -> np.ndarray:
+        """Number of atoms of each frame, [len(self)]."""
+        return self.data.sizes()[self.indices]
+
+    @cached_property
+    def edges(self) -> np.ndarray:
+        """Number of directed edges of each frame, [len(self)]; those that are not known yet are searched."""
+        if not isinstance(self.lists, EdgeMemory):
+            return self.lists.count[self.indices]
+        counts = [self._edges(self.indices[part], self.data.batch(self.indices[part]).system).count
+                  for part in in_order(len(self), 256)]  # fmt: skip
+        return np.concatenate([np.zeros(0, dtype=np.int64), *counts])
+
+    def name(self, item: int) -> str:
+        """Where a frame comes from, by its position."""
+        return self.data.name(int(self.indices[item]))
+
+
+def _lists_of(data: Dataset, cutoff: float, room: int) -> EdgeMemory | CachedEdges:
+    if isinstance(data, CachedDataset):
+        try:
+            return data.edges(cutoff)
+        except OSError:  # a cache that this user cannot write to
+            pass
+    return EdgeMemory(cutoff, room)
+
+
+def join(parts: Sequence[Batch]) -> Batch:
+    """Several batches as one, in order; what `Frames.batch` must give."""
+    return Batch(
+        collate([part.sample for part in parts]),
+        NeighborList.concatenate([part.neighbors for part in parts]),
+        [index for part in parts for index in part.frames],
+    )
+
+
+def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
+    """The batches of an epoch, on however many devices each is computed: see `epoch_batches`.
+
+    Args:
+        frames: those of training.
+        config: its batch_size, or else max_atoms and max_edges; its seed.
+        epoch: counted from 0.
+
+    Raises:
+        BadData: a frame alone is larger than the budget.
+    """
+    budget = config.max_atoms is not None or config.max_edges is not None
+    return epoch_batches(
+        frames.atoms,
+        frames.edges,
+        seed=config.seed,
+        epoch=epoch,
+        batch_size=None if budget else config.batch_size,
+        max_atoms=config.max_atoms,
+        max_edges=config.max_edges,
+        name=frames.name,
+    )
+
+
+def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
+    """Frames in order, for errors: twice of what a training step has, since forces are not differentiated.
+
+    A frame that is larger than the budget is alone.
+    """
+    budgets = [(2 * most, what) for most, what in ((config.max_atoms, "atoms"), (config.max_edges, "edges")) if most]
+    if not budgets:
+        return in_order(len(frames), 2 * config.batch_size)
+    share = np.max([getattr(frames, what) / most for most, what in budgets], axis=0)
+    batches: list[list[int]] = []
+    load = np.inf
+    for frame, own in enumerate(share.tolist()):
+        if load + own > 1:
+            batches.append([])
+            load = 0.0
+        batches[-1].append(frame)
+        load += own
+    return batches
+
+
+def most_frames(frames: Frames, config: TrainingConfig) -> int:
+    """What no batch of `training_batches` has more frames than."""
+    budgets = ((config.max_atoms, frames.atoms), (config.max_edges, frames.edges))
+    given = [most // max(1, int(values.min())) for most, values in budgets if most is not None and len(frames)]
+    return max(1, min(len(frames), *given)) if given else config.batch_size
+
+
+class _Order(Sampler[list[int]]):
+    """The batches of the coming pass; replaced before each one."""
+
+    def __init__(self) -> None:
+        self.batches: Sequence[Sequence[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(map(list, self.batches))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def _sent(batch: Batch) -> Message:
+    """The batch as a worker sends it; shifts that are all zero stay at home."""
+    neighbors = batch.neighbors
+    tensors = {f"system.{name}": value for name, value in vars(batch.sample.system).items()}
+    tensors |= {f"labels.{name}": value for name, value in batch.sample.labels.items()}
+    tensors |= {"edge_index": neighbors.edge_index, "row_ptr": neighbors.row_ptr}
+    if bool(neighbors.shift.any()):
+        tensors["shift"] = neighbors.shift
+    return Message.of(tensors, (neighbors.cutoff, batch.frames))
+
+
+def _received(message: Message) -> Batch:
+    tensors = message.tensors()
+    cutoff, frames = message.rest
+
+    def part(prefix: str) -> dict[str, torch.Tensor]:
+        return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+    edge_index = tensors["edge_index"]
+    shift = tensors["shift"] if "shift" in tensors else torch.zeros(edge_index.shape[1], 3, dtype=torch.long)
+    neighbors = NeighborList(edge_index, shift, tensors["row_ptr"], cutoff)
+    return Batch(Sample(System(**part("system.")), part("labels.")), neighbors, frames)
+
+
+class Loader:
+    """Reads batches in a given order; the same batches come whatever the number of workers.
+
+    Args:
+        frames: what to read.
+        num_workers: reading processes, 0 for none; they live until the loader does, and keep their lists.
+        pin_memory: give batches in page-locked memory, for a GPU.
+    """
+
+    def __init__(self, frames: Frames, num_workers: int = 0, pin_memory: bool = False):
+        self.frames, self.pin_memory = frames, pin_memory
+        self._order = _Order()
+        self._workers: DataLoader | None = None
+        if num_workers:
+            self._workers = DataLoader(
+                frames,
+                batch_sampler=self._order,
+                num_workers=num_workers,
+                collate_fn=_sent,  # type: ignore[arg-type] # which gets what __getitems__ gives
+                persistent_workers=True,
+                prefetch_factor=4,
+                pin_memory=pin_memory,
+                generator=torch.Generator(),  # an own one: torch's is not to be advanced by reading
+            )
+
+    def __call__(self, order: Sequence[Sequence[int]]) -> Iterable[Batch]:
+        """The batches of one pass.
+
+        Args:
+            order: positions of the frames of each batch; an empty one becomes a batch without labels.
+        """
+        if self._workers is not None:
+            self._order.batches = order
+            return map(_received, self._workers)
+        batches = (self.frames.__getitems__(batch) for batch in order)
+        return (batch.pin_memory() for batch in batches) if self.pin_memory else batches

@@ -1,0 +1,162 @@
+"""Epochs on packed frames: the trainer's steps and validation, replayed on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...models.tensornet import TensorNet
+from .batches import Frames, measured_batches, most_frames
+from .distributed import Devices
+from .metrics import ErrorSums
+from .muon import Muon
+from .network import PackedNetwork
+from .optimizers import AdamW
+from .packed import PackedFrames
+from .packing import frame_bytes, pack, reason_against
+from .replay import ErrorPass, Replayed, TrainingPass
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
+
+__all__ = ["PackedLoop", "pays_on_cpu", "wants_numba", "why_not_packed"]
+
+_CHECK_EVERY = 25
+_SAMPLE = 200
+_CPU_ROOM = 2**31
+"""Bytes of frames that are packed on a CPU, whose free memory is not known."""
+
+
+def why_not_packed(trainer: Trainer) -> str | None:
+    """Why a training cannot be packed on its device, in words; None when it can."""
+    loss = trainer.config.loss
+    labels = [n for n in trainer.train[0].sample.labels if loss.weight(n) > 0 or loss.final.weight(n) > 0]
+    reason = reason_against(trainer.potential, labels)
+    if reason is None and not isinstance(trainer.optimizer, AdamW | Muon):
+        reason = f"the optimizer {type(trainer.optimizer).__name__}"
+    if reason is None:
+        cuda = trainer.device.type == "cuda"
+        room = torch.cuda.mem_get_info(trainer.device)[0] // 3 if cuda else _CPU_ROOM
+        need = _estimate(trainer.train) + (_estimate(trainer.validation) if trainer.validation else 0)
+        if need > room:
+            reason = f"{need / 1e9:.0f} GB of frames, with room for {room / 1e9:.0f}"
+    return reason
+
+
+def _estimate(frames: Frames) -> int:
+    """Memory that frames take when packed, from some of them."""
+    step = max(1, len(frames) // _SAMPLE)
+    sizes = [frame_bytes(frames[k]) for k in range(0, len(frames), step)]
+    return int(sum(sizes) / len(sizes) * len(frames))
+
+
+def pays_on_cpu(trainer: Trainer) -> bool:
+    """Whether packed steps are the faster ones on a CPU: for TensorNet, with kernels that numba compiles."""
+    return isinstance(trainer.potential.representation, TensorNet) and find_spec("numba") is not None
+
+
+def wants_numba(trainer: Trainer) -> bool:
+    """Whether packed steps would pay on this CPU if numba were installed."""
+    on_cpu = trainer.device.type == "cpu" and isinstance(trainer.potential.representation, TensorNet)
+    return on_cpu and find_spec("numba") is None
+
+
+class PackedLoop:
+    """Steps and validation of a trainer on packed frames.
+
+    Args:
+        trainer: whose weights are changed, with the state of its optimizer in place.
+        devices: processes that each take a share of every batch.
+    """
+
+    def __init__(self, trainer: Trainer, devices: Devices | None = None):
+        self.trainer, self.devices = trainer, devices or Devices()
+        config, cuda = trainer.config, trainer.device.type == "cuda"
+        kernels = cuda or find_spec("numba") is not None
+        self.check_every = _CHECK_EVERY if cuda else 1  # a CPU need not be waited for
+        stress = trainer.properties.stress
+        elements = len(trainer.potential.elements)
+
+        def network(potential: torch.nn.Module) -> PackedNetwork:
+            return PackedNetwork(potential, elements, trainer.properties.forces, stress, use_kernels=kernels)  # type: ignore[arg-type]
+
+        chosen = {id(p) for p in trainer.parameters}
+        average = [
+            a
+            for a, p in zip(trainer.average.parameters(), trainer.potential.parameters(), strict=True)
+            if id(p) in chosen
+        ]
+        self.training = TrainingPass(
+            network(trainer.potential),
+            trainer.loss,
+            [p for p in trainer.potential.parameters() if id(p) in chosen],
+            average,
+            trainer.optimizer,
+            config.gradient_clipping or math.inf,
+            self.devices,
+        )
+        store = pack(trainer.train, trainer.potential, stress)
+        self.step = self._replayed(store, most_frames(trainer.train, config), self.training)
+        self.errors = ErrorPass(network(trainer.average), config.loss.final, self.devices)
+        self.measure: Replayed | None = None
+        if trainer.validation is not None:
+            store = pack(trainer.validation, trainer.potential, stress)
+            most = max(map(len, measured_batches(trainer.validation, config)))
+            self.measure = self._replayed(store, most, self.errors)
+        self.devices.at_end(self.forget_graphs)
+        self._since: list[Sequence[int]] = []  # batches since the last check
+        self._loss = math.nan
+
+    def forget_graphs(self) -> None:
+        """Steps are captured anew from now on."""
+        for replayed in (self.step, self.measure):
+            if replayed is not None:
+                replayed.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the frames on the device."""
+        return sum(r.store.num_bytes for r in (self.step, self.measure) if r is not None)
+
+    def _replayed(self, store: PackedFrames, frames: int, work: ErrorPass) -> Replayed:
+        return Replayed(store, frames, work.body, work.warm_up, self.trainer.config.precision == "tf32")
+
+    def steps(self, order: Sequence[Sequence[int]]) -> Iterator[float]:
+        """Do the steps of these batches; yields, after each, the newest loss that is known."""
+        trainer = self.trainer
+        if self.training.set_loss(trainer.loss):
+            self.step.clear()
+        for chosen in order:
+            rate = trainer.learning_rate.rate(trainer.step_count)
+            rates = [rate * group.get("lr_scale", 1.0) for group in trainer.optimizer.param_groups]
+            self.training.set_rates(rates, trainer.learning_rate.average_share(trainer.step_count))
+            self._since.append(chosen)
+            self.step(self.devices.share(chosen, self.step.store.num_pairs))
+            if len(self._since) >= self.check_every:
+                self.check()
+            yield self._loss
+
+    def check(self) -> None:
+        """Wait for the device, and move the errors of its steps to the trainer.
+
+        Raises:
+            TrainingDiverged: a step was not finite; names the frames.
+        """
+        self._loss, done, first, bad = self.training.status.tolist()
+        since, self._since = self._since, []
+        if math.isfinite(first):
+            self.trainer.blame(since[len(since) - int(done - first)], bad)
+        self.trainer.sums.add_sums(self.training.take())
+
+    def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums:
+        """Errors of the averaged weights on the validation frames."""
+        assert self.measure is not None
+        for chosen in positions:
+            self.measure(self.devices.share(chosen, self.measure.store.num_pairs))
+        sums = ErrorSums(self.errors.loss, self.trainer.device)
+        sums.add_sums(self.errors.take())
+        return sums

@@ -1,0 +1,112 @@
+"""From frames to packed frames: which trainings can be packed, and labels less what the network does not decide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...models.heads import EquivariantScalarHead, ScalarHead
+from ...potential import Potential
+from ...system import System
+from .batches import Batch, Frames, in_order
+from .packed import PackedFrames, Part
+
+__all__ = ["frame_bytes", "pack", "reason_against"]
+
+_AT_ONCE = 512
+LABELS = ("energy", "forces", "stress")
+
+
+def reason_against(potential: Potential, labels: Sequence[str]) -> str | None:
+    """Why a training cannot run on packed frames, in words; None when it can.
+
+    Args:
+        potential: what is trained.
+        labels: names of the labels that count.
+    """
+    head = potential.head
+    others = [name for name in labels if name not in LABELS]
+    if others or potential.properties:
+        return f"labels other than energy, forces and stress ({', '.join(others) or 'properties'})"
+    if not isinstance(head, ScalarHead | EquivariantScalarHead) or getattr(head, "reduce", "sum") != "sum":
+        return f"the head {type(head).__name__}"
+    if potential.atom_filter >= 0:
+        return "an atom filter"
+    if potential.representation.reads_spin:
+        return "a model that reads the spin"
+    for prior in potential.priors:
+        if prior.uses_charges:
+            return f"the prior {type(prior).__name__}, which uses the network's charges"
+        if any(p.requires_grad for p in prior.parameters()):
+            return f"the prior {type(prior).__name__}, which is trained"
+    return None
+
+
+def frame_bytes(frame: Batch) -> int:
+    """Memory that a frame takes, packed as float32."""
+    return 28 * frame.sample.system.num_atoms + 18 * frame.neighbors.num_edges + 60
+
+
+def pack(frames: Frames, potential: Potential, stress: bool) -> PackedFrames:
+    """All frames on the potential's device, energies, forces and stress less those of the priors.
+
+    Args:
+        frames: at least one.
+        potential: whose network is trained.
+        stress: keep stress labels.
+    """
+    order = in_order(len(frames), _AT_ONCE)
+    parts = (_part(frames.batch(positions), potential, stress) for positions in order)
+    return PackedFrames(parts, potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
+
+
+def _part(batch: Batch, potential: Potential, stress: bool) -> Part:
+    energy, forces, tension = _baseline(batch.sample.system, potential)
+    system, labels = batch.sample.system, batch.sample.labels
+
+    def label(name: str, baseline: Tensor) -> np.ndarray:
+        absent = torch.full_like(baseline, torch.nan)
+        return (labels.get(name, absent) - baseline).numpy()
+
+    return Part(
+        z=system.z.numpy(),
+        batch=system.batch.numpy(),
+        charge=system.charge.numpy(),
+        volume=system.volume.numpy(),
+        neighbors=batch.neighbors,
+        vectors=batch.neighbors.vectors(system).numpy(),
+        energy=label("energy", energy),
+        forces=label("forces", forces),
+        stress=label("stress", tension) if stress else np.empty((system.num_systems, 0)),
+    )
+
+
+def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
+    """Energies [B], forces [N, 3] and stress [B, 3, 3] of the priors and of the constant shift, on the CPU."""
+    system = system.to(potential.device)
+    _check(potential, system)
+    pos = system.pos.detach().requires_grad_()
+    strain = system.pos.new_zeros(system.num_systems, 3, 3).requires_grad_()
+    symmetric = (strain + strain.transpose(1, 2)) / 2
+    moved = system.replace(
+        pos=pos + torch.einsum("ni,nij->nj", pos, symmetric[system.batch]), cell=system.cell + system.cell @ symmetric
+    )
+    with torch.enable_grad():
+        energies = potential.prior_energies(moved)
+        total = energies.new_zeros(system.num_systems).index_add(0, system.batch, energies)
+        forces, tension = torch.zeros_like(pos), torch.zeros_like(strain)
+        if total.requires_grad:
+            found = torch.autograd.grad(total.sum(), [pos, strain], allow_unused=True)
+            forces = forces if found[0] is None else -found[0]
+            tension = tension if found[1] is None else found[1]
+    volume = system.volume.masked_fill(system.volume == 0, 1)
+    total = total.detach() + potential.energy_shift
+    return total.cpu(), forces.detach().cpu(), (tension / volume[:, None, None]).detach().cpu()
+
+
+def _check(potential: Potential, system: System) -> None:
+    system.validate()
+    potential.check_elements(system.z)

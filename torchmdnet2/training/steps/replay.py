@@ -1,0 +1,355 @@
+"""Training steps that the device repeats by itself: batch, forces, second derivatives, update, in one CUDA graph.
+
+Shapes as in packed.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels.errors import ROWS, BatchErrors, Labels, Penalties
+from ...potential import Result
+from ...runtime.capture import captured
+from ...system import System
+from ..config.loss_config import LossConfig
+from .distributed import Devices
+from .loss import penalty_sums, residuals
+from .metrics import NUM_ELEMENTS, ErrorSums
+from .network import PackedNetwork
+from .packed import Capacity, PackedBatch, PackedFrames
+
+__all__ = ["ErrorPass", "Replayed", "TrainingPass"]
+
+_MOST_GRAPHS = 12
+_PROPERTIES = ("energy", "forces", "stress")
+
+
+class Replayed:
+    """Something done to batches of packed frames, captured once per size of batch.
+
+    Args:
+        store: the frames.
+        frames: B, the most that a batch holds.
+        body: what to do with a batch; it must read nothing back from the device, and write its results to tensors
+            that exist beforehand.
+        warm_up: done before a capture, outside of it: compiles kernels, makes those tensors.
+        tf32: matrix products of float32 numbers rounded to 10 bits of mantissa, on tensor cores.
+
+    On devices that are not CUDA nothing is captured.
+    """
+
+    def __init__(
+        self,
+        store: PackedFrames,
+        frames: int,
+        body: Callable[[PackedBatch], None],
+        warm_up: Callable[[PackedBatch], None],
+        tf32: bool = False,
+    ):
+        self.store, self.frames, self.body, self.warm_up, self.tf32 = store, frames, body, warm_up, tf32
+        self.captures = 0
+        self._chosen = torch.full((frames,), -1, dtype=torch.int64, device=store.device)
+        self._cuda = store.device.type == "cuda"
+        self._graphs: OrderedDict[Capacity, torch.cuda.CUDAGraph] = OrderedDict()
+        self._ready = False
+        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
+
+    def __call__(self, chosen: Sequence[int]) -> None:
+        """Do it with these frames, on the current stream, without waiting."""
+        room = self.room(chosen)
+        if not self._cuda:
+            self._plain(chosen, room)
+            return
+        index = torch.full((self.frames,), -1, dtype=torch.int64)
+        index[: len(chosen)] = torch.as_tensor(list(chosen))
+        # each its own pinned copy: the previous one may still be on its way
+        self._chosen.copy_(index.pin_memory(), non_blocking=True)
+        if room not in self._graphs:
+            self._graphs[room] = self._prepare(room)
+        self._graphs.move_to_end(room)
+        self._graphs[room].replay()
+
+    def _plain(self, chosen: Sequence[int], room: Capacity) -> None:
+        """Without a graph: at the batch's own size."""
+        self._chosen = torch.tensor(list(chosen), dtype=torch.int64)
+        if not self._ready:
+            self._run(self.warm_up, room)
+            self._ready = True
+        self._run(self.body, room)
+
+    def clear(self) -> None:
+        """Forget the graphs, because the body does something else from now on, or nothing any more."""
+        for graph in self._graphs.values():
+            graph.reset()
+        self._graphs.clear()
+        self._ready = False
+
+    def room(self, chosen: Sequence[int]) -> Capacity:
+        """Size of the graph for a batch: one of few, a tenth larger than the one before. Without graphs: its own."""
+        need = self.store.size(chosen)
+        if not self._cuda:
+            return need
+        return Capacity(self.frames, _ladder(need.atoms), _ladder(need.pairs))
+
+    def _run(self, body: Callable[[PackedBatch], None], room: Capacity) -> None:
+        with _matmul_precision(self.tf32):
+            body(self.store.batch(self._chosen, room))
+
+    def _prepare(self, room: Capacity) -> torch.cuda.CUDAGraph:
+        while len(self._graphs) >= _MOST_GRAPHS:
+            self._graphs.popitem(last=False)
+        with torch.cuda.device(self.store.device):
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._run(self.warm_up, room)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with captured(graph, side, self._pool):
+                self._run(self.body, room)
+        self.captures += 1
+        return graph
+
+
+def _ladder(needed: int) -> int:
+    """The next of the sizes 64, 70, 77, …: at most a tenth more than needed, in multiples of 16 when large."""
+    size = 64.0
+    while size < needed:
+        size *= 1.1
+    return -(-int(size) // 16) * 16
+
+
+@contextmanager
+def _matmul_precision(tf32: bool) -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = tf32
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+def as_labelled(batch: PackedBatch) -> tuple[System, dict[str, Tensor]]:
+    """The frames of a packed batch as the losses know them; the last structure has no labels."""
+    atoms, structures = batch.forces.shape[0], batch.energy.shape[0]
+    zeros = batch.forces.new_zeros(structures, 3, 3)
+    system = System(
+        z=batch.z[:atoms],
+        pos=torch.zeros_like(batch.forces),
+        batch=batch.structure[:atoms],
+        cell=zeros,
+        pbc=torch.zeros_like(zeros[:, 0], dtype=torch.bool),
+        charge=zeros[:, 0, 0],
+        spin=torch.zeros_like(zeros[:, 0, 0], dtype=torch.long),
+    )
+    labels = {"energy": batch.energy, "forces": batch.forces}
+    if batch.stress is not None:
+        labels["stress"] = batch.stress
+    return system, labels
+
+
+class ErrorPass:
+    """Errors of a network over packed frames, added up on the device.
+
+    Args:
+        network: energies and forces.
+        loss: which errors, and their weights.
+        devices: processes that each have a part of every batch.
+    """
+
+    def __init__(self, network: PackedNetwork, loss: LossConfig, devices: Devices | None = None):
+        self.network, self.loss, self.devices = network, loss, devices or Devices()
+        device = next(network.potential.parameters()).device
+        # as the kernels have them; names stand for parts of them
+        self._table = torch.zeros(8 + NUM_ELEMENTS, 3, dtype=torch.float64, device=device)
+        self._weight = torch.zeros(len(_PROPERTIES), dtype=torch.float64, device=device)
+        self._weights = dict(zip(_PROPERTIES, self._weight.unbind(), strict=True))
+        self._sums: dict[str, Tensor] = {}
+
+    def body(self, batch: PackedBatch) -> None:
+        self._add(self.network(batch), batch)
+
+    def warm_up(self, batch: PackedBatch) -> None:
+        result = self.network(batch)
+        self._reserve(result, batch)
+        with self._rehearsal():
+            self._add(result, batch)
+
+    def _reserve(self, result: Result, batch: PackedBatch) -> None:
+        """Say which sums there are."""
+        for name in self._errors(result, batch)[0].sums:
+            self._sums.setdefault(name, self._table[ROWS[name]])
+        self.set_loss(self.loss)
+
+    @contextmanager
+    def _rehearsal(self) -> Iterator[None]:
+        """A block whose sums are those of this process alone and are forgotten."""
+        before = self._table.clone()
+        with self.devices.alone():
+            yield
+        self._table.copy_(before)
+
+    def _errors(self, result: Result, batch: PackedBatch) -> tuple[ErrorSums, dict[str, tuple[Tensor, Tensor]]]:
+        system, labels = as_labelled(batch)
+        found = residuals(result, labels)
+        errors = ErrorSums(self.loss, batch.r.device)
+        errors.add(found, system)
+        return errors, penalty_sums(found, system, self.loss)
+
+    def _add(self, result: Result, batch: PackedBatch) -> Tensor:
+        """Add the errors of a batch; returns its part of the loss, a mean over the labels of all parts."""
+        if self.network.use_kernels and batch.energy.is_cuda:
+            return self._by_kernels(result, batch)
+        return self._reference(result, batch)
+
+    def _reference(self, result: Result, batch: PackedBatch) -> Tensor:
+        errors, sums = self._errors(result, batch)
+        for name, value in errors.sums.items():
+            self._sums[name].add_(value)
+        loss = batch.energy.new_zeros(())
+        if sums:
+            counts = self.devices.sum(torch.stack([count.double() for _, count in sums.values()])).clamp(min=1)
+            for (name, (total, _)), count in zip(sums.items(), counts.unbind(), strict=True):
+                loss = loss + self._weights[name] * (total / count)
+        return loss
+
+    def _by_kernels(self, result: Result, batch: PackedBatch) -> Tensor:
+        """As `_reference`, in three kernels with its backward pass."""
+        num = batch.forces.shape[0]
+        labels = Labels(batch.energy, batch.forces, batch.stress, batch.atom_ptr, batch.element, batch.z[num:])
+        kinds = {n: self.loss.kind_of(n) if self.loss.weight(n) > 0 else None for n in _PROPERTIES}
+        penalties = Penalties(**kinds, delta=self.loss.huber_delta, per_atom=self.loss.per_atom)
+        over_processes = self.devices.sum if self.devices.size > 1 else None
+        errors = BatchErrors(labels, penalties, self._table, self._weight, over_processes)
+        return errors(result.energy, result.forces, result.stress)
+
+    def set_loss(self, loss: LossConfig) -> bool:
+        """The loss from now on; True when graphs have to be captured anew, because other labels count."""
+        active = [[n for n in _PROPERTIES if config.weight(n) > 0] for config in (loss, self.loss)]
+        self.loss = loss
+        for name, weight in self._weights.items():
+            weight.fill_(loss.weight(name))
+        return active[0] != active[1]
+
+    def take(self) -> dict[str, Tensor]:
+        """The sums of all processes since the last call, by name as in `ErrorSums.sums`."""
+        taken = self.devices.sums({name: value.clone() for name, value in self._sums.items()})
+        for value in self._sums.values():
+            value.zero_()
+        return taken
+
+
+class TrainingPass(ErrorPass):
+    """A training step: loss, gradient, clipping, update of the weights and of their average.
+
+    A step whose loss or gradient is not finite changes no weight, and is remembered until `check`.
+
+    Args:
+        network, loss: as for ErrorPass.
+        parameters: what is trained.
+        average: as many parameters, the weight average.
+        optimizer: one that takes rates as tensors and does not wait for the device: AdamW, Muon.
+        clipping: largest norm of the gradient.
+        devices: as for ErrorPass.
+    """
+
+    def __init__(
+        self,
+        network: PackedNetwork,
+        loss: LossConfig,
+        parameters: Sequence[nn.Parameter],
+        average: Sequence[nn.Parameter],
+        optimizer: torch.optim.Optimizer,
+        clipping: float,
+        devices: Devices | None = None,
+    ):
+        super().__init__(network, loss, devices)
+        self.parameters: list[Tensor] = list(parameters)
+        self.average: list[Tensor] = list(average)
+        self.optimizer = optimizer
+        self.clipping = clipping
+        some = self.parameters[0]
+        # torch's fused kernels on GPUs read rates in float32
+        precision = torch.float32 if some.is_cuda else some.dtype
+        self._rates = torch.zeros(len(optimizer.param_groups), dtype=precision, device=some.device)
+        self._share = torch.zeros((), dtype=precision, device=some.device)
+        # loss of the last step; number of steps; first step that was not finite, and its loss
+        self.status = torch.tensor([0.0, 0.0, math.inf, 0.0], dtype=torch.float64, device=some.device)
+        # all gradients and the loss side by side: one sum over the processes, one norm
+        self._flat = some.new_zeros(sum(p.numel() for p in self.parameters) + 1)
+        for p, part in zip(self.parameters, self._flat[:-1].split([p.numel() for p in self.parameters]), strict=True):
+            p.grad = part.view_as(p)
+        self.devices.sum(self._flat)  # the first sum makes connections, which a capture could not
+        self.devices.sum(self.status.new_zeros(3))
+        self._make_capturable()
+
+    def _make_capturable(self) -> None:
+        """Rates as tensors, and the state of the optimizer made before a capture could make it."""
+        for k, group in enumerate(self.optimizer.param_groups):
+            group["lr"] = self._rates[k]
+            group["capturable"] = self._rates.is_cuda
+        for p, state in self.optimizer.state.items():
+            # a count that was read from a file may be on the CPU, where a graph would keep its value of today
+            state.update({name: value.to(p.device) for name, value in state.items() if isinstance(value, Tensor)})
+        known = {p: {name: value.clone() for name, value in state.items()} for p, state in self.optimizer.state.items()}
+        if all(p in known for p in self.parameters):
+            return
+        self.optimizer.step()  # with gradients and rates of zero
+        for p, state in self.optimizer.state.items():
+            for name, value in state.items():
+                if p in known:
+                    value.copy_(known[p][name])
+                elif name == "step":
+                    value.zero_()
+
+    def body(self, batch: PackedBatch) -> None:
+        self._gradients(batch)
+        self.devices.sum(self._flat)
+        gradient, loss = self._flat[:-1], self._flat[-1]
+        norm = torch.linalg.vector_norm(gradient)
+        finite = torch.isfinite(loss) & torch.isfinite(norm)
+        # a step that is not finite becomes one with gradients and rates of zero, which changes no weight
+        scale = (self.clipping / (norm + 1e-6)).clamp(max=1.0)
+        gradient.copy_(torch.where(finite, gradient * scale, 0))
+        self._rates.mul_(finite)
+        self._share.mul_(finite)
+        self.optimizer.step()
+        with torch.no_grad():
+            change = list(torch._foreach_sub(self.parameters, self.average))
+            torch._foreach_mul_(change, self._share)
+            torch._foreach_add_(self.average, change)
+            first = ~finite & torch.isinf(self.status[2])
+            self.status[2:] = torch.where(first, torch.stack([self.status[1], loss.double()]), self.status[2:])
+            self.status[0] = loss
+            self.status[1] += 1
+
+    def warm_up(self, batch: PackedBatch) -> None:
+        self._reserve(self.network(batch), batch)  # and forget that result: two at a time are twice the memory
+        with self._rehearsal():
+            self._gradients(batch)
+
+    def _gradients(self, batch: PackedBatch) -> None:
+        """The loss of a batch and its gradients, into their places."""
+        loss = self._add(self.network(batch), batch)
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        used = [(p.grad, g) for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
+        places = [place for place, _ in used if place is not None]
+        torch._foreach_copy_(places, [gradient for _, gradient in used])  # the others stay zero
+        self._flat[-1] = loss.detach()
+
+    def set_rates(self, rates: Sequence[float], share: float) -> None:
+        """Learning rate of each group of parameters, and the share of the new weights in their average."""
+        if self._rates.is_cuda:
+            values = torch.tensor([*rates, share]).pin_memory()
+            self._rates.copy_(values[:-1], non_blocking=True)
+            self._share.copy_(values[-1], non_blocking=True)
+        else:
+            self._rates.copy_(torch.tensor(rates, dtype=self._rates.dtype))
+            self._share.fill_(share)

@@ -1,0 +1,347 @@
+"""The training loop.
+
+One epoch: every training frame once, in an order that depends on (seed, epoch) alone; then the validation frames with
+the averaged weights. On a CPU the same configuration gives the same weights, bit for bit, also when it is
+interrupted anywhere and resumed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from ...potential import Potential, Result
+from ...system import System
+from ..config.config import TrainingConfig
+from ..config.loss_config import LossConfig
+from ..run.interrupts import Interrupted
+from .batches import Batch, Frames, Loader, measured_batches, training_batches
+from .distributed import Devices
+from .loss import penalty_sums, residuals, total_loss
+from .metrics import ErrorSums
+from .optimizers import ScheduleFreeAdamW, make_optimizer, set_rate
+from .schedule import BestEpoch, LearningRate, copy_averaged, update_average
+from .state import load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
+
+if TYPE_CHECKING:
+    from .loop import PackedLoop
+
+__all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict"]
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss or its gradient is not finite; the message names the frames."""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What is computed besides the energy."""
+
+    forces: bool = True
+    stress: bool = False
+
+
+@dataclass
+class Hooks:
+    """What the loop calls.
+
+    Attributes:
+        step: after each step, with the trainer and the loss.
+        epoch: after each epoch, with the trainer and its row of metrics.
+        best: when an epoch was the best so far.
+        save: before the state is saved; what belongs to it must be on the disk first.
+        stop: after each step and each epoch; the number of the signal that asks to stop, or None to go on.
+    """
+
+    step: Callable[[Trainer, float], None] = field(default=lambda trainer, loss: None)
+    epoch: Callable[[Trainer, dict[str, Any]], None] = field(default=lambda trainer, row: None)
+    best: Callable[[Trainer], None] = field(default=lambda trainer: None)
+    save: Callable[[Trainer], None] = field(default=lambda trainer: None)
+    stop: Callable[[], int | None] = field(default=lambda: None)
+
+
+class Trainer:
+    """Finds the weights of a potential.
+
+    Args:
+        potential: on its device; its weights are changed.
+        train, validation: frames; without validation frames the training loss decides which epoch is best.
+        config: how.
+        properties: what the labels need.
+        num_workers: reading processes.
+        state_path: where the state is saved, each epoch and every `save_every` steps; None: nowhere.
+        save_after: seconds, between which it is saved once at most, but for the start and the end.
+        identity: stored with the state, to recognise the run (configuration and data).
+    """
+
+    def __init__(
+        self,
+        potential: Potential,
+        train: Frames,
+        validation: Frames | None,
+        config: TrainingConfig,
+        properties: Properties | None = None,
+        num_workers: int = 0,
+        state_path: str | os.PathLike | None = None,
+        save_every: int = 500,
+        save_after: float = 0.0,
+        identity: dict[str, Any] | None = None,
+    ):
+        self.config, self.properties = config, properties or Properties()
+        self.potential, self.device = potential.train(), potential.device
+        self.average = copy.deepcopy(potential).eval()
+        self.train, self.validation = train, validation
+        self.train_loader = Loader(train, num_workers)
+        self.validation_loader = Loader(validation, num_workers) if validation else None
+        self.state_path, self.identity = state_path, identity or {}
+        self.save_every, self.save_after, self._saved = save_every, save_after, -math.inf
+
+        self.parameters = [p for p in potential.parameters() if p.requires_grad]
+        self.optimizer = make_optimizer(potential, config.optimizer, config.weight_decay, config.layer_lr_decay)
+
+        self.steps_per_epoch = len(training_batches(train, config, 0))  # with a budget, a few more or less later
+        self.total_steps = config.max_epochs * self.steps_per_epoch
+        self.learning_rate = LearningRate(config, self.total_steps)
+        self.best = BestEpoch(config.early_stopping_patience)
+        self.epoch, self.position, self.step_count = 0, 0, 0  # position: batches of this epoch that are done
+        self.sums = ErrorSums(self.loss, self.device)
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0  # of this epoch, over all its interruptions
+        self.packed: PackedLoop | None = None
+
+    @property
+    def loss(self) -> LossConfig:
+        """The loss of this epoch."""
+        return self.config.loss.at(self.epoch, self.config.max_epochs)
+
+    # --- the loop ------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        return self.epoch >= self.config.max_epochs or self.best.stop
+
+    def run(self, hooks: Hooks) -> None:
+        """Train until `max_epochs` or early stopping.
+
+        Raises:
+            TrainingDiverged: the loss is not finite; names the frames of the batch.
+            Interrupted: `hooks.stop` said so; the state is saved.
+        """
+        while not self.finished:
+            self.train_epoch(hooks)
+            number = self.end_epoch(hooks)
+            if number is not None and not self.finished:
+                self._interrupt(number)
+
+    def _interrupt(self, number: int) -> NoReturn:
+        name = signal.Signals(number).name
+        saved = "; its state is saved: continue with --resume auto" if self.state_path is not None else ""
+        raise Interrupted(number, f"the training was stopped by {name} after step {self.step_count}{saved}")
+
+    def train_epoch(self, hooks: Hooks) -> None:
+        """The steps of this epoch that are not yet done."""
+        order = training_batches(self.train, self.config, self.epoch)
+        start = time.monotonic()
+        for loss in self.steps(order[self.position :]):
+            self.position += 1
+            self.step_count += 1
+            hooks.step(self, loss)
+            number = hooks.stop()
+            if self.step_count % self.save_every == 0 or number is not None:
+                self.seconds, start = self.seconds + time.monotonic() - start, time.monotonic()
+                self.save(hooks, at_once=number is not None)
+            if number is not None:
+                self._interrupt(number)
+        self.seconds += time.monotonic() - start
+
+    def steps(self, order: list[list[int]]) -> Iterator[float]:
+        """A step for each batch; yields the loss, or the newest that is known."""
+        if self.packed is not None:
+            yield from self.packed.steps(order)
+        else:
+            for batch in self.train_loader(order):
+                yield self.step(batch.to(self.device))
+
+    def pack(self, devices: Devices | None = None) -> str | None:
+        """Take the steps from packed frames from now on; returns why that cannot be, in words, or None.
+
+        Args:
+            devices: processes that each take a share of every batch; None: this one alone.
+        """
+        if self.device.type == "cuda" and find_spec("triton") is None:  # comes with PyTorch for GPUs
+            return "a missing package (pip install triton)"
+        from .loop import PackedLoop, why_not_packed
+
+        reason = why_not_packed(self)
+        if reason is None:
+            self.packed = PackedLoop(self, devices)
+        return reason
+
+    def step(self, batch: Batch) -> float:
+        """One step of the optimizer; returns the loss."""
+        set_rate(self.optimizer, self.learning_rate.rate(self.step_count))
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(batch)
+        largest = self.config.gradient_clipping or math.inf
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, largest)
+        value = float(loss)
+        if not (math.isfinite(value) and math.isfinite(float(norm))):
+            raise TrainingDiverged(self._blame(batch, value))
+        self.optimizer.step()
+        if isinstance(self.optimizer, ScheduleFreeAdamW):
+            copy_averaged(self.average, self.potential, self.optimizer)
+        else:
+            update_average(self.average, self.potential, self.learning_rate.average_share(self.step_count))
+        return value
+
+    def backward(self, batch: Batch) -> Tensor:
+        """The loss of a batch, its gradients added to the parameters' and its errors to the epoch's."""
+        result = predict(self.potential, batch, self.properties, create_graph=True)
+        found = residuals(result, batch.sample.labels)
+        loss_config = self.loss
+        sums = penalty_sums(found, batch.sample.system, loss_config)
+        if not sums:  # nothing to learn: gradients of zero, as in a packed step, where momentum goes on
+            for p in self.parameters:
+                p.grad = torch.zeros_like(p)
+            return torch.zeros(())
+        loss = total_loss(sums, loss_config)
+        loss.backward()
+        self.sums.add(found, batch.sample.system)
+        return loss.detach()
+
+    def end_epoch(self, hooks: Hooks) -> int | None:
+        """Validate, remember, save; returns the number of the signal that asks to stop."""
+        if self.packed is not None:
+            self.packed.check()
+        row: dict[str, Any] = {
+            "epoch": self.epoch + 1,
+            "step": self.step_count,
+            "lr": self.learning_rate.rate(self.step_count - 1),
+            **self.sums.row("train"),
+        }
+        watched = row["train_loss"]
+        if self.validation is not None:
+            errors = self.validate()
+            row.update(errors.row("validation"))
+            watched = row["validation_loss"]
+        row["seconds"] = round(self.seconds, 3)
+        self.learning_rate.end_of_epoch(watched)
+        row["best"] = self.best.end_of_epoch(self.epoch, watched)
+        self.history.append(row)
+        self.epoch, self.position, self.seconds = self.epoch + 1, 0, 0.0
+        self.sums = ErrorSums(self.loss, self.device)
+        if row["best"]:
+            hooks.best(self)
+        hooks.epoch(self, row)
+        number = hooks.stop()
+        self.save(hooks, at_once=self.finished or number is not None)
+        return number
+
+    def validate(self) -> ErrorSums:
+        """Errors of the averaged weights on the validation frames."""
+        assert self.validation is not None and self.validation_loader is not None
+        order = measured_batches(self.validation, self.config)
+        if self.packed is not None:
+            return self.packed.validate(order)
+        sums = ErrorSums(self.config.loss.final, self.device)
+        for batch in self.validation_loader(order):
+            batch = batch.to(self.device)
+            result = predict(self.average, batch, self.properties)
+            sums.add(residuals(result, batch.sample.labels), batch.sample.system)
+        return sums
+
+    def blame(self, positions: Sequence[int], loss: float) -> NoReturn:
+        """Raise TrainingDiverged for a batch of these frames."""
+        batch = next(iter(self.train_loader([list(positions)])))
+        raise TrainingDiverged(self._blame(batch.to(self.device), loss))
+
+    def _blame(self, batch: Batch, loss: float) -> str:
+        """Which frames of the batch have predictions or labels that are not finite; all of them when none has."""
+        result = predict(self.potential, batch, self.properties)
+        bad = ~torch.isfinite(result.energy)
+        if result.forces is not None:
+            rows = (~torch.isfinite(result.forces)).any(1)
+            bad = bad.index_put((batch.sample.system.batch[rows],), torch.ones_like(rows[rows]))
+        chosen = [index for index, wrong in zip(batch.frames, bad.tolist(), strict=True) if wrong] or batch.frames
+        names = "; ".join(self.train.data.name(index) for index in chosen)
+        return (
+            f"step {self.step_count}, epoch {self.epoch + 1}: the loss ({loss}) or its gradient is not finite in "
+            f"{names}. Look for wrong labels there, or lower training.lr"
+        )
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def save(self, hooks: Hooks, at_once: bool) -> None:
+        """Write everything that the rest of the training depends on, at once or when it is time again."""
+        if self.packed is not None:
+            self.packed.check()  # of all processes, also those that write nothing
+        if self.state_path is None or not (at_once or time.monotonic() - self._saved >= self.save_after):
+            return
+        hooks.save(self)
+        tensors = {f"model.{k}": v for k, v in self.potential.state_dict().items()}
+        tensors.update({f"average.{k}": v for k, v in self.average.state_dict().items()})
+        tensors.update({f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer).items()})
+        tensors.update({f"sums.{k}": v for k, v in self.sums.sums.items()})
+        tensors["rng.cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["rng.cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "identity": self.identity,
+            "epoch": self.epoch,
+            "position": self.position,
+            "step": self.step_count,
+            "seconds": self.seconds,
+            "learning_rate": self.learning_rate.state(),
+            "best": self.best.state(),
+            "history": self.history,
+        }
+        save_state(self.state_path, tensors, state)
+        self._saved = time.monotonic()
+
+    def restore(self, path: str | os.PathLike) -> None:
+        """Continue from a saved state, as if there had been no interruption.
+
+        Raises:
+            BadCheckpoint: the file is damaged or belongs to another model.
+        """
+        tensors, state = load_state(path)
+        load_exactly(self.potential, select(tensors, "model"), path)
+        load_exactly(self.average, select(tensors, "average"), path)
+        restore_optimizer(self.optimizer, select(tensors, "optimizer"))
+        self.epoch, self.position, self.step_count = state["epoch"], state["position"], state["step"]
+        self.sums = ErrorSums(self.loss, self.device)
+        self.sums.sums = {name: value.to(self.device) for name, value in select(tensors, "sums").items()}
+        self.seconds, self.history = state["seconds"], state["history"]
+        self.learning_rate.restore(state["learning_rate"])
+        self.best.restore(state["best"])
+        torch.set_rng_state(tensors["rng.cpu"])
+        if self.device.type == "cuda" and "rng.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
+
+
+def predict(potential: Potential, batch: Batch, properties: Properties, create_graph: bool = False) -> Result:
+    """Energy, and forces and stress where the labels need them."""
+    system = batch.sample.system
+    stress = properties.stress and "stress" in batch.sample.labels
+    if stress:
+        system = _with_volume(system)
+    return potential(
+        system, forces=properties.forces, stress=stress, neighbors=batch.neighbors, create_graph=create_graph
+    )
+
+
+def _with_volume(system: System) -> System:
+    """Molecules get a unit cell beside periodic structures in one batch; their stress has no label."""
+    flat = (system.volume == 0) & ~system.pbc.any(1)
+    eye = torch.eye(3, dtype=system.dtype, device=system.device).expand_as(system.cell)
+    return system.replace(cell=torch.where(flat[:, None, None], eye, system.cell))
