@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from ase import Atoms
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import write
 
 from torchmdnet2 import checkpoint
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.config.config import load_config, parse_config
 from torchmdnet2.training.run.run import run_training
 
 from .conftest import make_frames
 from .test_resume import weights_hash
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 @pytest.fixture
@@ -99,7 +106,7 @@ def test_a_budget_of_atoms_trains_and_resumes(raw_config, tmp_path):
         if trainer.step_count == 8:
             raise Stopped
 
-    from torchmdnet2.training.run.run import run
+    from torchmdnet2.training.run import run
 
     original = run.Hooks
     with pytest.MonkeyPatch.context() as patch:
@@ -108,3 +115,56 @@ def test_a_budget_of_atoms_trains_and_resumes(raw_config, tmp_path):
             run_training(parse_config(raw_config))
     parts = run_training(parse_config(raw_config), resume="auto")
     assert weights_hash(parts) == weights_hash(whole)
+
+
+FORMULAS = {"acac": "C5H8O2", "3bpa": "C12H12N2O"}
+TEST_SETS = {"acac": "test_MD_300K", "3bpa": "test_300K"}
+
+
+@pytest.fixture
+def molecules(tmp_path):
+    """Few frames under the names of the published files, with energies and forces of a spring model."""
+    for molecule, formula in FORMULAS.items():
+        for name, seeds in (("train_300K", range(9)), (TEST_SETS[molecule], range(9, 13))):
+            path = tmp_path / "root" / molecule / f"{name}.xyz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, [springs(formula, seed) for seed in seeds], format="extxyz")
+    return tmp_path / "root"
+
+
+def springs(formula, seed):
+    """Atoms on a line of 1 Å steps, displaced; each is held by a spring."""
+    atoms = Atoms(formula)
+    moved = np.random.default_rng(seed).normal(0, 0.1, (len(atoms), 3))
+    atoms.positions = np.arange(len(atoms))[:, None] * [1.0, 0.0, 0.0] + moved
+    atoms.calc = SinglePointCalculator(atoms, energy=float((moved**2).sum()), forces=-2 * moved)
+    return atoms
+
+
+def recipe(name, root, *more):
+    small = {"data.root": root, "data.download": "false", "data.split": "{train: 6, validation: 3, seed: 1}"}
+    small |= {"model.hidden_channels": 8, "model.num_layers": 1, "model.num_rbf": 4, "model.cutoff": 2.5}
+    small |= {"training.max_epochs": 1, "training.device": "cpu", "output.report": "false"}
+    return load_config(CONFIGS / f"{name}.yaml", [*(f"{key}={value}" for key, value in small.items()), *more])
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_published_test_set_by_its_name(name, molecules, tmp_path):
+    """configs/acac.yaml and configs/3bpa.yaml: test frames are those of the test file."""
+    path = run_training(recipe(name, molecules, f"output.folder={tmp_path / 'run'}"))
+    data = checkpoint.read_header(path)["metadata"]["data"]
+    assert data["frames"] == {"train": 6, "validation": 3, "test": 4} and data["licence"] == "MIT"
+    assert {file.rsplit("/", 1)[1] for file in data["files"]} == {"train_300K.xyz", f"{TEST_SETS[name]}.xyz"}
+    splits = json.loads((path.parent / "splits.json").read_text())
+    assert splits["test"]["files"] == [str(molecules / name / f"{TEST_SETS[name]}.xyz")]
+    assert splits["train"]["files"] == [str(molecules / name / "train_300K.xyz")]
+
+
+def test_wrong_test_sets_are_refused(molecules):
+    for test, message in (
+        ("test_MD_30K", "no file 'test_MD_30K', nor has botnet such a subset, did you mean 'test_MD_300K'"),
+        ("train_300K", "data.test: train_300K: the model is trained on these frames"),
+        (f"[test_MD_300K, {molecules}/acac/train_300K.xyz]", "give subsets of botnet or files, not both"),
+    ):
+        with pytest.raises(BadConfig, match=re.escape(message)):
+            run_training(recipe("acac", molecules, f"data.test={test}"), check=True)

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 SMALL = {
     "data.dataset": "null", "data.molecule": "null", "data.version": "null", "data.max_force": "null",
-    "data.validation": "null", "data.test": "null", "data.num_workers": 0,
+    "data.subsets": "null", "data.validation": "null", "data.test": "null", "data.num_workers": 0,
     "data.split": "{validation: 3, test: 3}", "data.units": "{energy: eV, length: angstrom}",
     "model.hidden_channels": 8, "model.num_layers": 1, "model.num_rbf": 8, "model.cutoff": 3.0,
     "training.batch_size": 4, "training.device": "cpu", "training.num_threads": 1,

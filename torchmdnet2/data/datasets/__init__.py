@@ -6,6 +6,7 @@ data = open_published("rmd17", root="data", molecule="aspirin")
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
@@ -17,7 +18,8 @@ from ..reader import Chunk, Reader
 from ..sources import cache_folder, cache_root, cached
 from .ani import COMP6, ANI1x, ANI2x
 from .base import DATASETS, Published, Source, make_published
-from .download import fetch, verify
+from .botnet import BOTNet
+from .download import fetch, find, verify
 from .maceoff import MACEOFF
 from .md17 import MD17, MD22, RMD17
 from .qm9 import QM9
@@ -35,6 +37,7 @@ __all__ = [
     "SPICE",
     "ANI1x",
     "ANI2x",
+    "BOTNet",
     "Published",
     "Source",
     "WaterBox",
@@ -52,8 +55,9 @@ def open_published(
 ) -> CachedDataset:
     """A published data set.
 
-    Its files are looked for in ROOT/NAME/raw and downloaded if they are not there; the converted frames go beside
-    them, in one folder for each choice of options. Once they are converted, the files may be deleted.
+    Its files are looked for in ROOT/NAME/raw and in ROOT itself, and downloaded into the former if they are in
+    neither. The converted frames go to ROOT/NAME, or to `cache_root()` if that cannot be written, in one folder for
+    each choice of options. Once they are converted, the files may be deleted.
 
     Args:
         name: one of DATASETS.
@@ -70,21 +74,31 @@ def open_published(
     given = {option: value for option, value in options.items() if value is not None}
     published = make_published(name, given)
     folder = (cache_root() if root is None else Path(root)) / name
-    converted = cache_folder([s.file for s in published.sources], {"dataset": name, **_plain(given)}, folder)
-    names = [(source.file, *source.instead) for source in published.sources]
-    here = all(any((folder / "raw" / file).is_file() for file in files) for files in names)
-    if not here and (converted / "index.json").is_file():
+    key = [s.file for s in published.sources], {"dataset": name, **_plain(given)}
+    converted = cache_folder(*key, folder)
+    if not (converted / "index.json").is_file() and not _writable(folder):
+        converted = cache_folder(*key, cache_root() / name)
+    folders = [folder / "raw", *([] if root is None else [Path(root)])]
+    present = [find(source, folders) for source in published.sources]
+    if None in present and (converted / "index.json").is_file():
         return CachedDataset(converted)  # the files have been deleted to save room
-    files = [fetch(source, folder / "raw", download, say) for source in published.sources]
+    sources = zip(present, published.sources, strict=True)
+    files = [path or fetch(source, folders[0], download, say) for path, source in sources]
 
     def readers() -> list[Reader]:
         for path, source in zip(files, published.sources, strict=True):
-            if path.name == source.file:
+            if path.name == Path(source.file).name:
                 verify(path, source, say)
         say(f"converting {name}: {', '.join(map(str, files))}")
         return [_PublishedReader(name, published, files)]
 
     return cached(readers, [str(path) for path in files], converted)
+
+
+def _writable(folder: Path) -> bool:
+    while not folder.exists():
+        folder = folder.parent
+    return os.access(folder, os.W_OK)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Source:
 
     Attributes:
         url: where it is.
-        file: its name here.
+        file: its name here, with the folder that it is in.
         sha256: its checksum, or the first digits of it; "" where none is known.
         md5: the same.
         instead: names of files that serve as well, when the user has put one of them there.
@@ -52,6 +52,7 @@ class Published(ABC):
         reference_energies: atomic number -> eV as published, or empty: then fit them (`priors: atomref`, `fit`).
         labels: what its frames have.
         sources: the files.
+        subset_names: parts that a configuration may name for validation and test, beside the option `subsets`.
     """
 
     citation: ClassVar[str]
@@ -60,6 +61,7 @@ class Published(ABC):
     labels: tuple[str, ...] = ("energy", "forces")
     reference_energies: Mapping[int, float] = {}
     sources: Sequence[Source]
+    subset_names: Sequence[str] = ()
 
     @abstractmethod
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:

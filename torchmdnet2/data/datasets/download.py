@@ -6,15 +6,21 @@ import hashlib
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import BadData
 from .base import Source
 
-__all__ = ["fetch", "verify"]
+__all__ = ["fetch", "find", "verify"]
 
 _BLOCK = 2**20
+
+
+def find(source: Source, folders: Sequence[Path]) -> Path | None:
+    """The file of a source, or one that serves as well, in the first folder that has one; None where none has."""
+    paths = (folder / name for folder in folders for name in (source.file, *source.instead))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def fetch(source: Source, folder: Path, download: bool = True, say: Callable[[str], None] = print) -> Path:
@@ -35,14 +41,13 @@ def fetch(source: Source, folder: Path, download: bool = True, say: Callable[[st
         OSError: the server cannot be reached, or the disk is full.
     """
     path = folder / source.file
-    for name in (source.file, *source.instead):
-        if (folder / name).is_file():
-            return folder / name
+    if (present := find(source, [folder])) is not None:
+        return present
     if not download:
         raise FileNotFoundError(f"{path} is not there; it comes from {source.url}")
     if not source.url.startswith(("https://", "http://")):
         raise BadData(f"{source.url}: only http and https addresses are downloaded")
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = folder / f"{source.file}.part"
     say(f"downloading {source.url}")
     try:

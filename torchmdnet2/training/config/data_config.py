@@ -99,15 +99,19 @@ class DataConfig(Section):
     )
     root: str | None = Field(default=None, description="folder of published data sets; null: the user's cache")
     download: bool = Field(default=True, description="fetch files of a published data set that are not there")
-    molecule: str | None = Field(default=None, description="of md17, rmd17, md22")
+    molecule: str | None = Field(default=None, description="of md17, rmd17, md22, botnet")
     version: str | None = Field(default=None, description="of spice, comp6")
-    subsets: list[str] | None = Field(default=None, description="of spice, comp6")
+    subsets: list[str] | None = Field(default=None, description="of spice, comp6, botnet")
     energy: str | None = Field(default=None, description="which energy: of qm9 (U0, U, H, G), ani1x, spice")
     max_force: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="of spice, maceoff: leave out frames with larger forces, eV/Å"
     )
-    validation: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
-    test: str | list[str] | None = Field(default=None, description="own file(s); null: split from data.train")
+    validation: str | list[str] | None = Field(
+        default=None, description="own file(s), or subset(s) of botnet by name; null: split from data.train"
+    )
+    test: str | list[str] | None = Field(
+        default=None, description="own file(s), or subset(s) of botnet by name; null: split from data.train"
+    )
     format: str = Field(default="auto", description="auto: by the file's name")
     keys: KeysConfig = Field(default_factory=KeysConfig)
     units: UnitsConfig = Field(default_factory=UnitsConfig)

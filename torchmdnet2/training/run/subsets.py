@@ -37,18 +37,19 @@ def open_subsets(
     def opened(path: str | list[str]) -> Dataset:
         return open_dataset(path, keys=keys, units=units, format=config.format, cache=config.cache)
 
-    if config.train is not None:
-        main = opened(config.train)
-    else:
-        assert config.dataset is not None  # one of the two is given
-        published = open_published(config.dataset, config.root, config.download, **config.options)
-        main = published.with_labels({source: name for name, source in keys.items()})
+    def published(**further: Any) -> Dataset:
+        assert config.dataset is not None  # or else config.train is given
+        dataset = open_published(config.dataset, config.root, config.download, **{**config.options, **further})
+        return dataset.with_labels({source: name for name, source in keys.items()})
+
+    named = {name: _named(config, name) for name in SUBSETS[1:]}
+    main = opened(config.train) if config.train is not None else published()
     subsets: dict[str, tuple[Dataset, list[int]]] = {}
     own = {name: getattr(config, name) for name in SUBSETS[1:] if getattr(config, name) is not None}
     divided = _read_split(config, main) if config.split.file else _divide(config, len(main), set(own))
     for name in SUBSETS:
         if name in own:
-            dataset = opened(own[name])
+            dataset = published(subsets=named[name]) if named[name] else opened(own[name])
             subsets[name] = (dataset, list(range(len(dataset))))
         elif divided.get(name):
             subsets[name] = (main, divided[name])
@@ -59,6 +60,31 @@ def open_subsets(
         drawn = np.random.default_rng(config.split.bootstrap).integers(0, len(indices), len(indices))
         subsets["train"] = (dataset, sorted(indices[k] for k in drawn.tolist()))
     return subsets
+
+
+def _named(config: DataConfig, subset: str) -> list[str]:
+    """The subsets of a published data set that stand in the place of files for validation or test.
+
+    Raises:
+        BadConfig: there is neither such a subset nor such a file, or training has these frames.
+    """
+    given = getattr(config, subset)
+    if config.dataset is None or subset == "train" or given is None:
+        return []
+    published = make_published(config.dataset, config.options)
+    names = [given] if isinstance(given, str) else given
+    known = [name for name in names if name in published.subset_names]
+    if set(known) & set(getattr(published, "subsets", ())):
+        raise BadConfig(f"data.{subset}: {', '.join(known)}: the model is trained on these frames")
+    if known and known != names:
+        raise BadConfig(f"data.{subset}: give subsets of {config.dataset} or files, not both")
+    if published.subset_names and not known and not any(glob.glob(name, recursive=True) for name in names):
+        hint = did_you_mean(names[0], published.subset_names) or "."
+        raise BadConfig(
+            f"data.{subset}: there is no file '{names[0]}', nor has {config.dataset} such a subset{hint} "
+            f"It has {', '.join(published.subset_names)}"
+        )
+    return known
 
 
 def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
@@ -87,7 +113,7 @@ def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
 def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
     """The data files that a subset comes from, patterns resolved as `open_dataset` does."""
     paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
-    if paths is None:
+    if paths is None or _named(config, subset):
         return _sources(dataset)
     files: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
