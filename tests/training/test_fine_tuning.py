@@ -56,7 +56,7 @@ def shifted(data_file, path, by=lambda atoms: 2.0 * len(atoms), replace=None):
 def test_everything_comes_from_the_file(raw, base):
     config = parse_config(raw)
     assert config.model == checkpoint.read_header(base)["config"]["model"]
-    assert config.priors == [{"name": "atomref", "max_z": 128, "trainable": False, "energies": "fit"}]
+    assert config.priors == [{"name": "atomref", "max_z": 128, "trainable": False, "energies": "auto"}]
     setup = make_setup(config)
     theirs = checkpoint.load(base)
     for name, value in theirs.named_parameters():

@@ -42,6 +42,6 @@ def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
     filled.setdefault("head", config.get("head", {"name": "scalar"}))
     filled.setdefault("properties", config.get("properties") or [])
     filled.setdefault("atom_filter", config.get("atom_filter", -1))
-    priors = [{**p, "energies": "fit"} if p["name"] == "atomref" else p for p in config.get("priors") or []]
+    priors = [{**p, "energies": "auto"} if p["name"] == "atomref" else p for p in config.get("priors") or []]
     filled.setdefault("priors", priors)
     return filled

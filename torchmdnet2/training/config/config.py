@@ -196,7 +196,7 @@ class Config(Section):
         default=[], description="heads of what is not the energy, as [{name: dipole}]"
     )
     priors: list[PriorConfig] = Field(
-        default_factory=lambda: [{"name": "atomref", "energies": "fit"}], validate_default=True
+        default_factory=lambda: [{"name": "atomref", "energies": "auto"}], validate_default=True
     )
     atom_filter: Annotated[int, Field(ge=-1)] = Field(
         default=-1, description="atoms up to this atomic number have no energy of their own; -1: all have"
@@ -227,7 +227,7 @@ class Config(Section):
         """Build the potential once: the classes themselves check what types and ranges cannot."""
         kept = [p for p in self.priors if p.get("energies") == "keep"]
         if kept and self.init is None:
-            raise ValueError("priors: atomref.energies: keep is for fine-tuning; take 'fit' or a table of element: eV")
+            raise ValueError("priors: atomref.energies: keep is for fine-tuning; take 'auto' or a table of element: eV")
         try:
             potential = untrained(self.parts())
             shapes = predicted_shapes(potential) if self._further_labels() else {}

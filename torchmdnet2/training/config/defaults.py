@@ -35,10 +35,10 @@ def default_config_yaml(model: str = "tensornet") -> str:
         elif name == "head":
             lines += ["head:", *_section(section_of(HEADS["scalar"], ["hidden_channels"]), 1, {"name": "scalar"})]
         elif name == "priors":
-            entry = _section(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "fit"})
+            entry = _section(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "auto"})
             entry[0] = entry[0].replace("    name", "  - name", 1)
             entry[1] = _line(
-                "    energies: fit", "fit; isolated, or a file: energies of single atoms; {H: -13.6, …} in eV"
+                "    energies: auto", "single atoms where data.train has them, else fit; isolated; a file; {H: -13.6, …} in eV"
             )
             lines += ["priors:  # terms added to the network; [] for none", *entry]
         elif not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):

@@ -32,12 +32,12 @@ def _check_prior(value: Any) -> dict[str, Any]:
         return _Baseline.model_validate(value).model_dump()
     word, given = None, value
     if isinstance(value, Mapping) and value.get("name") == "atomref":
-        energies = value.get("energies", "fit")
-        if energies in ("fit", "keep", "isolated") or (isinstance(energies, str) and Path(energies).is_file()):
+        energies = value.get("energies", "auto")
+        if energies in ("auto", "fit", "keep", "isolated") or (isinstance(energies, str) and Path(energies).is_file()):
             word = energies
         elif not isinstance(energies, Mapping):
             raise ValueError(
-                "energies: should be 'fit', 'isolated', a file of single atoms, or a table of element: eV, got "
+                "energies: should be 'auto', 'fit', 'isolated', a file of single atoms, or a table of element: eV, got "
                 f"{energies!r}"
             )
         given = {**value, "energies": _by_atomic_number(energies) if word is None else None}

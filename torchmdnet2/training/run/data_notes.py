@@ -11,14 +11,18 @@ import torch
 from ...data import CachedDataset, HDF5Dataset
 from ...data.consistency import agreement, stress_agreement
 from ...data.edges import EdgeMemory
-from ...potential import Potential
+from ...potential import SYMBOLS, Potential
 from ..config.loss_config import epoch_of
 from ..steps.batches import Frames
+from .initial import reference_energies
+from .isolated import singles
 
 if TYPE_CHECKING:
     from .setup import Setup
 
 __all__ = ["closest_pair", "data_notes"]
+
+_OFF = 0.1  # eV
 
 
 def data_notes(setup: Setup, total_steps: int) -> list[str]:
@@ -28,7 +32,13 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
         setup: of the run.
         total_steps: of the training.
     """
-    return [*_repetitions(setup), *_disagreement(setup), *_ignored(setup), *_settings(setup, total_steps)]
+    return [
+        *_repetitions(setup),
+        *_disagreement(setup),
+        *_single_atoms(setup),
+        *_ignored(setup),
+        *_settings(setup, total_steps),
+    ]
 
 
 def _repetitions(setup: Setup) -> Iterator[str]:
@@ -62,6 +72,25 @@ def _disagreement(setup: Setup) -> Iterator[str]:
         found = compare(frames.data, frames.indices, known) if label in known.labelled else None
         if found is not None and found.fault is not None:
             yield f"comparing similar training frames, {found.fault} See data.keys and data.units"
+
+
+def _single_atoms(setup: Setup) -> Iterator[str]:
+    """Single atoms whose energies the model cannot learn: it gives them exactly their reference energies."""
+    if "energy" not in setup.asked:
+        return
+    references, frames = reference_energies(setup.potential), setup.frames["train"]
+    wrong: dict[int, tuple[float, str]] = {}
+    for z, energy, where, fault in singles(frames.data, frames.indices):
+        error = references.get(z, 0.0) - energy
+        if fault is None and abs(error) > max(_OFF, abs(wrong.get(z, (0.0, ""))[0])):
+            wrong[z] = error, where
+    if wrong:
+        listed = ", ".join(f"{SYMBOLS[z]} {error:+.2f} eV ({where})" for z, (error, where) in sorted(wrong.items()))
+        yield (
+            "single atoms have exactly the reference energies of the model, which differ from the labels of training "
+            f"frames: {listed}. Take the labels, with priors: [{{name: atomref, energies: isolated}}], or leave these "
+            "frames out"
+        )
 
 
 def _ignored(setup: Setup) -> Iterator[str]:

@@ -20,17 +20,20 @@ from ..config.parts import load_baselines, with_baseline
 from ..steps.batches import Frames, Loader, in_order
 from .references import least_norm, require_references
 
-__all__ = ["fine_tuned", "freeze", "refit_references"]
+__all__ = ["fine_tuned", "freeze", "reference_energies", "refit_references"]
 
 
-def fine_tuned(base: Potential, parts: Mapping[str, Any], elements: list[int]) -> tuple[Potential, list[str]]:
+def fine_tuned(
+    base: Potential, parts: Mapping[str, Any], elements: list[int], isolated: Mapping[int, float] | None = None
+) -> tuple[Potential, list[str]]:
     """A potential with the weights of another one.
 
     Args:
         base: where the weights come from.
-        parts: "model", "head", "properties", "priors" as in the configuration; atomref's energies may be "fit" or
-            "keep", which both start from the base's.
+        parts: "model", "head", "properties", "priors" as in the configuration; atomref's energies may be "auto",
+            "fit" or "keep", which all start from the base's.
         elements: of the new data.
+        isolated: element -> eV of single atoms in the new data, which "auto" takes.
 
     Returns:
         The potential, and what was loaded and what is new, in words.
@@ -39,11 +42,11 @@ def fine_tuned(base: Potential, parts: Mapping[str, Any], elements: list[int]) -
         BadConfig: the model is another one than the base's.
     """
     _same_model(base.config["model"], parts["model"])
-    references = _references(base)
+    references = reference_energies(base)
     config = {
         **base.config,
         **parts,
-        "priors": [with_baseline(_with_references(p, references, elements)) for p in parts["priors"]],
+        "priors": [with_baseline(_with_references(p, references, elements, isolated or {})) for p in parts["priors"]],
         "elements": sorted({*base.elements, *elements}),
     }
     potential = Potential.from_config(config).to(base.dtype)
@@ -65,7 +68,7 @@ def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
             )
 
 
-def _references(potential: Potential) -> dict[int, float]:
+def reference_energies(potential: Potential) -> dict[int, float]:
     """Element -> eV of the atomref prior, changes made by training included."""
     for prior in potential.priors:
         if isinstance(prior, Atomref):
@@ -74,11 +77,15 @@ def _references(potential: Potential) -> dict[int, float]:
     return {}
 
 
-def _with_references(prior: dict[str, Any], known: dict[int, float], elements: list[int]) -> dict[str, Any]:
+def _with_references(
+    prior: dict[str, Any], known: dict[int, float], elements: list[int], isolated: Mapping[int, float]
+) -> dict[str, Any]:
     if prior["name"] != "atomref" or not isinstance(prior["energies"], str):
         return prior
     if prior["energies"] == "keep":
         require_references(known, elements)
+    if prior["energies"] == "auto":
+        known = {**known, **isolated}
     return {**prior, "energies": {str(z): known.get(z, 0.0) for z in sorted({*known, *elements})}}
 
 
@@ -113,7 +120,13 @@ def _copy_weights(base: Potential, potential: Potential, new: list[int]) -> list
     return report
 
 
-def refit_references(potential: Potential, frames: Frames, facts: dict[str, Any], batch_size: int) -> str:
+def refit_references(
+    potential: Potential,
+    frames: Frames,
+    facts: dict[str, Any],
+    batch_size: int,
+    isolated: Mapping[int, float] | None = None,
+) -> str:
     """Change the atomref energies so that the potential's energies fit the labels, by least squares of least norm.
 
     Args:
@@ -121,6 +134,7 @@ def refit_references(potential: Potential, frames: Frames, facts: dict[str, Any]
         frames: those of training.
         facts: of `survey`.
         batch_size: frames at a time.
+        isolated: elements whose energies are known, and stay.
 
     Returns:
         What was changed, in words.
@@ -135,7 +149,9 @@ def refit_references(potential: Potential, frames: Frames, facts: dict[str, Any]
             batch = batch.to(potential.device)
             result = potential(batch.sample.system, forces=False, neighbors=batch.neighbors, create_graph=False)
             rest += (batch.sample.labels["energy"] - result.energy).tolist()
-    counted = [z for z in facts["elements"] if z > potential.atom_filter]
+    counted = [z for z in facts["elements"] if z > potential.atom_filter and z not in (isolated or {})]
+    if not counted:
+        return "reference energies: none to fit"
     change = least_norm(facts["compositions"], rest, counted)
     table = atomref.initial
     for z, energy in change.items():

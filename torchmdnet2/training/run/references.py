@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,8 +36,9 @@ def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> d
     references: dict[int, float] = {}
     for prior in map(with_baseline, config.priors):
         if prior["name"] == "atomref":
-            if isinstance(prior["energies"], str):  # fit; fine-tuning, which also knows keep, has its own way
-                references = fit_references(facts, config.atom_filter)
+            if isinstance(prior["energies"], str):  # auto, fit; fine-tuning, which also knows keep, has its own way
+                known = facts["isolated"] if prior["energies"] == "auto" else {}
+                references = fit_references(facts, config.atom_filter, known)
                 prior = {**prior, "energies": {str(z): energy for z, energy in references.items()}}
             else:
                 references = {int(z): energy for z, energy in (prior["energies"] or {}).items()}
@@ -51,11 +53,17 @@ def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> d
     }
 
 
-def require_references(references: dict[int, float], elements: list[int]) -> None:
-    """Raise BadConfig unless every element has a reference energy."""
+def require_references(references: Mapping[int, float], elements: Sequence[int], told: str = "") -> None:
+    """Raise BadConfig unless every element has a reference energy.
+
+    Args:
+        references: element -> eV.
+        elements: those that need one.
+        told: what more there is to say, after the names of the missing ones.
+    """
     missing = [SYMBOLS[z] for z in elements if z not in references]
     if missing:
-        raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}")
+        raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}{told}")
 
 
 def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> None:
@@ -83,16 +91,29 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> No
                 facts["energies"][k] -= energy
 
 
-def fit_references(facts: dict[str, Any], atom_filter: int = -1) -> dict[int, float]:
+def fit_references(
+    facts: dict[str, Any], atom_filter: int = -1, known: Mapping[int, float] | None = None
+) -> dict[int, float]:
     """Energy of each element in eV by least squares over the training frames, of least norm where not unique.
 
-    Elements up to `atom_filter`, which have no energy of their own, get 0.
+    Args:
+        facts: of `survey`.
+        atom_filter: elements up to this one have no energy of their own and get 0.
+        known: element -> eV of those that are not to be fitted.
     """
     references = dict.fromkeys(facts["elements"], 0.0)
     counted = [z for z in facts["elements"] if z > atom_filter]
-    if facts["energies"] and counted:
-        references |= least_norm(facts["compositions"], facts["energies"], counted)
-    return references
+    given = {z: energy for z, energy in (known or {}).items() if z in counted}
+    free = [z for z in counted if z not in given]
+    if facts["energies"] and free:
+        rest = facts["energies"]
+        if given:
+            rest = [
+                energy - sum(given.get(z, 0.0) * n for z, n in composition.items())
+                for energy, composition in zip(rest, facts["compositions"], strict=True)
+            ]
+        references |= least_norm(facts["compositions"], rest, free)
+    return {**references, **given}
 
 
 def least_norm(compositions: list[dict[int, int]], energies: list[float], elements: list[int]) -> dict[int, float]:

@@ -21,7 +21,7 @@ from ..steps.batches import Frames
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
 from .initial import fine_tuned, freeze, refit_references
-from .isolated import atom_files, with_isolated
+from .isolated import atom_files, told, trusted, with_isolated
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
 
@@ -44,7 +44,7 @@ class Setup:
         digests: data file, and file of `init` -> sha256.
         statistics: subset -> of its frames.
         asked: labels that the data were opened for.
-        notes: what was loaded and what is new, in words; empty without `init`.
+        notes: what was loaded and what is new, where reference energies come from, in words.
     """
 
     config: Config
@@ -82,7 +82,8 @@ def make_setup(config: Config) -> Setup:
             f"model.max_z: {symbol} is in the training frames, which needs {needed} at least, got {largest}"
         )
     _require_known_to_baselines(config, facts["elements"])
-    known = with_isolated(config, data["train"][0])
+    known, atoms = with_isolated(config, data["train"][0], facts["elements"])
+    facts["isolated"] = {} if atoms is None else trusted(atoms, facts["elements"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
         if config.init is None:
@@ -90,6 +91,7 @@ def make_setup(config: Config) -> Setup:
             load_baselines(potential, config.priors)
         else:
             potential, notes = started(known, frames["train"], facts)
+    notes += [] if atoms is None else told(atoms, facts["elements"])
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits = {
         name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
@@ -119,9 +121,10 @@ def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Pote
     """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words."""
     assert config.init is not None
     base = open_base(config.init.file, config.init.energy_unit)
-    potential, notes = fine_tuned(base, config.parts(), facts["elements"])
-    if any(prior.get("energies") == "fit" for prior in config.priors):
-        notes.append(refit_references(potential.to(device_of(config.training.device)), frames, facts, 32))
+    potential, notes = fine_tuned(base, config.parts(), facts["elements"], facts["isolated"])
+    if any(prior.get("energies") in ("auto", "fit") for prior in config.priors):
+        potential = potential.to(device_of(config.training.device))
+        notes.append(refit_references(potential, frames, facts, 32, facts["isolated"]))
     frozen = freeze(potential, config.init.freeze)
     notes.append(f"{frozen} of {sum(p.numel() for p in potential.parameters())} parameters are frozen")
     tables = [n for n, m in potential.named_modules() if isinstance(m, torch.nn.Embedding) and _is_frozen(m)]
