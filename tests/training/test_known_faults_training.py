@@ -85,7 +85,7 @@ def test_two_energies_of_one_atom_are_noted_and_fitted(raw):
     [
         (atom(8, -2038.5, charge=-1), "is a single O, but has the charge -1"),
         (atom(8), "is a single O, but has no energy"),
-        (Atoms("O", cell=[3, 9, 9], pbc=True, info={"energy": -2000.0}), "is a single O, but its images are 3.0 Å away"),
+        (Atoms("O", cell=[3, 9, 9], pbc=True, info={"energy": -20.0}), "is a single O, but its images are 3.0 Å away"),
     ],
 )
 def test_why_a_single_atom_is_no_reference_is_said(raw, frame, said):
@@ -99,3 +99,62 @@ def test_a_single_atom_in_a_large_box_is_a_reference(raw):
     for frame in frames[32:]:
         frame.cell, frame.pbc = [12, 12, 12], True
     assert references(with_data(raw, frames, energies="isolated")) == {str(z): e for z, e in TRUE.items()}
+
+
+def test_labels_that_stand_out_are_named_and_do_not_set_the_scale(raw):
+    """One frame with forces a hundred times too large had moved energy_scale from 0.87 to 14.5 eV/Å."""
+    clean = make_frames(60)
+    raw = with_data(raw, clean)
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    right = make_setup(parse_config(raw))
+    assert data_notes(right, 1000) == []
+    assert right.facts["forces_rms"] == right.statistics["train"].force_rms  # all frames, to the last bit
+    clean[17].calc.results["forces"] *= 100
+    clean[23].calc.results["energy"] += 50.0
+    write(raw["data"]["train"], clean, format="extxyz")
+    setup = make_setup(parse_config(raw))
+    forces, energies = data_notes(setup, 1000)
+    assert "own.xyz, frame 17 (" in forces and forces.count("frame 17") == 1 and "frame 23" not in forces
+    assert "own.xyz, frame 23" in energies and "frame 17" not in energies
+    assert setup.potential.energy_scale == pytest.approx(right.potential.energy_scale, rel=0.05)
+    assert setup.statistics["train"].force_rms > 5 * right.potential.energy_scale
+
+
+def test_many_large_forces_are_a_part_of_the_data(raw):
+    frames = make_frames(60)
+    for frame in frames[::5]:
+        frame.calc.results["forces"] *= 30
+    raw = with_data(raw, frames)
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    setup = make_setup(parse_config(raw))
+    assert data_notes(setup, 1000) == []
+    assert setup.facts["forces_rms"] == setup.statistics["train"].force_rms
+
+
+def test_wrong_validation_frames_are_noticed(raw, tmp_path):
+    other = make_frames(12, seed=1)
+    other[3].calc.results["forces"] *= 100
+    other[5].positions[1] = other[5].positions[0]
+    write(tmp_path / "valid.xyz", other, format="extxyz")
+    raw = with_data(raw, make_frames(32))
+    raw["data"] |= {"validation": str(tmp_path / "valid.xyz"), "split": {"test": 0}}
+    forces, close = data_notes(make_setup(parse_config(raw)), 1000)
+    assert forces.startswith("validation frames have far larger forces") and "valid.xyz, frame 3 (" in forces
+    assert (
+        close.startswith("validation frames have atoms 0.000 Å from each other, in ") and "valid.xyz, frame 5" in close
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("total_charge", "charge"), ("Charge", "charge"), ("multiplicity", "spin"), ("mult", "spin")]
+)
+def test_charges_and_spins_that_are_not_read_are_noted(raw, name, key):
+    frames = make_frames(32)
+    for k, frame in enumerate(frames):
+        frame.info[name] = k % 2
+        frame.arrays["mulliken_charges"] = np.zeros(len(frame))  # of atoms: another thing
+    raw = with_data(raw, frames)
+    (note,) = data_notes(make_setup(parse_config(raw)), 1000)
+    assert f"'{name}' in " in note and note.endswith(f"set data.keys.{key}: {name}") and "own.xyz is not read" in note
+    raw["data"]["keys"] = {key: name}
+    assert not any("not read" in note for note in data_notes(make_setup(parse_config(raw)), 1000))

@@ -28,6 +28,7 @@ class Statistics:
         energies: [S] eV, NaN where a frame has none.
         charges, spins: total charges and spin multiplicities that there are, ascending.
         force_rms: rms of the force components, eV/Å; None without forces.
+        force_square, force_count: [S] sum of the squared force components, eV²/Å², and their number.
         neighbors: least, mean and largest number of neighbors of an atom within the cutoff; None without a cutoff.
         keys: [S] a number for each frame, the same for the same structure.
     """
@@ -39,6 +40,8 @@ class Statistics:
     charges: list[int]
     spins: list[int]
     force_rms: float | None
+    force_square: np.ndarray
+    force_count: np.ndarray
     neighbors: tuple[int, float, int] | None
     keys: np.ndarray
 
@@ -110,6 +113,8 @@ def statistics(
         charges=np.unique(facts.charges).tolist(),
         spins=np.unique(facts.spins).tolist(),
         force_rms=math.sqrt(float(facts.force_square.sum()) / force_count) if force_count else None,
+        force_square=facts.force_square,
+        force_count=facts.force_count,
         neighbors=None if cutoff is None else _neighbors(dataset, chosen, cutoff, neighbor_frames),
         keys=facts.keys,
     )

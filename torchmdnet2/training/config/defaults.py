@@ -38,7 +38,8 @@ def default_config_yaml(model: str = "tensornet") -> str:
             entry = _section(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "auto"})
             entry[0] = entry[0].replace("    name", "  - name", 1)
             entry[1] = _line(
-                "    energies: auto", "single atoms where data.train has them, else fit; isolated; a file; {H: -13.6, …} in eV"
+                "    energies: auto",
+                "auto (single atoms in data.train, else fit), fit, isolated, a file, {H: -13.6, …} in eV",
             )
             lines += ["priors:  # terms added to the network; [] for none", *entry]
         elif not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["run_check"]
 
 _STEPS = 3  # timed ones
-_CLOSE = 0.6  # Å; the bond of H₂ is 0.74 Å
 
 
 def run_check(config: Config, log: TrainingLog) -> None:
@@ -61,8 +60,6 @@ def run_check(config: Config, log: TrainingLog) -> None:
         distance, where = closest_pair(setup.frames["train"])
         if where:
             log.say(f"closest atoms: {distance:.3f} Å, in {where}")
-            if distance < _CLOSE:
-                log.say("note: that is closer than any bond; is data.units.length right, or that frame?")
         if facts["forces_rms"] is not None:
             log.say(f"rms of the force components: {facts['forces_rms']:.4g} {UNITS['forces']}")
             if not 10 * KB < facts["forces_rms"] < 100:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from ...data import CachedDataset, HDF5Dataset
+from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset, statistics
 from ...data.consistency import agreement, stress_agreement
 from ...data.edges import EdgeMemory
+from ...data.outlying import Usual
 from ...potential import SYMBOLS, Potential
 from ..config.loss_config import epoch_of
 from ..steps.batches import Frames
@@ -23,6 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["closest_pair", "data_notes"]
 
 _OFF = 0.1  # eV
+_CLOSE = 0.6  # Å; the bond of H₂ is 0.74 Å
+_LISTED = 5  # frames
+_EDGES = 20_000_000  # looked at for close atoms, at most
+
+_STATES = {"charge": r"charge(?!s)", "spin": r"spin(?!s)|multiplicity|(^|_)mult(_|$)"}
+"""Key -> what other names of it look like."""
 
 
 def data_notes(setup: Setup, total_steps: int) -> list[str]:
@@ -35,6 +43,9 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
     return [
         *_repetitions(setup),
         *_disagreement(setup),
+        *_standing_out(setup),
+        *_close_atoms(setup),
+        *_unread(setup),
         *_single_atoms(setup),
         *_ignored(setup),
         *_settings(setup, total_steps),
@@ -68,10 +79,77 @@ def _repetitions(setup: Setup) -> Iterator[str]:
 def _disagreement(setup: Setup) -> Iterator[str]:
     """Forces that are not the negative gradients of the energies."""
     frames, known = setup.frames["train"], setup.statistics["train"]
+    indices, usual = frames.indices, Usual(known)
+    far = np.union1d(usual.forces(known), usual.energies(known))
+    if len(far):  # which are told of by themselves
+        indices = np.delete(indices, far)
+        known = statistics(frames.data, indices)
     for label, compare in (("forces", agreement), ("stress", stress_agreement)):
-        found = compare(frames.data, frames.indices, known) if label in known.labelled else None
+        found = compare(frames.data, indices, known) if label in known.labelled else None
         if found is not None and found.fault is not None:
             yield f"comparing similar training frames, {found.fault} See data.keys and data.units"
+
+
+def _standing_out(setup: Setup) -> Iterator[str]:
+    """Frames with labels that are far from what is usual in the training frames."""
+    usual = Usual(setup.statistics["train"])
+    for name, found in setup.statistics.items():
+        frames, what = setup.frames[name], "training" if name == "train" else name
+        far = usual.forces(found)
+        if len(far):
+            rms = np.sqrt(found.force_square[far] / found.force_count[far])
+            listed = _listed([f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True)])
+            yield (
+                f"{what} frames have far larger forces than the others: {listed}; rms in eV/Å, where the median "
+                f"training frame has {usual.median_force:.3g}. Are these labels right?"
+            )
+        far = usual.energies(found)
+        if len(far):
+            listed = _listed([frames.name(int(k)) for k in far])
+            yield f"{what} frames have energies far from what their atoms have in the others: {listed}. Are they right?"
+
+
+def _close_atoms(setup: Setup) -> Iterator[str]:
+    """Atoms that are closer than any bond, or at one place."""
+    for name, frames in setup.frames.items():
+        most = int(_EDGES / max(1.0, float(frames.edges.mean())))
+        distance, where = closest_pair(frames, max(1, most))
+        if distance < _CLOSE:
+            what = "training" if name == "train" else name
+            yield (
+                f"{what} frames have atoms {distance:.3f} Å from each other, in {where}: closer than any bond. Is "
+                "data.units.length right, or that frame?"
+            )
+
+
+def _unread(setup: Setup) -> Iterator[str]:
+    """Entries of the files that look like a charge or a spin and are not read, where nothing else is."""
+    config = setup.config.data
+    if config.dataset is not None:
+        return
+    read = {key for key in config.keys.model_dump().values() if isinstance(key, str)}
+    for part in dict.fromkeys(part for frames in setup.frames.values() for part in _parts(frames.data)):
+        for key, pattern in _STATES.items():
+            names = [
+                n for n in sorted(getattr(part, "available", ())) if re.search(pattern, n.lower()) and n not in read
+            ]
+            if names and not getattr(part, "counts", {}).get(key):
+                meaning = "0 in all frames" if key == "charge" else "1 (a singlet) in all frames"
+                yield (
+                    f"{', '.join(map(repr, names))} in {getattr(part, 'path', 'the data')} is not read, and the "
+                    f"{'total charge' if key == 'charge' else 'spin multiplicity'} is taken as {meaning}; if it says "
+                    f"otherwise, set data.keys.{key}: {names[0]}"
+                )
+
+
+def _parts(data: Dataset) -> Sequence[Dataset]:
+    """The files of a data set."""
+    return data.datasets if isinstance(data, ConcatDataset) else [data]
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _single_atoms(setup: Setup) -> Iterator[str]:

@@ -12,6 +12,7 @@ import numpy as np
 from ...data import Dataset, Statistics, make_splits, open_dataset, read_splits
 from ...data.cache import CachedDataset
 from ...data.datasets import make_published, open_published
+from ...data.outlying import Usual
 from ...data.sources import file_facts
 from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
@@ -175,7 +176,7 @@ def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
         "charges": found.charges,
         "spins": found.spins,
         "labelled": found.labelled,
-        "forces_rms": found.force_rms,
+        "forces_rms": Usual(found).force_rms,  # single wrong labels must not decide the scale of the network
         "atoms": found.sizes.tolist(),
         "edges": frames.edges.tolist(),
         "compositions": Compositions(found.elements, found.counts[known]),
