@@ -116,7 +116,8 @@ def single_atoms(data: Dataset) -> SingleAtoms:
     Args:
         data: with energies.
     """
-    found, places = SingleAtoms(), {}
+    found = SingleAtoms()
+    places: dict[int, str] = {}
     for z, energy, where, fault in singles(data):
         if fault is not None:
             found.skipped.setdefault(z, f"{where} is a single {SYMBOLS[z]}, but {fault}")
