@@ -15,13 +15,14 @@ from .ase_formats import AseDataset, AseReader
 from .cache import CachedDataset
 from .check import check_sample
 from .collate import collate
-from .dataset import LABELS, ConcatDataset, Dataset, Sample, Subset
+from .dataset import ConcatDataset, Dataset, Subset
 from .hdf5 import HDF5Dataset
 from .hdf5_writer import write_hdf5
 from .memory import InMemoryDataset, LoadedDataset
 from .npy_format import NpyReader
 from .npz_format import NpzReader
 from .reader import Reader
+from .sample import LABELS, Sample
 from .sampler import epoch_batches, epoch_order, in_order
 from .sources import AUTO_BYTES, cache_folder, cache_root, cached, missing_keys
 from .splits import make_splits, read_splits, splits_entry

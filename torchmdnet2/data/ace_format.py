@@ -22,9 +22,9 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
-from .dataset import LABELS, Sample, label_names
 from .hdf5 import opened_hdf5
 from .reader import Chunk, Reader
+from .sample import LABELS, Sample, label_names
 
 __all__ = ["AceReader", "is_ace"]
 

@@ -16,10 +16,10 @@ import numpy as np
 from ..errors import BadData
 from .check import check_sample, whole_number
 from .conversion import checked_keys, label_factors
-from .dataset import LABELS
 from .extxyz import STRUCTURE, Frame, read_extxyz
 from .memory import LoadedDataset
 from .reader import Chunk, Reader, Row, joined, stacked
+from .sample import LABELS
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -22,12 +22,13 @@ import torch
 from ..errors import BadData
 from ..system import System
 from .columns import Column, ColumnWriter, expand
-from .dataset import LABELS, Dataset, Sample, checked_index
+from .dataset import Dataset, checked_index
 from .edge_cache import CachedEdges, write_edges
 from .facts_cache import stored_facts, write_facts
 from .folders import build_folder, locked, read_index, write_index
 from .frame_facts import FrameFacts
 from .reader import Chunk
+from .sample import LABELS, Sample
 
 __all__ = ["CacheWriter", "CachedDataset", "write_cache"]
 

@@ -13,7 +13,7 @@ from ..errors import BadData
 from ..registry import did_you_mean
 from ..system import System
 from .collate import select
-from .dataset import LABELS, Sample
+from .sample import LABELS, Sample
 
 __all__ = ["check_batch", "check_sample", "whole_number"]
 

@@ -9,7 +9,7 @@ import torch
 
 from ..system import System
 from .columns import expand
-from .dataset import LABELS, Sample, label_names
+from .sample import LABELS, Sample, label_names
 
 __all__ = ["collate", "select"]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .dataset import Dataset, Sample
+from .dataset import Dataset
+from .sample import Sample
 from .statistics import Statistics
 
 __all__ = ["Agreement", "agreement", "stress_agreement"]

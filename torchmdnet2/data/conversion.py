@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..units import UNITS, factor
-from .dataset import LABELS
+from .sample import LABELS
 
 __all__ = ["KEYS", "UNIT_NAMES", "any_factor", "checked_keys", "label_factors", "missing_key"]
 

@@ -1,109 +1,19 @@
-"""Samples (structures with labels) and the data sets that hold them.
-
-Shapes: N atoms of all structures together, B structures.
-"""
+"""Data sets: samples by index, some of them, several after each other."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..system import System
+from .collate import collate, select
+from .frame_facts import FrameFacts, read_facts
+from .sample import Sample
 
-if TYPE_CHECKING:
-    from .frame_facts import FrameFacts
-
-__all__ = ["LABELS", "SHAPES", "ConcatDataset", "Dataset", "LabelShape", "Sample", "Subset", "label_names"]
-
-
-class LabelShape(NamedTuple):
-    """Shape of a label: one row per atom or one per structure, and the shape of a row."""
-
-    per_atom: bool
-    row: tuple[int, ...]
-
-    def of(self, system: System) -> tuple[int, ...]:
-        """The label's shape for these structures."""
-        return self.shape(system.num_atoms, system.num_systems)
-
-    def shape(self, num_atoms: int, num_systems: int = 1) -> tuple[int, ...]:
-        """The same by their numbers."""
-        return (num_atoms if self.per_atom else num_systems, *self.row)
-
-
-SHAPES = {
-    "scalar": LabelShape(False, ()),
-    "vector": LabelShape(False, (3,)),
-    "tensor": LabelShape(False, (3, 3)),
-    "atom_scalar": LabelShape(True, ()),
-    "atom_vector": LabelShape(True, (3,)),
-    "atom_tensor": LabelShape(True, (3, 3)),
-}
-"""shape of a property -> its LabelShape."""
-
-
-class Labels(dict[str, LabelShape]):
-    """Label name -> shape. Further labels say their shape themselves: "scalar:gap", "atom_scalar:shift"."""
-
-    def __missing__(self, name: str) -> LabelShape:
-        shape, _, rest = name.partition(":")
-        if not rest or shape not in SHAPES:
-            raise KeyError(name)
-        return SHAPES[shape]
-
-    def __contains__(self, name: object) -> bool:
-        shape, _, rest = str(name).partition(":")
-        return super().__contains__(name) or (bool(rest) and shape in SHAPES)
-
-
-LABELS = Labels(
-    energy=LabelShape(False, ()),
-    forces=LabelShape(True, (3,)),
-    stress=LabelShape(False, (3, 3)),
-    dipole=LabelShape(False, (3,)),
-    charges=LabelShape(True, ()),
-)
-"""label name -> its shape: energy eV, forces eV/Å, stress eV/Å³ (tensile positive), dipole e·Å, charges e."""
-
-
-def label_names(*names: Iterable[str]) -> list[str]:
-    """All given label names once: those of LABELS in its order, then the further ones, sorted."""
-    found = set().union(*names)
-    return [name for name in LABELS if name in found] + sorted(found - LABELS.keys())
-
-
-@dataclass(eq=False)
-class Sample:
-    """One structure, or a batch of them, with its labels.
-
-    Args:
-        system: B structures; from a data set B = 1 and positions are float64.
-        labels: name -> values in the package's units: energy [B] eV, forces [N, 3] eV/Å, stress [B, 3, 3] eV/Å³
-            (tensile positive), dipole [B, 3] e·Å, charges [N] e, and further ones named by their shape, as in
-            "scalar:gap" [B] (see `SHAPES`). A label that is not known is absent, or NaN.
-    """
-
-    system: System
-    labels: dict[str, Tensor] = field(default_factory=dict)
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sample:
-        """The same on another device or in another floating-point type; energies stay in float64.
-
-        A total energy of −10⁴ eV has an error of 10⁻³ eV in float32, which is as large as what is to be learned.
-        """
-        labels = {
-            name: value.to(device=device, dtype=None if name == "energy" else dtype)
-            for name, value in self.labels.items()
-        }
-        return Sample(self.system.to(device, dtype), labels)
+__all__ = ["ConcatDataset", "Dataset", "Subset"]
 
 
 class Dataset(ABC):
@@ -130,8 +40,6 @@ class Dataset(ABC):
 
         The result is that of `collate`; data sets that keep their frames packed are much faster.
         """
-        from .collate import collate
-
         return collate([self[int(i)] for i in indices])
 
     def sizes(self) -> np.ndarray:
@@ -144,9 +52,7 @@ class Dataset(ABC):
         Raises:
             BadData: a frame cannot be used.
         """
-        from .frame_facts import read_facts
-
-        return read_facts(self, frames)
+        return read_facts(self.batch, frames)
 
     def summary(self) -> str:
         """What is in the data set and what is not, in words."""
@@ -209,8 +115,6 @@ class ConcatDataset(Dataset):
         return dataset[inner]
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Sample:
-        from .collate import collate, select
-
         chosen = np.asarray(indices, dtype=np.int64)
         part = np.searchsorted(self._ends, chosen, side="right")
         starts = np.array([0, *self._ends])

@@ -31,7 +31,7 @@ def write_facts(folder: Path, data: Dataset) -> None:
         folder: where; one that is there is replaced.
         data: the frames.
     """
-    facts = read_facts(data, np.arange(len(data)))
+    facts = read_facts(data.batch, np.arange(len(data)))
     labels = list(facts.labelled)
     bits = np.zeros(len(data), dtype=np.uint32)
     for k, name in enumerate(labels):

@@ -5,13 +5,13 @@ Shapes: S frames, K elements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from .dataset import LABELS, Dataset, Sample
+from .sample import LABELS, Sample
 
 __all__ = ["FrameFacts", "read_facts", "structure_keys"]
 
@@ -76,19 +76,17 @@ class FrameFacts:
         return cls(elements, counts, labelled, **rest)
 
 
-def read_facts(dataset: Dataset, frames: np.ndarray) -> FrameFacts:
+def read_facts(read: Callable[[np.ndarray], Sample], frames: np.ndarray) -> FrameFacts:
     """Read them from the frames.
 
     Args:
-        dataset: the data set.
+        read: the frames of given numbers as one batch: `Dataset.batch`.
         frames: [S] indices, at least one.
 
     Raises:
         BadData: a frame cannot be used.
     """
-    return FrameFacts.joined(
-        [_facts(dataset.batch(frames[first : first + _CHUNK])) for first in range(0, len(frames), _CHUNK)]
-    )
+    return FrameFacts.joined([_facts(read(frames[first : first + _CHUNK])) for first in range(0, len(frames), _CHUNK)])
 
 
 def _facts(batch: Sample) -> FrameFacts:

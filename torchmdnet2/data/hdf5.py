@@ -41,8 +41,9 @@ from ..system import System
 from .check import check_batch, check_sample, whole_number
 from .collate import collate
 from .conversion import any_factor, checked_keys, label_factors
-from .dataset import LABELS, Dataset, Sample, checked_index, label_names
+from .dataset import Dataset, checked_index
 from .reader import Chunk, Reader, describe
+from .sample import LABELS, Sample, label_names
 
 __all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "opened_hdf5"]
 

@@ -15,8 +15,8 @@ import torch
 
 from .check import check_sample
 from .collate import collate
-from .dataset import LABELS, Sample
 from .hdf5 import LAYOUTS
+from .sample import LABELS, Sample
 
 __all__ = ["write_hdf5"]
 

@@ -9,8 +9,9 @@ import torch
 
 from .check import check_sample
 from .collate import collate, select
-from .dataset import Dataset, Sample, checked_index, label_names
+from .dataset import Dataset, checked_index
 from .reader import Reader
+from .sample import Sample, label_names
 
 __all__ = ["InMemoryDataset", "LoadedDataset"]
 

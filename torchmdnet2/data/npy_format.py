@@ -17,8 +17,8 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
-from .dataset import LABELS, Sample
 from .reader import Chunk, Reader
+from .sample import LABELS, Sample
 
 __all__ = ["ArrayReader", "NpyReader"]
 

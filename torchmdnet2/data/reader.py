@@ -14,7 +14,7 @@ import torch
 from ..system import System
 from .check import check_batch
 from .conversion import missing_key
-from .dataset import Sample, label_names
+from .sample import Sample, label_names
 
 __all__ = ["Chunk", "Reader", "Row", "joined", "stacked"]
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import BadData
-from .dataset import Dataset, label_names
+from .dataset import Dataset
 from .edges import search
+from .sample import label_names
 
 __all__ = ["Statistics", "fit_atomref", "statistics"]
 

@@ -17,8 +17,8 @@ from ...registry import did_you_mean
 from ...system import System
 from ..check import check_batch
 from ..collate import select
-from ..dataset import LABELS, Sample
 from ..reader import Chunk
+from ..sample import LABELS, Sample
 
 __all__ = ["DATASETS", "Published", "Source", "frames", "make_published", "register", "without_strong_forces"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...data.dataset import LABELS
+from ...data.sample import LABELS
 from ...potential import Potential, Result
 from ...priors import Atomref
 from ...system import System

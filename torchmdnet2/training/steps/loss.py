@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...data.dataset import LABELS
+from ...data.sample import LABELS
 from ...potential import Result
 from ...system import System
 from ..config.labels import prediction
@@ -39,7 +39,7 @@ def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residua
 
     Args:
         result: of the potential.
-        labels: by name as in `data.dataset.LABELS`; NaN where absent.
+        labels: by name as in `data.sample.LABELS`; NaN where absent.
 
     Returns:
         One Residual per label. Differences are formed in the label's precision (float64 for energies, which may be
