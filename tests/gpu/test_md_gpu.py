@@ -15,7 +15,8 @@ from ase.io import read
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.md import MDOptions, Unphysical, run_md
-from torchmdnet2.md.engine import HostEngine, make_engine
+from torchmdnet2.md.choose_engine import make_engine
+from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
 from torchmdnet2.md.run import Simulation
 from torchmdnet2.md.state import Atomistics, maxwell_boltzmann

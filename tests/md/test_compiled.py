@@ -10,7 +10,8 @@ from springs import Springs, atoms_of
 
 from torchmdnet2 import System
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.md.engine import HostEngine, make_engine
+from torchmdnet2.md.choose_engine import make_engine
+from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
 from torchmdnet2.md.noise import normal
 from torchmdnet2.runtime.reference import ReferenceBoundStep

@@ -10,14 +10,11 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from ..evaluator import Evaluator
-from ..potential import Potential
 from ..runtime.reference import BoundStep
-from ..system import System
 from .integrators import VelocityVerlet
 from .state import State
 
-__all__ = ["Engine", "HostEngine", "make_engine"]
+__all__ = ["Engine", "HostEngine"]
 
 
 class Engine(ABC):
@@ -106,38 +103,3 @@ class HostEngine(Engine):
 
     def drop(self) -> None:
         self._done.clear()
-
-
-def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, interval: int) -> Engine:
-    """The fastest engine that fits.
-
-    On the CPU: with a compiled integrator where the potential runs on compiled kernels. On a GPU: several steps in one
-    CUDA graph where the potential runs on fused kernels; a graph of the potential's own between launches of the
-    integrator where it has another (models evaluated by autograd).
-
-    Args:
-        potential: on the system's device.
-        system: N atoms in B structures, float64; where the simulation begins.
-        dynamics: the integrator.
-        interval: steps between the moments when the host looks.
-    """
-    # a graph of its own could not be captured in another
-    evaluator = Evaluator(potential, graphs=False)
-    if system.device.type != "cuda":
-        step = evaluator.bind(system, stress=False)
-        if not step.compiled:  # the integrator is nothing beside it
-            return HostEngine(step, dynamics)
-        from .compiled import CompiledEngine
-
-        return CompiledEngine(step, dynamics)
-    if not evaluator.fused:
-        evaluator = Evaluator(potential)
-    step = evaluator.bind(system, stress=False)
-    try:
-        from ..runtime.bound import FusedBoundStep
-        from .graphed import GraphEngine
-    except ImportError:  # no Triton
-        return HostEngine(step, dynamics)
-    if not isinstance(step, FusedBoundStep):
-        return HostEngine(step, dynamics)
-    return GraphEngine(step, dynamics, interval, capture=evaluator.fused)

@@ -16,7 +16,8 @@ import torch
 from ..potential import Potential
 from ..system import System
 from .bonds import Bonds
-from .engine import Engine, make_engine
+from .choose_engine import make_engine
+from .engine import Engine
 from .guard import Guard, Limits, NotFinite, Unphysical
 from .integrators import Langevin
 from .options import MDOptions

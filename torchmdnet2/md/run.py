@@ -14,7 +14,7 @@ from ..adapters.model import open_model
 from ..errors import BadConfig
 from ..potential import Potential
 from ..system import System
-from .engine import make_engine
+from .choose_engine import make_engine
 from .guard import Guard, Limits, NotFinite, Unphysical, check_overlaps
 from .integrators import Langevin, VelocityVerlet
 from .options import MDOptions
