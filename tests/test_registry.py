@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 
 from torchmdnet2 import registry
@@ -50,9 +52,9 @@ def test_plugins_are_imported_when_a_name_is_not_known(monkeypatch):
         asked.append(group)
         return [Entry()]
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
     monkeypatch.setattr(registry, "_plugins_loaded", False)
-    registry.load_builtin()
+    assert PRIORS["atomref"]
     monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
     assert PRIORS["atomref"].__name__ == "Atomref" and not asked
     assert PRIORS["from-a-plugin"].__name__ == "FromPlugin"
@@ -69,7 +71,7 @@ def test_a_plugin_that_fails_does_not_stop_the_others(monkeypatch):
                 raise ModuleNotFoundError("No module named 'not_there'")
             PRIORS.register("from-a-plugin")(type("FromPlugin", (), {}))
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry("broken"), Entry("good")])
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [Entry("broken"), Entry("good")])
     monkeypatch.setattr(registry, "_plugins_loaded", False)
     monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
     with pytest.warns(UserWarning, match=r"'broken' \(package\.broken\).*not_there"):

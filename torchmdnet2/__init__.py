@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from . import registry
+from .version import __version__
+
 __all__ = ["Evaluator", "Potential", "System", "__version__", "load"]
 
 if TYPE_CHECKING:
@@ -14,6 +16,13 @@ if TYPE_CHECKING:
     from .system import System
 
 _HOME = {"load": "checkpoint", "Evaluator": "evaluator", "Potential": "potential", "System": "system"}
+
+
+def _register_builtin() -> None:
+    from . import baseline, models, priors  # noqa: F401  (each registers its classes)
+
+
+registry.provide(_register_builtin)
 
 
 def __getattr__(name: str) -> Any:

@@ -18,9 +18,9 @@ def surroundings() -> dict[str, Any]:
     """Plain data: "versions", "devices", "neighbors" and "kernels" that can run here, "models", "heads", "priors"."""
     import torch
 
-    from . import __version__
     from .neighbors import BACKENDS
     from .registry import HEADS, PRIORS, REPRESENTATIONS, load_plugins
+    from .version import __version__
 
     load_plugins()
     devices = {"cpu": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads in torch"}

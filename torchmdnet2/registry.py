@@ -1,63 +1,64 @@
-"""Names in configuration files and the classes behind them.
+"""Names in configuration files and the classes or functions behind them.
 
 One dictionary per kind and a decorator. Other packages add theirs through the entry-point group
-`torchmdnet2.plugins`: each entry point names a module, which registers its classes when it is imported.
+`torchmdnet2.plugins`: each entry point names a module, which registers its classes when it is imported. This module
+imports nothing of the package: `torchmdnet2/__init__.py` gives it the function that imports the built-in classes.
 """
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-__all__ = ["HEADS", "PRIORS", "REPRESENTATIONS", "Registry", "UnknownName", "did_you_mean", "load_plugins"]
+__all__ = ["HEADS", "PRIORS", "REPRESENTATIONS", "Registry", "UnknownName", "did_you_mean", "load_plugins", "provide"]
 
 T = TypeVar("T")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ ", did you mean 'x'?" for the closest of the known names, or "" when none is close."""
+    import difflib  # not needed where all names are right
+
     match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f", did you mean '{match[0]}'?" if match else ""
 
 
 class UnknownName(KeyError):
-    """No class is registered under this name."""
+    """Nothing is registered under this name."""
 
     def __str__(self) -> str:  # KeyError shows the repr of its message
         return str(self.args[0])
 
 
 class Registry(Generic[T]):
-    """A dictionary name -> class of one kind, with an error that helps."""
+    """A dictionary name -> class (or function) of one kind, with an error that helps."""
 
     def __init__(self, kind: str):
         self.kind = kind
-        self._classes: dict[str, type[T]] = {}
+        self._classes: dict[str, T] = {}
 
-    def register(self, name: str) -> Callable[[type[T]], type[T]]:
-        """Class decorator: make the class known under `name`.
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator: make the class known under `name`.
 
         Raises:
             ValueError: another class has this name.
         """
 
-        def decorate(cls: type[T]) -> type[T]:
-            known = self._classes.get(name)
-            if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        def decorate(cls: T) -> T:
+            known: Any = self._classes.get(name)
+            new: Any = cls
+            if known is not None and (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
                 raise ValueError(f"{self.kind} '{name}' is already registered by {known.__module__}")
             self._classes[name] = cls
-            cls.registered_name = name  # type: ignore[attr-defined]
+            new.registered_name = name
             return cls
 
         return decorate
 
-    def __getitem__(self, name: str) -> type[T]:
+    def __getitem__(self, name: str) -> T:
         if name not in self._classes:
-            load_builtin()
+            _load_builtin()
         if name not in self._classes:
             load_plugins()
         try:
@@ -67,32 +68,38 @@ class Registry(Generic[T]):
             raise UnknownName(f"unknown {self.kind} '{name}'{hint} Known: {', '.join(sorted(self._classes))}") from None
 
     def __contains__(self, name: object) -> bool:
-        return name in list(self)
+        return name in self._classes or name in list(self)
 
     def __iter__(self) -> Iterator[str]:
-        load_builtin()
+        _load_builtin()
         load_plugins()
         return iter(sorted(self._classes))
 
 
-REPRESENTATIONS: Registry = Registry("model")
-HEADS: Registry = Registry("head")
-PRIORS: Registry = Registry("prior")
+REPRESENTATIONS: Registry[Any] = Registry("model")
+HEADS: Registry[Any] = Registry("head")
+PRIORS: Registry[Any] = Registry("prior")
 
+_providers: list[Callable[[], None]] = []
 _plugins_loaded = False
 
 
-def load_builtin() -> None:
-    """Register the models, heads and priors of this package."""
-    import_module("torchmdnet2.models")
-    import_module("torchmdnet2.priors")
-    import_module("torchmdnet2.baseline")
+def provide(load: Callable[[], None]) -> None:
+    """Have `load` import the modules of built-in classes when a name is not known yet; it may be called repeatedly."""
+    _providers.append(load)
+
+
+def _load_builtin() -> None:
+    for load in _providers:
+        load()
 
 
 def load_plugins() -> None:
     """Import the modules of the entry-point group `torchmdnet2.plugins`, once; one that fails is warned of."""
     global _plugins_loaded
     if not _plugins_loaded:
+        from importlib.metadata import entry_points
+
         _plugins_loaded = True
         for entry in entry_points(group="torchmdnet2.plugins"):
             try:

@@ -61,7 +61,7 @@ def _is_ours(error: Exception) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from .. import __version__
+    from ..version import __version__
     from . import convert, evaluate, md, show, stability, train
 
     parser = argparse.ArgumentParser(

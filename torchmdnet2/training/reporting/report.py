@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ... import __version__
 from ...files import atomic_write
 from ...potential import SYMBOLS, Potential
+from ...version import __version__
 from ..steps.batches import Frames
 from ..steps.metrics import shown
 from ..steps.trainer import Properties

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ... import __version__, checkpoint
+from ... import checkpoint
 from ...files import atomic_write
+from ...version import __version__
 from ..config.config import Config
 from ..reporting.card import model_card
 from ..reporting.evaluation import Evaluation, evaluate

@@ -17,11 +17,12 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
-from ... import __version__, checkpoint
+from ... import checkpoint
 from ...data.sources import file_facts
 from ...errors import BadConfig
 from ...files import atomic_write
 from ...potential import Potential
+from ...version import __version__
 from ..config.config import Config
 from ..config.defaults import config_yaml
 from ..config.labels import property_of
