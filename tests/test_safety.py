@@ -187,10 +187,10 @@ def test_public_names():
 
 
 def test_layers_do_not_import_upward():
-    """neighbors and kernels know no model; models and priors know no adapter and no trainer."""
+    """neighbors know no model; models and priors know no adapter and no trainer."""
     below = {
         "neighbors": {"models", "priors", "potential", "adapters", "training", "data", "cli", "evaluator"},
-        "kernels": {"models", "priors", "potential", "adapters", "training", "data", "cli", "evaluator"},
+        "fused": {"priors", "runtime", "potential", "adapters", "training", "data", "cli", "evaluator"},
         "models": {"adapters", "training", "data", "cli", "evaluator", "potential"},
         "priors": {"adapters", "training", "data", "cli", "evaluator", "potential"},
     }

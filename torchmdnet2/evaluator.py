@@ -253,7 +253,7 @@ class Evaluator:
         elif system.dtype not in (torch.float32, torch.float64):
             self._last = f"the positions are {system.dtype}"
         elif self._on_cpu and not self._reason:
-            from .runtime.cpu_tensornet import lost_by_fork
+            from .fused.tensornet.cpu import lost_by_fork
 
             self._last = lost_by_fork()
         if self._last or self._on_cpu:
@@ -290,7 +290,7 @@ class Evaluator:
     def _falling_back(self, system: System, stress: bool) -> Iterator[None]:
         """What cannot be replayed goes on after this, on the reference path."""
         from .runtime.model import UnsortedBatch
-        from .runtime.waits import NotCapturable
+        from .runtime.sync_guard import NotCapturable
 
         try:
             yield

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from kernels.error_cases import CASES, check
-from kernels.gather_cases import assert_same, random_batches, random_frames
+from training.batch_gather_cases import assert_same, random_batches, random_frames
 from training.conftest import make_frames
+from training.loss_kernel_cases import CASES, check
 from training.test_packed import CUTOFF, objective, packed, structures
 
 from torchmdnet2 import Potential
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
 from torchmdnet2.training.steps.network import PackedNetwork
-from torchmdnet2.training.steps.packed import Capacity
+from torchmdnet2.training.steps.packed_frames import Capacity
 from torchmdnet2.training.steps.trainer import Hooks, TrainingDiverged
 
 pytestmark = [

@@ -14,15 +14,16 @@ import torch
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.errors import UnknownElement
+from torchmdnet2.fused.tensornet import launch_shapes
 from torchmdnet2.neighbors import neighbor_list
-from torchmdnet2.runtime import check, graphs, tiles
+from torchmdnet2.runtime import check, graphs
 from torchmdnet2.runtime.graphs import GraphedStep
 from torchmdnet2.runtime.model import FusedModel, Source
 from torchmdnet2.runtime.step import NOT_FINITE, OVERFLOW, RESULT_NOT_FINITE, ladder
 
 assert os.environ["TRITON_INTERPRET"] == "1"
-# large blocks for few atoms too: fewer programs to interpret. Every shape is in tests/kernels/fused_checks.py
-tiles._BY_SIZE = ()
+# large blocks for few atoms too: fewer programs to interpret. Every shape is in tests/fused/tensornet_gpu_checks.py
+launch_shapes._BY_SIZE = ()
 CUTOFF = 4.0
 
 

@@ -14,7 +14,7 @@ from torchmdnet2.models import Features, Representation
 from torchmdnet2.neighbors import NeighborList
 from torchmdnet2.priors.pairs import PairLists
 from torchmdnet2.runtime.padded import PaddedList, cut, pad_list, pad_system
-from torchmdnet2.runtime.waits import HostWait, NoWaits
+from torchmdnet2.runtime.sync_guard import HostWait, NoWaits
 from torchmdnet2.testing import example_systems
 
 SYSTEMS = example_systems(ELEMENTS, 4.5)

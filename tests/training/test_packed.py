@@ -14,12 +14,12 @@ import torch
 from ase.io import write
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.kernels.forms_node import Mix
+from torchmdnet2.fused.tensornet.training.node_ops import Mix
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
 from torchmdnet2.training.steps.network import PackedNetwork
-from torchmdnet2.training.steps.packed import Capacity, PackedFrames, Part, pairs_of
+from torchmdnet2.training.steps.packed_frames import Capacity, PackedFrames, Part, pairs_of
 from torchmdnet2.training.steps.trainer import Hooks, TrainingDiverged
 
 from .conftest import make_frames

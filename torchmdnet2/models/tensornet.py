@@ -18,11 +18,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..kernels.tensors import compose, decompose, matmul, part_norms, per_component, scale_parts, tensor_norm
 from ..registry import REPRESENTATIONS
 from .base import Features, Graph, Representation
 from .layers import activation, reset, safe_divide
 from .radial import CosineCutoff, radial_basis
+from .tensor_algebra import compose, decompose, matmul, part_norms, per_component, scale_parts, tensor_norm
 
 __all__ = ["TensorNet", "compose", "decompose", "part_norms"]
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kernels.launch import after_previous
+from ..triton_launch import after_previous
 from .triton_search import TritonNeighborSearch, overlap_launches
 from .triton_setup import _OVERFLOW, ROW_BLOCK, row_pointers, row_sums
 

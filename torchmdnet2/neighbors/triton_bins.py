@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels.launch import after_previous
+from ..triton_launch import after_previous
 from .triton_setup import _FREE_BINS, _NOT_FINITE, _REALS, _THIN_BINS, _WHOLE
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels.launch import after_previous
+from ..triton_launch import after_previous
 from .triton_setup import _FREE_BINS, _REALS, _WHOLE
 
 LANES = 32

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels.launch import after_previous
+from ..triton_launch import after_previous
 from .triton_setup import _REALS, _WHOLE
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding and subtracting it rounds a float32 to the nearest integer

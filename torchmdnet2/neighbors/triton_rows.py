@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels.launch import after_previous
+from ..triton_launch import after_previous
 from .triton_cells import _LANES, bits_set, sweep
 from .triton_setup import _REALS
 

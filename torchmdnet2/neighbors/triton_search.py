@@ -66,7 +66,7 @@ def interpreted() -> bool:
 
 
 def overlap_launches(device: torch.device) -> bool:
-    """Whether a kernel may be placed while the one before ends (see kernels/launch.py)."""
+    """Whether a kernel may be placed while the one before ends (see triton_launch.py)."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 

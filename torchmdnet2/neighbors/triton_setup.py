@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels.launch import after_previous
+from ..triton_launch import after_previous
 
 REALS = 22
 WHOLE = 11

@@ -15,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..kernels.launch import after_previous
+from ..triton_launch import after_previous
 from .triton_cells import bits_set
 from .triton_setup import _NOT_FINITE, _OVERFLOW, _TOO_THIN, few_images, geometry
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..potential import Potential, Result
 from ..priors.pairs import PairLists
 from ..system import System
-from .autograd import AutogradStep
+from .autograd_step import AutogradStep
 from .check import BOUNDS, within
 from .graphs import GraphedStep, refuse
 from .model import Source, require_sorted
 from .step import TOO_THIN, Outputs
-from .waits import NotCapturable, NoWaits
+from .sync_guard import NotCapturable, NoWaits
 
 __all__ = ["AutogradModel", "GraphedAutograd"]
 

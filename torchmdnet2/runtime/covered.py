@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from ..fused.tensornet.weights import why_not_fused
 from ..models.heads import ScalarHead
 from ..potential import Potential
 from ..priors.atomref import Atomref
-from .frozen import why_not_fused
 
 __all__ = ["why_not"]
 

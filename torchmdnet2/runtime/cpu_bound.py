@@ -5,10 +5,10 @@ Shapes: N atoms in B structures.
 
 from __future__ import annotations
 
+from ..fused.tensornet.cpu import lost_by_fork
 from ..system import System
 from .cpu_composition import Composition
 from .cpu_model import CpuModel
-from .cpu_tensornet import lost_by_fork
 from .reference import ReferenceBoundStep
 
 __all__ = ["CpuBoundStep"]

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..kernels.cpu_pairs import all_pairs
+from ..fused.tensornet.cpu import Array
 from ..neighbors import neighbor_list
 from ..system import System
-from .cpu_tensornet import Array
+from .cpu_pairs import all_pairs
 
 if TYPE_CHECKING:
     from .cpu_model import CpuModel

@@ -11,13 +11,13 @@ import threading
 import torch
 from torch import Tensor
 
+from ..fused.tensornet.cpu import CpuTensorNet
+from ..fused.tensornet.weights import FrozenTensorNet
 from ..models.base import sum_over_systems
 from ..potential import Potential, Result, require_stress
 from ..system import System
 from .check import BOUNDS, CHECKED_ATOMS, cluster, reference, within
 from .cpu_composition import Composition, Values
-from .cpu_tensornet import CpuTensorNet
-from .frozen import FrozenTensorNet
 
 __all__ = ["CpuModel"]
 

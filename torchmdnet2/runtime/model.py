@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..fused.tensornet.gpu import FusedTensorNet
+from ..fused.tensornet.weights import FrozenTensorNet
 from ..potential import Potential
 from ..system import System
 from .covered import why_not
-from .frozen import FrozenTensorNet
 from .step import FusedStep
-from .tensornet import FusedTensorNet
 
 if TYPE_CHECKING:
-    from .autograd import AutogradStep
     from .autograd_model import AutogradModel
+    from .autograd_step import AutogradStep
     from .graphs import GraphedStep
 
 __all__ = ["FusedModel", "Source", "UnsortedBatch", "require_sorted", "why_not"]

@@ -13,11 +13,11 @@ import torch
 import triton
 from torch import Tensor
 
-from ..kernels.reduce import MAX_PARTS, NO_VOLUME, RESULT_NOT_FINITE, TERMS, finish_kernel, totals_kernel
+from ..fused.finish import MAX_PARTS, NO_VOLUME, RESULT_NOT_FINITE, TERMS, finish_kernel, totals_kernel
+from ..fused.tensornet.gpu import FusedTensorNet
+from ..fused.tensornet.launch_shapes import Tiles
 from ..neighbors.triton_search import NOT_FINITE, OVERFLOW, TOO_THIN, TritonNeighborSearch
-from .order import SORT_FROM, SpatialOrder
-from .tensornet import FusedTensorNet
-from .tiles import Tiles
+from .spatial_order import SORT_FROM, SpatialOrder
 
 __all__ = ["NOT_FINITE", "NO_VOLUME", "OVERFLOW", "RESULT_NOT_FINITE", "TOO_THIN", "FusedStep", "Outputs", "ladder"]
 

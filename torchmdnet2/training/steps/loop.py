@@ -16,7 +16,7 @@ from .metrics import ErrorSums
 from .muon import Muon
 from .network import PackedNetwork
 from .optimizers import AdamW
-from .packed import PackedFrames
+from .packed_frames import PackedFrames
 from .packing import frame_bytes, pack, reason_against
 from .replay import ErrorPass, Replayed, TrainingPass
 

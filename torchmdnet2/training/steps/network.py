@@ -18,20 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...kernels.forms import Form
-from ...kernels.forms_embedding import Embedding
-from ...kernels.forms_node import Inner, Mix, Product, Scale
-from ...kernels.forms_pair import Message, PairSum
-from ...kernels.forms_radial import Basis, PairGeometry
-from ...kernels.forms_scalar import SegmentSum, enveloped, silu
-from ...kernels.forms_tensor import add_square, normalise
+from ...fused.differentiable_ops import Form
+from ...fused.tensornet.training.embedding_op import Embedding
+from ...fused.tensornet.training.node_ops import Inner, Mix, Product, Scale
+from ...fused.tensornet.training.pair_ops import Message, PairSum
+from ...fused.tensornet.training.radial_ops import Basis, PairGeometry
+from ...fused.tensornet.training.scalar_ops import SegmentSum, enveloped, silu
+from ...fused.tensornet.training.tensor_ops import add_square, normalise
 from ...models.base import Features, Graph, Head
 from ...models.layers import safe_divide
 from ...models.radial import ExpNormalBasis, GaussianBasis
 from ...models.tensornet import Interaction, TensorNet
 from ...neighbors.result import safe_norm
 from ...potential import Potential, Result
-from .packed import PackedBatch
+from .packed_frames import PackedBatch
 
 __all__ = ["PackedNetwork"]
 
@@ -126,9 +126,9 @@ _TRITON: Any = SimpleNamespace(
 
 
 def _numba_forms() -> Any:
-    from ...kernels import forms_cpu  # needs numba
+    from ...fused.tensornet.training import numba_ops
 
-    return forms_cpu
+    return numba_ops
 
 
 class _PairTensorNet:

@@ -12,7 +12,7 @@ from ...models.heads import EquivariantScalarHead, ScalarHead
 from ...potential import Potential
 from ...system import System
 from .batches import Batch, Frames, in_order
-from .packed import PackedFrames, Part
+from .packed_frames import PackedFrames, Part
 
 __all__ = ["frame_bytes", "pack", "reason_against"]
 

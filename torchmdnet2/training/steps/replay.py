@@ -13,16 +13,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from ...kernels.errors import ROWS, BatchErrors, Labels, Penalties
 from ...potential import Result
 from ...runtime.capture import captured
 from ...system import System
 from ..config.loss_config import LossConfig
 from .distributed import Devices
 from .loss import penalty_sums, residuals
+from .loss_kernels import ROWS, BatchErrors, Labels, Penalties
 from .metrics import NUM_ELEMENTS, ErrorSums
 from .network import PackedNetwork
-from .packed import Capacity, PackedBatch, PackedFrames
+from .packed_frames import Capacity, PackedBatch, PackedFrames
 
 __all__ = ["ErrorPass", "Replayed", "TrainingPass"]
 

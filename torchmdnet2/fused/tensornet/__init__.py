@@ -1,0 +1,1 @@
+"""TensorNet on fused kernels; models/tensornet.py is the specification."""

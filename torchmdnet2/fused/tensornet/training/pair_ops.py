@@ -1,0 +1,269 @@
+"""Forms over pairs of atoms: messages, and sums over the pairs of an atom.
+
+Shapes: M atoms, P pairs (each unordered pair once), E directed edges, F features. Fields of 3×3 tensors are
+[9, M, F], see forms_node.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
+No sum is left to atomics: rows of edges are summed atom by atom, so that results do not vary from run to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....triton_launch import FUSED_ARITHMETIC
+from ....triton_or_none import tl, triton
+from ...differentiable_ops import Form
+from .node_ops import times_parts
+
+__all__ = ["Message", "PairSum", "Pairs", "edges_of_row", "pair_atoms", "row_tile"]
+
+
+@dataclass(eq=False)
+class Pairs:
+    """Which atoms are paired, both as pairs and as rows of directed edges.
+
+    Attributes:
+        first, second: [P] atoms of each pair; its vector points from the first to the second.
+        count: [1] pairs that there are; further ones only fill the room, and stand in no row.
+        row_ptr: [M + 1]; the edges of atom i are row_ptr[i] … row_ptr[i+1] − 1.
+        sender: [≥ E] the other atom of each edge.
+        pair: [≥ E] its pair p where the edge's receiver is the first atom, −p − 1 where it is the second.
+    """
+
+    first: Tensor
+    second: Tensor
+    count: Tensor
+    row_ptr: Tensor
+    sender: Tensor
+    pair: Tensor
+
+    @property
+    def num_pairs(self) -> int:
+        """P."""
+        return self.first.shape[0]
+
+    @property
+    def num_atoms(self) -> int:
+        """M."""
+        return self.row_ptr.shape[0] - 1
+
+    def real(self) -> Tensor:
+        """[P] 1.0 for pairs, 0.0 for those that fill the room."""
+        return (torch.arange(self.num_pairs, device=self.first.device) < self.count).double()
+
+
+class PairSum(Form):
+    """T(v, h) = Σ_p v_p · (h_first − h_second): each atom gets the pairs it is first in, minus those it is second in.
+
+    Slots: v [P, D]; result and h [M, D].
+    """
+
+    def __init__(self, pairs: Pairs, use_kernels: bool):
+        self.pairs, self.use_kernels = pairs, use_kernels
+
+    def reference(self, *slots: Tensor) -> Tensor:
+        (v,) = slots
+        pairs = self.pairs
+        v = v * pairs.real().to(v.dtype)[:, None]
+        zeros = v.new_zeros(pairs.num_atoms, v.shape[1])
+        return zeros.index_add(0, pairs.first.long(), v).index_add(0, pairs.second.long(), -v)
+
+    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
+        v, h = slots
+        pairs = self.pairs
+        if slot == 0:
+            assert h is not None
+            return h.index_select(0, pairs.first) - h.index_select(0, pairs.second)
+        assert v is not None
+        out = v.new_empty(pairs.num_atoms, v.shape[1])
+        grid = (triton.cdiv(pairs.num_atoms, 16),)
+        _pair_sum[grid](
+            out, v, pairs.row_ptr, pairs.pair, pairs.num_atoms, D=v.shape[1], BM=16, BD=4, **FUSED_ARITHMETIC
+        )
+        return out
+
+
+class Message(Form):
+    """T(f, y, g) = Σ_i ⟨g_i, Σ_j f_ij y_j + f_self y_i⟩: each atom gathers the filtered tensors of its neighbors.
+
+    Slots: f [P + 1, 3, F]; y, result and g [9, M, F].
+    """
+
+    def __init__(self, pairs: Pairs, use_kernels: bool):
+        self.pairs, self.use_kernels = pairs, use_kernels
+
+    def reference(self, *slots: Tensor) -> Tensor:
+        f, y = slots
+        pairs = self.pairs
+        filters, own = f.transpose(0, 1).split((pairs.num_pairs, 1), 1)
+        filters = filters * pairs.real().to(f.dtype)[:, None]
+        first, second = pairs.first.long(), pairs.second.long()
+        m = times_parts(y, own)
+        m = m.index_add(1, first, times_parts(y.index_select(1, second), filters))
+        return m.index_add(1, second, times_parts(y.index_select(1, first), filters))
+
+    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
+        f, y, g = slots
+        pairs = self.pairs
+        if slot == 0:
+            assert y is not None and g is not None
+            num, features = y.shape[1:]
+            out = y.new_empty(pairs.num_pairs + 1, 3, features)
+            _pair_dot[(triton.cdiv(pairs.num_pairs, 4),)](
+                out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
+                BF=triton.next_power_of_2(features), **FUSED_ARITHMETIC,
+            )  # fmt: skip
+            own = torch.linalg.vecdot(y, g, dim=1)  # [9, F]
+            out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
+            return out
+        other = y if slot == 2 else g  # the pairs are symmetric: both derivatives are the same sum
+        assert f is not None and other is not None
+        out = torch.empty_like(other)
+        grid, tile = row_tile(pairs.num_atoms, other.shape[2])
+        _message[grid](out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs, **tile)
+        return out
+
+
+TILES: dict[str, tuple[int, int, int]] = {"few": (8, 64, 1), "many": (4, 64, 1)}
+"""Edges and columns that a program holds at a time, and its warps, for few and for many atoms."""
+
+
+def row_tile(num_atoms: int, features: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """Grid and tile of a kernel that sums the edges of each atom."""
+    edges, columns, warps = TILES["few" if num_atoms < 2000 else "many"]
+    columns = min(columns, triton.next_power_of_2(features))
+    grid = (num_atoms, triton.cdiv(features, columns))
+    return grid, {"F": features, "BE": edges, "BF": columns, "num_warps": warps, **FUSED_ARITHMETIC}
+
+
+@triton.jit
+def _pair_sum(out, v, row_ptr, pair, num, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
+    """Σ over the edges of an atom of ± v of the pair: + where the atom is the first."""
+    i = tl.program_id(0) * BM + tl.arange(0, BM)
+    d = tl.arange(0, BD)
+    start = tl.load(row_ptr + i, mask=i < num, other=0)
+    stop = tl.load(row_ptr + i + 1, mask=i < num, other=0)
+    total = tl.zeros((BM, BD), v.dtype.element_ty)
+    for k in range(0, tl.max(stop - start)):
+        here = start + k < stop
+        p = tl.load(pair + start + k, mask=here, other=0)
+        turned = p < 0
+        p = tl.where(turned, -p - 1, p).to(tl.int64)
+        x = tl.load(v + p[:, None] * D + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
+        total += tl.where(turned[:, None], -x, x)
+    at = i.to(tl.int64)[:, None] * D + d[None, :]
+    tl.store(out + at, total, mask=(i < num)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def edges_of_row(sender, pair, at, stop):
+    """Senders, pairs and signs (−1 where the receiver is the pair's second atom) of some edges of a row."""
+    here = at < stop
+    j = tl.load(sender + at, mask=here, other=0).to(tl.int64)
+    p = tl.load(pair + at, mask=here, other=0)
+    sign = tl.where(p < 0, -1.0, 1.0)
+    return here, j, tl.where(p < 0, -p - 1, p).to(tl.int64), sign
+
+
+@triton.jit
+def _tile(x, row, c, mask, F: tl.constexpr):
+    """x[row, c] of rows [n] and columns [BF]."""
+    return tl.load(x + row[:, None] * F + c[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _message(out, f, y, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
+    """Σ over the edges of an atom of f y of the sender, and f_self y of its own."""
+    i = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BF + tl.arange(0, BF)
+    inside = c < F
+    plane = num.to(tl.int64) * F
+    own = f + num_pairs.to(tl.int64) * (3 * F) + c
+    f0 = tl.load(own, mask=inside, other=0.0)
+    f1 = tl.load(own + F, mask=inside, other=0.0)
+    f2 = tl.load(own + 2 * F, mask=inside, other=0.0)
+    y += c
+    mine = y + i * F
+    m0 = f0 * tl.load(mine, mask=inside, other=0.0)
+    m1 = f1 * tl.load(mine + plane, mask=inside, other=0.0)
+    m2 = f1 * tl.load(mine + 2 * plane, mask=inside, other=0.0)
+    m3 = f1 * tl.load(mine + 3 * plane, mask=inside, other=0.0)
+    m4 = f2 * tl.load(mine + 4 * plane, mask=inside, other=0.0)
+    m5 = f2 * tl.load(mine + 5 * plane, mask=inside, other=0.0)
+    m6 = f2 * tl.load(mine + 6 * plane, mask=inside, other=0.0)
+    m7 = f2 * tl.load(mine + 7 * plane, mask=inside, other=0.0)
+    m8 = f2 * tl.load(mine + 8 * plane, mask=inside, other=0.0)
+    stop = tl.load(row_ptr + i + 1)
+    for start in range(tl.load(row_ptr + i), stop, BE):
+        here, j, p, _ = edges_of_row(sender, pair, start + tl.arange(0, BE), stop)
+        mask = here[:, None] & inside[None, :]
+        at = (p * (3 * F))[:, None] + c[None, :]
+        g0 = tl.load(f + at, mask=mask, other=0.0)
+        g1 = tl.load(f + at + F, mask=mask, other=0.0)
+        g2 = tl.load(f + at + 2 * F, mask=mask, other=0.0)
+        at = (j * F)[:, None]
+        m0 += tl.sum(g0 * tl.load(y[None, :] + at, mask=mask, other=0.0), 0)
+        m1 += tl.sum(g1 * tl.load(y[None, :] + (at + plane), mask=mask, other=0.0), 0)
+        m2 += tl.sum(g1 * tl.load(y[None, :] + (at + 2 * plane), mask=mask, other=0.0), 0)
+        m3 += tl.sum(g1 * tl.load(y[None, :] + (at + 3 * plane), mask=mask, other=0.0), 0)
+        m4 += tl.sum(g2 * tl.load(y[None, :] + (at + 4 * plane), mask=mask, other=0.0), 0)
+        m5 += tl.sum(g2 * tl.load(y[None, :] + (at + 5 * plane), mask=mask, other=0.0), 0)
+        m6 += tl.sum(g2 * tl.load(y[None, :] + (at + 6 * plane), mask=mask, other=0.0), 0)
+        m7 += tl.sum(g2 * tl.load(y[None, :] + (at + 7 * plane), mask=mask, other=0.0), 0)
+        m8 += tl.sum(g2 * tl.load(y[None, :] + (at + 8 * plane), mask=mask, other=0.0), 0)
+    to = out + i * F + c
+    tl.store(to, m0, mask=inside)
+    tl.store(to + plane, m1, mask=inside)
+    tl.store(to + 2 * plane, m2, mask=inside)
+    tl.store(to + 3 * plane, m3, mask=inside)
+    tl.store(to + 4 * plane, m4, mask=inside)
+    tl.store(to + 5 * plane, m5, mask=inside)
+    tl.store(to + 6 * plane, m6, mask=inside)
+    tl.store(to + 7 * plane, m7, mask=inside)
+    tl.store(to + 8 * plane, m8, mask=inside)
+
+
+@triton.jit
+def pair_atoms(first, second, count, num_pairs, BP: tl.constexpr):
+    """Pair numbers, their atoms, and which of them are real."""
+    p = tl.program_id(0).to(tl.int64) * BP + tl.arange(0, BP)
+    i = tl.load(first + p, mask=p < num_pairs, other=0).to(tl.int64)
+    j = tl.load(second + p, mask=p < num_pairs, other=0).to(tl.int64)
+    return p, i, j, p < tl.load(count)
+
+
+@triton.jit
+def _both(y, g, at_i, at_j, mask):
+    """⟨y_j, g_i⟩ + ⟨y_i, g_j⟩ of one component."""
+    y_i = tl.load(y + at_i, mask=mask, other=0.0)
+    g_i = tl.load(g + at_i, mask=mask, other=0.0)
+    y_j = tl.load(y + at_j, mask=mask, other=0.0)
+    g_j = tl.load(g + at_j, mask=mask, other=0.0)
+    return y_j * g_i + y_i * g_j
+
+
+@triton.jit
+def _pair_dot(out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
+    """Gradient of the filters of pairs."""
+    p, i, j, real = pair_atoms(first, second, count, num_pairs, BP)
+    c = tl.arange(0, BF)
+    mask = real[:, None] & (c < F)[None, :]
+    plane = num.to(tl.int64) * F
+    a, b = i[:, None] * F + c[None, :], j[:, None] * F + c[None, :]
+    part_i = _both(y, g, a, b, mask)
+    part_a = _both(y, g, a + plane, b + plane, mask)
+    part_a += _both(y, g, a + 2 * plane, b + 2 * plane, mask)
+    part_a += _both(y, g, a + 3 * plane, b + 3 * plane, mask)
+    part_s = _both(y, g, a + 4 * plane, b + 4 * plane, mask)
+    part_s += _both(y, g, a + 5 * plane, b + 5 * plane, mask)
+    part_s += _both(y, g, a + 6 * plane, b + 6 * plane, mask)
+    part_s += _both(y, g, a + 7 * plane, b + 7 * plane, mask)
+    part_s += _both(y, g, a + 8 * plane, b + 8 * plane, mask)
+    at = (p * (3 * F))[:, None] + c[None, :]
+    mask = (p < num_pairs)[:, None] & (c < F)[None, :]
+    tl.store(out + at, part_i, mask=mask)
+    tl.store(out + at + F, part_a, mask=mask)
+    tl.store(out + at + 2 * F, part_s, mask=mask)

@@ -1,0 +1,346 @@
+"""Per-atom blocks of TensorNet fused around the channel-mixing matrix products: Triton kernels.
+
+A program holds BM atoms × 9 components × BN channels in registers: everything that is done channel by channel
+(norms, gates, tensor products, their gradients) is done on the result of the product before it is written.
+
+From 16 atoms a program the three maps of I, A and S run over the matrix units, BK of K at a time; with 8 over the same
+units in half precision, in KS parts of K (halves.py); below over the ordinary ones (few.py). Where all of K is taken at
+once, what the kernel before does not write is read before that one has ended (launch.py). PREC is the precision on the
+matrix units from 16 atoms on: "tf32x3" is as accurate as float32, "tf32" is faster, "ieee" uses the ordinary units.
+
+Shapes: N atoms, F channels. Fields are [N, 9, F]; mixing weights W [3, F, F] are applied as X_part @ W[part], and come
+packed as [3, F/4, F, 4] for few atoms, [3, 2, F/16, F/16, 8, 4, 8] for 8.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_launch import after_previous, before_next
+from .algebra import (
+    add_square_adjoint,
+    load9,
+    load9_early,
+    norm_gradient,
+    normalise_adjoint,
+    product,
+    product_adjoint,
+    square,
+    squared_norm,
+    store9,
+)
+from .cuda_core_products import dense3_few, dense_few, mix_few, weights
+from .dense import dense, dot, settle, silu, silu_slope, statistics
+from .split_fp16_products import dense_halves, half_weights, mix_halves
+
+__all__ = [
+    "embedding_mix_kernel",
+    "gradient_embedding_kernel",
+    "gradient_mix_kernel",
+    "gradient_product_kernel",
+    "mix_kernel",
+    "update_kernel",
+]
+
+
+@triton.jit
+def mix9(
+    x, w, rows, cols, mask_rows, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """X @ W by parts for the rows and columns of this program: nine [BM, BN] tiles.
+
+    Waits for the kernel before, where K is taken at once when it has the weights; PDL 0 when that is done elsewhere.
+    """
+    if BM == 8:
+        there = tl.minimum(rows, num_atoms - 1)
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_halves(x, w, there, F, BN, BK, KS, PDL)
+    elif BM < 16:
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_few(x, w, num_atoms, F, BM, BN, KS, PDL)
+    else:
+        after_previous(PDL)
+        y0 = tl.zeros([BM, BN], tl.float32)
+        y1, y2, y3, y4, y5, y6, y7, y8 = y0, y0, y0, y0, y0, y0, y0, y0
+        for k0 in range(0, F, BK):
+            k = k0 + tl.arange(0, BK)
+            a = x + rows[:, None].to(tl.int64) * (9 * F) + k[None, :]
+            m = mask_rows[:, None]
+            b = w + k[:, None] * F + cols[None, :]
+            wi, wa, ws = tl.load(b), tl.load(b + F * F), tl.load(b + 2 * F * F)
+            y0 = dot(tl.load(a, m, other=0.0), wi, y0, PREC)
+            y1 = dot(tl.load(a + F, m, other=0.0), wa, y1, PREC)
+            y2 = dot(tl.load(a + 2 * F, m, other=0.0), wa, y2, PREC)
+            y3 = dot(tl.load(a + 3 * F, m, other=0.0), wa, y3, PREC)
+            y4 = dot(tl.load(a + 4 * F, m, other=0.0), ws, y4, PREC)
+            y5 = dot(tl.load(a + 5 * F, m, other=0.0), ws, y5, PREC)
+            y6 = dot(tl.load(a + 6 * F, m, other=0.0), ws, y6, PREC)
+            y7 = dot(tl.load(a + 7 * F, m, other=0.0), ws, y7, PREC)
+            y8 = dot(tl.load(a + 8 * F, m, other=0.0), ws, y8, PREC)
+        y0, y1, y2 = settle(y0, BM, BN), settle(y1, BM, BN), settle(y2, BM, BN)
+        y3, y4, y5 = settle(y3, BM, BN), settle(y4, BM, BN), settle(y5, BM, BN)
+        y6, y7, y8 = settle(y6, BM, BN), settle(y7, BM, BN), settle(y8, BM, BN)
+    return y0, y1, y2, y3, y4, y5, y6, y7, y8
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def mix_kernel(
+    x, w, y, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Y = mix(X)."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = rows < num_atoms
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
+    out = y + rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    store9(out, ok[:, None], F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def embedding_mix_kernel(
+    x0, w, active, w2, b2, gate, mixed, x_out, inverse_out, num_atoms,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """X = silu(gate) ⊙ mix(X⁰); writes mix(X⁰), X/(‖X‖²+1) and 1/(‖X‖²+1). gate [N, 3F] before activation.
+
+    Where K is taken at once the gate is computed here, from active [N, 2F] by W2 [2F, 3F], and written; else read.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 8 or KS > 1
+    m = ok[:, None]
+    at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    h = gate + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
+    if EARLY:
+        # X⁰ is older than what the kernel before writes
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
+        store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
+        first = tl.program_id(1) * BN
+        if BM == 8:
+            ih, il = half_weights(w2, first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            ah, al = half_weights(w2, F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            sh, sl = half_weights(w2, 2 * F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            after_previous(PDL)
+            there = tl.minimum(rows, num_atoms - 1)
+            hi = dense_halves(active, ih, il, there, 2 * F, 2 * F, BN, KS)
+            ha = dense_halves(active, ah, al, there, 2 * F, 2 * F, BN, KS)
+            hs = dense_halves(active, sh, sl, there, 2 * F, 2 * F, BN, KS)
+        else:
+            w_i, w_a = weights(w2, 3 * F, 2 * F, BN, first), weights(w2, 3 * F, 2 * F, BN, F + first)
+            w_s = weights(w2, 3 * F, 2 * F, BN, 2 * F + first)
+            after_previous(PDL)
+            hi, ha, hs = dense3_few(active, w_i, w_a, w_s, num_atoms, 2 * F, BM, BN)
+        hi += tl.load(b2 + cols)[None, :]
+        ha += tl.load(b2 + F + cols)[None, :]
+        hs += tl.load(b2 + 2 * F + cols)[None, :]
+        before_next(PDL)
+        tl.store(h, hi, m)
+        tl.store(h + F, ha, m)
+        tl.store(h + 2 * F, hs, m)
+    else:
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix9(x0, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+        before_next(PDL)
+        store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
+        hi = tl.load(h, m, other=0.0)
+        ha = tl.load(h + F, m, other=0.0)
+        hs = tl.load(h + 2 * F, m, other=0.0)
+    gi, ga, gs = silu(hi), silu(ha), silu(hs)
+    y0, y1, y2, y3, y4 = y0 * gi, y1 * ga, y2 * ga, y3 * ga, y4 * gs
+    y5, y6, y7, y8 = y5 * gs, y6 * gs, y7 * gs, y8 * gs
+    f = 1.0 / (squared_norm(y0, y1, y2, y3, y4, y5, y6, y7, y8) + 1.0)
+    store9(x_out + at, m, F, y0 * f, y1 * f, y2 * f, y3 * f, y4 * f, y5 * f, y6 * f, y7 * f, y8 * f)
+    tl.store(inverse_out + rows[:, None].to(tl.int64) * F + cols[None, :], f, m)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def update_kernel(
+    p, w, x, charge_factor, d_out, x_out, inverse_out, norms_out, num_atoms, LAST: tl.constexpr,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """D = mix(P), X' = X + D + q D²; writes D and, for the next layer, X'/(‖X'‖²+1) and 1/(‖X'‖²+1);
+    for the read-out (LAST), X' and its ‖I‖², ‖A‖², ‖S‖² [N, 3F]."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 8 or KS > 1
+    m = ok[:, None]
+    at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
+    if EARLY:
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at, m, F)
+    d0, d1, d2, d3, d4, d5, d6, d7, d8 = mix9(p, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
+    store9(d_out + at, m, F, d0, d1, d2, d3, d4, d5, d6, d7, d8)
+    r0, r1, r2, r3, r4, r5, r6, r7, r8 = square(q, d0, d1, d2, d3, d4, d5, d6, d7, d8)
+    if not EARLY:
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at, m, F)
+    x0, x1, x2, x3, x4 = x0 + d0 + r0, x1 + d1 + r1, x2 + d2 + r2, x3 + d3 + r3, x4 + d4 + r4
+    x5, x6, x7, x8 = x5 + d5 + r5, x6 + d6 + r6, x7 + d7 + r7, x8 + d8 + r8
+    if LAST:
+        norms = norms_out + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
+        tl.store(norms, 3.0 * x0 * x0, m)
+        tl.store(norms + F, 2.0 * (x1 * x1 + x2 * x2 + x3 * x3), m)
+        tl.store(norms + 2 * F, 2.0 * (x4 * x4 + x7 * x7 + x4 * x7 + x5 * x5 + x6 * x6 + x8 * x8), m)
+    else:
+        f = 1.0 / (squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8) + 1.0)
+        tl.store(inverse_out + rows[:, None].to(tl.int64) * F + cols[None, :], f, m)
+        x0, x1, x2, x3, x4 = x0 * f, x1 * f, x2 * f, x3 * f, x4 * f
+        x5, x6, x7, x8 = x5 * f, x6 * f, x7 * f, x8 * f
+    store9(x_out + at, m, F, x0, x1, x2, x3, x4, x5, x6, x7, x8)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def gradient_product_kernel(
+    dd, w, y, message, charge_factor, dm_out, dy_out, num_atoms, O3: tl.constexpr,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """From dD: gradient of P/(‖P‖²+1), of P (recomputed from Y and M), then of M and of Y through the product."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 8 or KS > 1
+    m = ok[:, None]
+    at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
+    if EARLY:
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9_early(y + at, m, F)
+        m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9_early(message + at, m, F)
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dd, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
+    if not EARLY:
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, m, F)
+        m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9(message + at, m, F)
+    p0, p1, p2, p3, p4, p5, p6, p7, p8 = product(
+        q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, O3
+    )
+    f = 1.0 / (squared_norm(p0, p1, p2, p3, p4, p5, p6, p7, p8) + 1.0)
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = normalise_adjoint(
+        f, p0 * f, p1 * f, p2 * f, p3 * f, p4 * f, p5 * f, p6 * f, p7 * f, p8 * f, g0, g1, g2, g3, g4, g5, g6, g7, g8
+    )
+    a0, a1, a2, a3, a4, a5, a6, a7, a8, b0, b1, b2, b3, b4, b5, b6, b7, b8 = product_adjoint(
+        q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8,
+        g0, g1, g2, g3, g4, g5, g6, g7, g8, O3,
+    )  # fmt: skip
+    store9(dy_out + at, m, F, a0, a1, a2, a3, a4, a5, a6, a7, a8)
+    store9(dm_out + at, m, F, b0, b1, b2, b3, b4, b5, b6, b7, b8)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def gradient_mix_kernel(
+    dy, w, g, x, inverse, d_before, charge_factor, g_out, dd_out, mixed, gate, dgate_out, num_atoms,
+    FIRST: tl.constexpr,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """From dY and the gradient g of the residual stream: through x = X/(‖X‖²+1) to the block before.
+
+    Before an interaction stands another one (FIRST false): writes g_out = dX and dd_out = gradient of its D.
+    Before the first stands the embedding: writes dd_out = gradient of mix(X⁰) and dgate_out, that of its gate.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 8 or KS > 1
+    m = ok[:, None]
+    at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    h = rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
+    at_f = inverse + rows[:, None].to(tl.int64) * F + cols[None, :]
+    before = mixed if FIRST else d_before
+    q = tl.load(charge_factor + rows, ok, other=1.0)[:, None]
+    if EARLY:
+        r0, r1, r2, r3, r4, r5, r6, r7, r8 = load9_early(g + at, m, F)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at, m, F)
+        d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9_early(before + at, m, F)
+        f = tl.load(at_f, m, other=1.0, cache_modifier=".cg")
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dy, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+    before_next(PDL)
+    if not EARLY:
+        r0, r1, r2, r3, r4, r5, r6, r7, r8 = load9(g + at, m, F)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at, m, F)
+        f = tl.load(at_f, m, other=1.0)
+    g0, g1, g2, g3, g4 = g0 + r0, g1 + r1, g2 + r2, g3 + r3, g4 + r4
+    g5, g6, g7, g8 = g5 + r5, g6 + r6, g7 + r7, g8 + r8
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = normalise_adjoint(
+        f, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8
+    )
+    if not EARLY:
+        d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9(before + at, m, F)
+    if FIRST:
+        hi = tl.load(gate + h, m, other=0.0)
+        ha = tl.load(gate + h + F, m, other=0.0)
+        hs = tl.load(gate + h + 2 * F, m, other=0.0)
+        tl.store(dgate_out + h, silu_slope(hi) * (g0 * d0), m)
+        tl.store(dgate_out + h + F, silu_slope(ha) * (g1 * d1 + g2 * d2 + g3 * d3), m)
+        inner = g4 * d4 + g5 * d5 + g6 * d6 + g7 * d7 + g8 * d8
+        tl.store(dgate_out + h + 2 * F, silu_slope(hs) * inner, m)
+        gi, ga, gs = silu(hi), silu(ha), silu(hs)
+        store9(dd_out + at, m, F, g0 * gi, g1 * ga, g2 * ga, g3 * ga, g4 * gs, g5 * gs, g6 * gs, g7 * gs, g8 * gs)
+    else:
+        store9(g_out + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
+        e0, e1, e2, e3, e4, e5, e6, e7, e8 = add_square_adjoint(
+            q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
+        )
+        store9(dd_out + at, m, F, e0, e1, e2, e3, e4, e5, e6, e7, e8)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def gradient_embedding_kernel(
+    dmixed, w, x0_field, dhidden, hidden, norm, w1t, gamma, w1_gamma, w1_offset, dx_out, num_atoms, eps,
+    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """dX⁰ = mixᵀ(dmixed) + d‖X⁰‖² · ∂‖X⁰‖²/∂X⁰, the gradient of the norm coming back through the gate's W1 and LN.
+
+    dhidden [N, 2F] is the gradient of the gate's hidden layer, W1ᵀ [2F, F]; see scalar.py for w1_gamma, w1_offset.
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    ok = rows < num_atoms
+    EARLY: tl.constexpr = BM < 8 or KS > 1
+    m = ok[:, None]
+    at = rows[:, None].to(tl.int64) * (9 * F) + cols[None, :]
+    if EARLY:
+        # the kernel before writes dhidden only: the product is done while that one runs
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x0_field + at, m, F)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        first = tl.program_id(1) * BN
+        if BM == 8:
+            w_t, w_l = half_weights(w1t, first, 0, 2 * F, F, BN, 2 * F // KS, KS)
+        else:
+            w_t = weights(w1t, F, 2 * F, BN, first)
+        g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
+        after_previous(PDL)
+        if BM == 8:
+            t = dense_halves(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+        else:
+            zero = tl.zeros([BM, 1], tl.float32)
+            t = dense_few(dhidden, w_t, w_t, w_t, zero, num_atoms, 2 * F, 2 * F, 1, BM, BN)
+    else:
+        g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
+        if BM == 8:
+            w_t, w_l = half_weights(w1t, tl.program_id(1) * BN, 0, 2 * F, F, BN, 2 * F // KS, KS)
+            t = dense_halves(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+        else:
+            t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, PREC), BM, BN)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x0_field + at, m, F)
+    before_next(PDL)
+    t *= tl.load(gamma + cols)[None, :]
+    k = tl.arange(0, 2 * F)
+    a = tl.load(dhidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
+    h = tl.load(hidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
+    sum_g = (tl.sum(a * tl.load(w1_gamma + k)[None, :], 1) / F)[:, None]
+    sum_gn = (tl.sum(a * (h - tl.load(w1_offset + k)[None, :]), 1) / F)[:, None]
+    n = (tl.load(norm + rows[:, None].to(tl.int64) * F + cols[None, :], m, other=0.0) - mean) * rstd
+    t = (t - sum_g - n * sum_gn) * rstd
+    n0, n1, n2, n3, n4, n5, n6, n7, n8 = norm_gradient(x0, x1, x2, x3, x4, x5, x6, x7, x8)
+    store9(
+        dx_out + at, m, F, g0 + t * n0, g1 + t * n1, g2 + t * n2, g3 + t * n3, g4 + t * n4, g5 + t * n5,
+        g6 + t * n6, g7 + t * n7, g8 + t * n8,
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""Frozen TensorNet weights, prepared once for the fused kernels.
+
+The radial filters of TensorNet are functions of the distance alone: they are tabulated in float64 as cubic Hermite
+segments on knots that are uniform in exp(−a d), dense where the filters vary, and as many as hold the slopes, which
+forces are made of, to float32's precision. Shapes: K knots, F channels, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.tensornet import TensorNet
+
+__all__ = ["FilterTable", "FrozenTensorNet", "tabulate", "why_not_fused"]
+
+
+Filters = Callable[[Tensor], Tensor]
+"""[K] distances in Å (float64) → [K, P, F]."""
+
+_SIZES = (512, 1024, 2048, 4096)
+_SLOPE_ERROR = 7e-7  # of the largest slope; eager float32 sums have errors like this
+_CLOSEST = 0.6  # Å; atoms do not come closer
+
+
+@dataclass(eq=False)
+class FilterTable:
+    """Knots of the filter tables: uniform in exp(−decay · d) from 0 to the cutoff.
+
+    Knot k lies at scale · (1 − exp(−decay · d)) = k; distances are rounded to float32, so that the kernels subtract
+    them exactly.
+    """
+
+    cutoff: float
+    num_knots: int = 512
+
+    @property
+    def decay(self) -> float:
+        """1/Å."""
+        return 3.0 / self.cutoff
+
+    @property
+    def scale(self) -> float:
+        return (self.num_knots - 1) / (1 - math.exp(-self.decay * self.cutoff))
+
+    def distances(self) -> Tensor:
+        """Knots in Å, [K] float64 (each a float32 number)."""
+        place = torch.arange(self.num_knots, dtype=torch.float64, device="cpu")
+        return (-torch.log1p(-place / self.scale) / self.decay).clamp(max=self.cutoff).float().double()
+
+    @classmethod
+    def fitting(cls, cutoff: float, filters: Sequence[Filters]) -> FilterTable:
+        """The smallest table that holds the slopes of these filters."""
+        for num_knots in _SIZES:
+            table = cls(cutoff, num_knots)
+            if all(_slope_error(f, table) <= _SLOPE_ERROR for f in filters):
+                break
+        return table
+
+
+def tabulate(filters: Filters, table: FilterTable) -> Tensor:
+    """Radial functions as cubics between the knots.
+
+    Args:
+        filters: the functions.
+        table: the knots.
+
+    Returns:
+        [K, 4, P, F] float32: the cubic Hermite segment from each knot to the next, as coefficients of the powers of
+        the distance from the knot in Å. The last knot, at the cutoff, is zero.
+    """
+    d = table.distances()
+    f, s = _value_and_slope(filters, d)
+    # exactly at the cutoff rounding decides on which side a knot falls: filters are smooth and zero there
+    f[-1], s[-1] = 0.0, 0.0
+    h = torch.diff(d)[:, None, None]
+    mean = (f[1:] - f[:-1]) / h
+    second = (3 * mean - 2 * s[:-1] - s[1:]) / h
+    segments = torch.stack([f[:-1], s[:-1], second, (s[:-1] + s[1:] - 2 * mean) / h**2], 1)
+    return torch.cat([segments, torch.zeros_like(segments[:1])])
+
+
+def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Both [K, P, F]. By two backward passes: forward differentiation would load much of PyTorch, for seconds."""
+    with torch.enable_grad():
+        d = d.detach().requires_grad_()
+        f = filters(d)
+        v = torch.ones_like(f, requires_grad=True)
+        (sums,) = torch.autograd.grad(f, d, v, create_graph=True)
+        (slope,) = torch.autograd.grad(sums.sum(), v)
+    return f.detach(), slope
+
+
+def _slope_error(filters: Filters, table: FilterTable) -> float:
+    """Largest error of the slopes, relative to the largest slope."""
+    knots = table.distances()
+    h = torch.diff(knots)
+    place = 0.5 - math.sqrt(1 / 12)  # where the slope of a cubic Hermite segment is worst
+    d = knots[:-1] + place * h
+    exact = _value_and_slope(filters, d)[1]
+    t, segments = (place * h)[:, None, None], tabulate(filters, table)[:-1]
+    error = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3]) - exact
+    return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
+
+
+def why_not_fused(model: nn.Module, dtype: torch.dtype) -> str:
+    """ "" when the fused kernels can run this representation, else the reason."""
+    if not isinstance(model, TensorNet):
+        return f"there are no fused kernels for {type(model).__name__}"
+    if dtype != torch.float32:
+        return f"the fused kernels compute in float32, the model is {dtype}"
+    f = model.hidden_channels
+    if f < 32 or f & (f - 1):
+        return f"the fused kernels need hidden_channels to be a power of two of at least 32, not {f}"
+    if not isinstance(model.act, nn.SiLU):
+        return "the fused kernels have the activation silu only"
+    if len(model.layers) == 0 or model.envelope.lower > 0:
+        return "the fused kernels need at least one interaction layer and no lower cutoff"
+    return ""
+
+
+class FrozenTensorNet:
+    """Weights of a TensorNet and its scalar head in the layout of the kernels, float32, on one device.
+
+    Attributes:
+        table: knots of the filter tables.
+        embedding_table: [K, 4, 3, F]; layer_tables: L × [K, 4, 3, F].
+        embedding_self: [F] f1(0); layer_self: L × [3, F] filters at distance 0 (an atom's message to itself).
+        z_receiver, z_sender: [max_z, F], their sum being the pair embedding of two elements.
+    """
+
+    def __init__(self, model: TensorNet, head: nn.Module, energy_scale: float, device: torch.device | str):
+        exact: Any = copy.deepcopy(model).cpu().double().requires_grad_(False)
+        self.channels, self.num_layers = model.hidden_channels, len(model.layers)
+        self.is_o3 = model.group == "O(3)"
+        self.device = torch.device(device)
+        emb = exact.tensor_embedding
+
+        def give(t: Tensor) -> Tensor:
+            return t.detach().float().contiguous().to(self.device)
+
+        with torch.no_grad():
+
+            def embedding_filters(d: Tensor) -> Tensor:
+                rbf, envelope = exact.distance_expansion(d), exact.envelope(d)
+                projections = (emb.distance_proj1, emb.distance_proj2, emb.distance_proj3)
+                f1, f2, f3 = (p(rbf) * envelope[:, None] for p in projections)
+                return torch.stack([f1, emb.skew_sign * f2, f3], 1)
+
+            def layer_filters(layer: Any) -> Filters:
+                return lambda d: layer.radial_filter(exact.distance_expansion(d), exact.envelope(d))
+
+            of_layers = [layer_filters(layer) for layer in exact.layers]
+            self.table = FilterTable.fitting(model.cutoff, [embedding_filters, *of_layers])
+            self.knots = give(self.table.distances())
+            zero = torch.zeros(1, dtype=torch.float64, device="cpu")
+            self.embedding_table = give(tabulate(embedding_filters, self.table))
+            self.embedding_self = give(embedding_filters(zero)[0, 0])
+            self.layer_tables = [give(tabulate(filters, self.table)) for filters in of_layers]
+            self.layer_self = [give(filters(zero)[0]) for filters in of_layers]
+
+            of_receiver, of_sender = emb.emb2.weight.chunk(2, 1)
+            self.z_receiver = give(emb.emb.weight @ of_receiver.T + emb.emb2.bias)
+            self.z_sender = give(emb.emb.weight @ of_sender.T)
+
+            def mixing(linears: Any, first: int) -> tuple[Tensor, Tensor]:
+                w = torch.stack([linear.weight for linear in linears[first : first + 3]])
+                return give(w.transpose(1, 2)), give(w)
+
+            self.embedding_mix, self.embedding_mix_t = mixing(emb.linears_tensor, 0)
+            self.gate_norm = (give(emb.init_norm.weight), give(emb.init_norm.bias), emb.init_norm.eps)
+            first, second = emb.linears_scalar
+            self.gate = (give(first.weight.T), give(first.bias), give(second.weight.T), give(second.bias))
+            self.gate_t = (give(first.weight), give(second.weight))
+            # W γ and b + W β: what the gradient of a layer norm followed by a linear map needs (scalar.py)
+            norm = emb.init_norm
+            self.gate_sums = (give(first.weight @ norm.weight), give(first.bias + first.weight @ norm.bias))
+            self.mix_in = [mixing(layer.linears_tensor, 0) for layer in exact.layers]
+            self.mix_out = [mixing(layer.linears_tensor, 3) for layer in exact.layers]
+            self.out_norm = (give(exact.out_norm.weight), give(exact.out_norm.bias), exact.out_norm.eps)
+            scalar_head: Any = copy.deepcopy(head).cpu().double()
+            network = scalar_head.output_network.layers
+            hidden, last = network[0], network[2]
+            self.readout = (
+                give(exact.linear.weight.T), give(exact.linear.bias), give(hidden.weight.T), give(hidden.bias),
+                give(last.weight[0] * energy_scale), give(last.bias * energy_scale),
+            )  # fmt: skip
+            self.readout_t = (give(exact.linear.weight), give(hidden.weight))
+            norm, linear = exact.out_norm, exact.linear
+            self.readout_sums = (give(linear.weight @ norm.weight), give(linear.bias + linear.weight @ norm.bias))

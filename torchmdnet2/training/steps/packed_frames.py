@@ -1,0 +1,379 @@
+"""A whole training set on the device, and batches that are gathered from it there.
+
+Positions of a data set do not change, so that what a step needs of a frame is fixed: elements, labels, and the
+vectors between neighbors. All of it is kept on the device in flat tensors; a batch is made by the device from frame
+numbers alone, at a fixed size, so that a CUDA graph can hold it.
+
+Shapes: B frames in a batch, N atoms and P pairs that it has room for, K elements, S = B + 1 + K structures, M = N + K
+atoms. The last K atoms stand alone, one of each element, for the energies ε⁰ of isolated atoms; room that is not
+needed belongs to structure B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...fused.tensornet.training.pair_ops import Pairs
+from ...neighbors import NeighborList
+from .batch_gather import gather_frames
+
+__all__ = ["Capacity", "PackedBatch", "PackedFrames", "Part", "pairs_of"]
+
+_COPIED = ("r", "charge", "volume", "energy", "forces", "stress")
+"""What a batch has of its frames as it is."""
+
+
+def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
+    """Each unordered pair of a full list once.
+
+    Args:
+        neighbors: E directed edges, both directions of each, sorted by receiver, sender and shift.
+
+    Returns:
+        (edges [P], pair [E]): the edges that stand for the pairs, in their order, and of each edge its pair p, or
+        −p − 1 when the edge runs against it.
+    """
+    receiver, sender = neighbors.edge_index.numpy()
+    shift = neighbors.shift.numpy()
+    s0, s1, s2 = shift.T
+    upper = (s0 > 0) | ((s0 == 0) & ((s1 > 0) | ((s1 == 0) & (s2 > 0))))
+    forward = (receiver < sender) | ((receiver == sender) & upper)
+    ahead, back = np.flatnonzero(forward), np.flatnonzero(~forward)
+    if len(ahead) != len(back):
+        raise ValueError("the neighbor list does not hold both directions of each edge")
+    # the k-th edge in one order is the reverse of the k-th in the other
+    keys = (receiver[back], sender[back])
+    back = back[np.lexsort((-s2[back], -s1[back], -s0[back], *keys) if shift.any() else keys)]
+    pair = np.empty(len(receiver), np.int64)
+    pair[ahead] = np.arange(len(ahead))
+    pair[back] = -np.arange(len(back)) - 1
+    return ahead, pair
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a batch has room for: frames B, atoms N and pairs P."""
+
+    frames: int
+    atoms: int
+    pairs: int
+
+    def __le__(self, other: Capacity) -> bool:
+        return self.frames <= other.frames and self.atoms <= other.atoms and self.pairs <= other.pairs
+
+
+@dataclass(eq=False)
+class PackedBatch:
+    """A batch at fixed size; see the module for the order of atoms and structures.
+
+    Attributes:
+        z: [M] atomic numbers, element: [M] their places in the list of elements.
+        structure: [M] structure of each atom.
+        pairs: pairs and rows of edges, and r: [P, 3] the vector of each pair in Å.
+        pair_structure: [P] structure of each pair.
+        atom_ptr, pair_ptr: [B + 2] first atom and pair of each frame, and of the room that is not needed.
+        charge: [S] total charges in e.
+        volume: [B + 1] Å³, 1 for molecules.
+        energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None: labels less what does
+            not depend on the network; NaN where absent or where there is no frame.
+    """
+
+    z: Tensor
+    element: Tensor
+    structure: Tensor
+    pairs: Pairs
+    r: Tensor
+    pair_structure: Tensor
+    atom_ptr: Tensor
+    pair_ptr: Tensor
+    charge: Tensor
+    volume: Tensor
+    energy: Tensor
+    forces: Tensor
+    stress: Tensor | None
+
+
+@dataclass(eq=False)
+class Part:
+    """Some frames to be packed, B of them with N atoms and E edges in all.
+
+    Attributes:
+        z: [N], batch: [N] number of the frame of each atom, ascending.
+        charge: [B] e, volume: [B] Å³, 0 for molecules.
+        neighbors: their edges.
+        vectors: [E, 3] Å.
+        energy: [B] eV, forces: [N, 3] eV/Å, stress: [B, 3, 3] eV/Å³: labels less the baseline, NaN where absent.
+    """
+
+    z: np.ndarray
+    batch: np.ndarray
+    charge: np.ndarray
+    volume: np.ndarray
+    neighbors: NeighborList
+    vectors: np.ndarray
+    energy: np.ndarray
+    forces: np.ndarray
+    stress: np.ndarray
+
+
+@dataclass(eq=False)
+class _Flat:
+    """Numbers of atoms and pairs of the frames of a part [B], and their rows, of which numbers begin with the frame.
+
+    Attributes:
+        atom: [N, 2] element, end of the row of edges.
+        pair: [P, 2] first and second atom.
+        edge: [E, 2] sender; pair p, or −p − 1 when the edge runs against it.
+        vectors: [P, 3] Å.
+    """
+
+    num_atoms: np.ndarray
+    num_pairs: np.ndarray
+    atom: np.ndarray
+    pair: np.ndarray
+    edge: np.ndarray
+    vectors: np.ndarray
+
+
+def _flat(part: Part, elements: Sequence[int]) -> _Flat:
+    receiver, sender = part.neighbors.edge_index.numpy()
+    chosen, pair = pairs_of(part.neighbors)
+    first, second = receiver[chosen], sender[chosen]
+    frames = len(part.charge)
+    num_atoms, num_pairs = (np.bincount(b, minlength=frames) for b in (part.batch, part.batch[first]))
+    first_atom, first_pair = np.cumsum(num_atoms) - num_atoms, np.cumsum(num_pairs) - num_pairs
+    # places within the frame; those of pairs have a sign
+    start, row_ptr = first_atom[part.batch], part.neighbors.row_ptr.numpy()
+    offset = first_pair[part.batch[receiver]]
+    return _Flat(
+        num_atoms,
+        num_pairs,
+        _rows(np.searchsorted(elements, part.z), row_ptr[1:] - row_ptr[start]),
+        _rows(first - start[first], second - start[first]),
+        _rows(sender - start[receiver], np.where(pair < 0, pair + offset, pair - offset)),
+        part.vectors[chosen],
+    )
+
+
+def _rows(*columns: np.ndarray) -> np.ndarray:
+    return np.stack(columns, 1).astype(np.int32)
+
+
+class PackedFrames:
+    """Frames as flat tensors on a device.
+
+    Args:
+        parts: with at least one frame.
+        elements: K atomic numbers, sorted; those of the frames are among them.
+        cutoff: Å; room that is not needed is filled with pairs beyond it.
+        device: where the tensors are.
+        dtype: floating-point type of vectors and force labels.
+        stress: keep stress labels.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[Part],
+        elements: Sequence[int],
+        cutoff: float,
+        device: torch.device,
+        dtype: torch.dtype,
+        stress: bool = False,
+    ):
+        self.elements, self.cutoff, self.device, self.dtype = list(elements), cutoff, device, dtype
+        self.table = torch.tensor(self.elements, device=device)
+        flats, labels = [], []
+        for part in parts:
+            flats.append(_flat(part, self.elements))
+            labels.append((part.energy, part.forces, part.stress, part.charge, part.volume))
+        energy, forces, tension, charge, volume = map(np.concatenate, zip(*labels, strict=True))
+        self.num_atoms = np.concatenate([f.num_atoms for f in flats])
+        self.num_pairs = np.concatenate([f.num_pairs for f in flats])
+        self._atoms, self._pairs, self._edges = (
+            _Rows(n, device) for n in (self.num_atoms, self.num_pairs, 2 * self.num_pairs)
+        )
+        # each table ends with a row for room that is not needed
+        self._atom, self._pair, self._edge = (
+            torch.from_numpy(np.concatenate([*rows, np.zeros((1, 2), np.int32)])).to(device)
+            for rows in ([f.atom for f in flats], [f.pair for f in flats], [f.edge for f in flats])
+        )
+        self._r = self._values(np.concatenate([f.vectors for f in flats]), 2 * cutoff)
+        self._energy = torch.tensor([*energy, np.nan], dtype=torch.float64, device=device)
+        self._forces = self._values(forces, np.nan)
+        self._stress = self._values(tension, np.nan) if stress else None
+        self._charge = self._values(charge, 0.0)
+        self._volume = self._values(np.where(volume == 0, 1.0, volume), 1.0)
+
+    def _values(self, rows: np.ndarray, last: float) -> Tensor:
+        """Rows of numbers and a last one that is filled with `last`."""
+        filled = np.concatenate([rows, np.full((1, *rows.shape[1:]), last)])
+        return torch.from_numpy(filled).to(self.device, self.dtype)
+
+    def __len__(self) -> int:
+        return len(self.num_atoms)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tensors."""
+        return sum(t.numel() * t.element_size() for t in vars(self).values() if isinstance(t, Tensor))
+
+    def size(self, chosen: Sequence[int]) -> Capacity:
+        """The room that a batch of these frames needs."""
+        index = list(chosen)
+        return Capacity(len(index), int(self.num_atoms[index].sum()), int(self.num_pairs[index].sum()))
+
+    def batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+        """Gather a batch; nothing is read back from the device.
+
+        Args:
+            chosen: [B] frame numbers on the device; −1: no frame.
+            room: at least what they need; B frames.
+
+        Raises:
+            ValueError: `room` is for another number of frames.
+        """
+        if len(chosen) != room.frames:
+            raise ValueError(f"{len(chosen)} frames are chosen, with room for {room.frames}: pad with -1")
+        gather = self.kernel_batch if self.device.type == "cuda" else self.reference_batch
+        return gather(chosen, room)
+
+    def reference_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+        """`batch` in plain PyTorch."""
+        frames, alone = room.frames, len(self.elements)
+        num = len(self.num_atoms)
+        # structure B, the room that is not needed, is a frame without rows, as absent frames are
+        frame = torch.cat([torch.where(chosen < 0, num, chosen), chosen.new_full((1,), num)])
+        atoms, pairs, edges = (
+            rows.gather(frame, size)
+            for rows, size in ((self._atoms, room.atoms), (self._pairs, room.pairs), (self._edges, 2 * room.pairs))
+        )
+        count = torch.arange(alone, device=self.device)
+        atom = self._atom[atoms.source]
+        element = torch.cat([atom[:, 0], count.to(torch.int32)]).long()
+        start, first_edge = atoms.ptr.to(torch.int32), edges.ptr.to(torch.int32)
+        row_ptr = torch.cat([start[:1], first_edge[atoms.owner] + atom[:, 1], first_edge[-2].expand(alone)])
+        ends = self._pair[pairs.source] + start[pairs.owner, None]
+        edge = self._edge[edges.source]
+        offset = pairs.ptr.to(torch.int32)[edges.owner]
+        pair = torch.where(edge[:, 1] < 0, edge[:, 1] - offset, edge[:, 1] + offset)
+        return PackedBatch(
+            z=self.table[element],
+            element=element,
+            structure=torch.cat([atoms.owner, frames + 1 + count]),
+            pairs=Pairs(
+                first=torch.where(pairs.used, ends[:, 0], 0),
+                second=torch.where(pairs.used, ends[:, 1], 0),
+                count=pairs.ptr[-2:-1].to(torch.int32),
+                row_ptr=row_ptr,
+                sender=edge[:, 0] + start[edges.owner],
+                pair=pair,
+            ),
+            r=self._r[pairs.source],
+            pair_structure=pairs.owner,
+            atom_ptr=start,
+            pair_ptr=pairs.ptr.to(torch.int32),
+            charge=torch.cat([self._charge[frame], self._charge.new_zeros(alone)]),
+            volume=self._volume[frame],
+            energy=self._energy[frame],
+            forces=self._forces[atoms.source],
+            stress=None if self._stress is None else self._stress[frame],
+        )
+
+    def kernel_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
+        """`batch` by one kernel."""
+        batch = self._unwritten(room)
+        gather_frames(
+            chosen.contiguous(),
+            {
+                "atom_sizes": self._atoms.sizes,
+                "atom_offsets": self._atoms.offsets,
+                "pair_sizes": self._pairs.sizes,
+                "pair_offsets": self._pairs.offsets,
+                "elements": self.table,
+                **{name: getattr(self, f"_{name}") for name in ("atom", "pair", "edge", *_COPIED)},
+            },
+            {f"out_{name}": x for each in (batch, batch.pairs) for name, x in vars(each).items() if name != "pairs"},
+        )
+        return batch
+
+    def _unwritten(self, room: Capacity) -> PackedBatch:
+        """A batch whose tensors have no contents yet."""
+        frames, atoms, alone = room.frames, room.atoms + len(self.elements), len(self.elements)
+
+        def empty(*shape: int, dtype: torch.dtype = self.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+
+        def int32(length: int) -> Tensor:
+            return empty(length, dtype=torch.int32)
+
+        def int64(length: int) -> Tensor:
+            return empty(length, dtype=torch.int64)
+
+        return PackedBatch(
+            z=int64(atoms),
+            element=int64(atoms),
+            structure=int64(atoms),
+            pairs=Pairs(
+                first=int32(room.pairs),
+                second=int32(room.pairs),
+                count=int32(1),
+                row_ptr=int32(atoms + 1),
+                sender=int32(2 * room.pairs),
+                pair=int32(2 * room.pairs),
+            ),
+            r=empty(room.pairs, 3),
+            pair_structure=int64(room.pairs),
+            atom_ptr=int32(frames + 2),
+            pair_ptr=int32(frames + 2),
+            charge=empty(frames + 1 + alone),
+            volume=empty(frames + 1),
+            energy=empty(frames + 1, dtype=torch.float64),
+            forces=empty(room.atoms, 3),
+            stress=None if self._stress is None else empty(frames + 1, 3, 3),
+        )
+
+
+class _Rows:
+    """Where the rows of each frame are in a flat table; the frame after the last has none."""
+
+    def __init__(self, sizes: np.ndarray, device: torch.device):
+        offsets = np.concatenate([[0], np.cumsum(sizes)])
+        self.sizes = torch.from_numpy(np.append(sizes, 0)).to(device)
+        self.offsets = torch.from_numpy(offsets).to(device)
+        self.total = int(offsets[-1])
+
+    def gather(self, frame: Tensor, room: int) -> _Gathered:
+        """Rows of B frames, one after the other, in a room of fixed size.
+
+        Args:
+            frame: [B + 1], the last of them being the frame after the last, which gets the room that is not needed.
+            room: at least what the frames need.
+        """
+        after = self.sizes[frame].cumsum(0)
+        ptr = torch.cat([after.new_zeros(1), after[:-1], after.new_full((1,), room)])
+        row = torch.arange(room, device=frame.device)
+        owner = torch.searchsorted(after[:-1], row, right=True)
+        source = (row + (self.offsets[frame] - ptr[:-1])[owner]).clamp(max=self.total)
+        return _Gathered(ptr, owner, owner < frame.shape[0] - 1, source)
+
+
+@dataclass(eq=False)
+class _Gathered:
+    """Rows in a room.
+
+    Attributes:
+        ptr: [B + 2] first row of each frame, of the room that is not needed, and the end.
+        owner: [room] number of the frame that each row belongs to, B for rows without a use.
+        used: [room] whether a row belongs to a frame.
+        source: [room] its place in the table; the last one for rows without a use.
+    """
+
+    ptr: Tensor
+    owner: Tensor
+    used: Tensor
+    source: Tensor
