@@ -275,9 +275,9 @@ def test_evaluate_writes_predictions(capsys, folder, tmp_path):
         assert np.array_equal(one.get_forces(), two.get_forces()) and "reference_forces" not in one.arrays
     missing = tmp_path / "none" / "x.xyz"
     assert "none" in fails(capsys, 1, *bare, "--unlabelled", "--output", missing)
-    for mine in (model, data):
+    for mine, words in ((model, "must end in .xyz"), (data, "would be written too")):
         before = mine.read_bytes()
-        assert "would be written too" in fails(capsys, 2, "evaluate", model, data, "--output", mine)
+        assert words in fails(capsys, 2, "evaluate", model, data, "--output", mine)
         assert mine.read_bytes() == before
 
 

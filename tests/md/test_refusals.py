@@ -129,7 +129,7 @@ def test_the_command_does_not_write_over_its_start(model_file, tmp_path, monkeyp
     write("md.xyz", molecule("H2O"))
     before = (tmp_path / "md.xyz").read_bytes()
     assert main(["md", str(model_file), "md.xyz@0", "--steps", "5", *more]) != 0
-    assert "md.xyz is read by this run and would be written too" in capsys.readouterr().err
+    assert "md.xyz is read by this command and would be written too" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["md.xyz"] and (tmp_path / "md.xyz").read_bytes() == before
     assert main(["md", str(model_file), "md.xyz@7", "--steps", "5", "--output", "run"]) != 0
     assert not capsys.readouterr().err.rstrip().endswith(":")

@@ -254,7 +254,7 @@ def test_the_command(model_file, bonded, tmp_path, capsys):
         (["--time", "0"], 2, "time: must be at least one timestep"),
         (["--timestep", "0"], 2, "time"),
         (["--replicas", "0"], 2, "replicas: must be a whole number, at least 1"),
-        (["--output", "frames_in"], 2, "is read by this check and would be written too"),
+        (["--output", "frames_in"], 2, "is read by this command and would be written too"),
     ],
 )
 def test_mistakes(model_file, tmp_path, monkeypatch, capsys, more, code, words):

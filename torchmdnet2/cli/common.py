@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,18 @@ if TYPE_CHECKING:
     from ase import Atoms
     from rich.console import Console
 
-__all__ = ["Command", "add_device", "device_name", "make_console", "read_structures"]
+__all__ = [
+    "Command",
+    "add_device",
+    "device_name",
+    "frame_numbers",
+    "keeping",
+    "make_console",
+    "note",
+    "output_file",
+    "read_structures",
+    "split_index",
+]
 
 Command = Callable[..., argparse.ArgumentParser]
 """Makes the parser of a command: name, function that runs it, one line of help."""
@@ -37,6 +51,56 @@ def device_name(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], name: str) -> Path:
+    """A file that a command is to write, checked before anything is computed.
+
+    Args:
+        path: as the user wrote it.
+        suffixes: of which it must have one.
+        inputs: files that the command reads.
+        name: of the argument.
+
+    Raises:
+        BadConfig: it has another suffix, is a folder, or one of the inputs.
+        FileNotFoundError: its folder does not exist.
+    """
+    from ..errors import BadConfig
+    from ..files import spare_inputs
+
+    file = Path(path)
+    if file.suffix.lower() not in suffixes:
+        raise BadConfig(f"{name}: '{path}' must end in {' or '.join(suffixes)}")
+    spare_inputs([file], map(Path, inputs), f"choose another {name}")
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"{path}: there is no folder {file.parent}")
+    return file
+
+
+def note(text: str) -> None:
+    """A line beside the output, which scripts may read."""
+    print(f"note: {text}", file=sys.stderr)
+
+
+@contextmanager
+def keeping(path: Path) -> Iterator[None]:
+    """Tell, after the block has written a file with keep=True, what became of one that was there already."""
+    from ..files import old_name
+
+    existed = path.exists()
+    yield
+    if existed:
+        note(f"the earlier {path} is now {old_name(path)}")
+
+
+def split_index(path: str) -> tuple[str, str | None]:
+    """File and index of file@index; a name with an @ of its own is meant as it is where there is such a file."""
+    folder, name = os.path.split(path)
+    if "@" not in name or Path(path).is_file():
+        return path, None
+    file, _, index = name.rpartition("@")
+    return os.path.join(folder, file), index
+
+
 def read_structures(path: str, every: bool) -> Atoms | list[Atoms]:
     """What ASE reads from a file, or from file@index.
 
@@ -52,10 +116,41 @@ def read_structures(path: str, every: bool) -> Atoms | list[Atoms]:
 
     from ..errors import BadData
 
-    if not Path(path.partition("@")[0]).is_file():
+    file, index = split_index(path)
+    if not Path(file).is_file():
         raise FileNotFoundError(f"{path}: no such file")
     try:
-        return read(path, ":" if every and "@" not in path else None)
+        return read(file, index or (":" if every else None), do_not_split_by_at_sign=True)
     except Exception as error:  # ASE's readers raise whatever they meet
         what = "structures" if every else "a structure"
         raise BadData(f"{path}: cannot be read as {what}: {str(error) or type(error).__name__}") from error
+
+
+def frame_numbers(file: str, index: str | None, count: int) -> list[int]:
+    """The frames of a file that file@index means, as they are counted there: from 0 on, -1 is the last.
+
+    Args:
+        file: its name, for messages.
+        index: a number or a slice, as 3 or 0:10:2; None: all.
+        count: how many frames it has.
+
+    Raises:
+        BadConfig: it is neither, or there is no such frame.
+    """
+    from ase.io.formats import string2index
+
+    from ..errors import BadConfig
+
+    try:
+        meant = slice(None) if index is None else string2index(index)
+        if isinstance(meant, str):
+            raise ValueError
+        numbers = range(count)
+        found = list(numbers[meant]) if isinstance(meant, slice) else [numbers[meant]]
+    except ValueError:
+        raise BadConfig(f"{file}@{index}: '{index}' is not the number of a frame, nor a range such as 0:5") from None
+    except IndexError:
+        found = []
+    if not found:
+        raise BadConfig(f"{file}@{index}: no such frame; there are {count}, counted from 0 on")
+    return found

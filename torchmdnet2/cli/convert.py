@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .common import Command
+from .common import Command, keeping, output_file
 
 __all__ = ["add"]
 
@@ -26,31 +26,39 @@ def add(command: Command) -> None:
 
 
 def _import(options: argparse.Namespace) -> None:
-    from ..checkpoint import save
+    from ..checkpoint import to_bytes
     from ..files import atomic_write
     from ..importers.torchmd_net import import_checkpoint
 
-    if Path(options.theirs).suffix in (".yaml", ".yml"):
+    from_yaml = Path(options.theirs).suffix in (".yaml", ".yml")
+    ours = output_file(options.ours, (".yaml", ".yml") if from_yaml else (".tmn",), [options.theirs], "ours")
+    if from_yaml:
         from ..importers.training_yaml import convert_yaml
 
-        atomic_write(options.ours, convert_yaml(Path(options.theirs).read_text(encoding="utf-8"), options.theirs))
-        print(f"wrote {options.ours}")
+        text = convert_yaml(Path(options.theirs).read_text(encoding="utf-8"), options.theirs)
+        with keeping(ours):
+            atomic_write(ours, text, keep=True)
+        print(f"wrote {ours}")
         return
     elements = None if options.elements is None else [_atomic_number(s) for s in options.elements.split(",")]
     ignore = [] if options.ignore is None else options.ignore.split(",")
     potential = import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)
-    save(potential, options.ours)
+    with keeping(ours):
+        atomic_write(ours, to_bytes(potential), keep=True)
     for decision in potential.metadata.get("import", {}).get("decisions", []):
         print(f"- {decision}")
-    print(f"wrote {options.ours}")
+    print(f"wrote {ours}")
 
 
 def _export(options: argparse.Namespace) -> None:
     from ..checkpoint import load
     from ..importers.export import export_checkpoint
 
-    export_checkpoint(load(options.model), options.checkpoint)
-    print(f"wrote {options.checkpoint}")
+    checkpoint = output_file(options.checkpoint, (".ckpt",), [options.model], "checkpoint")
+    potential = load(options.model)
+    with keeping(checkpoint):
+        export_checkpoint(potential, checkpoint)
+    print(f"wrote {checkpoint}")
 
 
 def _atomic_number(symbol: str) -> int:

@@ -4,31 +4,45 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import nullcontext
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from .common import Command, add_device, device_name, make_console
+from .common import (
+    Command,
+    add_device,
+    device_name,
+    frame_numbers,
+    keeping,
+    make_console,
+    note,
+    output_file,
+    split_index,
+)
 
 if TYPE_CHECKING:
     from ..data import Dataset
 
 __all__ = ["add"]
 
+_LABELS = ("energy", "forces", "stress", "virial")
+
 
 def add(command: Command) -> None:
     """Declare the arguments."""
     test = command("evaluate", _evaluate, "errors of a potential on labelled frames, by property and element")
     test.add_argument("model", help=".tmn file")
-    test.add_argument("data", nargs="+", help="data files: extended XYZ, HDF5, ASE databases and trajectories")
-    for name in ("energy", "forces", "stress"):
+    test.add_argument(
+        "data", nargs="+", help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5"
+    )
+    for name in _LABELS:
         test.add_argument(f"--{name}-key", metavar="NAME", help=f"name of the {name} in the data; null: not there")
     for name in ("energy", "length", "forces", "stress"):
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="with --split (default: test)")
     test.add_argument("--batch-size", type=int, default=32, help="frames at a time (default: 32)")
-    test.add_argument("--output", metavar="FILE", help="extended XYZ with the predictions, labels as reference_…")
+    test.add_argument("--output", metavar="FILE", help=".xyz file with the predictions, labels as reference_…")
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_device(test, dtype="float64")
@@ -37,55 +51,115 @@ def add(command: Command) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from ..adapters.model import device_of, dtype_of
     from ..checkpoint import load
-    from ..data import open_dataset
+    from ..data import data_files
     from ..errors import BadConfig
+    from ..files import written_aside
     from ..potential import Result
     from ..training.config.labels import label_keys, label_units
     from ..training.config.parts import predicted_shapes
     from ..training.reporting.evaluation import evaluate
-    from ..training.reporting.predictions import PredictionFile, predicted_frames
+    from ..training.reporting.predictions import predicted_frames, write_frames
     from ..training.steps.batches import Batch, Frames
     from ..training.steps.trainer import Properties
 
     if options.batch_size < 1:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
-    read = {Path(path).resolve() for path in (options.model, *options.data)}
-    if options.output is not None and Path(options.output).resolve() in read:
-        raise BadConfig(f"--output: {options.output} is read by this command and would be written too: choose another")
+    sources = [split_index(path) for path in options.data]
+    files = [data_files([file]) for file, _ in sources]
+    read = [file for found in files for file in found]
+    output = None
+    if options.output is not None:
+        inputs = [options.model, *read, *([options.split] if options.split else [])]
+        output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
     potential = load(options.model, device_of(device_name(options.device)), dtype_of(options.dtype))
     config = potential.metadata.get("config")
     trained = (config.get("data") or {}) if isinstance(config, dict) else {}  # metadata may hold anything
-    keys = _chosen(options, "key", trained.get("keys") or {"energy": "energy", "forces": "forces"})
-    units = _chosen(options, "unit", trained.get("units") or {})
+    keys = _keys(options, trained.get("keys") or {"energy": "energy", "forces": "forces"})
+    units = {**(trained.get("units") or {}), **_given(options, "unit")}
     shapes = predicted_shapes(potential)
     keys, units = label_keys(keys, shapes), label_units(units, shapes)
     wanted = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
     if options.unlabelled:
-        if options.output is None:
+        if output is None:
             raise BadConfig("--unlabelled: without labels there are no errors; give --output for the predictions")
         keys = {name: key for name, key in keys.items() if name in ("charge", "spin", "numbers")}
-    dataset = open_dataset(options.data if len(options.data) > 1 else options.data[0], keys=keys, units=units)
-    frames = Frames(dataset, _frames_of_split(options, dataset), potential.cutoff, cache_bytes=0)
+    dataset = _opened(options, read, keys, units)
+    chosen = _frames_of_split(options, dataset) if options.split or options.subset else _frames(dataset, sources, files)
+    frames = Frames(dataset, chosen, potential.cutoff, cache_bytes=0)
     plain = trained.get("units") or {}
-    with PredictionFile(options.output) if options.output else nullcontext() as file:
+    with ExitStack() as stack:
+        file = None
+        if output is not None:
+            stack.enter_context(keeping(output))
+            file = stack.enter_context(written_aside(output, keep=True))
 
         def write(batch: Batch, result: Result) -> None:
             if file is not None:
-                file.add(predicted_frames(batch, result, [dataset.name(index) for index in batch.frames]))
+                write_frames(file, predicted_frames(batch, result, [dataset.name(index) for index in batch.frames]))
 
         found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False, units=plain, each=write)
     if options.unlabelled:
-        print(f"{len(frames)} frames are in {options.output}")
+        print(f"{len(frames)} frames are in {output}")
     elif options.json:
         print(json.dumps({"frames": len(frames), **found.errors}, indent=1, ensure_ascii=False))
     else:
         _print_errors(found.errors, f"{options.model} on {len(frames)} frames of {', '.join(options.data)}")
 
 
-def _chosen(options: argparse.Namespace, kind: str, trained: dict[str, Any]) -> dict[str, Any]:
-    """Keys or units: what the command line says, else what the model was trained with."""
-    given = {name: getattr(options, f"{name}_{kind}", None) for name in ("energy", "length", "forces", "stress")}
-    return {**trained, **{name: None if v == "null" else v for name, v in given.items() if v is not None}}
+def _given(options: argparse.Namespace, kind: str) -> dict[str, str | None]:
+    """Keys or units that the command line says."""
+    named = {name: getattr(options, f"{name}_{kind}", None) for name in ("energy", "length", *_LABELS)}
+    return {name: None if value == "null" else value for name, value in named.items() if value is not None}
+
+
+def _keys(options: argparse.Namespace, trained: dict[str, Any]) -> dict[str, Any]:
+    """What the command line says, else what the model was trained with; stress and virial stand for each other."""
+    given = _given(options, "key")
+    other = {"stress": "virial", "virial": "stress"}
+    replaced = [other[name] for name in given if name in other and given[name] is not None]
+    return {**{name: key for name, key in trained.items() if name not in replaced}, **given}
+
+
+def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str], units: dict[str, str]) -> Dataset:
+    """The data; labels that the model was trained with, other than energy and forces, need not be there.
+
+    Raises:
+        BadData: a label is not there that the command line named, or none at all is.
+    """
+    from ..data import LABELS, missing_keys, open_dataset
+    from ..training.config.labels import property_of
+
+    labels = [name for name in keys if name in LABELS or name == "virial"]
+    optional = [name for name in labels if name not in {"energy", "forces", *_given(options, "key")}]
+    dataset = open_dataset(files if len(files) > 1 else files[0], keys=keys, units=units, optional=optional)
+    parts = getattr(dataset, "datasets", [dataset])
+    absent = [name for name in optional if not any(part.counts[name] for part in parts)]
+    if absent == labels:
+        missing_keys(parts)
+    for name in absent:
+        note(f"no frame has '{keys[name]}', which was {property_of(name)} in the training: it is left out")
+    return dataset
+
+
+def _frames(dataset: Dataset, sources: Sequence[tuple[str, str | None]], files: Sequence[list[str]]) -> list[int]:
+    """Indices in the data set of the frames that file@index chooses, of all files one after the other.
+
+    Raises:
+        BadConfig: an index is none, or of no frame.
+    """
+    from ..errors import BadConfig
+
+    if all(index is None for _, index in sources):
+        return list(range(len(dataset)))
+    parts = getattr(dataset, "datasets", [dataset])
+    if len(parts) != len(sources) or any(len(found) > 1 for found in files):
+        raise BadConfig("file@index chooses frames of one file: name the files one by one")
+    chosen: list[int] = []
+    first = 0
+    for (file, index), part in zip(sources, parts, strict=True):
+        chosen += [first + frame for frame in frame_numbers(file, index, len(part))]
+        first += len(part)
+    return chosen
 
 
 def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]:
@@ -93,9 +167,9 @@ def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]
     from ..errors import BadConfig
 
     if options.split is None:
-        if options.subset:
-            raise BadConfig("--subset chooses from a split: give --split too")
-        return list(range(len(dataset)))
+        raise BadConfig("--subset chooses from a split: give --split too")
+    if any(index is not None for _, index in map(split_index, options.data)):
+        raise BadConfig("--split chooses the frames: name the files without @")
     subset = options.subset or "test"
     found = read_splits(options.split, dataset, options.data)
     if subset not in found:

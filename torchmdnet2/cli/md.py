@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, make_console, read_structures
+from .common import Command, add_device, device_name, make_console, read_structures, split_index
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -94,18 +94,11 @@ def _md(options: argparse.Namespace) -> None:
 
 def _spare_inputs(options: MDOptions, model: str, start: str) -> None:
     """Refuse to write where the model or the start structure is."""
-    from ..errors import BadConfig
+    from ..files import spare_inputs
 
-    inputs = {Path(model).resolve()}
-    if not options.restart:  # which goes on in the same files
-        inputs.add(Path(start.partition("@")[0]).resolve())
-    written = [options.file(end, b) for end in (".csv", ".png", ".restart") for b in range(options.replicas)]
-    written += [path for b in range(options.replicas) for path in options.trajectory_files(b)]
-    for path in written:
-        if path.resolve() in inputs:
-            raise BadConfig(
-                f"{path} is read by this run and would be written too: choose another --output or --trajectory"
-            )
+    # a restart goes on in the same files, and may take elements and cell from its own trajectory
+    inputs = [model] if options.restart else [model, split_index(start)[0]]
+    spare_inputs(options.files(), map(Path, inputs), "choose another --output or --trajectory")
 
 
 def _steps(time: float | None, timestep: float) -> int:

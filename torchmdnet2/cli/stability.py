@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, make_console, read_structures
+from .common import Command, add_device, device_name, make_console, read_structures, split_index
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -62,16 +62,14 @@ def _stability(options: argparse.Namespace) -> int:
 
 def _prefix(options: argparse.Namespace) -> Path:
     """Of the files; never those that are read."""
-    from ..errors import BadConfig
+    from ..files import spare_inputs
     from ..md import StabilityReport
 
     prefix = Path(options.output)
     if options.output.endswith(("/", "\\")) or prefix.is_dir():
         prefix /= "stability"
-    inputs = {Path(options.model).resolve(), Path(options.frames.partition("@")[0]).resolve()}
-    for path in StabilityReport.files(prefix):
-        if path.resolve() in inputs:
-            raise BadConfig(f"{path} is read by this check and would be written too: choose another --output")
+    inputs = [Path(options.model), Path(split_index(options.frames)[0])]
+    spare_inputs(StabilityReport.files(prefix), inputs, "choose another --output")
     return prefix
 
 

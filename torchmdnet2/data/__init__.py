@@ -43,11 +43,13 @@ __all__ = [
     "cache_root",
     "check_sample",
     "collate",
+    "data_files",
     "epoch_batches",
     "epoch_order",
     "fit_atomref",
     "in_order",
     "make_splits",
+    "missing_keys",
     "open_dataset",
     "read_splits",
     "splits_entry",
@@ -74,6 +76,7 @@ def open_dataset(
     units: Mapping[str, str | None] | None = None,
     format: str | None = None,
     cache: str | PathLike = "off",
+    optional: Collection[str] = (),
 ) -> Dataset:
     """Open one or several data files.
 
@@ -88,6 +91,7 @@ def open_dataset(
         cache: "off": HDF5 is read frame by frame, other formats at once; "auto": everything is read at once, but files
             of more than 200 MiB together are converted once into a cache in `cache_root()`; or a folder where caches
             are always made. See `CachedDataset`.
+        optional: labels whose keys need not be in any file that is read without a cache.
 
     Returns:
         The data set; of several files one after the other.
@@ -98,7 +102,7 @@ def open_dataset(
             be used; the message names the file and the frame.
         OSError: the folder of the cache cannot be written.
     """
-    paths = _expand([path] if isinstance(path, str | PathLike) else list(path))
+    paths = data_files([path] if isinstance(path, str | PathLike) else list(path))
     chosen = None if format == "auto" else format
     if chosen is not None and chosen not in FORMATS.values() and chosen not in _ase_formats():
         known = sorted(set(FORMATS.values()))
@@ -123,7 +127,7 @@ def open_dataset(
     if large or not made or (cache == "auto" and _in_memory(made) > 5 * AUTO_BYTES):
         return cached(readers, files, folder)
     datasets = [_loaded(reader, lazily=cache == "off") for reader in made]
-    missing_keys(datasets)
+    missing_keys(datasets, optional)
     return datasets[0] if len(datasets) == 1 else ConcatDataset(datasets)
 
 
@@ -174,7 +178,12 @@ def _plain(options: Mapping[str, str | None] | None) -> dict[str, str | None] | 
     return None if options is None else dict(options)
 
 
-def _expand(paths: Sequence[str | PathLike]) -> list[str]:
+def data_files(paths: Sequence[str | PathLike]) -> list[str]:
+    """The files that some names and patterns mean, each once.
+
+    Raises:
+        FileNotFoundError, BadData: as `open_dataset`.
+    """
     files: list[str] = []
     for path in map(str, paths):
         if Path(path).is_file():

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -83,15 +83,16 @@ def file_facts(path: str) -> dict[str, Any]:
     return {"path": path, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": digest.hexdigest()}
 
 
-def missing_keys(parts: Sequence[Any]) -> None:
+def missing_keys(parts: Sequence[Any], optional: Collection[str] = ()) -> None:
     """Raise BadData when a key that was asked for is in none of several files.
 
     Args:
         parts: readers or data sets, with the attributes asked, counts, available and path.
+        optional: labels that need not be there.
     """
     available = {key for part in parts for key in part.available}
     for name, key in parts[0].asked.items():
-        if not any(part.counts[name] for part in parts):
+        if name not in optional and not any(part.counts[name] for part in parts):
             raise missing_key(name, key, available, ", ".join(part.path for part in parts))
 
 

@@ -36,7 +36,8 @@ _OUTPUTS = {
 def export_checkpoint(potential: Potential, path: str | os.PathLike) -> None:
     """Write a checkpoint for `torchmdnet.models.model.load_model` of TorchMD-Net 3.x.
 
-    Energies in vacuum and in the cells that it supports are the same, in eV.
+    Energies in vacuum and in the cells that it supports are the same, in eV. A file that is there already is kept as
+    ….old.
 
     Raises:
         ValueError: there is no exact equivalent; says of what.
@@ -45,7 +46,7 @@ def export_checkpoint(potential: Potential, path: str | os.PathLike) -> None:
     buffer = io.BytesIO()
     state_dict = {f"model.{name}": value for name, value in state.items()}
     torch.save({"hyper_parameters": args, "state_dict": state_dict, "epoch": 0, "global_step": 0}, buffer)
-    atomic_write(path, buffer.getvalue())
+    atomic_write(path, buffer.getvalue(), keep=True)
 
 
 def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor]]:

@@ -109,6 +109,11 @@ class MDOptions:
         paths = [Path(path) for path in self.trajectories] or [self.file(suffix if suffix in FORMATS else ".xyz")]
         return tuple(self._numbered(path, replica) for path in paths)
 
+    def files(self) -> list[Path]:
+        """All files that a run may write."""
+        own = [path for b in range(self.replicas) for path in (*self.trajectory_files(b), self.file(".csv", b))]
+        return [*own, self.file(".png"), self.file(".restart")]
+
     def _numbered(self, path: Path, replica: int | None) -> Path:
         if replica is None or self.replicas == 1:
             return path

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files import keep_old
 from ..units import AMU_A2_FS2
 from .options import MDOptions
 from .output import Drift, Row, Table, plot
@@ -35,7 +36,7 @@ class Recorder:
         options: which files.
         start: the structure; its elements, cell, constraints and info are those of all frames.
         atoms: on the CPU.
-        last: the step of the restart file that is continued; None begins new files.
+        last: the step of the restart file that is continued; None begins new files, and keeps older ones as ….old.
         marks: of the restart file.
 
     Attributes:
@@ -47,6 +48,9 @@ class Recorder:
         paths = [options.trajectory_files(b) for b in range(atoms.replicas)]
         for path in (options.prefix, *(p for own in paths for p in own)):
             path.parent.mkdir(parents=True, exist_ok=True)
+        if last is None:
+            for path in options.files():
+                keep_old(path)
         self._trajectories = [
             [
                 open_trajectory(p, options.timestep, options.interval, None if marks is None else marks[p.name])

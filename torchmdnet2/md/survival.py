@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import atomic_write
+from ..files import atomic_write, keep_old
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -129,7 +130,7 @@ class StabilityReport:
         return _plain(found)
 
     def write(self, prefix: Path) -> list[Path]:
-        """Write PREFIX.json and, when a replica broke, PREFIX_broken.xyz; those of an earlier check are replaced.
+        """Write PREFIX.json and, when a replica broke, PREFIX_broken.xyz; those of an earlier check become ….old.
 
         Returns:
             What was written.
@@ -138,11 +139,13 @@ class StabilityReport:
 
         prefix.parent.mkdir(parents=True, exist_ok=True)
         report, broken = self.files(prefix)
-        atomic_write(report, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n")
+        atomic_write(report, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", keep=True)
         if not self.frames:
-            broken.unlink(missing_ok=True)
+            keep_old(broken)  # which tells of another check
             return [report]
-        write(broken, self.frames, format="extxyz")
+        text = io.StringIO()
+        write(text, self.frames, format="extxyz")
+        atomic_write(broken, text.getvalue(), keep=True)
         return [report, broken]
 
     @staticmethod

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 import numpy as np
 
 from ..errors import BadData
+from ..files import keep_old
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -42,8 +43,7 @@ class TrajectoryFile(ABC):
         self.mark = mark or dict(_NO_FRAMES)
         self._file: Any = None
         if mark is None:
-            if path.exists():
-                os.replace(path, path.with_name(path.name + ".old"))
+            keep_old(path)
         elif mark["frames"]:
             if not path.exists() or path.stat().st_size < mark["bytes"]:
                 raise BadData(f"{path} is shorter than when the restart file was written; move it away to go on")

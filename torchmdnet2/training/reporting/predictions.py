@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
-import tempfile
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ...data import LABELS
-from ...files import umask
 from ...potential import Result
 from ..config.labels import property_of
 from ..steps.batches import Batch
@@ -18,7 +13,7 @@ from ..steps.batches import Batch
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["PredictionFile", "predicted_frames"]
+__all__ = ["predicted_frames", "write_frames"]
 
 
 def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Atoms]:
@@ -65,38 +60,10 @@ def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Ato
     return frames
 
 
-class PredictionFile:
-    """An extended XYZ file that gets its name when the block ends, and vanishes when it raises.
+def write_frames(file: BinaryIO, frames: list[Atoms]) -> None:
+    """Append structures of `predicted_frames` as extended XYZ."""
+    from ase.io import write
 
-    Args:
-        path: what it is called then.
-
-    Raises:
-        OSError: the folder does not exist or cannot be written.
-    """
-
-    def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
-        handle, self._aside = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-        self._file = os.fdopen(handle, "w", encoding="utf-8")
-
-    def add(self, frames: list[Atoms]) -> None:
-        """Append structures of `predicted_frames`."""
-        from ase.io import write
-
-        text = io.StringIO()
-        write(text, frames, format="extxyz")
-        self._file.write(text.getvalue())
-
-    def __enter__(self) -> PredictionFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if kind is None:
-            os.chmod(self._aside, 0o666 & ~umask())
-            os.replace(self._aside, self.path)
-        else:
-            os.unlink(self._aside)
+    text = io.StringIO()
+    write(text, frames, format="extxyz")
+    file.write(text.getvalue().encode())

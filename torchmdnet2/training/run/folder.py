@@ -5,22 +5,26 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ...errors import BadConfig
+from ...data import data_files
+from ...errors import BadConfig, BadData
+from ...files import same_file
 from ..config.config import Config
 from ..steps.state import load_state
 from .identity import check_identity
+from .isolated import atom_files
 
-__all__ = ["BEST", "DONE", "HEADER", "STATE", "clear", "occupied", "prepare"]
+__all__ = ["BEST", "DONE", "HEADER", "STATE", "clear", "occupied", "prepare", "spare", "spare_config"]
 
 STATE, BEST, DONE = "state.safetensors", "best.tmn", "metrics.json"
 HEADER = "# The configuration of this run, with all defaults.\n"
 """How config.yaml of a run begins: one that begins otherwise is somebody's own."""
 
 _REPLACED = (STATE, BEST, DONE, "config.yaml", "splits.json", "log.txt", "metrics.csv", "metrics.jsonl")
+_REPORT = ("card.md", "report.html", "outliers.xyz")
 _PATIENCE = 10.0
 """Seconds: reading processes of a training that was killed hold its folder for a moment."""
 
@@ -51,23 +55,48 @@ def prepare(folder: Path, config: Config, resume: str | None) -> bool:
             f"output.folder: {folder} holds an unfinished run; continue it with --resume auto, choose another folder, "
             "or set output.overwrite=true"
         )
-    foreign = [name for name in _REPLACED if (folder / name).exists()]
+    foreign = [name for name in (*_REPLACED, *_REPORT) if (folder / name).exists()]
     if foreign and not _of_a_run(folder) and not config.output.overwrite:
         raise BadConfig(
             f"output.folder: {folder} holds {foreign[0]}, which no training left there and which this one would "
             "replace; choose another folder, or set output.overwrite=true"
         )
-    for key, file in _models(config):
-        path = Path(file).resolve()
-        if path.parent == folder.resolve() and (path.name == BEST or path.match("epoch_*.tmn")):
-            raise BadConfig(
-                f"{key}: {file} is in output.folder, where this training replaces it; choose another folder"
-            )
+    spare(folder, (*_REPLACED, *_REPORT, *(path.name for path in folder.glob("epoch_*.tmn"))), config)
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         problem = "cannot be written to" if above.is_dir() else "is a file"
         raise BadConfig(f"output.folder: {above} {problem}; choose another folder")
     return False
+
+
+def spare(folder: Path, names: Iterable[str], config: Config) -> None:
+    """Refuse to replace what the training reads.
+
+    Args:
+        folder: where it writes.
+        names: of the files there that it replaces.
+        config: of the run.
+
+    Raises:
+        BadConfig: one of them is data, a split or a model that the configuration names.
+    """
+    written = [folder / name for name in names]
+    for key, file in _inputs(config):
+        if any(same_file(path, Path(file)) for path in written):
+            raise BadConfig(
+                f"{key}: {file} is in output.folder, where this training replaces it; choose another folder"
+            )
+
+
+def spare_config(folder: Path, path: str | os.PathLike) -> None:
+    """Refuse to replace the configuration file itself, unless it is config.yaml of an earlier run in the folder.
+
+    Raises:
+        BadConfig: a new run in the folder would.
+    """
+    for name in (*_REPLACED, *_REPORT):
+        if same_file(folder / name, Path(path)) and not _of_a_run(folder):
+            raise BadConfig(f"output.folder: {path} is in it, where this training replaces it; choose another folder")
 
 
 def clear(folder: Path) -> None:
@@ -85,8 +114,17 @@ def _of_a_run(folder: Path) -> bool:
     return False
 
 
-def _models(config: Config) -> Iterator[tuple[str, str]]:
-    """Model files that the training starts from: key, path."""
+def _inputs(config: Config) -> Iterator[tuple[str, str]]:
+    """Files that the training reads: key, path."""
+    data = config.data
+    for key, given in (("train", data.train), ("validation", data.validation), ("test", data.test)):
+        with suppress(FileNotFoundError, BadData):  # which is said when they are opened
+            for file in data_files([given] if isinstance(given, str) else given or []):
+                yield f"data.{key}", file
+    if data.split.file is not None:
+        yield "data.split.file", data.split.file
+    for file in atom_files(config):
+        yield "priors: atomref.energies", file
     if config.init is not None:
         yield "init.file", config.init.file
     for k, prior in enumerate(config.priors):

@@ -29,6 +29,7 @@ from ..steps.batches import Loader, measured_batches
 from ..steps.distributed import Devices
 from ..steps.loss import atoms_per_system, residuals
 from ..steps.metrics import ErrorSums, in_words
+from .folder import spare
 from .run import own_torch_state, run_training
 from .setup import Setup, device_of, make_setup
 
@@ -85,6 +86,8 @@ def run_members(
         with devices.together():
             if devices.main and (folder / "state.safetensors").is_file():
                 raise BadConfig(f"output.folder: {folder} holds the run of a single model; choose another folder")
+            if devices.main:
+                spare(folder, ("ensemble.json", "ensemble_metrics.json", "report.html"), config)
         for k in range(count):
             if devices.main:
                 say(f"member {k + 1} of {count}")
