@@ -186,3 +186,80 @@ def test_train_does_not_replace_what_it_reads(capsys, folder, key, way):
     code, _, err = run(capsys, "train", mine if key == "config" else "c.yaml")
     assert code == 2 and "where this training replaces it" in err
     assert contents(folder) == before
+
+
+# --- evaluate ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (["data.xyz@1:4"], [1, 2, 3]), (["data.xyz@-1"], [5]), (["data.xyz@::2"], [0, 2, 4]), (["data.xyz@3"], [3]),
+        (["more@home/a@b.xyz", "data.xyz@4:"], [0, 1, 4, 5]), (["more@home/a@b.xyz@1"], [1]),
+    ],
+)  # fmt: skip
+def test_evaluate_takes_some_frames_of_a_file(capsys, folder, data, kept):
+    """As md and stability do, and the names of the frames are those of the file."""
+    (folder / "more@home").mkdir()
+    write("frames.xyz", [labelled(k) for k in range(2)])
+    os.rename("frames.xyz", "more@home/a@b.xyz")
+    code, out, _ = run(capsys, "evaluate", "m.tmn", *data, "--json", "--output", "out.xyz")
+    assert code == 0 and json.loads(out)["frames"] == len(kept)
+    frames = read("out.xyz", ":")
+    assert [frame.info["reference_energy"] for frame in frames] == kept
+    assert [int(frame.info["frame"].rpartition(" ")[2]) for frame in frames] == kept
+    start = [*data[:1], "--steps", 1, "--output", "o/"] if len(kept) == 1 else None
+    if start is not None:
+        assert run(capsys, "md", "m.tmn", *start)[0] == 0
+
+
+def test_evaluate_refuses_frames_that_are_not_there(capsys, folder):
+    for index in ("6", "7:9", "x", "1:x", ""):
+        code, _, err = run(capsys, "evaluate", "m.tmn", f"data.xyz@{index}")
+        assert code == 2 and err.startswith(f"torchmdnet2 evaluate: data.xyz@{index}: "), index
+    assert "no such frame; there are 6, counted from 0 on" in run(capsys, "evaluate", "m.tmn", "data.xyz@6")[2]
+    (folder / "splits.json").write_text(json.dumps({"test": {"files": ["data.xyz"], "indices": [1]}}))
+    code, _, err = run(capsys, "evaluate", "m.tmn", "data.xyz@0", "--split", "splits.json")
+    assert code == 2 and "--split" in err
+
+
+def crystals(**labels) -> list[Atoms]:
+    frames = []
+    for k in range(2):
+        atoms = Atoms("H2O", molecule("H2O").positions, cell=[5, 5, 5], pbc=True)
+        atoms.rattle(0.02, seed=k)
+        atoms.info.update({"E": 0.0, **labels})
+        atoms.arrays["F"] = np.zeros((3, 3))
+        frames.append(atoms)
+    return frames
+
+
+def test_evaluate_does_not_need_virials(capsys, folder, potential):
+    """A model trained with data.keys.virial: on data with them, with stresses, with neither, and of another name."""
+    keys = {"energy": "E", "forces": "F", "virial": "v"}
+    save(potential, "v.tmn", {"config": {"data": {"keys": keys}}})
+    virial = np.diag([1.0, 2.0, 3.0])
+    write("v.xyz", crystals(v=virial))
+    write("w.xyz", crystals(w=virial))
+    write("s.xyz", crystals(st=-virial / 125))
+    write("none.xyz", crystals())
+    write("nothing.xyz", molecule("H2O"))
+
+    def errors(*arguments):
+        code, out, err = run(capsys, "evaluate", "v.tmn", *arguments, "--json")
+        assert code == 0, err
+        return json.loads(out), err
+
+    whole, err = errors("v.xyz")
+    assert "stress" in whole and err == ""
+    assert errors("w.xyz", "--virial-key", "w")[0] == whole
+    assert errors("s.xyz", "--stress-key", "st")[0]["stress"]["mae"] == pytest.approx(whole["stress"]["mae"], rel=1e-5)
+    found, err = errors("none.xyz")
+    assert found.keys() == whole.keys() - {"stress"} and "note: no frame has 'v'" in err
+    assert errors("v.xyz", "--virial-key", "null")[1] == ""
+    save(potential, "s.tmn", {"config": {"data": {"keys": {**keys, "virial": None, "stress": "st"}}}})
+    code, out, _ = run(capsys, "evaluate", "s.tmn", "w.xyz", "--virial-key", "w", "--json")
+    assert code == 0 and json.loads(out) == whole
+    for asked in (["none.xyz", "--virial-key", "v"], ["nothing.xyz"]):
+        code, _, err = run(capsys, "evaluate", "v.tmn", *asked)
+        assert code == 1 and "no frame has" in err
