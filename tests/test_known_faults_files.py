@@ -15,7 +15,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
 from torchmdnet2 import Potential, load
-from torchmdnet2.checkpoint import save, to_bytes
+from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.importers.export import export_checkpoint
 
@@ -96,12 +96,14 @@ def test_no_command_writes_over_its_input(capsys, folder, verb, way):
     "arguments",
     [
         ["export", "m.tmn", "m.tmn"], ["import", "l.ckpt", "l.ckpt"], ["export", "m.tmn", "x.tmn"],
-        ["import", "l.ckpt", "a.xyz"], ["import", "theirs.yaml", "theirs.tmn"], ["import", "theirs.yaml", "theirs.yaml"],
+        ["import", "l.ckpt", "a.xyz"], ["import", "theirs.yaml", "theirs.tmn"],
+        ["import", "theirs.yaml", "theirs.yaml"],
         ["evaluate", "m.tmn", "data.xyz", "--output", "m.tmn"], ["evaluate", "m.tmn", "data.xyz", "--output", "a.csv"],
         ["evaluate", "m.tmn", "da*.xyz", "--output", "data.xyz"], ["export", "m.tmn", "folder.ckpt"],
         ["evaluate", "m.tmn", "data.xyz@0:2", "--output", "data.xyz"],
         ["evaluate", "m.tmn", "data.xyz", "--split", "splits.xyz", "--output", "splits.xyz"],
-        ["md", "m.tmn", "data.xyz", "--trajectory", "data.xyz"], ["md", "m.tmn", "md.png"], ["md", "m.tmn", "md.restart"],
+        ["md", "m.tmn", "data.xyz", "--trajectory", "data.xyz"], ["md", "m.tmn", "md.png"],
+        ["md", "m.tmn", "md.restart"],
         ["md", "m.tmn", "md.png", "--replicas", 2], ["md", "m.tmn", "md.1.xyz", "--replicas", 2],
         ["md", "m.tmn", "md.csv.old"],  # where the md.csv that is there would go
     ],

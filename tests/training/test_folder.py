@@ -9,8 +9,8 @@ import pytest
 
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.folder import occupied
 from torchmdnet2.training.run import folder as folder_module
+from torchmdnet2.training.run.folder import occupied
 from torchmdnet2.training.run.run import run_training
 
 
