@@ -31,12 +31,12 @@ import torch
 from torchmdnet2 import Potential, checkpoint
 from torchmdnet2.data import open_dataset
 from torchmdnet2.training.config.config import Config, parse_config
-from torchmdnet2.training.config.yaml_reader import apply_override, parse_yaml
 from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.run.run import describe, make_setup, make_trainer, own_torch_state
 from torchmdnet2.training.run.setup import Setup
 from torchmdnet2.training.steps.batches import Frames
 from torchmdnet2.training.steps.trainer import Hooks, Trainer
+from torchmdnet2.yaml_reader import apply_override, parse_yaml
 
 VALIDATION = 50
 KEYS = {"energy": "energy", "forces": "forces"}

@@ -1,4 +1,4 @@
-"""Nothing executes, nothing global changes: bars R22 and R28."""
+"""Nothing executes, nothing global changes (bars R22 and R28), nothing imports upward."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from import_graph import circles, import_graph, upward_imports
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "torchmdnet2").rglob("*.py"))
@@ -186,17 +187,97 @@ def test_public_names():
         torchmdnet2.lode
 
 
-def test_layers_do_not_import_upward():
-    """neighbors know no model; models and priors know no adapter and no trainer."""
-    below = {
-        "neighbors": {"models", "priors", "potential", "adapters", "training", "data", "cli", "evaluator"},
-        "fused": {"priors", "runtime", "potential", "adapters", "training", "data", "cli", "evaluator"},
-        "models": {"adapters", "training", "data", "cli", "evaluator", "potential"},
-        "priors": {"adapters", "training", "data", "cli", "evaluator", "potential"},
-    }
-    for folder, above in below.items():
-        for path in (ROOT / "torchmdnet2" / folder).glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom) and node.level == 2:
-                    name = (node.module or "").split(".")[0]
-                    assert name not in above, f"{path.relative_to(ROOT)}:{node.lineno} imports {name}"
+LAYERS = """
+    version errors units files registry float64_buffers yaml_reader triton_or_none triton_launch
+    system
+    neighbors
+    priors models
+    potential
+    checkpoint baseline
+    data importers
+    fused runtime
+    evaluator
+    ensemble_file ensemble
+    adapters
+    md training
+    checks testing diagnostics
+    cli
+    __init__ __main__
+""".split()
+"""The package from the bottom to the top: a module imports only what stands before it."""
+
+KNOWN_CIRCLES = [
+    {"runtime.autograd_model", "runtime.check", "runtime.model"},
+    {"runtime.cpu_composition", "runtime.cpu_model"},
+    {"training.run.check", "training.run.run"},
+    {"training.steps.loop", "training.steps.trainer"},
+]
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return import_graph(ROOT / "torchmdnet2")
+
+
+def test_layers_do_not_import_upward(graph):
+    assert len(graph) > 200 and sum(map(len, graph.values())) > 500
+    assert not upward_imports(graph, LAYERS)
+    assert set(LAYERS) == {(*module.split("."), "__init__")[1] for module in graph}
+
+
+def test_no_files_import_each_other(graph):
+    found = [{name.removeprefix("torchmdnet2.") for name in modules} for modules in circles(graph)]
+    assert not [modules for modules in found if not any(modules <= known for known in KNOWN_CIRCLES)]
+
+
+UPWARD = {
+    "relative": "from ..top import thing",
+    "relative, of a package": "from .. import top",
+    "relative, in the package above": "from ...package.top import thing",
+    "absolute": "import package.top",
+    "absolute, renamed": "import package.top as t",
+    "absolute, from": "from package.top import thing",
+    "absolute, from the package": "from package import top",
+    "everything": "from ..top import *",
+    "in a function": "def f():\n    from ..top import thing",
+    "in a method": "class A:\n    def f(self):\n        import package.top",
+    "for types only": "if TYPE_CHECKING:\n    from ..top import thing",
+    "string": 'import_module("package.top")',
+    "relative string": 'importlib.import_module("..top", __package__)',
+    "keyword": 'importlib.import_module(name="package.top")',
+    "string, renamed": 'from importlib import import_module as load\nload("package.top")',
+    "put together": 'import_module(f"package.top.{name}")',
+    "added up": 'import_module("package.top." + name)',
+    "variable": "import_module(name)",
+    "__import__": '__import__("package.top")',
+    "the package itself": "from package import Potential",
+}
+
+
+@pytest.mark.parametrize("form", UPWARD)
+def test_upward_imports_are_found_in_every_form(tmp_path, form):
+    package = tmp_path / "package"
+    (package / "low").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .top import Potential\n")
+    (package / "low" / "__init__.py").write_text("")
+    (package / "top.py").write_text("from .low.module import x\nimport package.low\nfrom . import low\n")
+    layers = ["low", "top", "__init__"]
+    module = package / "low" / "module.py"
+    module.write_text("import math\nfrom . import __doc__\nfrom .module import x\nimport_module('torch')\n")
+    assert not upward_imports(import_graph(package), layers)
+
+    module.write_text(f"import math\n{UPWARD[form]}\n")
+    (found,) = upward_imports(import_graph(package), layers)
+    assert found.startswith("package.low.module:")
+    assert "top is in no layer" in upward_imports(import_graph(package), ["low", "__init__"])
+    assert circles(import_graph(package)), "what is imported downward and upward is a circle"
+
+
+def test_circles_are_found(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    for name, source in {"__init__": "", "a": "from . import b", "b": "from .c import x", "c": "import os"}.items():
+        (package / f"{name}.py").write_text(source)
+    assert not circles(import_graph(package))
+    (package / "c.py").write_text("def f():\n    from .a import x\n")
+    assert circles(import_graph(package)) == [["package.a", "package.b", "package.c"]]

@@ -13,7 +13,7 @@ import yaml
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import load_config, parse_config
 from torchmdnet2.training.config.defaults import config_yaml, default_config_yaml
-from torchmdnet2.training.config.yaml_reader import parse_yaml
+from torchmdnet2.yaml_reader import parse_yaml
 
 
 def all_keys(node, path=()):

@@ -56,7 +56,7 @@ def convert_yaml(text: str, source: str = "configuration") -> str:
     """
     import yaml
 
-    from ..training.config.yaml_reader import parse_yaml
+    from ..yaml_reader import parse_yaml
 
     theirs = parse_yaml(text, source)
     if not isinstance(theirs, Mapping):

@@ -1,6 +1,7 @@
 """Representations and heads; importing this package registers all of them."""
 
-from .base import Features, Float64Buffers, Graph, Head, PropertyHead, Representation
+from ..float64_buffers import Float64Buffers
+from .base import Features, Graph, Head, PropertyHead, Representation
 from .equivariant_transformer import EquivariantTransformer
 from .graph_network import GraphNetwork
 from .heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead

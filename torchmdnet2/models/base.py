@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..neighbors import NeighborList
 from ..neighbors.result import safe_norm
+from ..priors.pairs import PairLists
 from ..system import System
-
-if TYPE_CHECKING:
-    from ..priors.pairs import PairLists
 
 __all__ = [
     "Features",
-    "Float64Buffers",
     "Graph",
     "Head",
     "PropertyHead",
@@ -68,8 +64,6 @@ class Graph:
         cls, system: System, neighbors: NeighborList, dtype: torch.dtype, pairs: PairLists | None = None
     ) -> Graph:
         """The graph of a system in the model's floating-point type."""
-        from ..priors.pairs import PairLists
-
         vectors = neighbors.vectors(system).to(dtype)
         receiver, sender = neighbors.edge_index
         return cls(
@@ -169,24 +163,6 @@ class PropertyHead(_Readout):
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """The property of each structure, [B, …] float64, or of each atom, [N, …]."""
-
-
-class Float64Buffers(nn.Module):
-    """A module whose own floating-point buffers stay float64 when the model is cast.
-
-    Constants (reference energies, centres of radial functions) are cast where they are used, so that
-    `model.float().double()` is still exact.
-    """
-
-    def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def, override]
-        exact = {name: b for name, b in self._buffers.items() if b is not None and b.dtype == torch.float64}
-        super()._apply(fn, recurse)
-        for name, buffer in exact.items():
-            moved = self._buffers[name]
-            assert moved is not None
-            if moved.dtype != torch.float64:
-                self._buffers[name] = buffer.to(moved.device)
-        return self
 
 
 def pool(values: Tensor, graph: Graph, reduce: str = "sum") -> Tensor:

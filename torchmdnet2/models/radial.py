@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..float64_buffers import Float64Buffers
 from ..registry import did_you_mean
-from .base import Float64Buffers
 
 __all__ = ["CosineCutoff", "ExpNormalBasis", "GaussianBasis", "radial_basis"]
 

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from ..models.base import Float64Buffers
+from ..float64_buffers import Float64Buffers
 from ..neighbors import NeighborList
 from ..system import System
 

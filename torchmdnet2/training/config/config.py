@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from ...errors import BadConfig
 from ...models.base import PropertyHead
 from ...registry import HEADS, REPRESENTATIONS
+from ...yaml_reader import apply_override, parse_yaml
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .base_model import complete
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
@@ -24,7 +25,6 @@ from .labels import check_labels
 from .loss_config import LossConfig, Moment, epoch_of
 from .parts import PriorConfig, PropertyConfig, predicted_shapes, untrained
 from .schema import Section, first_error, homes, section_of, validate_choice
-from .yaml_reader import apply_override, parse_yaml
 
 __all__ = [
     "Config",

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from ...errors import BadConfig
+from .errors import BadConfig
 
 __all__ = ["apply_override", "parse_yaml"]
 
