@@ -104,12 +104,44 @@ def test_openmm_page(tmp_path, monkeypatch):
     assert "lambda_interpolate" in parameters
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs"])
+def anchors(text: str) -> set[str]:
+    """The anchors that Markdown viewers give the headings of a page, each heading once."""
+    headings = re.findall(r"^#+ +(.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def dead_links(path: Path) -> list[str]:
+    """Relative links of a page to a file or heading that is not there."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "code", text)):
+        name, _, anchor = target.partition("#")
+        file = path.parent / name if name else path
+        if "://" in target or (file.exists() and not anchor):
+            continue
+        if not file.is_file() or anchor not in anchors(file.read_text(encoding="utf-8")):
+            dead.append(target)
+    return dead
+
+
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+
+
+@pytest.mark.parametrize("page", sorted(str(page.relative_to(ROOT)) for page in PAGES))
 def test_links_lead_somewhere(page):
-    pages = sorted((ROOT / page).glob("*.md")) if page == "docs" else [ROOT / page]
-    for path in pages:
-        text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        text = re.sub(r"`[^`\n]*`", "code", text)
-        for target in re.findall(r"\]\(([^)#]+)", text):
-            if "://" not in target:
-                assert (path.parent / target).exists(), f"{path.name} links to {target}"
+    assert not dead_links(ROOT / page)
+
+
+def test_dead_links_are_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A title: `code`, it\n[a](#a-title-code-it) [b](#b) [c](page.md#c) [d](d.md) [e](page.md) [f](https://f.g#h)\n"
+    )
+    assert dead_links(page) == ["#b", "page.md#c", "d.md"]
+
+
+def test_index_names_every_page():
+    index = ROOT / "docs" / "README.md"
+    names = {page.relative_to(index.parent).as_posix() for page in index.parent.rglob("*.md")} - {"README.md"}
+    assert not {name for name in names if f"({name}" not in index.read_text(encoding="utf-8")}
