@@ -96,9 +96,10 @@ def open_published(
 
 
 def _writable(folder: Path) -> bool:
+    """Whether its mode allows it too, which does not bind the superuser."""
     while not folder.exists():
         folder = folder.parent
-    return os.access(folder, os.W_OK)
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
