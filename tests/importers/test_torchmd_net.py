@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 
 import pytest
 import torch
+from torchmd_net_files import FOLDER, read_golden
 
 from torchmdnet2 import System, load
 from torchmdnet2.checkpoint import save
@@ -25,26 +25,15 @@ GOLDEN = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def folder(shared):
-    if not (shared / "golden" / "lightning_3x_tensornet.ckpt").is_file():
-        pytest.skip("the golden files are not here")
-    return shared / "golden"
-
-
-def inputs(folder, name):
-    from safetensors.torch import load_file
-
-    data = load_file(folder / f"{name}.safetensors")
+def inputs(name):
+    """The two molecules, neutral, and all numbers that are not weights."""
+    data = read_golden(name).data
     return System(z=data["in/z"], pos=data["in/pos"], batch=data["in/batch"]), data
 
 
-def golden(folder, name):
-    args = json.loads((folder / f"{name}.json").read_text())
-    for key in ("mean", "std", "passes_total_charge"):
-        args.pop(key)
-    system, data = inputs(folder, name)
-    return args, {k.removeprefix("model/"): v for k, v in data.items() if k.startswith("model/")}, system
+def golden(name):
+    """Hyper-parameters, state and the two molecules, neutral."""
+    return read_golden(name).args, read_golden(name).state, inputs(name)[0]
 
 
 def decisions(potential) -> str:
@@ -52,12 +41,12 @@ def decisions(potential) -> str:
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_checkpoints_give_their_outputs(folder, name, tmp_path):
+def test_checkpoints_give_their_outputs(name, tmp_path):
     """All three Lightning checkpoints, to 2e-7 of their float64 outputs; again after saving as .tmn."""
-    potential = import_checkpoint(folder / f"{name}.ckpt")
+    potential = import_checkpoint(FOLDER / f"{name}.ckpt")
     assert potential.dtype == torch.float32
     save(potential, tmp_path / "model.tmn")
-    system, data = inputs(folder, CHECKPOINTS[name])
+    system, data = inputs(CHECKPOINTS[name])
     for model in (potential, load(tmp_path / "model.tmn")):
         result = model.double()(system)
         y, forces = data["out/y"].flatten(), data["out/forces"]
@@ -66,9 +55,9 @@ def test_checkpoints_give_their_outputs(folder, name, tmp_path):
     assert load(tmp_path / "model.tmn").metadata["import"]["source"] == f"{name}.ckpt"
 
 
-def test_w1_so3_models_keep_their_hand(folder):
+def test_w1_so3_models_keep_their_hand():
     """W1: the antisymmetric part has the sign of the version that trained the model: 3.x −1, 2.x +1."""
-    args, state, system = golden(folder, "tensornet_so3")
+    args, state, system = golden("tensornet_so3")
     three, two = convert(args, state), convert(args, state, layout="2.x")
     assert "sign -1" in decisions(three) and "sign +1" in decisions(two)
     mirrored = system.replace(pos=system.pos * torch.tensor([1.0, 1.0, -1.0]))
@@ -80,21 +69,21 @@ def test_w1_so3_models_keep_their_hand(folder):
     assert torch.allclose(two(system).energy, three(mirrored).energy, rtol=1e-10)
 
 
-def test_w9_check_errors_does_not_scramble(folder):
+def test_w9_check_errors_does_not_scramble():
     """W9: a 3.x checkpoint that carries check_errors along is read as 3.x: the tensors prove it."""
-    args, state = read_checkpoint(folder / "lightning_3x_tensornet.ckpt")
-    system, _ = inputs(folder, "lightning_3x_tensornet")
+    args, state = read_checkpoint(FOLDER / "lightning_3x_tensornet.ckpt")
+    system, _ = inputs("lightning_3x_tensornet")
     plain, carried = convert(args, state), convert({**args, "check_errors": True}, state)
     assert torch.equal(plain(system).energy, carried(system).energy)
     assert "check_errors was carried along" in decisions(carried)
 
 
-def test_the_2x_layout_is_proved_not_guessed(folder):
-    args, state = read_checkpoint(folder / "lightning_2x_tensornet.ckpt")
+def test_the_2x_layout_is_proved_not_guessed():
+    args, state = read_checkpoint(FOLDER / "lightning_2x_tensornet.ckpt")
     old_names = any(".output_network.0.weight" in k for k in state)
     assert old_names and "check_errors" in args
-    system, _ = inputs(folder, "lightning_3x_tensornet")
-    expected = import_checkpoint(folder / "lightning_3x_tensornet.ckpt")(system).energy
+    system, _ = inputs("lightning_3x_tensornet")
+    expected = import_checkpoint(FOLDER / "lightning_3x_tensornet.ckpt")(system).energy
     # the names alone prove it; so does check_errors with new names and no box
     from torchmdnet2.importers.names import modern_names
 
@@ -110,9 +99,9 @@ def test_the_2x_layout_is_proved_not_guessed(folder):
         convert(args, {**state, "representation_model.distance.box": torch.zeros(3, 3)})
 
 
-def test_aceff_names(folder):
+def test_aceff_names():
     """The names under which AceFF-2 stores TensorNet2; its layers were never reordered, its embedding was."""
-    args, state, system = golden(folder, "tensornet2")
+    args, state, system = golden("tensornet2")
     expected = convert(args, state)(system).energy
     from torchmdnet2.importers.layout import reorder_rows
 
@@ -126,9 +115,9 @@ def test_aceff_names(folder):
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_export_is_the_inverse(folder, name, tmp_path):
+def test_export_is_the_inverse(name, tmp_path):
     """Imported and exported: the same tensors, bit for bit, and hyper-parameters that import to the same model."""
-    args, state, system = golden(folder, name)
+    args, state, system = golden(name)
     potential = convert(args, state)
     args_back, back = export_state(potential)
     assert set(back) == set(state)
@@ -150,11 +139,11 @@ def test_export_is_the_inverse(folder, name, tmp_path):
     assert torch.equal(import_checkpoint(tmp_path / "back.ckpt")(system).energy, second.energy)
 
 
-def test_export_of_lightning_checkpoints(folder):
+def test_export_of_lightning_checkpoints():
     """The 2.x checkpoint comes back as the 3.x one that holds the same weights."""
-    _, three = read_checkpoint(folder / "lightning_3x_tensornet.ckpt")
+    _, three = read_checkpoint(FOLDER / "lightning_3x_tensornet.ckpt")
     for name in ("lightning_3x_tensornet", "lightning_2x_tensornet"):
-        _, back = export_state(import_checkpoint(folder / f"{name}.ckpt"))
+        _, back = export_state(import_checkpoint(FOLDER / f"{name}.ckpt"))
         assert set(back) == set(three)
         assert all(torch.equal(back[k], three[k]) and back[k].dtype == three[k].dtype for k in three)
 
@@ -197,9 +186,9 @@ def test_what_has_no_equivalent_is_not_exported():
         export_state(tiny_potential(model={"name": "tensornet2", "hidden_channels": 8, "num_rbf": 4, "q_dim": 2}))
 
 
-def test_atom_filters_are_carried(folder):
+def test_atom_filters_are_carried():
     """A filtered model, which TorchMD-Net 3 cannot evaluate: the same tensors one level deeper."""
-    args, state, system = golden(folder, "tensornet_o3")
+    args, state, system = golden("tensornet_o3")
     deeper = {k.replace("representation_model.", "representation_model.model."): v for k, v in state.items()}
     filtered = convert({**args, "atom_filter": 1}, deeper)(system)
     whole = convert(args, state)(system)
@@ -226,15 +215,15 @@ def test_atom_filters_are_carried(folder):
         ({"repulsion": True}, "repulsion"),
     ],
 )
-def test_refused_with_the_reason(folder, change, words):
-    args, state, _ = golden(folder, "tensornet_o3")
+def test_refused_with_the_reason(change, words):
+    args, state, _ = golden("tensornet_o3")
     with pytest.raises(BadCheckpoint, match=words):
         convert({**args, **change}, state)
 
 
-def test_radial_functions_tell_long_cutoffs_apart(folder):
+def test_radial_functions_tell_long_cutoffs_apart():
     """exp(−14) and exp(−12) differ by 5e-6 only."""
-    args, state, _ = golden(folder, "tensornet_o3")
+    args, state, _ = golden("tensornet_o3")
     key = "representation_model.distance_expansion.means"
     long = {**state, key: torch.linspace(math.exp(-14.0), 1, len(state[key]), dtype=torch.float64).float()}
     convert({**args, "cutoff_upper": 14.0}, long)
@@ -242,10 +231,10 @@ def test_radial_functions_tell_long_cutoffs_apart(folder):
         convert({**args, "cutoff_upper": 12.0}, long)
 
 
-def test_vectors_below_a_lower_cutoff_are_refused(folder):
+def test_vectors_below_a_lower_cutoff_are_refused():
     """Without vector_cutoff TorchMD-Net's neighbor list alone keeps them out; with it the cutoff function does."""
     for name, right in (("et", False), ("et_vector_cutoff", True)):
-        args, state, _ = golden(folder, name)
+        args, state, _ = golden(name)
         lower = {**args, "cutoff_lower": 0.5, "cutoff_upper": args["cutoff_upper"] + 0.5}
         if right:
             convert({**lower, "trainable_rbf": True}, state)
@@ -254,15 +243,15 @@ def test_vectors_below_a_lower_cutoff_are_refused(folder):
                 convert(lower, state)
 
 
-def test_w2_aggregations_that_were_wrong_are_refused(folder):
-    args, state, _ = golden(folder, "graph_network")
+def test_w2_aggregations_that_were_wrong_are_refused():
+    args, state, _ = golden("graph_network")
     for aggregation in ("mean", "max"):
         with pytest.raises(BadCheckpoint, match="message of zero"):
             convert({**args, "aggr": aggregation}, state)
 
 
-def test_tensors_that_do_not_fit_are_refused(folder):
-    args, state, _ = golden(folder, "graph_network")
+def test_tensors_that_do_not_fit_are_refused():
+    args, state, _ = golden("graph_network")
     key = "representation_model.interactions.0.conv.net.0.weight"
     with pytest.raises(BadCheckpoint, match="differs from its copy"):
         convert(args, {**state, key: state[key] + 1})
@@ -274,25 +263,25 @@ def test_tensors_that_do_not_fit_are_refused(folder):
         convert(args, {**state, "optimizer.step": torch.zeros(1)})
 
 
-def test_unknown_hyper_parameters_can_be_left_out(folder):
-    args, state, system = golden(folder, "tensornet_o3")
+def test_unknown_hyper_parameters_can_be_left_out():
+    args, state, system = golden("tensornet_o3")
     potential = convert({**args, "my_note": "x", "not_set": None}, state, ignore=["my_note"])
     assert torch.equal(potential(system).energy, convert(args, state)(system).energy)
 
 
-def test_units_and_elements(folder):
-    args, state, system = golden(folder, "tensornet_o3")
+def test_units_and_elements():
+    args, state, system = golden("tensornet_o3")
     plain, hartree = convert(args, state), convert(args, state, energy_unit="hartree", elements=range(1, 10))
     assert torch.allclose(hartree(system).energy, plain(system).energy * 27.211386245988, rtol=1e-12)
     assert hartree.elements == list(range(1, 10))
-    args, state, _ = golden(folder, "tensornet2_coulomb")
+    args, state, _ = golden("tensornet2_coulomb")
     with pytest.raises(BadCheckpoint, match="eV"):
         convert(args, state, energy_unit="kcal/mol")
 
 
-def test_priors_are_carried(folder):
+def test_priors_are_carried():
     """Atomref (delta learning included) and ZBL, in the model's unit."""
-    args, state, system = golden(folder, "tensornet_o3")
+    args, state, system = golden("tensornet_o3")
     table = torch.linspace(0, -38, 20, dtype=torch.float64)[:, None]
     atomref = {"prior_model.0.initial_atomref": table, "prior_model.0.atomref.weight": table}
     expected = torch.zeros(2, dtype=torch.float64).index_add(0, system.batch, table[system.z, 0])
@@ -354,11 +343,11 @@ def test_a_hostile_checkpoint_executes_nothing(tmp_path, place):
 
 
 @pytest.mark.parametrize("name", ["tensornet2_coulomb_cut", "et", "graph_network"])
-def test_wrong_hyper_parameters_are_bad_checkpoints(folder, name):
+def test_wrong_hyper_parameters_are_bad_checkpoints(name):
     """Every hyper-parameter replaced by values of other types and sizes: a BadCheckpoint, or a model that loads."""
     from torchmdnet2.importers.hyper_parameters import NO_EFFECT
 
-    args, state, _ = golden(folder, name)
+    args, state, _ = golden(name)
     refused = 0
     for key in args.keys() - NO_EFFECT:
         for value in (None, "x", -1, 3, 10**9, 0.5, float("nan"), [], ["x"], {"a": 1}, True):

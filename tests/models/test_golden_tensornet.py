@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
-import torch
-from safetensors.torch import load_file
+from torchmd_net_files import Golden, read_golden
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.models import TensorNet
@@ -14,10 +11,10 @@ from torchmdnet2.models import TensorNet
 TOLERANCE = 1e-6  # in the model's own unit; TorchMD-Net's float32 constants limit the agreement to about 1e-7
 
 
-def golden(shared, name: str) -> tuple[Potential, dict[str, torch.Tensor], bool]:
-    """(our potential with their weights, their tensors, whether the total charge is passed)."""
-    given = json.loads((shared / "golden" / f"{name}.json").read_text())
-    tensors = load_file(shared / "golden" / f"{name}.safetensors")
+def golden(name: str) -> tuple[Potential, Golden]:
+    """Our potential with their weights, and their numbers."""
+    found = read_golden(name)
+    given = found.given
     model = {
         "name": "tensornet",
         "hidden_channels": given["embedding_dimension"],
@@ -37,40 +34,30 @@ def golden(shared, name: str) -> tuple[Potential, dict[str, torch.Tensor], bool]
         }
     )
     renamed = {
-        name.removeprefix("model/")
-        .replace("representation_model", "representation")
-        .replace("output_model", "head"): value
-        for name, value in tensors.items()
-        if name.startswith("model/")
+        key.replace("representation_model", "representation").replace("output_model", "head"): value
+        for key, value in found.state.items()
     }
     for theirs in ("mean", "std", "representation.distance.box"):
         renamed.pop(theirs, None)
     potential.double().load_state_dict(renamed, strict=True)
-    return potential.eval(), tensors, given["passes_total_charge"]
+    return potential.eval(), found
 
 
 @pytest.mark.parametrize("name", ["tensornet_o3", "tensornet_so3", "tensornet_charge", "tensornet_gauss_1l"])
-def test_molecules(shared, name):
-    potential, t, charged = golden(shared, name)
-    system = System(
-        z=t["in/z"], pos=t["in/pos"].double(), batch=t["in/batch"], charge=t["in/q"].double() if charged else None
-    )
-    result = potential(system)
-    assert (result.energy - t["out/y"].flatten()).abs().max() <= TOLERANCE
-    assert (result.forces - t["out/forces"]).abs().max() <= TOLERANCE
+def test_molecules(name):
+    potential, found = golden(name)
+    result = potential(found.system)
+    assert (result.energy - found.data["out/y"].flatten()).abs().max() <= TOLERANCE
+    assert (result.forces - found.data["out/forces"]).abs().max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["tensornet_o3", "tensornet_so3"])
-def test_periodic(shared, name):
-    potential, t, _ = golden(shared, name)
-    result = potential(System(z=t["in/pbc_z"], pos=t["in/pbc_pos"].double(), cell=t["in/pbc_box"].double()))
+def test_periodic(name):
+    potential, found = golden(name)
+    t = found.data
+    result = potential(System(z=t["in/pbc_z"], pos=t["in/pbc_pos"], cell=t["in/pbc_box"]))
     assert (result.energy - t["out/pbc_y"].flatten()).abs().max() <= TOLERANCE
     assert (result.forces - t["out/pbc_forces"]).abs().max() <= TOLERANCE
-
-
-def test_periodic_outputs_exist_where_expected(shared):
-    for path in (shared / "golden").glob("tensornet_*.safetensors"):
-        assert ("in/pbc_z" in load_file(path)) == (path.stem in ("tensornet_o3", "tensornet_so3"))
 
 
 def test_number_of_parameters():

@@ -59,6 +59,7 @@ def test_it_says_how_to_run_it(name):
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     assert f"#     torchmdnet2 train configs/{name}.yaml\n" in text
     assert max(len(line) for line in text.splitlines()) <= 120
+    assert "../" not in text  # nothing outside of the repository
     config = load_config(FOLDER / f"{name}.yaml")
     assert config.output.folder == f"runs/{name}"
 
