@@ -14,7 +14,7 @@ from torch import Tensor
 from ..neighbors import NeighborList, neighbor_list
 from ..system import System
 
-__all__ = ["PairLists", "all_pairs", "pair_list", "sum_pairs", "taper"]
+__all__ = ["PairLists", "all_pairs", "pair_list", "require_molecules", "sum_pairs", "taper"]
 
 MIN_DISTANCE = 1e-3
 """Å. Closer pairs count as this far apart, so that atoms on top of each other have finite energies."""
@@ -47,18 +47,23 @@ class PairLists:
         return self.known[cutoff]
 
 
-def all_pairs(system: System) -> NeighborList:
-    """All directed pairs of atoms of the same structure, Σ_b n_b (n_b − 1) of them.
-
-    Raises:
-        ValueError: a structure is periodic, where the pairs are endless.
-    """
+def require_molecules(system: System) -> None:
+    """Raise ValueError for a periodic structure, whose pairs are endless."""
     periodic = system.pbc.any(1)
     if bool(periodic.any()):
         raise ValueError(
             f"system {int(periodic.nonzero()[0, 0])} is periodic, and a sum over all pairs has no end there; "
             "use a cutoff, the reaction field or Ewald summation"
         )
+
+
+def all_pairs(system: System) -> NeighborList:
+    """All directed pairs of atoms of the same structure, Σ_b n_b (n_b − 1) of them.
+
+    Raises:
+        ValueError: a structure is periodic.
+    """
+    require_molecules(system)
     num = system.num_atoms
     device = system.device
     order = torch.argsort(system.batch, stable=True)

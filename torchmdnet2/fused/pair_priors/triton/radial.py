@@ -1,0 +1,107 @@
+"""The functions of the distance that pair priors are made of, with their slopes, for Triton kernels.
+
+The energy of a pair is strength · A_i A_j · g(d, b_i + b_j, c_i + c_j), with numbers A, b, c of each atom. A radial
+function takes the distance d in Å, the two sums, six constants and a mode, and returns g and dg/dd. What a prior's
+`forward` (torchmdnet2/priors) writes as differences that cancel is written here as products, which float32 can bear.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["all_pairs", "d2", "reaction_field", "taper", "zbl"]
+
+_PI = tl.constexpr(3.141592653589793)
+
+
+@triton.jit
+def taper(d, start, inverse):
+    """`priors.pairs.taper` = (1 − t)³ (1 + 3t + 6t²), and its slope; `inverse` of the switch's width, 1/Å."""
+    t = tl.minimum(tl.maximum((d - start) * inverse, 0.0), 1.0)
+    rest = 1.0 - t
+    square = rest * rest
+    return square * rest * (1.0 + t * (3.0 + 6.0 * t)), -30.0 * t * t * square * inverse
+
+
+@triton.jit
+def zbl(d, power, radii, cutoff, _c1, _c2, _c3, _c4, _c5, COVALENT: tl.constexpr):
+    """φ(d/a)/d · end; power = 1/a in 1/Å.
+
+    The end is sin²(π/2 (1 − d/cutoff)), or 1 − 28t⁶ + 48t⁷ − 21t⁸ = (1 − t)³ (1 + 3t + … + 21t⁵) with t = d/radii.
+    """
+    x = d * power
+    e0, e1 = 0.1818 * tl.exp(-3.2 * x), 0.5099 * tl.exp(-0.9423 * x)
+    e2, e3 = 0.2802 * tl.exp(-0.4029 * x), 0.02817 * tl.exp(-0.2016 * x)
+    g = (e0 + e1 + e2 + e3) / d
+    slope = -(3.2 * e0 + 0.9423 * e1 + 0.4029 * e2 + 0.2016 * e3) * power / d - g / d
+    if COVALENT:
+        t = tl.minimum(d / radii, 1.0)
+        rest = tl.maximum((radii - d) / radii, 0.0)
+        square = rest * rest
+        end = square * rest * (1.0 + t * (3.0 + t * (6.0 + t * (10.0 + t * (15.0 + t * 21.0)))))
+        end_slope = -168.0 * t * t * t * t * t * square / radii
+    else:
+        half = _PI / 2 * ((cutoff - d) / cutoff)
+        sin = tl.sin(half)
+        end = sin * sin
+        end_slope = -_PI / cutoff * sin * tl.cos(half)
+    return g * end, slope * end + g * end_slope
+
+
+@triton.jit
+def d2(d, radii, _sum, start, inverse, _c2, _c3, _c4, _c5, _MODE: tl.constexpr):
+    """1/d⁶ · 1/(1 + exp(−20 (d/radii − 1))) · taper."""
+    r = 1.0 / d
+    r3 = r * r * r
+    r6 = r3 * r3
+    falling = tl.exp(20.0 * ((radii - d) / radii))
+    damping = 1.0 / (1.0 + falling)
+    damping_slope = damping * damping * falling * (20.0 / radii)
+    end, end_slope = taper(d, start, inverse)
+    return r6 * damping * end, r6 * ((damping_slope - 6.0 * r * damping) * end + damping * end_slope)
+
+
+@triton.jit
+def _short_range(d, lower, inverse, DAMPING: tl.constexpr):
+    """`Electrostatics.factor` and its slope.
+
+    DAMPING: 0 none; 1 "exp", with inverse = 1/upper; 2 "cosine", with inverse = 1/(upper − lower).
+    """
+    if DAMPING == 0:
+        f = tl.full(d.shape, 1.0, tl.float32)
+        slope = tl.zeros_like(d)
+    elif DAMPING == 1:
+        t = tl.minimum(d * inverse, 1.0 - 1e-6)
+        rest = (1.0 - t) * (1.0 + t)
+        x = t * t / rest  # f = 1 − exp(−x)
+        higher = 1.0 - x * (1.0 / 5 - x * (1.0 / 30 - x * (1.0 / 210 - x / 1680)))
+        series = x * (1.0 - x / 2 * (1.0 - x / 3 * (1.0 - x / 4 * higher)))
+        falling = tl.exp(-x)
+        f = tl.where(x < 0.3, series, 1.0 - falling)
+        slope = falling * 2.0 * t * inverse / (rest * rest)
+    else:
+        phase = tl.minimum(tl.maximum((d - lower) * inverse, 0.0), 1.0) * (_PI / 2)
+        sin = tl.sin(phase)
+        f = sin * sin
+        slope = _PI * inverse * sin * tl.cos(phase)
+    return f, slope
+
+
+@triton.jit
+def all_pairs(d, _b, _c, lower, inverse, _c2, _c3, _c4, _c5, DAMPING: tl.constexpr):
+    """f(d)/d."""
+    f, f_slope = _short_range(d, lower, inverse, DAMPING)
+    r = 1.0 / d
+    return f * r, (f_slope - f * r) * r
+
+
+@triton.jit
+def reaction_field(d, _b, _c, lower, inverse, start, taper_inverse, reaction, shift, DAMPING: tl.constexpr):
+    """f(d) (1/d + reaction d² − shift) · taper."""
+    f, f_slope = _short_range(d, lower, inverse, DAMPING)
+    end, end_slope = taper(d, start, taper_inverse)
+    r = 1.0 / d
+    field = r + reaction * d * d - shift
+    slope = 2.0 * reaction * d - r * r
+    return f * field * end, f_slope * field * end + f * (slope * end + field * end_slope)
