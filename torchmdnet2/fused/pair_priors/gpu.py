@@ -1,7 +1,7 @@
 """Pair priors on the GPU: what is prepared of a prior, and how its kernels are launched.
 
-A term is made for a prior as it is now. `allocate` makes what a step of N atoms needs, `launch` only launches kernels on
-the current stream, so that it can be captured in a CUDA graph.
+A term is made for a prior as it is now. `allocate` makes what a step of N atoms needs, `launch` only launches kernels
+on the current stream, so that it can be captured in a CUDA graph.
 
 Shapes: N atoms, B structures, C edge capacity.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...kernels.launch import FUSED_ARITHMETIC
+from ...triton_launch import FUSED_ARITHMETIC
 from ...priors.base import Prior
 from ...priors.pairs import require_molecules
 from ...system import System
@@ -35,8 +35,8 @@ class Atoms:
     """The atoms of a step in the order in which kernels see them ("by place").
 
     Attributes:
-        z [N] int32, pos [N, 3] float32 or float64, batch [N] int32 ascending, ptr [B + 1] int32, the first place of each
-            structure.
+        z [N] int32, pos [N, 3] float32 or float64, batch [N] int32 ascending.
+        ptr: [B + 1] int32, the first place of each structure.
         order: [N] the atom that stands at each place; None where none was moved.
         charges: [N] float32 e, predicted by the network, by place.
     """
@@ -162,12 +162,9 @@ class PairTerm:
             options: of the launch, PDL among them (fused/launch.py).
         """
         p = self.parameters
-        if p.source == "element":
-            key, table = atoms.z, self._table
-        elif p.source == "atom":
-            key, table = atoms.order, buffers
-        else:
-            key, table = None, atoms.charges
+        tables = {"element": self._table, "atom": buffers, "predicted": atoms.charges}
+        keys = {"element": atoms.z, "atom": atoms.order, "predicted": None}
+        key, table = keys[p.source], tables[p.source]
         assert table is not None
         n = len(atoms.z)
         listed = edges is not None
@@ -238,4 +235,3 @@ def _shape(num_atoms: int) -> dict[str, Any]:
     """Edges of a row at once, and warps that share them."""
     few = num_atoms <= _FEW_ATOMS
     return {"BE": 128 if few else 64, "num_warps": 4 if few else 1, **FUSED_ARITHMETIC}
-

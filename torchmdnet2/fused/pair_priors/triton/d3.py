@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....kernels.launch import after_previous
+from ....triton_launch import after_previous
 from .frame import edge_geometry, put, put_row
 from .radial import taper
 

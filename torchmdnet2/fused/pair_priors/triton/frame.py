@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....kernels.launch import after_previous
+from ....triton_launch import after_previous
 
 __all__ = ["MIN_DISTANCE", "edge_geometry", "pair_kernel", "put", "put_row"]
 

@@ -55,7 +55,9 @@ def d2(d, radii, _sum, start, inverse, _c2, _c3, _c4, _c5, _MODE: tl.constexpr):
     r = 1.0 / d
     r3 = r * r * r
     r6 = r3 * r3
-    falling = tl.exp(20.0 * ((radii - d) / radii))
+    y = d / radii
+    near = y < 0.5  # exp(20 − 20 y) in two factors there: 20 − 20 y would round off most of y
+    falling = tl.exp(20.0 * (tl.where(near, 0.0, 1.0) - y)) * tl.where(near, 485165195.4097903, 1.0)
     damping = 1.0 / (1.0 + falling)
     damping_slope = damping * damping * falling * (20.0 / radii)
     end, end_slope = taper(d, start, inverse)
