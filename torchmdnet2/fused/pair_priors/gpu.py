@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...triton_launch import FUSED_ARITHMETIC
 from ...priors.base import Prior
 from ...priors.pairs import require_molecules
 from ...system import System
+from ...triton_launch import FUSED_ARITHMETIC
 from .parameters import D3Parameters, PairParameters, describe
 from .triton import radial
 from .triton.d3 import coordination_force_kernel, coordination_kernel, dispersion_kernel
