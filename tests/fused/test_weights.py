@@ -23,7 +23,12 @@ def filters_of(sharpness=1.0, **model):
 
 @pytest.mark.parametrize(
     ("options", "knots"),
-    [({"num_rbf": 16}, 512), ({"num_rbf": 32}, 1024), ({"num_rbf": 32, "sharpness": 3.0}, 2048)],
+    [
+        ({"num_rbf": 16}, 512),
+        ({"num_rbf": 32}, 1024),
+        ({"num_rbf": 32, "sharpness": 3.0}, 2048),
+        ({"num_rbf": 8, "rbf_type": "bessel"}, 1024),
+    ],
 )
 def test_the_table_is_as_large_as_the_slopes_need(options, knots):
     filters = filters_of(**options)

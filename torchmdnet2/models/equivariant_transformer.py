@@ -90,7 +90,7 @@ class EquivariantTransformer(Representation):
         hidden_channels: F, a multiple of num_heads.
         num_layers: number of attention layers.
         num_rbf: R, radial functions.
-        rbf_type: "expnorm" or "gauss".
+        rbf_type: "expnorm", "gauss" or "bessel".
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
         attn_activation: the one of the attention weights.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..float64_buffers import Float64Buffers
 from ..registry import did_you_mean
 
-__all__ = ["CosineCutoff", "ExpNormalBasis", "GaussianBasis", "radial_basis"]
+__all__ = ["BesselBasis", "CosineCutoff", "ExpNormalBasis", "GaussianBasis", "radial_basis"]
 
 
 class CosineCutoff(nn.Module):
@@ -97,11 +97,39 @@ class GaussianBasis(Float64Buffers):
         return torch.exp(self.coeff.to(d.dtype) * (d - self.offset.to(d.dtype)) ** 2)
 
 
-_BASES = {"expnorm": ExpNormalBasis, "gauss": GaussianBasis}
+class BesselBasis(nn.Module):
+    """φ_k(d) = √(2/w) sin(k π x/w)/x, x = d − r_l, w = r_c − r_l: waves over the whole range. No cutoff inside.
+
+    Unlike narrow bells, each function is trained by every distance in the data.
+
+    Source: J. Gasteiger, J. Groß, S. Günnemann, DimeNet, ICLR 2020, arXiv 2003.03123, Eq. 7.
+    """
+
+    def __init__(self, lower: float, upper: float, num_radial: int, trainable: bool = False):
+        super().__init__()
+        if trainable:
+            raise ValueError("the radial basis 'bessel' has nothing to train: leave trainable_rbf out")
+        self.lower, self.width, self.num_radial = float(lower), float(upper - lower), num_radial
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """[E] distances in Å → [E, R]."""
+        k = torch.arange(1, self.num_radial + 1, dtype=distances.dtype, device=distances.device)
+        x = (distances[:, None] - self.lower) * (k * math.pi / self.width)
+        # sin(x)/x by its series where x is small, with finite derivatives of every order
+        small = x.abs() < 1e-2
+        away = torch.where(small, 1.0, x)
+        near = torch.where(small, x, 0.0) ** 2
+        series = 1 - near / 6 * (1 - near / 20 * (1 - near / 42))
+        return (
+            math.sqrt(2 / self.width) * (k * math.pi / self.width) * torch.where(small, series, torch.sin(away) / away)
+        )
+
+
+_BASES = {"expnorm": ExpNormalBasis, "gauss": GaussianBasis, "bessel": BesselBasis}
 
 
 def radial_basis(kind: str, lower: float, upper: float, num_radial: int, trainable: bool = False) -> nn.Module:
-    """The radial basis "expnorm" or "gauss" with R = num_radial functions.
+    """The radial basis "expnorm", "gauss" or "bessel" with R = num_radial functions.
 
     Raises:
         ValueError: unknown kind, or fewer than two functions.
