@@ -30,7 +30,6 @@ from torchmdnet2.neighbors import neighbor_list
 CUTOFF = 5.0
 SPACING = 3.104  # Å between molecules: the density of water
 SIDES = (2, 3, 5, 7, 10, 15, 22, 32, 46, 70)  # molecules along an edge
-SKIN = 0.5  # Å
 ROOM = 96  # neighbors per atom that the fixed-capacity searches have room for; the mean is 54
 NVALCHEMI = {"naive": "naive", "cells": "cell_list", "tiles": "cluster_tile"}
 CAPTURES = ("captured", "compiled and captured")  # a capture that fails takes its process with it
@@ -136,21 +135,6 @@ def ours(system: System, method: str) -> Callable[[], object]:
     return call
 
 
-def with_skin(system: System, kept: bool) -> Callable[[], object]:
-    """A call of the search with a skin, when its list can be kept and when not."""
-    from torchmdnet2.neighbors.skin import SkinNeighborSearch
-
-    search = SkinNeighborSearch(system.num_atoms, 1, CUTOFF, ROOM * system.num_atoms, "cuda", skin=SKIN)
-    given = system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous()
-
-    def call():
-        if not kept:
-            search.refresh()
-        search(*given)
-
-    return call
-
-
 def vesin_alone(system: System) -> Callable[[], object]:
     """vesin through its own interface: pairs in any order, shifts, distances and vectors."""
     import vesin
@@ -198,8 +182,6 @@ def contenders(system: System) -> dict[str, Callable[[], Callable[[], object]]]:
             known["triton pairs, graph"] = lambda: graphed(ours(system, "pairs"))
         known["triton cells, graph"] = lambda: graphed(ours(system, "cells"))
         known["triton, graph"] = lambda: graphed(ours(system, "auto"))
-        known["triton with skin, kept, graph"] = lambda: graphed(with_skin(system, True))
-        known["triton with skin, searched, graph"] = lambda: graphed(with_skin(system, False))
         known["triton, eager"] = lambda: lambda: neighbor_list(system, CUTOFF, backend="triton")
         for kind, method in NVALCHEMI.items():
             if kind == "naive" and N > 40_000:
@@ -300,7 +282,7 @@ def summary(rows: list[dict]) -> str:
     for row in rows:
         best: dict[str, tuple[float, str]] = {}
         for name, us in row["us"].items():
-            if isinstance(us, int | float) and "skin" not in name:
+            if isinstance(us, int | float):
                 best[program_of(name)] = min(best.get(program_of(name), (math.inf, "")), (us, name))
         if "triton" in best:
             ours = best.pop("triton")[0]

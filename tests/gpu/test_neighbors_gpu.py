@@ -189,51 +189,6 @@ def test_one_structure_of_any_size(num_atoms, pbc):
         assert_matches(search, system)
 
 
-@pytest.mark.parametrize(("method", "num_atoms"), [("pairs", 300), ("pairs", 2500), ("cells", 3000)])
-def test_skin_under_replay(method, num_atoms):
-    """R6, R8 and R16 for the skin: drifting atoms, a new cell and an overflow, in one graph; the list is that of a new
-    search every time."""
-    from torchmdnet2.neighbors.skin import SkinNeighborSearch
-
-    system = random_box(num_atoms, seed=3)
-    pos, cell, pbc = system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous()
-    search = SkinNeighborSearch(
-        num_atoms, 1, CUTOFF, 60 * num_atoms, "cuda", skin=0.5, method=method, receiver=True, shift=True, distances=True
-    )
-    search(pos, cell, pbc)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        search(pos, cell, pbc)
-    drift = 0.02 * torch.randn_like(pos)
-    kept = 0
-    for step in range(40):
-        last = search._last_pos.clone()
-        graph.replay()
-        assert_matches(search, system.replace(pos=pos, cell=cell))
-        kept += int(torch.equal(last, search._last_pos))
-        pos += drift
-        if step == 20:
-            cell *= 1.001
-    assert 20 < kept < 39
-    fine = pos.clone()
-    pos *= 0.5
-    cell *= 0.5
-    graph.replay()
-    assert int(search.flag) & 1 and int(search.needed) > search.capacity and int(search.row_ptr.max()) == 0
-    pos.copy_(fine)
-    cell *= 2
-    search.flag.zero_()
-    graph.replay()
-    assert_matches(search, system.replace(pos=pos, cell=cell))
-    pos[5, 0] = float("nan")
-    graph.replay()
-    assert int(search.flag) == 2
-    pos.copy_(fine)
-    search.flag.zero_()
-    graph.replay()
-    assert_matches(search, system.replace(pos=pos, cell=cell))
-
-
 @pytest.mark.parametrize("method", ["pairs", "cells"])
 def test_graph_replay_follows_moving_atoms_and_cell(method):
     """R16, and R8 for a flag that stays up until it is taken down."""

@@ -17,7 +17,6 @@ from torchmdnet2 import System
 from torchmdnet2.errors import NeighborOverflow
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.neighbors.reference import neighbor_list_reference
-from torchmdnet2.neighbors.skin import SkinNeighborSearch
 from torchmdnet2.neighbors.triton_list import neighbor_list_triton
 from torchmdnet2.neighbors.triton_search import (
     NOT_FINITE,
@@ -162,64 +161,3 @@ def test_no_silent_overflow():
         assert int(search.row_ptr[-1]) == (need if need <= capacity else 0)
     with pytest.raises(NeighborOverflow, match=f"needs {need} "):
         neighbor_list(system, CUTOFF, backend="triton", capacity=need - 1)
-
-
-@pytest.mark.parametrize("method", ["pairs", "cells"])
-def test_skin(method):
-    """The kept list is cut to that of a new search, and searched anew after atoms moved or the cell changed."""
-    generator = torch.Generator().manual_seed(0)
-    system = System(
-        z=torch.ones(16, dtype=torch.long),
-        pos=6 * torch.rand(16, 3, generator=generator, dtype=torch.float64),
-        cell=6 * torch.eye(3, dtype=torch.float64),
-    )
-    pos, cell, pbc = system.pos.clone(), system.cell.clone(), system.pbc
-    search = SkinNeighborSearch(
-        16, 1, CUTOFF, 2000, "cpu", skin=0.4, pos_dtype=pos.dtype, dtype=pos.dtype, method=method, receiver=True,
-        shift=True, distances=True,
-    )  # fmt: skip
-    searched = []
-    for step in range(5 if method == "pairs" else 2):
-        last = search._last_pos.clone()
-        search(pos, cell, pbc)
-        reference = neighbor_list_reference(system.replace(pos=pos, cell=cell), CUTOFF)
-        num = reference.num_edges
-        assert int(search.needed) == num and int(search.flag) == 0
-        assert torch.equal(search.row_ptr.long(), reference.row_ptr)
-        assert torch.equal(torch.stack([search.receiver, search.sender])[:, :num].long(), reference.edge_index)
-        assert torch.equal(search.shift[:num].long(), reference.shift)
-        vectors = reference.vectors(system.replace(pos=pos, cell=cell))
-        assert torch.allclose(search.vectors[:num], vectors, rtol=0, atol=1e-12)
-        assert torch.allclose(search.distances[:num], vectors.norm(dim=1), rtol=0, atol=1e-12)
-        assert torch.equal(search._last_cell, cell), "another cell: searched anew"
-        searched.append(not torch.equal(search._last_pos, last))
-        if step == 2:
-            cell *= 1.0001
-        else:
-            pos[3, 0] += (0.1, 0.15, 0.0, 0.1, 0.0)[step]
-    # moved by 0.1 Å: kept; by 0.25 Å, more than half of the skin: searched
-    assert searched[:2] == [True, False] and (method == "cells" or searched[2])
-
-
-def test_skin_without_room():
-    pos = torch.rand(8, 3, generator=torch.Generator().manual_seed(1))
-    system = System(z=torch.ones(8, dtype=torch.long), pos=pos)
-    given = pos, system.cell, system.pbc
-    search = SkinNeighborSearch(8, 1, CUTOFF, 55, "cpu", skin=0.4)
-    search(*given)
-    assert int(search.flag) == OVERFLOW and int(search.needed) == 56 and int(search.row_ptr.max()) == 0
-    search.wide.set_capacity(50)  # the wide list has no room either
-    for _ in range(2):
-        search.refresh()
-        search.flag.zero_()
-        search(*given)
-        assert int(search.flag) == OVERFLOW and int(search.needed) == 56 and int(search.row_ptr.max()) == 0
-        assert int(search._stale) == 1, "a list that had no room is not kept"
-    search.set_capacity(56)
-    search.flag.zero_()
-    search(*given)
-    assert int(search.flag) == 0 and int(search.row_ptr[-1]) == 56
-    with pytest.raises(ValueError, match="this search is for positions"):
-        search(pos.double(), *given[1:])
-    with pytest.raises(ValueError, match="skin must be a positive"):
-        SkinNeighborSearch(8, 1, CUTOFF, 55, "cpu", skin=0.0)

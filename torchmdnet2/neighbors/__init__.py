@@ -3,7 +3,7 @@
 `reference.py` is the specification (all images, O(N²)); the other backends must give the same list: `vesin` on the
 CPU (`few.py` for few atoms), `triton` on the GPU (the package's own kernels), and optionally `torch_cluster` (molecules
 without periodicity) and `nvalchemi`. MD loops that capture a CUDA graph use `triton_search.TritonNeighborSearch`
-instead of `neighbor_list`, or `skin.SkinNeighborSearch`, whose list is kept until atoms have moved.
+instead of `neighbor_list`.
 """
 
 from __future__ import annotations

@@ -40,17 +40,14 @@ def wrapped_fraction(x, y, z, row, k: tl.constexpr, periodic, mask):
 
 @triton.jit(do_not_specialize=["N", "B"])
 def wrap_atoms(
-    stale, pos, batch, ptr, reals, whole, cutoff, wrapped, wraps, flag, fractions, bins, slots, bin_count, counts, N, B,
-    CELLS: tl.constexpr, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    pos, batch, ptr, reals, whole, cutoff, wrapped, wraps, flag, fractions, bins, slots, bin_count, counts, N, B,
+    CELLS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Wrap the atoms: wrapped [N, 4] float64 in Å, wraps [N, 4] int32 whole cells.
 
     For "pairs" (CELLS = False) also fractions [3, N] float32; for "cells" a bin and a slot in it, and counts = 0.
     """
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atoms < tl.load(ptr + B)
     system = tl.load(batch + atoms, mask=mask, other=0)
@@ -99,12 +96,9 @@ def wrap_atoms(
 
 
 @triton.jit
-def bin_starts(stale, bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr):
+def bin_starts(bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Where each bin's atoms begin in the sorted order; bin_start has one entry more than there are bins."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     p = tl.program_id(0)
     b = tl.program_id(1)
     num = tl.load(whole + b * _WHOLE + 9)
@@ -122,14 +116,9 @@ def bin_starts(stale, bin_count, bin_start, ptr, whole, BLOCK: tl.constexpr, GUA
 
 
 @triton.jit(do_not_specialize=["N", "B"])
-def place_atoms(
-    stale, bins, slots, bin_start, members, ptr, N, B, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr
-):
+def place_atoms(bins, slots, bin_start, members, ptr, N, B, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """members [N]: the atoms of each bin in any order."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     atoms = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = atoms < tl.load(ptr + B)
     bin_of = tl.load(bins + atoms, mask=mask, other=-1)
@@ -140,15 +129,12 @@ def place_atoms(
 
 @triton.jit(do_not_specialize=["N", "B"])
 def order_atoms(
-    stale, bins, members, bin_start, batch, whole, wrapped, order, row_bin, placed, ptr, N, B,
-    BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    bins, members, bin_start, batch, whole, wrapped, order, row_bin, placed, ptr, N, B,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The sorted order, by bin and atom (−1 past the last bin); the bin of each place; and placed [3, N] float32: the
     wrapped positions."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     listed = k < tl.load(ptr + B)
     mask = listed

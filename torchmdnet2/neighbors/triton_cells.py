@@ -237,17 +237,14 @@ def sweep(
 
 @triton.jit(do_not_specialize=["N", "B", "turns_kept"])
 def count_cells(
-    stale, placed, wrapped, order, row_bin, bin_start, batch, ptr, reals, whole, cutoff, counts, bits, lane_start,
-    candidates, tiles, keys, N, B, turns_kept, BI: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    placed, wrapped, order, row_bin, bin_start, batch, ptr, reals, whole, cutoff, counts, bits, lane_start,
+    candidates, tiles, keys, N, B, turns_kept, BI: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Count the neighbors of BI receivers, and note them: bits, candidates, and per tile 2 · turns + images.
 
     lane_start [N, LANES]: how many neighbors of a receiver lie in lanes before.
     """
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     tile = tl.program_id(0)
     first = tile * BI
     stop = tl.minimum(first + BI, tl.load(ptr + B))

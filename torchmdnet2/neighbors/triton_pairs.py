@@ -142,15 +142,12 @@ def test_pairs(
 
 @triton.jit(do_not_specialize=["N", "B", "capacity"])
 def search_pairs(
-    stale, fractions, wrapped, batch, ptr, reals, whole, cutoff, counts, doubts, row_ptr, needed, sender, images,
+    fractions, wrapped, batch, ptr, reals, whole, cutoff, counts, doubts, row_ptr, needed, sender, images,
     N, B, capacity, FILL: tl.constexpr, BATCHED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-    GUARD: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Count or list the neighbors of BI receivers."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     rows = tl.program_id(0) * BI + tl.arange(0, BI)
     real = rows < tl.load(ptr + B)  # atoms past ptr[B] are padding and have no neighbors
     system = tl.zeros([BI], tl.int32)

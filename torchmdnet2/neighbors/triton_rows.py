@@ -82,16 +82,13 @@ def write_edges(
 
 @triton.jit(do_not_specialize=["N", "B", "turns_kept"])
 def finish_cells(
-    stale, placed, wrapped, wraps, order, row_bin, bin_start, batch, ptr, reals, whole, cutoff, row_ptr, bits,
+    placed, wrapped, wraps, order, row_bin, bin_start, batch, ptr, reals, whole, cutoff, row_ptr, bits,
     lane_start, candidates, tiles, keys, sender, receiver, shift, vectors, distances, N, B, turns_kept,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr,
-    BI: tl.constexpr, K: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    BI: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The row of the receiver at place program_id(0) of the sorted order."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     k = tl.program_id(0)
     if k < tl.load(ptr + B):
         i = tl.load(order + k)
@@ -136,15 +133,12 @@ def finish_cells(
 
 @triton.jit
 def finish_pairs(
-    stale, images, row_ptr, batch, wrapped, wraps, reals, sender, receiver, shift, vectors, distances,
+    images, row_ptr, batch, wrapped, wraps, reals, sender, receiver, shift, vectors, distances,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr, K: tl.constexpr,
-    GUARD: tl.constexpr, PDL: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The row of receiver program_id(0), whose senders are in place."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     i = tl.program_id(0)
     first = tl.load(row_ptr + i)
     last = tl.load(row_ptr + i + 1)

@@ -120,7 +120,6 @@ class TritonNeighborSearch:
         method: "pairs" tests all pairs of a structure, "cells" uses cell lists, "auto" chooses by size; for "auto",
             `thin=True` says that some periodic cell may be thinner than the cutoff, which only "pairs" can search.
         receiver, shift, vectors, distances: which of the optional buffers to fill.
-        stale: [1] int32 on the device; while it is zero, a call does nothing (see skin.py).
 
     Raises:
         ValueError: a size is not positive, the method is unknown, or the device has no Triton.
@@ -142,7 +141,6 @@ class TritonNeighborSearch:
         shift: bool = False,
         vectors: bool = True,
         distances: bool = False,
-        stale: Tensor | None = None,
     ):
         device = torch.device(device)
         if device.type != "cuda" and not interpreted():
@@ -164,7 +162,6 @@ class TritonNeighborSearch:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         self.row_ptr, self.flag = ints(num_atoms + 1), ints(1)
-        self._stale, self._guarded = self.flag if stale is None else stale, stale is not None
         self.needed = torch.zeros(1, dtype=torch.int64, device=device)
         self.batch, self.ptr = ints(num_atoms), ints(num_systems + 1)
         self._cutoff = torch.full((1,), self.cutoff, dtype=torch.float64, device=device)
@@ -262,16 +259,16 @@ class TritonNeighborSearch:
     def _after(self) -> dict[str, bool]:
         """Launch options of every kernel but the first: it may be placed while the one before ends."""
         overlap = {"PDL": True, "launch_pdl": True} if self._overlap else {"PDL": False}
-        return {"GUARD": self._guarded, "enable_fp_fusion": False, **overlap}
+        return {"enable_fp_fusion": False, **overlap}
 
     def _search_single(self, pos: Tensor, cell: Tensor, pbc: Tensor, fill: bool) -> None:
         tile = self._single
         assert tile is not None
         search_single[(tile.programs,)](
-            self._stale, pos.detach(), cell.detach(), pbc.view(torch.uint8), self._cutoff, self.ptr, self.row_ptr,
+            pos.detach(), cell.detach(), pbc.view(torch.uint8), self._cutoff, self.ptr, self.row_ptr,
             self.needed, self.flag, self.sender, self._keys, self.receiver, self.shift, self.vectors, self.distances,
             self._status, self._epoch, self.num_atoms, self.capacity, **self._wanted, FILL=fill, BI=tile.rows,
-            BJ=tile.lanes, PROGRAMS=triton.next_power_of_2(tile.programs), GUARD=self._guarded, PDL=False,
+            BJ=tile.lanes, PROGRAMS=triton.next_power_of_2(tile.programs), PDL=False,
             num_warps=tile.lanes // 32, maxnreg=_SINGLE_REGISTERS, enable_fp_fusion=False, **tile.launch,
         )  # fmt: skip
 
@@ -281,19 +278,18 @@ class TritonNeighborSearch:
         cells = self.method == "cells"
         num_bins = self._bin_count.numel()
         cell_geometry[(max(B, triton.cdiv(num_bins, _ZERO_BLOCK)),)](
-            self._stale, pos, cell, pbc, self._cutoff, self.ptr, self._reals, self._whole, self.flag, self._bin_count,
-            num_bins, B, CELLS=cells, ZERO_BLOCK=_ZERO_BLOCK, GUARD=self._guarded, PDL=False, num_warps=1,
+            pos, cell, pbc, self._cutoff, self.ptr, self._reals, self._whole, self.flag, self._bin_count,
+            num_bins, B, CELLS=cells, ZERO_BLOCK=_ZERO_BLOCK, PDL=False, num_warps=1,
             enable_fp_fusion=False,
         )  # fmt: skip
         atom_grid = (triton.cdiv(N, _ATOM_BLOCK),)
         wrap_atoms[atom_grid](
-            self._stale, pos, self.batch, self.ptr, self._reals, self._whole, self._cutoff, self._wrapped, self._wraps,
+            pos, self.batch, self.ptr, self._reals, self._whole, self._cutoff, self._wrapped, self._wraps,
             self.flag, self._placed, self._bins, self._slots, self._bin_count, self._counts, N, B,
             CELLS=cells, BLOCK=_ATOM_BLOCK, **self._after,
         )  # fmt: skip
         if cells:
             bin_starts[(triton.cdiv(N + FREE_BINS + 1, _BIN_BLOCK), B)](
-                self._stale,
                 self._bin_count,
                 self._bin_start,
                 self.ptr,
@@ -303,15 +299,15 @@ class TritonNeighborSearch:
                 **self._after,
             )
             place_atoms[atom_grid](
-                self._stale, self._bins, self._slots, self._bin_start, self._members, self.ptr, N, B, BLOCK=_ATOM_BLOCK,
+                self._bins, self._slots, self._bin_start, self._members, self.ptr, N, B, BLOCK=_ATOM_BLOCK,
                 **self._after,
             )  # fmt: skip
             order_atoms[atom_grid](
-                self._stale, self._bins, self._members, self._bin_start, self.batch, self._whole, self._wrapped,
+                self._bins, self._members, self._bin_start, self.batch, self._whole, self._wrapped,
                 self._order, self._row_bin, self._placed, self.ptr, N, B, BLOCK=_ATOM_BLOCK, **self._after,
             )  # fmt: skip
             count_cells[(self._tiles.numel(),)](
-                self._stale, self._placed, self._wrapped, self._order, self._row_bin, self._bin_start, self.batch,
+                self._placed, self._wrapped, self._order, self._row_bin, self._bin_start, self.batch,
                 self.ptr, self._reals, self._whole, self._cutoff, self._counts, self._bits, self._lane_start,
                 self._candidates, self._tiles, self._keys, N, B, self._turns, BI=_CELL_TILE, num_warps=1,
                 maxnreg=_CELL_REGISTERS, **self._after,
@@ -321,9 +317,9 @@ class TritonNeighborSearch:
         blocks = triton.cdiv(N, ROW_BLOCK)
         summed = blocks > _BLOCKS_IN_ONE
         if summed:
-            row_sums[(blocks,)](self._stale, self._counts, self._block_sums, N, BLOCK=ROW_BLOCK, **self._after)
+            row_sums[(blocks,)](self._counts, self._block_sums, N, BLOCK=ROW_BLOCK, **self._after)
         row_pointers[(blocks,)](
-            self._stale, self._counts, self._block_sums, self.row_ptr, self.needed, self.flag, N, self.capacity,
+            self._counts, self._block_sums, self.row_ptr, self.needed, self.flag, N, self.capacity,
             SUMMED=summed, BLOCK=ROW_BLOCK, SUMS=_SUMS if summed else ROW_BLOCK, **self._after,
         )  # fmt: skip
 
@@ -332,7 +328,7 @@ class TritonNeighborSearch:
         outputs = self.sender, self.receiver, self.shift, self.vectors, self.distances
         if self.method == "cells":
             finish_cells[(N,)](
-                self._stale, self._placed, self._wrapped, self._wraps, self._order, self._row_bin, self._bin_start,
+                self._placed, self._wrapped, self._wraps, self._order, self._row_bin, self._bin_start,
                 self.batch, self.ptr, self._reals, self._whole, self._cutoff, self.row_ptr, self._bits,
                 self._lane_start, self._candidates, self._tiles, self._keys, *outputs, N, B, self._turns,
                 **self._wanted, BI=_CELL_TILE, K=_ROW_TILE, num_warps=1, maxnreg=_ROW_REGISTERS,
@@ -342,7 +338,7 @@ class TritonNeighborSearch:
         self._search_pairs(fill=True)
         if any(self._wanted.values()):
             finish_pairs[(N,)](
-                self._stale, self._keys, self.row_ptr, self.batch, self._wrapped, self._wraps, self._reals, *outputs,
+                self._keys, self.row_ptr, self.batch, self._wrapped, self._wraps, self._reals, *outputs,
                 **self._wanted, K=_ROW_TILE, num_warps=1, **self._after,
             )  # fmt: skip
 
@@ -351,7 +347,7 @@ class TritonNeighborSearch:
         # the interpreter pays per operation, not per number
         rows, candidates, warps = (16, 4096, 1) if interpreted() else _PAIR_TILE
         search_pairs[(triton.cdiv(N, rows),)](
-            self._stale, self._placed, self._wrapped, self.batch, self.ptr, self._reals, self._whole, self._cutoff,
+            self._placed, self._wrapped, self.batch, self.ptr, self._reals, self._whole, self._cutoff,
             self._counts, self._doubts, self.row_ptr, self.needed, self.sender, self._keys,
             N, B, self.capacity, FILL=fill, BATCHED=B > 1, BI=rows, BJ=candidates,
             num_warps=warps, maxnreg=_PAIR_REGISTERS, **self._after,

@@ -150,14 +150,11 @@ def few_images(m0, m1, m2, size):
 
 @triton.jit(do_not_specialize=["num_bins", "B"])
 def cell_geometry(
-    stale, pos, cell, pbc, cutoff, ptr, reals, whole, flag, bin_count, num_bins, B,
-    CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    pos, cell, pbc, cutoff, ptr, reals, whole, flag, bin_count, num_bins, B,
+    CELLS: tl.constexpr, ZERO_BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per structure writes its tables; together they clear the counts of the bins."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     b = tl.program_id(0)
     cleared = b * ZERO_BLOCK + tl.arange(0, ZERO_BLOCK)
     if CELLS:
@@ -238,12 +235,9 @@ def cell_geometry(
 
 
 @triton.jit(do_not_specialize=["N"])
-def row_sums(stale, counts, block_sums, N, BLOCK: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr):
+def row_sums(counts, block_sums, N, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Edges of each block of rows, [N / BLOCK] int64."""
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     length = tl.load(counts + rows, mask=rows < N, other=0).to(tl.int64)
     tl.store(block_sums + tl.program_id(0), tl.sum(length, axis=0))
@@ -251,7 +245,6 @@ def row_sums(stale, counts, block_sums, N, BLOCK: tl.constexpr, GUARD: tl.conste
 
 @triton.jit(do_not_specialize=["N", "capacity"])
 def row_pointers(
-    stale,
     counts,
     block_sums,
     row_ptr,
@@ -262,7 +255,6 @@ def row_pointers(
     SUMMED: tl.constexpr,
     BLOCK: tl.constexpr,
     SUMS: tl.constexpr,
-    GUARD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Exclusive prefix sum of the row lengths, one program per BLOCK rows; all zero if they pass the capacity.
@@ -270,9 +262,6 @@ def row_pointers(
     With SUMMED, block_sums holds the sums of the blocks; without, every program adds up all rows.
     """
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     pid = tl.program_id(0)
     total = tl.zeros([SUMS], tl.int64)
     before = tl.zeros([SUMS], tl.int64)

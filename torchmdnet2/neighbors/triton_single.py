@@ -164,10 +164,10 @@ def sweep_all(
 
 @triton.jit(do_not_specialize=["N", "capacity"])
 def search_single(
-    stale, pos, cell, pbc, cutoff, ptr, row_ptr, needed, flag, sender, keys, receiver, shift, vectors, distances,
+    pos, cell, pbc, cutoff, ptr, row_ptr, needed, flag, sender, keys, receiver, shift, vectors, distances,
     status, epoch, N, capacity,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr, FILL: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, PROGRAMS: tl.constexpr, GUARD: tl.constexpr, PDL: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, PROGRAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The whole search of structure 0; program p has the receivers p·BI ….
 
@@ -177,9 +177,6 @@ def search_single(
         PROGRAMS: a power of two, not less than the number of programs.
     """
     after_previous(PDL)
-    if GUARD:
-        if tl.load(stale) == 0:
-            return
     pid = tl.program_id(0)
     launch = tl.load(epoch) + 1
     n = tl.load(ptr + 1)
