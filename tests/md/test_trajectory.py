@@ -43,7 +43,42 @@ def parse(path):
     return (first, interval, last, delta), cells, positions
 
 
-@pytest.mark.parametrize("cell", [None, [9.0, 8.0, 7.0], TRICLINIC], ids=["free", "orthorhombic", "triclinic"])
+CELLS = pytest.mark.parametrize("cell", [None, [9.0, 8.0, 7.0], TRICLINIC], ids=["free", "orthorhombic", "triclinic"])
+
+
+def read_by_mdanalysis(path):
+    """Positions [S, N, 3], cell parameters [S, 6] or None, and the time between frames in ps."""
+    reader = pytest.importorskip("MDAnalysis.coordinates.DCD").DCDReader(str(path))
+    found = [(frame.positions.copy(), frame.dimensions) for frame in reader]
+    cells = None if found[0][1] is None else np.array([cell for _, cell in found])
+    return np.array([positions for positions, _ in found]), cells, reader.dt
+
+
+def read_by_mdtraj(path):
+    """The same; mdtraj does not read times."""
+    with pytest.importorskip("mdtraj.formats").DCDTrajectoryFile(str(path)) as file:
+        positions, lengths, angles = file.read()
+    return positions, np.concatenate([lengths, angles], 1) if np.any(lengths) else None, None
+
+
+@CELLS
+@pytest.mark.parametrize("read", [read_by_mdanalysis, read_by_mdtraj])
+def test_other_programs_read_it(tmp_path, cell, read):
+    path = tmp_path / "ours.dcd"
+    file = open_trajectory(path, 0.5, 10)
+    written = list(frames(cell=cell, first=20))
+    for atoms in written:
+        file.write(atoms)
+    file.close()
+    positions, cells, interval = read(path)
+    np.testing.assert_allclose(positions, [atoms.positions for atoms in written], rtol=0, atol=1e-5)
+    assert (cells is None) == (cell is None)
+    if cells is not None:
+        np.testing.assert_allclose(cells, [atoms.cell.cellpar() for atoms in written], rtol=0, atol=1e-4)
+    assert interval is None or interval == pytest.approx(0.005, rel=1e-6)
+
+
+@CELLS
 def test_same_bytes_as_openmm(tmp_path, cell):
     """All but the title."""
     app = pytest.importorskip("openmm.app")
