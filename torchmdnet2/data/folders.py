@@ -1,4 +1,4 @@
-"""Folders that are made once: complete or not there, by one process at a time, with a checked index.json."""
+"""Folders that are made once: complete or not there, with a checked index.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import BadData
 from ..files import atomic_write, umask
 
-__all__ = ["build_folder", "locked", "read_index", "write_index"]
+__all__ = ["build_folder", "read_index", "write_index"]
 
 _FORMAT = "torchmdnet2 cache 1"
 _ABANDONED = 3600.0  # s
@@ -56,20 +56,6 @@ def _last_change(folder: Path) -> float:
         with suppress(OSError):  # gone by now
             times.append(path.stat().st_mtime)
     return max(times, default=time.time())
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock of a process that dies is gone with it."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: two builders work twice, and the last one's folder stays
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def write_index(folder: Path, content: dict[str, Any]) -> None:
