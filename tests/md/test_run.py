@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -159,8 +160,14 @@ def test_files(potential, water, tmp_path):
 
 @pytest.mark.parametrize("output, found", [("x/", "x/md.xyz"), ("x/y", "x/y.xyz"), ("x/y.traj", "x/y.traj")])
 def test_output_as_folder_prefix_or_file(potential, water, tmp_path, output, found):
-    run_md(potential, water, MDOptions(steps=1, output=f"{tmp_path}/{output}"))
-    assert (tmp_path / found).exists()
+    run_md(potential, water, MDOptions(steps=1, seed=3, output=f"{tmp_path}/{output}"))
+    frames = read(tmp_path / found, ":")
+    assert [frame.info["step"] for frame in frames] == [0, 1]
+    np.testing.assert_allclose(frames[0].positions, water.positions, atol=1e-7)
+    assert 1e-4 < abs(frames[1].positions - water.positions).max() < 0.1  # Å, of one step
+    folder = (tmp_path / found).parent
+    stem, suffixes = Path(found).stem, {Path(found).suffix, ".csv", ".png", ".restart"}
+    assert {file.name for file in folder.iterdir()} == {stem + suffix for suffix in suffixes}
 
 
 def test_an_old_trajectory_is_kept_aside(potential, water, tmp_path):
