@@ -169,7 +169,7 @@ def test_md(capsys, folder, tmp_path):
     assert "drift" in out and "ns/day" in out and "step        20/20" in out
     assert {p.name for p in tmp_path.iterdir()} == {"w.traj", "w.csv", "w.png", "w.restart"}
     frames = read(tmp_path / "w.traj", ":")
-    assert len(frames) == 5 and frames[-1].info["time_fs"] == 10.0
+    assert len(frames) == 5 and frames[-1].info["time_ps"] == 0.01
     # bars R26, R30: the numbers in the trajectory are those of the ASE calculator
     calc = TorchMDNet2Calculator(folder / "model.tmn", dtype="float64")
     for frame in frames:

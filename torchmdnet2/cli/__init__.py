@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from .streams import steady_streams
+
 __all__ = ["main"]
 
 
@@ -24,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    steady_streams()
     parser = _parser()
     try:
         options = parser.parse_args(argv)
@@ -37,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(str(stop) or "interrupted", file=sys.stderr)
         return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # as in `torchmdnet2 config | head`
-        sys.stderr.close()
+        from ..console import silence_stdout
+
+        silence_stdout()
         return 0
     except Exception as error:
         if options.traceback or not _is_ours(error):

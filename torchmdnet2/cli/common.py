@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -23,6 +24,7 @@ __all__ = [
     "make_console",
     "note",
     "output_file",
+    "print_json",
     "read_structures",
     "split_index",
 ]
@@ -38,9 +40,9 @@ def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:
 
 
 def make_console() -> Console:
-    from rich.console import Console
+    from ..console import SteadyConsole
 
-    return Console()
+    return SteadyConsole()
 
 
 def device_name(name: str) -> str:
@@ -74,6 +76,12 @@ def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], nam
     if not file.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {file.parent}")
     return file
+
+
+def print_json(facts: Any) -> None:
+    """Plain data as JSON; where the output is not in Unicode, other characters are escaped."""
+    unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
+    print(json.dumps(facts, indent=1, ensure_ascii=not unicode))
 
 
 def note(text: str) -> None:

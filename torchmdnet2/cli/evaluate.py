@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from .common import (
     make_console,
     note,
     output_file,
+    print_json,
     split_index,
 )
 
@@ -101,7 +101,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.unlabelled:
         print(f"{len(frames)} frames are in {output}")
     elif options.json:
-        print(json.dumps({"frames": len(frames), **found.errors}, indent=1, ensure_ascii=False))
+        print_json({"frames": len(frames), **found.errors})
     else:
         _print_errors(found.errors, f"{options.model} on {len(frames)} frames of {', '.join(options.data)}")
 

@@ -48,7 +48,7 @@ def _md(options: argparse.Namespace) -> None:
     import signal
 
     from ..md import MDOptions, run_md
-    from ..md.progress import drift_text
+    from ..md.progress import drift_text, speed_text
 
     steps = options.steps if options.steps is not None else _steps(options.time, options.timestep)
     chosen = MDOptions(
@@ -84,10 +84,11 @@ def _md(options: argparse.Namespace) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     temperatures = [row.temperature_K for replica in result.replicas for row in replica.rows]
-    each = "" if options.replicas == 1 else " each"
+    found = [f"mean temperature {sum(temperatures) / len(temperatures):.1f} K", f"drift {drift_text(result.drift)}"]
+    if speed := speed_text(result.ns_per_day):
+        found.append(speed if options.replicas == 1 else f"{speed} each")
     console.print(
-        f"mean temperature {sum(temperatures) / len(temperatures):.1f} K, drift {drift_text(result.drift)}, "
-        f"{result.ns_per_day:.3g} ns/day{each}\nwrote " + ", ".join(map(str, result.files)),
+        ", ".join(found) + "\nwrote " + ", ".join(map(str, result.files)),
         highlight=False, soft_wrap=True,
     )  # fmt: skip
 

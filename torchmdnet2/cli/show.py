@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
-from .common import Command
+from .common import Command, print_json
 
 __all__ = ["add"]
 
@@ -53,7 +52,7 @@ def _info(options: argparse.Namespace) -> None:
 
         facts = surroundings()
     if options.json:
-        print(json.dumps(facts, indent=1, ensure_ascii=False))
+        print_json(facts)
     else:
         import yaml
 

@@ -59,6 +59,11 @@ class MDOptions:
     minimize: bool = False
 
     def __post_init__(self) -> None:
+        if self.ensemble.lower() == "npt":
+            raise BadConfig(
+                "ensemble: npt, constant pressure, is not simulated here; run the model in ASE (docs/ase.md, "
+                "examples/ase_npt_water.py) or in OpenMM with a barostat (docs/openmm.md)"
+            )
         if self.ensemble not in ("nve", "nvt"):
             hint = did_you_mean(self.ensemble, ["nve", "nvt"])
             raise BadConfig(f"ensemble: '{self.ensemble}' is unknown{hint} Known: nve, nvt (Langevin)")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..files import atomic_write
+from ..files import append, atomic_write
 
 __all__ = ["Drift", "Row", "Table", "plot"]
 
@@ -43,15 +43,15 @@ class Table:
                     if len(rest) == len(Row._fields) - 1 and int(step) <= keep_to:
                         self.rows.append(Row(int(step), *map(float, rest)))
         atomic_write(path, "".join(map(_line, [Row._fields, *self.rows])))
-        self._file = open(path, "a", newline="")
+        self._file = open(path, "ab", buffering=0)
 
     def add(self, row: Row) -> None:
+        """Append a row, or where it cannot be written, nothing of it."""
+        append(self._file, _line(row).encode())
         self.rows.append(row)
-        self._file.write(_line(row))
 
     def sync(self) -> None:
         """Everything so far is on disk."""
-        self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

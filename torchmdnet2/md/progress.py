@@ -12,12 +12,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from .output import Row
 
-__all__ = ["Reporter", "drift_text"]
+__all__ = ["Reporter", "drift_text", "speed_text"]
 
 
 def drift_text(drift: float) -> str:
     """A drift in words; nan, of runs that are too short for one, as such."""
     return "not known yet" if math.isnan(drift) else f"{drift:+.1e} eV/atom/ps"
+
+
+def speed_text(ns_per_day: float) -> str:
+    """A speed in words; none for nan, that of no step at all."""
+    return "" if math.isnan(ns_per_day) else f"{ns_per_day:.3g} ns/day"
 
 
 class Reporter:
@@ -69,7 +74,7 @@ class Reporter:
             return
         self.shown = clock
         now = f"{row.time_ps:8.3f} ps {row.temperature_K:6.0f} K  drift {drift_text(drift)}"
-        speed = f"{self.ns_per_day(row.step):.3g} ns/day"
+        speed = speed_text(self.ns_per_day(row.step))
         if self.bar is not None:
             self.bar.update(self.task, completed=row.step, now=f"{now}  {speed}")
             return

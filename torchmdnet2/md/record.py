@@ -84,7 +84,7 @@ class Recorder:
         frame.set_positions(state.pos[own].numpy(), apply_constraint=False)
         momenta = (self.atoms.masses[own] * state.vel[own]).numpy() * VELOCITY
         frame.set_momenta(momenta, apply_constraint=False)
-        frame.info.update(step=state.step, time_fs=state.step * self.options.timestep)
+        frame.info.update(step=state.step, time_ps=state.step * self.options.timestep * 1e-3)
         frame.calc = SinglePointCalculator(
             frame, energy=float(state.energy[replica]), forces=state.forces[own].double().numpy().copy()
         )

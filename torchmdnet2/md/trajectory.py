@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
@@ -20,6 +21,7 @@ __all__ = ["DCD", "ASETrajectory", "ExtendedXYZ", "TrajectoryFile", "check_traje
 
 _AKMA = 0.04888821  # ps, the unit of time in DCD files
 _MOST = 2**31 - 1  # that their numbers can be
+_HEAD = 48  # bytes at the beginning in which DCD and ASE's format count frames
 _NO_FRAMES: dict[str, int] = {"frames": 0, "bytes": 0}
 
 
@@ -48,6 +50,7 @@ class TrajectoryFile(ABC):
             if not path.exists() or path.stat().st_size < mark["bytes"]:
                 raise BadData(f"{path} is shorter than when the restart file was written; move it away to go on")
             self._cut(mark)
+            self.mark = {**mark, "bytes": path.stat().st_size}
         elif path.exists():
             path.unlink()
 
@@ -56,11 +59,31 @@ class TrajectoryFile(ABC):
         """Raise BadData when the format cannot hold such a structure."""
 
     def write(self, atoms: Atoms) -> None:
-        """Append one frame."""
-        if self._file is None:
-            self._file = self._open()
-        self._write(atoms)
+        """Append one frame, or where it cannot be written, or is interrupted, nothing of it."""
+        head = b""
+        if self.mark["frames"]:
+            with open(self.path, "rb") as file:
+                head = file.read(_HEAD)
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._write(atoms)
+        except BaseException:
+            self._take_back(head)
+            raise
         self.mark = {"frames": self.mark["frames"] + 1, "bytes": self.path.stat().st_size}
+
+    def _take_back(self, head: bytes) -> None:
+        """Cut the file back to the last whole frame, with the head that it had then."""
+        with suppress(OSError):  # what could not be written still cannot
+            self.close()
+        self._file = None
+        if not self.mark["frames"]:
+            self.path.unlink(missing_ok=True)
+            return
+        os.truncate(self.path, self.mark["bytes"])
+        with open(self.path, "rb+") as file:
+            file.write(head)
 
     def close(self) -> None:
         """Close the file; the next frame opens it again."""
@@ -92,7 +115,7 @@ class ExtendedXYZ(TrajectoryFile):
     """Text; positions, momenta, energy, forces."""
 
     def _open(self) -> TextIO:
-        return open(self.path, "a")
+        return open(self.path, "a", encoding="utf-8")
 
     def _write(self, atoms: Atoms) -> None:
         from ase.io.extxyz import write_xyz

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ...console import SteadyConsole
 from ...files import atomic_write
 
 __all__ = ["TrainingLog", "epoch_line", "write_metrics"]
@@ -29,7 +30,7 @@ class TrainingLog:
 
     def __init__(self, path: Path | None, console: Console | None = None):
         self.path = path
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or SteadyConsole(highlight=False, soft_wrap=True)
         self._bar: Progress | None = None
         self._errors = ""
 

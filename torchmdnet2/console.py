@@ -1,0 +1,37 @@
+"""A console whose reader may leave early, as in `torchmdnet2 md … | head`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+from rich.console import Console
+
+__all__ = ["SteadyConsole", "silence_stdout"]
+
+
+class SteadyConsole(Console):
+    """Falls silent when nobody reads on: what is computed goes on, and its files are written.
+
+    rich ends the process with exit code 1, in its older versions with a BrokenPipeError.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except BrokenPipeError:
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        silence_stdout()
+
+
+def silence_stdout() -> None:
+    """Send nowhere what is still to be printed, by Python's last flush as well."""
+    with suppress(OSError, ValueError):  # no file, as within notebooks
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
