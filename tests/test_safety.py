@@ -188,7 +188,7 @@ def test_public_names():
 
 
 LAYERS = """
-    version errors units files registry float64_buffers yaml_reader triton_or_none triton_launch
+    version errors units files console registry float64_buffers yaml_reader triton_or_none triton_launch
     system
     neighbors
     priors models
