@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from ase import Atoms
+from ase.build import bulk
+from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.data_notes import data_notes
+from torchmdnet2.training.run.members import run_members
+from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 
 from .conftest import REFERENCES, make_frames
@@ -158,3 +164,47 @@ def test_charges_and_spins_that_are_not_read_are_noted(raw, name, key):
     assert f"'{name}' in " in note and note.endswith(f"set data.keys.{key}: {name}") and "own.xyz is not read" in note
     raw["data"]["keys"] = {key: name}
     assert not any("not read" in note for note in data_notes(make_setup(parse_config(raw)), 1000))
+
+
+def crystals(count, seed=0):
+    """Crystals with energies, forces and stress of EMT, as frames."""
+    rng = np.random.default_rng(seed)
+    frames = []
+    for k in range(count):
+        frame = bulk("Cu", cubic=True)
+        frame.numbers[0] = 29 if k % 2 else 13
+        frame.set_cell(frame.cell.array @ (np.eye(3) + rng.normal(0, 0.02, (3, 3))), scale_atoms=True)
+        frame.rattle(0.1, rng=rng)
+        frame.calc = EMT()
+        labels = {"energy": frame.get_potential_energy(), "forces": frame.get_forces(), "stress": frame.get_stress()}
+        frame.calc = SinglePointCalculator(frame, **labels)
+        frames.append(frame)
+    return frames
+
+
+def test_errors_of_an_ensemble_have_one_definition(raw, tmp_path, capsys):
+    """The closing lines had 104.8 and 181.5 meV/Å for the same errors, and no stress."""
+    raw = with_data(raw, crystals(12))
+    raw["data"]["keys"] = {"energy": "energy", "forces": "forces", "stress": "stress"}
+    raw["model"]["max_z"], raw["training"]["max_epochs"] = 30, 1
+    run_members(parse_config(raw), 2)
+    found = json.loads((tmp_path / "run" / "ensemble_metrics.json").read_text())
+    assert found["spread"].keys() == {"energy_per_atom", "forces", "stress"}
+    for name, value in found["spread"].items():
+        assert value["rmse"] == pytest.approx(found["errors"][name]["rmse"], rel=1e-9), name
+        assert value["unit"] == found["errors"][name]["unit"] and value["rms_spread"] > 0
+    said = capsys.readouterr().out
+    rmse = f"{1e3 * found['errors']['forces']['rmse']:.3f} meV/Å"
+    (errors, spread) = (line for line in said.splitlines() if "members" in line and rmse in line)
+    assert f"RMSE {rmse}" in errors and f"RMSE {rmse}" in spread and "stress" in errors
+
+
+def test_a_finished_run_whose_model_is_damaged_is_not_done(raw):
+    config = parse_config(with_data(raw, make_frames(20)) | {"training": raw["training"] | {"max_epochs": 1}})
+    path = run_training(config)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + b"x" + whole[-8:])
+    with pytest.raises(BadConfig, match=r"best\.tmn, the best model .* is damaged .*checksum.*train anew"):
+        run_training(config, resume="auto")
+    path.write_bytes(whole)
+    assert run_training(config, resume="auto") == path

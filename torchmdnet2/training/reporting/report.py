@@ -167,8 +167,8 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         if name != "forces_by_element"
     ]
     spread = [
-        [name.replace("_", " "), digits(1e3 * v["rms_spread"]), digits(1e3 * v["rmse"]), f"m{v['unit']}",
-         f"{v['correlation']:.2f}"]
+        [name.replace("_", " "), *(digits(shown(v[key], v["unit"])[0]) for key in ("rms_spread", "rmse")),
+         shown(0.0, v["unit"])[1], f"{v['correlation']:.2f}"]
         for name, v in metrics["spread"].items()
     ]  # fmt: skip
     body = [
@@ -177,9 +177,10 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         "<h2>Errors</h2>",
         _table(["", "property", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 1, 4)),
         "<h2>Spread</h2>",
-        "<p>Standard deviation of the members beside the error of their mean; of forces, lengths by atom. The "
-        "correlation is that of the ranks: 1 where a larger spread always means a larger error.</p>",
-        _table(["", "rms spread", "rms error", "unit", "correlation"], spread, left=(0, 3)),
+        "<p>Standard deviation of the members beside the error of their mean, by component as above; the plots show "
+        "lengths of vectors. The correlation is that of the ranks: 1 where a larger spread always means a larger "
+        "error.</p>",
+        _table(["", "rms spread", "RMSE", "unit", "correlation"], spread, left=(0, 3)),
         "<div class=pictures>",
         *(_image(image, "error over spread") for image in images),
         "</div>",

@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ...checkpoint import read_header
-from ...ensemble import Ensemble
+from ...ensemble import Ensemble, EnsembleResult
 from ...ensemble_file import write_ensemble
 from ...errors import BadConfig
 from ...files import atomic_write
 from ..config.config import Config
+from ..config.labels import property_of, unit_of
 from ..config.loss_config import LossConfig
 from ..reporting.log import TrainingLog
 from ..reporting.plots import spread_picture
@@ -28,7 +30,8 @@ from ..reporting.spread import Spread
 from ..steps.batches import Loader, measured_batches
 from ..steps.distributed import Devices
 from ..steps.loss import atoms_per_system, residuals
-from ..steps.metrics import ErrorSums, in_words
+from ..steps.metrics import UNITS, ErrorSums, in_words, shown
+from ..steps.trainer import with_volume
 from .folder import spare
 from .run import own_torch_state, run_training
 from .setup import Setup, device_of, make_setup
@@ -112,15 +115,14 @@ def _together(config: Config, models: list[Path], say: Callable[[str], None]) ->
         images = [
             spread_picture(error.numpy(), deviation.numpy(), name, units[name])
             for name, (error, deviation) in spread.pairs().items()
-            if name in units
+            if units.get(name)
         ]
         atomic_write(folder / "report.html", ensemble_page(folder.name, metrics, alone, images))
     say(f"mean of {len(models)} members, {metrics['subset']}: {in_words(metrics['errors'])}")
     for name, value in metrics["spread"].items():
-        say(
-            f"{name.replace('_', ' ')}: spread {1e3 * value['rms_spread']:.3f} for errors of "
-            f"{1e3 * value['rmse']:.3f} m{value['unit']} (rms); correlation of the two {value['correlation']:.2f}"
-        )
+        (spread_rms, unit), (rmse, _) = (shown(value[key], value["unit"]) for key in ("rms_spread", "rmse"))
+        sizes = f"rms spread of the members {spread_rms:.3f} beside RMSE {rmse:.3f} {unit}".rstrip()
+        say(f"{name.replace('_', ' ')}: {sizes}; rank correlation of the two {value['correlation']:.2f}")
     say(f"ensemble: {listed}")
     return listed
 
@@ -133,31 +135,40 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], 
         models: model files.
 
     Returns:
-        {"subset": "test", "errors": as `ErrorSums.summary`, "spread": {"energy_per_atom", "forces": {"rms_spread",
-        "rmse", "correlation", "unit"}}, "members": their files}, and errors and deviations themselves.
+        {"subset": "test", "errors": as `ErrorSums.summary`, "spread": as `Spread.summary`, of the energy per atom and
+        every other label that all members predict, "members": their files}, and errors and deviations themselves.
     """
     subset = next(name for name in ("test", "validation", "train") if name in setup.frames)
     frames, config = setup.frames[subset], setup.config
     device = device_of(config.training.device)
     ensemble = Ensemble.load(models, device=device, dtype=torch.float64)
-    sums = ErrorSums(LossConfig(), device, config.data.units.model_dump())
+    units = config.data.units.model_dump()
+    sums = ErrorSums(LossConfig(), device, units)
     spread = Spread()
     wanted = setup.properties
     for batch in Loader(frames)(measured_batches(frames, config.training)):
         batch = batch.to(device)
         system, labels = batch.sample.system, batch.sample.labels
-        result = ensemble(system, forces=wanted.forces, stress=False)
+        stress = wanted.stress and "stress" in labels
+        result = ensemble(with_volume(system) if stress else system, forces=wanted.forces, stress=stress)
         found = residuals(result, labels)
         sums.add(found, system)
         atoms = atoms_per_system(system).clamp(min=1)
-        if "energy" in found:
-            assert result.energy_std is not None
-            here = found["energy"].present
-            spread.add("energy_per_atom", (found["energy"].error / atoms)[here], (result.energy_std / atoms)[here])
-        if "forces" in found:
-            assert result.forces_std is not None
-            here = found["forces"].present[:, 0]
-            error = found["forces"].error[here].norm(dim=1)
-            spread.add("forces", error, result.forces_std[here].norm(dim=1))
+        for name, residual in found.items():
+            deviation = deviation_of(result, name)
+            if deviation is None:
+                continue
+            own, error = property_of(name), residual.error
+            if name == "energy":
+                own, error, deviation = "energy_per_atom", error / atoms, deviation / atoms
+            here = residual.present.reshape(len(error), -1).all(1)
+            spread.add(own, error[here], deviation[here], UNITS.get(own) or unit_of(name, units))
     summary = {"errors": sums.summary(), "spread": spread.summary(), "members": [str(model) for model in models]}
     return {"subset": subset, **summary}, spread
+
+
+def deviation_of(result: EnsembleResult, label: str) -> Tensor | None:
+    """The standard deviation of what the members predict for a label; None where one of them does not predict it."""
+    if label in ("energy", "forces", "stress", "charges"):
+        return getattr(result, f"{label}_std")
+    return result.properties_std.get(property_of(label))

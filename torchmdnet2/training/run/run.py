@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ... import checkpoint
 from ...data.sources import file_facts
-from ...errors import BadConfig
+from ...errors import BadCheckpoint, BadConfig
 from ...files import atomic_write
 from ...potential import Potential
 from ...version import __version__
@@ -91,11 +91,8 @@ def _run(
             held.enter_context(occupied(folder))
         resuming = devices.main and prepare(folder, config, resume)
         finished = resuming and (folder / DONE).is_file() and not _extended(folder, config)
-        if resuming and not (folder / BEST).is_file() and _has_best(folder):
-            raise BadConfig(
-                f"output.folder: {folder / BEST}, the best model of the run in this folder, is gone; choose another "
-                "folder, or remove state.safetensors and train anew"
-            )
+        if resuming and _has_best(folder):
+            _require_best(folder)
         if finished:
             _require_same_files(folder)
         elif devices.main:
@@ -238,6 +235,18 @@ def _require_same_files(folder: Path) -> None:
                 f"{folder} holds a finished run, and {path} has another content since; choose another output.folder, "
                 "or set output.overwrite=true"
             )
+
+
+def _require_best(folder: Path) -> None:
+    """Raise BadConfig when the best model of the run in the folder is gone or damaged; nothing else has its weights."""
+    try:
+        checkpoint.load(folder / BEST)
+    except (FileNotFoundError, BadCheckpoint) as error:
+        problem = "is gone" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
+        raise BadConfig(
+            f"output.folder: {folder / BEST}, the best model of the run in this folder, {problem}; restore it from a "
+            "copy, choose another folder, or train anew: without --resume, with output.overwrite=true"
+        ) from None
 
 
 def _has_best(folder: Path) -> bool:

@@ -36,7 +36,7 @@ from .state import load_exactly, load_state, optimizer_tensors, restore_optimize
 if TYPE_CHECKING:
     from .loop import PackedLoop
 
-__all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict"]
+__all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict", "with_volume"]
 
 
 class TrainingDiverged(RuntimeError):
@@ -334,13 +334,13 @@ def predict(potential: Potential, batch: Batch, properties: Properties, create_g
     system = batch.sample.system
     stress = properties.stress and "stress" in batch.sample.labels
     if stress:
-        system = _with_volume(system)
+        system = with_volume(system)
     return potential(
         system, forces=properties.forces, stress=stress, neighbors=batch.neighbors, create_graph=create_graph
     )
 
 
-def _with_volume(system: System) -> System:
+def with_volume(system: System) -> System:
     """Molecules get a unit cell beside periodic structures in one batch; their stress has no label."""
     flat = (system.volume == 0) & ~system.pbc.any(1)
     eye = torch.eye(3, dtype=system.dtype, device=system.device).expand_as(system.cell)
