@@ -259,6 +259,51 @@ print("group:", dist.is_initialized())
 """
 
 
+_LATE = """
+import os, time, torch
+import torch.distributed as dist
+from torchmdnet2.training.steps.distributed import Devices
+
+class Late(dist.Store):  # a process that is late to learn where the others are
+    def __init__(self, store):
+        super().__init__()
+        self.store = store
+
+    def get(self, key):
+        time.sleep(0.3)
+        return self.store.get(key)
+
+    def set(self, key, value):
+        return self.store.set(key, value)
+
+    def add(self, key, value):
+        return self.store.add(key, value)
+
+    def wait(self, *args):
+        return self.store.wait(*args)
+
+    def check(self, keys):
+        return self.store.check(keys)
+
+    def set_timeout(self, timeout):
+        pass
+
+def start(backend):
+    rank = int(os.environ["RANK"])
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, rank == 0)
+    begin(backend, store=Late(store) if rank else store, rank=rank, world_size=2)
+
+begin, dist.init_process_group = dist.init_process_group, start
+with Devices.joined(torch.device("cpu")):
+    pass
+"""
+
+
+def test_no_process_leaves_before_all_have_found_each_other():
+    """The one with the list of addresses did, on a busy machine: "Gloo connectFullMesh failed"."""
+    assert run_all(["-c", _LATE], 2) == ["", ""]
+
+
 def test_what_holds_sums_is_released_before_the_processes_part():
     """NCCL would wait for ever for captured sums."""
     assert run_all(["-c", _RELEASE], 2) == ["released in the group: True\ngroup: False\n"] * 2

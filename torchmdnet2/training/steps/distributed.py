@@ -63,6 +63,9 @@ class Devices:
 
         Args:
             device: of this process.
+
+        Raises:
+            ProcessFailed: one of them is gone before all have found each other.
         """
         size = world_size()
         if size == 1:
@@ -75,8 +78,11 @@ class Devices:
             # Imported once a group exists, this module keeps the group in its default arguments: the group's threads
             # then outlive destroy_process_group and abort the process if they need the interpreter while it ends.
             import_module("torch.distributed.nn.functional")
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            with _connected():
+                dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         devices = cls(dist.get_rank(), dist.get_world_size(), device)
+        # A process that left before the others have found it would take the addresses of all with it.
+        devices.sum(torch.zeros(1, device=device))
         try:
             yield devices
         finally:
@@ -230,7 +236,7 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, dist.DistBackendError) and "gloo" not in str(error):
+        if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and "gloo" not in str(error).lower():
             raise
         raise ProcessFailed(
             "another process of this training is gone; what it printed, perhaps on another host, says why. Continue "
