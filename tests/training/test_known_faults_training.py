@@ -6,18 +6,21 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import bulk
 from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.io import write
+from ase.io import read, write
 
-from torchmdnet2.errors import BadConfig
+from torchmdnet2 import load
+from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.data_notes import data_notes
 from torchmdnet2.training.run.members import run_members
-from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.run import make_trainer, own_torch_state, run_training
 from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.steps.trainer import Hooks, predict
 
 from .conftest import REFERENCES, make_frames
 
@@ -208,3 +211,99 @@ def test_a_finished_run_whose_model_is_damaged_is_not_done(raw):
         run_training(config, resume="auto")
     path.write_bytes(whole)
     assert run_training(config, resume="auto") == path
+
+
+def trained(raw, packing, **loss):
+    """A trainer after its epochs, in float64, with the loss of each epoch."""
+    raw["training"] |= {"precision": "float64", "loss": loss, "energy_scale": 1.0}
+    config = parse_config(raw)
+    with own_torch_state(config):
+        trainer = make_trainer(make_setup(config), None)
+        if packing:
+            assert trainer.pack() is None
+        trainer.run(Hooks())
+    return trainer
+
+
+def kinds(raw, wrong=0.0):
+    """Frames of three kinds, of which those of "bad" have wrong labels."""
+    frames = make_frames(24)
+    for k, frame in enumerate(frames):
+        if k % 3:
+            frame.info["config_type"] = ["", "bad", "good"][k % 3]
+        if k % 3 == 1:
+            frame.calc.results["forces"] += wrong
+            frame.calc.results["energy"] += wrong
+    return with_data(raw, frames, energies={"H": -13.5, "C": -1030.0, "O": -2040.0})
+
+
+WEIGHTS = {"good": 2.5, "bad": 0.0}
+
+
+@pytest.mark.parametrize("kind", ["mse", "huber"])
+def test_weights_of_kinds_are_the_same_in_both_loops(raw, kind):
+    plain, packed = (trained(kinds(raw, 3.0), p, kind=kind, config_weights=WEIGHTS) for p in (False, True))
+    for a, b in zip(plain.history, packed.history, strict=True):
+        for name in ("train_loss", "validation_loss", "train_forces_rmse"):
+            assert b[name] == pytest.approx(a[name], rel=1e-9), name
+    other = trained(kinds(raw, 3.0), False, kind=kind)
+    assert other.history[0]["validation_loss"] != pytest.approx(plain.history[0]["validation_loss"], rel=0.05)
+
+
+def test_frames_of_weight_zero_teach_nothing(raw):
+    clean, wrong = (trained(kinds(raw, w), False, config_weights=WEIGHTS) for w in (0.0, 5.0))
+    for a, b in zip(clean.average.parameters(), wrong.average.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert wrong.history[0]["train_forces_rmse"] > clean.history[0]["train_forces_rmse"]  # errors are those of all
+
+
+def test_loss_is_a_mean_of_weighted_squares(raw):
+    """By hand, for a batch of every frame, with weights of kinds and of frames."""
+    raw["data"]["keys"] = {"weight": "w"}
+    raw["training"]["loss"] = {"config_weights": {"good": 2.5}, "energy": 0.0, "forces": 1.0}
+    raw = kinds(raw)
+    frames = read(raw["data"]["train"], ":")
+    frames[4].info["w"], frames[7].info["w"] = 0.25, 3
+    write(raw["data"]["train"], frames, format="extxyz")
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    setup = make_setup(parse_config(raw))
+    assert setup.notes == ["weights in the loss: 2.5 for good (8 frames), their own for 2 frames; 1 for all others"]
+    trainer = make_trainer(setup, None)
+    batch = setup.frames["train"].batch(range(24))
+    loss = float(trainer.backward(batch))
+    forces = predict(setup.potential, batch, setup.properties).forces.detach().double()
+    squares = (forces - batch.sample.labels["forces"]).square().sum(1).numpy()
+    weight = np.array([2.5 if k % 3 == 2 else 1.0 for k in range(24)])
+    weight[4], weight[7] = 0.25, 3.0
+    assert loss == pytest.approx((weight[batch.sample.system.batch] * squares).sum() / (3 * len(squares)), rel=1e-6)
+
+
+def test_a_training_with_weights_resumes_to_the_same_bits(raw):
+    raw["training"] |= {"loss": {"config_weights": WEIGHTS}, "lr_schedule": "constant"}
+    raw = kinds(raw, 1.0)
+    folder = raw["output"]["folder"]
+    whole = run_training(parse_config(raw)).read_bytes()
+    raw["output"]["folder"], epochs = folder + "2", raw["training"]["max_epochs"]
+    for raw["training"]["max_epochs"] in (1, epochs):
+        path = run_training(parse_config(raw), resume="auto")
+    ours, theirs = load(path), load(f"{folder}/best.tmn")
+    assert whole and all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    raw["training"]["loss"] = {"config_weights": {"good": 1.0}}
+    with pytest.raises(BadConfig, match=r"training\.loss\.config_weights"):
+        run_training(parse_config(raw), resume="auto")
+
+
+def test_wrong_weights_are_refused(raw):
+    raw = kinds(raw)
+    raw["training"]["loss"] = {"config_weights": {"goood": 1.0}}
+    with pytest.raises(BadConfig, match="no frame has config_type=goood"):
+        make_setup(parse_config(raw))
+    raw["data"]["keys"] = {"config_type": "kind"}
+    with pytest.raises(BadData, match="no frame has 'kind', which was asked for as config_type"):
+        make_setup(parse_config(raw))
+    raw["training"]["loss"], raw["data"]["keys"] = {}, {"weight": "w"}
+    frames = read(raw["data"]["train"], ":")
+    frames[5].info["w"] = -1.0
+    write(raw["data"]["train"], frames, format="extxyz")
+    with pytest.raises(BadData, match=r"own\.xyz, frame 5: its weight \(w\) must not be negative"):
+        make_setup(parse_config(raw))

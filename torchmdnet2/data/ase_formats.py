@@ -17,6 +17,7 @@ from ..errors import BadData
 from .check import check_sample, whole_number
 from .conversion import checked_keys, label_factors
 from .extxyz import STRUCTURE, Frame, read_extxyz
+from .kinds import CONFIG_TYPE, kind_code
 from .memory import LoadedDataset
 from .reader import Chunk, Reader, Row, joined, stacked
 from .sample import LABELS
@@ -75,6 +76,7 @@ class AseReader(Reader):
         cell, length = frame.cell * self._factors["length"], self._factors["length"]
         labels = {}
         for name, value in found.items():
+            value = kind_code(value) if name == CONFIG_TYPE else value
             numbers = np.asarray(_array(value, self.keys[name], where) * self._factors.get(name, 1.0))
             if name == "virial":
                 volume = abs(np.linalg.det(cell))

@@ -34,10 +34,10 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
 
 def missing_key(name: str, key: str, available: Iterable[str], where: str) -> BadData:
     """The error for a key that is in no frame."""
-    known = sorted(available)
+    known, own = sorted(available), name.partition(":")[2] or name
     return BadData(
-        f"{where}: no frame has '{key}', which was asked for as {name}{did_you_mean(key, known) or '.'} "
-        f"There are: {', '.join(known) or 'no labels at all'}. Set {name} to null if the file has none."
+        f"{where}: no frame has '{key}', which was asked for as {own}{did_you_mean(key, known) or '.'} "
+        f"There are: {', '.join(known) or 'no labels at all'}. Set {own} to null if the file has none."
     )
 
 

@@ -11,16 +11,32 @@ from typing import Any
 
 from torch import Tensor
 
+from ...data.kinds import CONFIG_TYPE
 from ...potential import Result
 from ...registry import PRIORS, did_you_mean
 from ...units import factor
 
-__all__ = ["BUILT_IN", "check_labels", "label_keys", "label_units", "prediction", "property_of", "unit_of"]
+__all__ = [
+    "BUILT_IN",
+    "FRAME_LABELS",
+    "LOSS_WEIGHT",
+    "check_labels",
+    "label_keys",
+    "label_units",
+    "prediction",
+    "property_of",
+    "unit_of",
+]
 
 BUILT_IN = {"energy": "eV", "forces": "eV/Å", "stress": "eV/Å³", "dipole": "e·Å", "charges": "e"}
 """label -> unit."""
 
 DIPOLE_NORM = "dipole_norm"
+
+LOSS_WEIGHT = "scalar:loss_weight"
+
+FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE)
+"""What is read with the labels, and is nothing to learn: what a frame counts for."""
 
 
 def property_of(label: str) -> str:
@@ -29,13 +45,14 @@ def property_of(label: str) -> str:
 
 
 def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:
-    """What `open_dataset` is to read.
+    """What `open_dataset` is to read, besides weights of frames (see `weight_keys`).
 
     Args:
         keys: the section `data.keys` as plain data.
         shapes: property -> shape, see `predicted_shapes`.
     """
-    plain = {name: key for name, key in keys.items() if name != "properties" and key is not None}
+    others = ("properties", "weight", "config_type")
+    plain = {name: key for name, key in keys.items() if name not in others and key is not None}
     return {**plain, **{_label(name, shapes): key for name, key in (keys.get("properties") or {}).items()}}
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from .labels import FRAME_LABELS
 from .schema import Section
 
 __all__ = ["LossConfig", "LossScheduleConfig", "epoch_of"]
@@ -43,7 +44,10 @@ class LossScheduleConfig(Section):
 
 
 class LossConfig(Section):
-    """loss = energy·ℓ(ΔE/N) + forces·ℓ(ΔF) + stress·ℓ(Δσ) + …, each a mean over the labels that are present."""
+    """loss = energy·ℓ(ΔE/N) + forces·ℓ(ΔF) + stress·ℓ(Δσ) + …, each a mean over the labels that are present.
+
+    With weights of frames, ℓ is multiplied by that of its frame.
+    """
 
     kind: Kind = Field(default="mse", description="ℓ: mse, l1 or huber")
     kinds: dict[str, Kind] = Field(default={}, description="ℓ of single properties, as in {forces: l1}")
@@ -58,6 +62,9 @@ class LossConfig(Section):
     properties: dict[str, NotNegative] = Field(
         default={}, description="weights of further properties, 1 where not given"
     )
+    config_weights: dict[str, NotNegative] = Field(
+        default={}, description="factors of all losses by kind of frame (data.keys.config_type), as in {bulk: 2.0}"
+    )
     per_atom: bool = Field(default=True, description="divide energy errors by the number of atoms")
     schedule: LossScheduleConfig | None = Field(
         default=None, description="other weights later: {kind: step or linear, start, end, energy, forces, …}"
@@ -71,6 +78,8 @@ class LossConfig(Section):
 
     def weight(self, label: str) -> float:
         """Weight of a label by its name in the data, as "forces" or "scalar:gap"."""
+        if label in FRAME_LABELS:
+            return 0.0
         return getattr(self, label) if label in BUILT_IN else self.properties.get(label.partition(":")[2], 1.0)
 
     def kind_of(self, label: str) -> str:

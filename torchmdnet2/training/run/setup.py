@@ -15,7 +15,7 @@ from ...errors import BadConfig, BadData
 from ...potential import SYMBOLS, Potential
 from ..config.base_model import open_base
 from ..config.config import Config
-from ..config.labels import label_keys, label_units, property_of
+from ..config.labels import FRAME_LABELS, label_keys, label_units, property_of
 from ..config.parts import load_baselines, predicted_shapes, untrained
 from ..steps.batches import Frames
 from ..steps.distributed import local_rank, world_size
@@ -24,6 +24,7 @@ from .initial import fine_tuned, freeze, refit_references
 from .isolated import atom_files, told, trusted, with_isolated
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
+from .weights import weight_keys, weight_notes
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
 
@@ -67,14 +68,15 @@ def make_setup(config: Config) -> Setup:
         BadConfig: the split asks for more frames than there are; the device is not there.
     """
     shapes = predicted_shapes(untrained(config.parts()))
-    keys = labels_of(config.data, label_keys(config.data.keys.model_dump(), shapes))
+    keys = {**label_keys(config.data.keys.model_dump(), shapes), **weight_keys(config)}
+    keys = labels_of(config.data, keys)
     data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
     cutoff = float(config.model["cutoff"])
     frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
     properties = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])
-    notes: list[str] = []
+    notes: list[str] = [*weight_notes(config, frames)]
     largest = config.model.get("max_z")
     if largest is not None and max(facts["elements"]) >= largest:
         symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
@@ -90,7 +92,8 @@ def make_setup(config: Config) -> Setup:
             potential = Potential.from_config(potential_config(known, frames["train"], facts))
             load_baselines(potential, config.priors)
         else:
-            potential, notes = started(known, frames["train"], facts)
+            potential, begun = started(known, frames["train"], facts)
+            notes += begun
     notes += [] if atoms is None else told(atoms, facts["elements"])
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits = {
@@ -102,7 +105,11 @@ def make_setup(config: Config) -> Setup:
     given = [config.init.file if config.init else None, config.data.split.file]
     for file in [*models, *atom_files(config), *filter(None, given)]:
         digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    asked = ["stress" if name == "virial" else name for name in keys if name not in ("charge", "spin", "numbers")]
+    asked = [
+        "stress" if name == "virial" else name
+        for name in keys
+        if name not in ("charge", "spin", "numbers", *FRAME_LABELS)
+    ]
     return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
 
 

@@ -18,6 +18,7 @@ from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
 from ...registry import did_you_mean
 from ..config.data_config import DataConfig
+from ..config.labels import FRAME_LABELS
 from ..steps.batches import Frames
 
 __all__ = ["SUBSETS", "file_digests", "files_of", "labels_of", "open_subsets", "survey"]
@@ -175,7 +176,7 @@ def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
         "elements": found.elements,
         "charges": found.charges,
         "spins": found.spins,
-        "labelled": found.labelled,
+        "labelled": {name: n for name, n in found.labelled.items() if name not in FRAME_LABELS},
         "forces_rms": Usual(found).force_rms,  # single wrong labels must not decide the scale of the network
         "atoms": found.sizes.tolist(),
         "edges": frames.edges.tolist(),

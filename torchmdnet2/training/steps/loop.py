@@ -99,12 +99,12 @@ class PackedLoop:
             config.gradient_clipping or math.inf,
             self.devices,
         )
-        store = pack(trainer.train, trainer.potential, stress)
+        store = pack(trainer.train, trainer.potential, stress, config.loss)
         self.step = self._replayed(store, most_frames(trainer.train, config), self.training)
         self.errors = ErrorPass(network(trainer.average), config.loss.final, self.devices)
         self.measure: Replayed | None = None
         if trainer.validation is not None:
-            store = pack(trainer.validation, trainer.potential, stress)
+            store = pack(trainer.validation, trainer.potential, stress, config.loss)
             most = max(map(len, measured_batches(trainer.validation, config)))
             self.measure = self._replayed(store, most, self.errors)
         self.devices.at_end(self.forget_graphs)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...data.kinds import CONFIG_TYPE, kind_code
 from ...data.sample import LABELS
 from ...potential import Result
 from ...system import System
-from ..config.labels import prediction
+from ..config.labels import LOSS_WEIGHT, prediction
 from ..config.loss_config import LossConfig
 
-__all__ = ["Residual", "atoms_per_system", "penalty", "penalty_sums", "residuals", "total_loss"]
+__all__ = ["Residual", "atoms_per_system", "frame_weights", "penalty", "penalty_sums", "residuals", "total_loss"]
 
 
 @dataclass(eq=False)
@@ -79,8 +80,33 @@ def atoms_per_system(system: System) -> Tensor:
     return ones.new_zeros(system.num_systems).index_add(0, system.batch, ones)
 
 
-def penalty_sums(found: Mapping[str, Residual], system: System, config: LossConfig) -> dict[str, tuple[Tensor, Tensor]]:
-    """Per weighted property: Σ ℓ over the labels present, and how many there are (both scalars)."""
+def frame_weights(labels: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:
+    """What each frame counts for, [B] float64; None where all count for 1.
+
+    Args:
+        labels: of the frames; NaN where a frame has no weight or kind.
+        config: with the weights of kinds.
+    """
+    own, kind = labels.get(LOSS_WEIGHT), labels.get(CONFIG_TYPE)
+    weight = None if own is None else torch.where(torch.isnan(own), 1.0, own.double())
+    if kind is not None and config.config_weights:
+        weight = torch.ones_like(kind, dtype=torch.float64) if weight is None else weight
+        for word, factor in config.config_weights.items():
+            weight = torch.where(kind == kind_code(word), weight * factor, weight)
+    return weight
+
+
+def penalty_sums(
+    found: Mapping[str, Residual], system: System, config: LossConfig, weights: Tensor | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Per weighted property: Σ w ℓ over the labels present, and how many there are (both scalars).
+
+    Args:
+        found: of `residuals`.
+        system: B structures.
+        config: weights of the properties, and ℓ.
+        weights: w of each structure, [B]; None: 1.
+    """
     sums = {}
     for name, residual in found.items():
         if config.weight(name) > 0:
@@ -88,6 +114,10 @@ def penalty_sums(found: Mapping[str, Residual], system: System, config: LossConf
             if name == "energy" and config.per_atom:
                 error = error / atoms_per_system(system).clamp(min=1)
             losses = penalty(error, config.kind_of(name), config.huber_delta)
+            if weights is not None:
+                own = weights.to(losses.dtype)
+                own = own[system.batch] if LABELS[name].per_atom else own
+                losses = losses * own.reshape(-1, *[1] * (losses.ndim - 1))
             sums[name] = (losses.sum(), residual.present.sum())
     return sums
 

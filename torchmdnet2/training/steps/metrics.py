@@ -55,8 +55,8 @@ class ErrorSums:
         # name -> [count, Σ|e|, Σe²]; forces_by_element: [Z, 3] of these; loss_*: [count, Σℓ, 0]
         self.sums: dict[str, Tensor] = {}
 
-    def add(self, found: Mapping[str, Residual], system: System) -> None:
-        """Add the errors of one batch."""
+    def add(self, found: Mapping[str, Residual], system: System, weights: Tensor | None = None) -> None:
+        """Add the errors of one batch; weights [B] of its frames count in the loss alone."""
         with torch.no_grad():
             for name, residual in found.items():
                 error, present = residual.error.detach().double(), residual.present
@@ -67,7 +67,7 @@ class ErrorSums:
                     rows = torch.stack([present.double().sum(1), error.abs().sum(1), error.square().sum(1)], 1)
                     table = rows.new_zeros(NUM_ELEMENTS, 3).index_add(0, system.z, rows)
                     self._add("forces_by_element", table)
-            for name, (total, count) in penalty_sums(found, system, self.loss_config).items():
+            for name, (total, count) in penalty_sums(found, system, self.loss_config, weights).items():
                 total = total.detach().double()
                 self._add(f"loss_{name}", torch.stack([count.double(), total, torch.zeros_like(total)]))
 

@@ -81,6 +81,7 @@ class PackedBatch:
         volume: [B + 1] Å³, 1 for molecules.
         energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None: labels less what does
             not depend on the network; NaN where absent or where there is no frame.
+        weight: [B + 1] what each frame counts for in the loss, float64; None: 1.
     """
 
     z: Tensor
@@ -96,6 +97,7 @@ class PackedBatch:
     energy: Tensor
     forces: Tensor
     stress: Tensor | None
+    weight: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -108,6 +110,7 @@ class Part:
         neighbors: their edges.
         vectors: [E, 3] Å.
         energy: [B] eV, forces: [N, 3] eV/Å, stress: [B, 3, 3] eV/Å³: labels less the baseline, NaN where absent.
+        weight: [B] what each frame counts for in the loss; None: 1.
     """
 
     z: np.ndarray
@@ -119,6 +122,7 @@ class Part:
     energy: np.ndarray
     forces: np.ndarray
     stress: np.ndarray
+    weight: np.ndarray | None = None
 
 
 @dataclass(eq=False)
@@ -190,8 +194,9 @@ class PackedFrames:
         flats, labels = [], []
         for part in parts:
             flats.append(_flat(part, self.elements))
-            labels.append((part.energy, part.forces, part.stress, part.charge, part.volume))
-        energy, forces, tension, charge, volume = map(np.concatenate, zip(*labels, strict=True))
+            weight = np.ones(len(part.charge)) if part.weight is None else part.weight
+            labels.append((part.energy, part.forces, part.stress, part.charge, part.volume, weight))
+        energy, forces, tension, charge, volume, weight = map(np.concatenate, zip(*labels, strict=True))
         self.num_atoms = np.concatenate([f.num_atoms for f in flats])
         self.num_pairs = np.concatenate([f.num_pairs for f in flats])
         self._atoms, self._pairs, self._edges = (
@@ -207,6 +212,8 @@ class PackedFrames:
         self._forces = self._values(forces, np.nan)
         self._stress = self._values(tension, np.nan) if stress else None
         self._charge = self._values(charge, 0.0)
+        plain = bool((weight == 1).all())
+        self._weight = None if plain else torch.tensor([*weight, 0.0], dtype=torch.float64, device=device)
         self._volume = self._values(np.where(volume == 0, 1.0, volume), 1.0)
 
     def _values(self, rows: np.ndarray, last: float) -> Tensor:
@@ -240,7 +247,11 @@ class PackedFrames:
         if len(chosen) != room.frames:
             raise ValueError(f"{len(chosen)} frames are chosen, with room for {room.frames}: pad with -1")
         gather = self.kernel_batch if self.device.type == "cuda" else self.reference_batch
-        return gather(chosen, room)
+        batch = gather(chosen, room)
+        if self._weight is not None:
+            last = chosen.new_full((1,), len(self))  # the room that is not needed
+            batch.weight = self._weight[torch.cat([torch.where(chosen < 0, last, chosen), last])]
+        return batch
 
     def reference_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
         """`batch` in plain PyTorch."""
@@ -297,7 +308,12 @@ class PackedFrames:
                 "elements": self.table,
                 **{name: getattr(self, f"_{name}") for name in ("atom", "pair", "edge", *_COPIED)},
             },
-            {f"out_{name}": x for each in (batch, batch.pairs) for name, x in vars(each).items() if name != "pairs"},
+            {
+                f"out_{name}": x
+                for each in (batch, batch.pairs)
+                for name, x in vars(each).items()
+                if name not in ("pairs", "weight")
+            },
         )
         return batch
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from ...models.heads import EquivariantScalarHead, ScalarHead
 from ...potential import Potential
 from ...system import System
+from ..config.loss_config import LossConfig
 from .batches import Batch, Frames, in_order
+from .loss import frame_weights
 from .packed_frames import PackedFrames, Part
 
 __all__ = ["frame_bytes", "pack", "reason_against"]
@@ -50,22 +52,25 @@ def frame_bytes(frame: Batch) -> int:
     return 28 * frame.sample.system.num_atoms + 18 * frame.neighbors.num_edges + 60
 
 
-def pack(frames: Frames, potential: Potential, stress: bool) -> PackedFrames:
+def pack(frames: Frames, potential: Potential, stress: bool, loss: LossConfig) -> PackedFrames:
     """All frames on the potential's device, energies, forces and stress less those of the priors.
 
     Args:
         frames: at least one.
         potential: whose network is trained.
         stress: keep stress labels.
+        loss: with the weights of kinds of frames.
     """
     order = in_order(len(frames), _AT_ONCE)
-    parts = (_part(frames.batch(positions), potential, stress) for positions in order)
+    parts = (_part(frames.batch(positions), potential, stress, loss) for positions in order)
     return PackedFrames(parts, potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
 
 
-def _part(batch: Batch, potential: Potential, stress: bool) -> Part:
+def _part(batch: Batch, potential: Potential, stress: bool, loss: LossConfig) -> Part:
     energy, forces, tension = _baseline(batch.sample.system, potential)
     system, labels = batch.sample.system, batch.sample.labels
+
+    weight = frame_weights(labels, loss)
 
     def label(name: str, baseline: Tensor) -> np.ndarray:
         absent = torch.full_like(baseline, torch.nan)
@@ -81,6 +86,7 @@ def _part(batch: Batch, potential: Potential, stress: bool) -> Part:
         energy=label("energy", energy),
         forces=label("forces", forces),
         stress=label("stress", tension) if stress else np.empty((system.num_systems, 0)),
+        weight=None if weight is None else weight.numpy(),
     )
 
 

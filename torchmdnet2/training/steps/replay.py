@@ -200,12 +200,12 @@ class ErrorPass:
         system, labels = as_labelled(batch)
         found = residuals(result, labels)
         errors = ErrorSums(self.loss, batch.r.device)
-        errors.add(found, system)
-        return errors, penalty_sums(found, system, self.loss)
+        errors.add(found, system, batch.weight)
+        return errors, penalty_sums(found, system, self.loss, batch.weight)
 
     def _add(self, result: Result, batch: PackedBatch) -> Tensor:
         """Add the errors of a batch; returns its part of the loss, a mean over the labels of all parts."""
-        if self.network.use_kernels and batch.energy.is_cuda:
+        if self.network.use_kernels and batch.energy.is_cuda and batch.weight is None:  # which the kernels do not know
             return self._by_kernels(result, batch)
         return self._reference(result, batch)
 

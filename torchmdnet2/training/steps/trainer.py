@@ -27,7 +27,7 @@ from ..config.loss_config import LossConfig
 from ..run.interrupts import Interrupted
 from .batches import Batch, Frames, Loader, measured_batches, training_batches
 from .distributed import Devices
-from .loss import penalty_sums, residuals, total_loss
+from .loss import frame_weights, penalty_sums, residuals, total_loss
 from .metrics import ErrorSums
 from .optimizers import ScheduleFreeAdamW, make_optimizer, set_rate
 from .schedule import BestEpoch, LearningRate, copy_averaged, update_average
@@ -209,14 +209,15 @@ class Trainer:
         result = predict(self.potential, batch, self.properties, create_graph=True)
         found = residuals(result, batch.sample.labels)
         loss_config = self.loss
-        sums = penalty_sums(found, batch.sample.system, loss_config)
+        weights = frame_weights(batch.sample.labels, loss_config)
+        sums = penalty_sums(found, batch.sample.system, loss_config, weights)
         if not sums:  # nothing to learn: gradients of zero, as in a packed step, where momentum goes on
             for p in self.parameters:
                 p.grad = torch.zeros_like(p)
             return torch.zeros(())
         loss = total_loss(sums, loss_config)
         loss.backward()
-        self.sums.add(found, batch.sample.system)
+        self.sums.add(found, batch.sample.system, weights)
         return loss.detach()
 
     def end_epoch(self, hooks: Hooks) -> int | None:
@@ -257,7 +258,8 @@ class Trainer:
         for batch in self.validation_loader(order):
             batch = batch.to(self.device)
             result = predict(self.average, batch, self.properties)
-            sums.add(residuals(result, batch.sample.labels), batch.sample.system)
+            labels = batch.sample.labels
+            sums.add(residuals(result, labels), batch.sample.system, frame_weights(labels, sums.loss_config))
         return sums
 
     def blame(self, positions: Sequence[int], loss: float) -> NoReturn:
