@@ -3,8 +3,8 @@
     i-pi input.xml &
     python examples/ase_ipi_client.py model.tmn start.xyz --unixsocket NAME      (or --port 31415)
 
-Path-integral dynamics, replica exchange and the like then run in the server; this program answers with energies, forces
-and stress until the server ends. The structure gives the elements; positions and cell come from the server.
+The server runs the dynamics (path integrals, replica exchange, …). This program returns energies, forces and stress
+until the server ends. The structure file defines the elements; positions and cell come from the server.
 """
 
 from __future__ import annotations

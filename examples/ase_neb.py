@@ -1,4 +1,4 @@
-"""The barrier between two structures by a nudged elastic band with ASE; all images share one calculator.
+"""Compute a reaction barrier with ASE's nudged elastic band; all images share one calculator.
 
 python examples/ase_neb.py model.tmn reactant.xyz product.xyz --images 9
 """
@@ -37,7 +37,7 @@ band = NEB(images, climb=True, method="improvedtangent", allow_shared_calculator
 band.interpolate("idpp")
 converged = FIRE(band, logfile=None).run(fmax=options.fmax, steps=options.steps)
 
-# the energies of all images, as one batch
+# energies of all images in one batch
 energies = np.array([found["energy"] for found in calc.evaluate(images)])
 for k, energy in enumerate(energies - energies[0]):
     print(f"image {k:2d} {energy:8.4f} eV {'#' * int(40 * max(energy, 0) / max(np.ptp(energies), 1e-9))}")

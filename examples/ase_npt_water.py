@@ -1,4 +1,4 @@
-"""A box of water at constant temperature and pressure with ASE (Martyna-Tobias-Klein); writes water.traj.
+"""Simulate water at constant temperature and pressure with ASE (Martyna-Tobias-Klein); writes water.traj.
 
 python examples/ase_npt_water.py model.tmn --molecules 64 --steps 20000 --device cuda
 """
@@ -24,7 +24,7 @@ parser.add_argument("--steps", type=int, default=20_000)
 parser.add_argument("--device", default="cpu")
 options = parser.parse_args()
 
-# molecules on a lattice at 1 g/cm³, each turned at random
+# molecules on a lattice at 1 g/cm³, each in a random orientation
 rng = np.random.default_rng(0)
 side = int(np.ceil(options.molecules ** (1 / 3)))
 spacing = (options.molecules * 29.9) ** (1 / 3) / side  # Å; 29.9 Å³ per molecule

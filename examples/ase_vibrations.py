@@ -1,4 +1,4 @@
-"""Frequencies with ASE: vibrations and thermochemistry of a molecule, or phonons of a crystal.
+"""Compute frequencies with ASE: vibrations and thermochemistry of a molecule, or phonons of a crystal.
 
 python examples/ase_vibrations.py model.tmn molecule.xyz
 python examples/ase_vibrations.py model.tmn crystal.cif --supercell 3
@@ -26,7 +26,7 @@ parser.add_argument("--fmax", type=float, default=0.005, help="eV/Å, of the rel
 options = parser.parse_args()
 
 atoms = read(options.structure)
-# differences of forces: float64 is worth its time here
+# finite differences of forces need float64
 atoms.calc = TorchMDNet2Calculator(options.model, dtype="float64")
 LBFGS(atoms, logfile=None).run(fmax=options.fmax, steps=500)
 print(f"{atoms.get_chemical_formula()}: {atoms.get_potential_energy():.4f} eV")

@@ -1,9 +1,9 @@
-"""Screen many structures in batches: energies and largest forces to a table, the lowest of each composition printed.
+"""Screen many structures in batches: write energies and largest forces, print the lowest energy of each composition.
 
     python examples/batch_screening.py model.tmn structures.xyz --output energies.csv
     python examples/batch_screening.py seed0.tmn,seed1.tmn,seed2.tmn structures.xyz      with an uncertainty
 
-Several models make a committee, whose spread tells which results not to trust.
+Several models form a committee. A large spread means that a result is unreliable.
 """
 
 from __future__ import annotations

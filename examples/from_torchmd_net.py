@@ -1,4 +1,4 @@
-"""A checkpoint of TorchMD-Net as a model of this package: import, look, compare, run.
+"""Convert a TorchMD-Net checkpoint: import it, print what was decided, compare float32 with float64.
 
     python examples/from_torchmd_net.py their.ckpt molecule.xyz --output model.tmn
 
@@ -23,7 +23,7 @@ parser.add_argument("--energy-unit", default="eV", help="that the model was trai
 parser.add_argument("--output", default="model.tmn")
 options = parser.parse_args()
 
-# nothing in the checkpoint is executed; what cannot be carried over exactly is refused by name
+# no code in the checkpoint runs; the import refuses what it cannot convert exactly
 potential = import_checkpoint(options.checkpoint, energy_unit=options.energy_unit)
 save(potential, options.output)
 number = sum(p.numel() for p in potential.parameters())

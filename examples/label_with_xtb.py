@@ -1,9 +1,9 @@
-"""Cheap labels around a few given structures, to pre-train on: GFN2-xTB dynamics, a frame every few steps.
+"""Compute GFN2-xTB labels for pre-training: run dynamics from given structures and keep a frame every few steps.
 
     python examples/label_with_xtb.py train.xyz cheap.xyz --frames 20000 --temperatures 300,600,900 --processes 4
 
-Train on cheap.xyz, then fine-tune (`init: {file: …}`) on the expensive labels of train.xyz: docs/training.md,
-"Pre-training". Needs tblite (pip install tblite). A molecule of 15 atoms takes 60 ms a frame on one core.
+Train on cheap.xyz, then fine-tune (`init: {file: …}`) on the expensive labels of train.xyz. See docs/training.md,
+"Pre-training". Needs tblite (pip install tblite). A molecule of 15 atoms takes 60 ms per frame on one core.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 
 RUN, EVERY, TIMESTEP, FRICTION = 50, 8, 1.0, 0.02  # frames of a trajectory, steps between them, fs, 1/fs
-LARGEST = 30.0  # eV/Å: what is torn apart further is not kept
+LARGEST = 30.0  # eV/Å; frames with larger forces are left out
 
 
 def trajectory(start: Atoms, temperature: float, seed: int) -> list[Atoms]:

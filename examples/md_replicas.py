@@ -1,4 +1,4 @@
-"""Several runs of one molecule side by side, in one batch: equilibrate at a temperature, then average over all.
+"""Run several replicas of a molecule in one batch: equilibrate at a temperature, then average over all replicas.
 
 python examples/md_replicas.py model.tmn molecule.xyz --replicas 8 --steps 2000 --device cuda
 """
@@ -41,7 +41,7 @@ for k, replica in enumerate(result.replicas):
     half = replica.rows[len(replica.rows) // 2 :]
     print(f"replica {k}: {np.mean([row.temperature_K for row in half]):6.1f} K, drift {replica.drift:+.1e} eV/atom/ps")
 
-# the second half of all trajectories: how far apart the first two atoms are
+# distance between the first two atoms in the second half of all trajectories
 lengths = []
 for k in range(options.replicas):
     name = f"{options.output}.{k}.xyz" if options.replicas > 1 else f"{options.output}.xyz"

@@ -1,4 +1,4 @@
-"""New physics in a dozen lines: a prior, checked, added to a model, saved and run. See docs/extending.md.
+"""Write a prior, check it, add it to a model, save it and run it. See docs/extending.md.
 
 python examples/new_prior.py molecule.xyz
 """
@@ -20,7 +20,7 @@ from torchmdnet2.testing import check_prior
 
 @PRIORS.register("buckingham_repulsion")
 class BuckinghamRepulsion(Prior):
-    """A exp(−d/ρ) between all pairs, brought smoothly to zero at the cutoff: keeps atoms apart.
+    """A exp(−d/ρ) between all pairs, smoothly zero at the cutoff: keeps atoms apart.
 
     Args:
         strength: A, eV.
@@ -48,7 +48,7 @@ options = parser.parse_args()
 check_prior(BuckinghamRepulsion())  # symmetries, derivatives, cells, batches
 model = {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 16}
 potential = Potential.from_config({"model": model, "priors": [{"name": "buckingham_repulsion", "length": 0.25}]})
-save(potential, options.output)  # whoever loads it must have registered the prior
+save(potential, options.output)  # to load this file, the prior must be registered
 atoms = read(options.structure)
 for scale in (1.0, 0.8, 0.6):
     closer = atoms.copy()

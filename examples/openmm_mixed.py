@@ -1,9 +1,9 @@
-"""A ligand by the model in water by a force field, with openmm-ml: mechanical embedding.
+"""Simulate a ligand (model) in water (force field) with openmm-ml, by mechanical embedding.
 
     python examples/openmm_mixed.py model.tmn --steps 1000
 
-The ligand is ethanol. The model gives its inner energy; charges and Lennard-Jones parameters (OPLS-AA) are all that it
-needs for its surroundings, and are set up here. Ligands with no such table get theirs from openmmforcefields.
+The ligand is ethanol. The model gives its internal energy. Its interaction with water needs charges and Lennard-Jones
+parameters (OPLS-AA), which are set up here. For other ligands get them from openmmforcefields.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make many labels from few: learn what GFN2-xTB misses, and add that to its labels of other frames.
+"""Learn the difference between few expensive labels and GFN2-xTB, and add it to GFN2-xTB labels of many frames.
 
     python examples/label_with_xtb.py train.xyz cheap.xyz --frames 20000 --temperatures 300,450,600 --processes 4
     python examples/teach_with_xtb.py difference train.xyz difference.xyz
@@ -6,9 +6,9 @@
     python examples/teach_with_xtb.py add cheap.xyz taught.xyz runs/difference/ensemble.json
     torchmdnet2 train student.yaml
 
-Few labels teach more of a difference, which is smoother (Δ-learning: Ramakrishnan, doi:10.1021/acs.jctc.5b00099). The
-student learns the sum of both from as many frames as are cheap, and runs without xTB. Frames on which the teachers
-disagree are left out. Needs tblite (pip install tblite).
+The difference is smoother than the energy, so few labels are enough (Δ-learning: Ramakrishnan,
+doi:10.1021/acs.jctc.5b00099). The student learns the sum of both from many frames, and runs without xTB. Frames on
+which the members of the ensemble disagree are left out. Needs tblite (pip install tblite).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchmdnet2.adapters.committee import CommitteeCalculator
 
 
 def plus(atoms: Atoms, energy: float, forces: np.ndarray) -> Atoms:
-    """The structure, and its labels plus these: eV, [N, 3] eV/Å."""
+    """A copy of the structure with these labels, in eV and eV/Å ([N, 3]), added to its own."""
     frame = atoms.copy()
     energy, forces = energy + atoms.get_potential_energy(), forces + atoms.get_forces()
     frame.calc = SinglePointCalculator(frame, energy=energy, forces=forces)
@@ -33,7 +33,7 @@ def plus(atoms: Atoms, energy: float, forces: np.ndarray) -> Atoms:
 
 
 def less_xtb(atoms: Atoms) -> Atoms:
-    """The structure with what its labels have beyond GFN2-xTB's."""
+    """A copy of the structure with its labels minus those of GFN2-xTB."""
     from tblite.ase import TBLite
 
     cheap = atoms.copy()

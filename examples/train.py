@@ -1,4 +1,4 @@
-"""Train a model on labelled structures, from Python, and see how good it is.
+"""Train a model on labelled structures from Python, and print its errors.
 
     python examples/train.py examples/data/ethanol_gfn2.xyz --epochs 24
 
@@ -43,7 +43,7 @@ config = parse_config(
 )  # fmt: skip
 path = run_training(config)
 
-# the model through ASE, on a few of the frames
+# evaluate the model through ASE on a few frames
 frames = read(options.frames, ":10")
 results = TorchMDNet2Calculator(path).evaluate(frames)
 errors = [found["forces"] - atoms.get_forces() for found, atoms in zip(results, frames, strict=True)]
