@@ -37,11 +37,27 @@ def start(model_file, folder, name, *more):
 def wait_for(path, size, process):
     """Until a file has grown to a size."""
     for _ in range(12000):
+        ended = process.poll() is not None
         if path.exists() and path.stat().st_size > size:
             return
-        assert process.poll() is None, process.stderr.read().decode()
+        assert not ended, process.stderr.read().decode()
         time.sleep(0.01)
     raise AssertionError(f"{path} did not grow")
+
+
+def interrupted(model_file, folder, number, files, *more):
+    """Name of a run that a signal ended once these files had their sizes, and its process.
+
+    On a busy machine a run may be over before the signal is sent; then another one is started.
+    """
+    for name in ("run", "again", "third", "fourth"):
+        process = start(model_file, folder, name, *more)
+        for kind, size in files.items():
+            wait_for(folder / f"{name}.{kind}", size, process)
+        process.send_signal(number)
+        if process.wait() != 0:
+            return name, process
+    raise AssertionError("all runs were over before they were interrupted")
 
 
 @pytest.fixture(scope="module")
@@ -55,26 +71,23 @@ def whole(model_file, tmp_path_factory):
 
 def test_killed_and_continued(model_file, tmp_path, whole):
     """kill -9 leaves whole files or whole restart points; what comes of it is the uninterrupted run, bit by bit."""
-    process = start(model_file, tmp_path, "run")
-    wait_for(tmp_path / "run.restart", 0, process)
-    wait_for(tmp_path / "run.xyz", 0.5 * len(whole["xyz"]), process)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    assert start(model_file, tmp_path, "run", "--restart").wait() == 0
+    files = {"restart": 0, "xyz": 0.5 * len(whole["xyz"])}
+    name, process = interrupted(model_file, tmp_path, signal.SIGKILL, files)
+    assert process.returncode == -signal.SIGKILL
+    assert start(model_file, tmp_path, name, "--restart").wait() == 0
     for kind, content in whole.items():
-        assert (tmp_path / f"run.{kind}").read_bytes() == content
+        assert (tmp_path / f"{name}.{kind}").read_bytes() == content
 
 
 def test_asked_to_stop(model_file, tmp_path, whole):
     """As a queueing system does at the end of the time."""
-    process = start(model_file, tmp_path, "run", "--restart-every", 100000)
-    wait_for(tmp_path / "run.xyz", 0.2 * len(whole["xyz"]), process)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 130
+    files = {"xyz": 0.2 * len(whole["xyz"])}
+    name, process = interrupted(model_file, tmp_path, signal.SIGTERM, files, "--restart-every", 100000)
+    assert process.returncode == 130
     assert process.stderr.read().decode() == "interrupted\n"
-    assert (tmp_path / "run.png").exists()
-    assert start(model_file, tmp_path, "run", "--restart").wait() == 0
-    assert (tmp_path / "run.xyz").read_bytes() == whole["xyz"]
+    assert (tmp_path / f"{name}.png").exists()
+    assert start(model_file, tmp_path, name, "--restart").wait() == 0
+    assert (tmp_path / f"{name}.xyz").read_bytes() == whole["xyz"]
 
 
 def test_a_full_disk_is_named_and_leaves_a_restart_file(monkeypatch, potential, water, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,16 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
 from torchmdnet2 import load
+from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run import check
 from torchmdnet2.training.run.data_notes import data_notes
 from torchmdnet2.training.run.members import run_members
 from torchmdnet2.training.run.run import make_trainer, own_torch_state, run_training
 from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.subsets import require_searchable
+from torchmdnet2.training.steps.batches import Frames
 from torchmdnet2.training.steps.trainer import Hooks, predict
 
 from .conftest import REFERENCES, make_frames
@@ -307,3 +312,30 @@ def test_wrong_weights_are_refused(raw):
     write(raw["data"]["train"], frames, format="extxyz")
     with pytest.raises(BadData, match=r"own\.xyz, frame 5: its weight \(w\) must not be negative"):
         make_setup(parse_config(raw))
+
+
+def test_a_cutoff_without_bounds_is_refused_at_once(raw):
+    """`--set model.cutoff=1e9 --check` was silent for minutes."""
+    raw = with_data(raw, crystals(8))
+    raw["model"] |= {"max_z": 30, "cutoff": 1e9}
+    with pytest.raises(
+        BadConfig, match=r"model\.cutoff: within 1e\+09 Å, an atom of .*frame \d+ has about .*neighbors"
+    ):
+        make_setup(parse_config(raw))
+    for pbc in ([True, True, False], [False, False, True]):
+        write(raw["data"]["train"], [Atoms("H4", np.eye(4)[:, :3], cell=[3, 3, 9], pbc=pbc)] * 8)
+        raw["data"]["keys"] = {"energy": None, "forces": None}
+        with pytest.raises(BadConfig, match=r"model\.cutoff"):
+            require_searchable(Frames(open_dataset(raw["data"]["train"]), range(8), 1e5))
+    write(raw["data"]["train"], make_frames(8))
+    require_searchable(Frames(open_dataset(raw["data"]["train"]), range(8), 1e9))  # molecules end somewhere
+
+
+def test_compilation_is_not_timed(monkeypatch):
+    """`--check` in a fresh environment said 57 s per epoch, where it was 3: kernels compile in more than one pass."""
+    times = iter([40.0, 20.0, 0.4, 0.41, 0.4])
+    trainer = SimpleNamespace(packed=True, device=torch.device("cpu"), train=None, config=None, train_loader=list)
+    monkeypatch.setattr(check, "training_batches", lambda *a: [[0], [1]])
+    monkeypatch.setattr(check, "_run", lambda *a: next(times))
+    monkeypatch.setattr(check, "_activation_bytes", lambda *a: 1.0)
+    assert check._measure(trainer) == (0.1, 1.0)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from ...data import Dataset, open_dataset
 from ...errors import BadConfig
@@ -15,6 +14,7 @@ from ...system import System
 from ..config.config import Config
 from ..config.labels import label_units
 from .references import require_references
+from .subsets import periodic_heights
 
 __all__ = ["SingleAtoms", "atom_files", "single_atoms", "singles", "told", "trusted", "with_isolated"]
 
@@ -153,9 +153,4 @@ def singles(data: Dataset, frames: np.ndarray | None = None) -> Iterator[tuple[i
 
 def _to_image(system: System) -> float:
     """Distance to the next image, or less: the smallest height of the cell along its periodic vectors, Å."""
-    periodic = system.pbc[0]
-    if not bool(periodic.any()):
-        return np.inf
-    vectors = system.cell[0][periodic].double()  # [k, 3]
-    heights = torch.linalg.inv(vectors @ vectors.T).diagonal().rsqrt()
-    return float(heights.min())
+    return min(periodic_heights(system).tolist(), default=np.inf)

@@ -23,7 +23,7 @@ from ..steps.trainer import Properties
 from .initial import fine_tuned, freeze, refit_references
 from .isolated import atom_files, told, trusted, with_isolated
 from .references import potential_config
-from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, survey
+from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, require_searchable, survey
 from .weights import weight_keys, weight_notes
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
@@ -73,6 +73,8 @@ def make_setup(config: Config) -> Setup:
     data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
     cutoff = float(config.model["cutoff"])
     frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
+    for part in frames.values():
+        require_searchable(part)
     properties = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...data import Dataset, Statistics, make_splits, open_dataset, read_splits
 from ...data.cache import CachedDataset
@@ -17,12 +19,23 @@ from ...data.sources import file_facts
 from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
 from ...registry import did_you_mean
+from ...system import System
 from ..config.data_config import DataConfig
 from ..config.labels import FRAME_LABELS
 from ..steps.batches import Frames
 
-__all__ = ["SUBSETS", "file_digests", "files_of", "labels_of", "open_subsets", "survey"]
+__all__ = [
+    "SUBSETS",
+    "file_digests",
+    "files_of",
+    "labels_of",
+    "open_subsets",
+    "periodic_heights",
+    "require_searchable",
+    "survey",
+]
 
+_MOST_NEIGHBORS = 10_000
 TEST_SHARE = 0.1  # of the frames, where `split.test` is not given
 
 
@@ -167,6 +180,31 @@ def file_digests(config: DataConfig, subsets: Mapping[str, Dataset]) -> dict[str
     }
     named = [file for subset, dataset in subsets.items() for file in files_of(config, subset, dataset)]
     return {path: known.get(path) or file_facts(path)["sha256"] for path in dict.fromkeys([*known, *named])}
+
+
+def require_searchable(frames: Frames) -> None:
+    """Raise BadConfig for a cutoff within which periodic frames have neighbors beyond number: the search never ends.
+
+    Args:
+        frames: a hundred of them, evenly spread, are looked at.
+    """
+    for k in np.unique(np.linspace(0, len(frames) - 1, min(len(frames), 100)).astype(int)).tolist():
+        system = frames.data.batch(frames.indices[[k]]).system
+        heights = periodic_heights(system)
+        ball = {0: 0.0, 1: 2.0, 2: np.pi, 3: 4 / 3 * np.pi}[len(heights)]  # of radius 1
+        neighbors = system.num_atoms * ball * frames.cutoff ** len(heights) / float(heights.prod())
+        if neighbors > _MOST_NEIGHBORS:
+            raise BadConfig(
+                f"model.cutoff: within {frames.cutoff:g} Å, an atom of {frames.name(k)} has about {neighbors:.2g} "
+                f"neighbors, and {_MOST_NEIGHBORS} is the most that is tried; 4 to 8 Å are usual. Is data.units.length "
+                "right?"
+            )
+
+
+def periodic_heights(system: System) -> Tensor:
+    """Distances between the planes that images of one structure repeat by, along each of its periodic vectors, Å."""
+    vectors = system.cell[0][system.pbc[0]].double()  # [k, 3]
+    return torch.linalg.inv(vectors @ vectors.T).diagonal().rsqrt()
 
 
 def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
