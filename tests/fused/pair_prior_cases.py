@@ -85,7 +85,7 @@ def charges_of(prior: Prior, atoms: System) -> Tensor | None:
 def reference(prior: Prior, atoms: System) -> dict[str, Tensor]:
     """Energies [N], forces [N, 3], virials [B, 3, 3] and dE/dq [N] (zeros where there are no charges), in float64."""
     strain = torch.zeros(atoms.num_systems, 3, 3, dtype=torch.float64, requires_grad=True)
-    pos = atoms.pos.double().requires_grad_()
+    pos = atoms.pos.detach().double().clone().requires_grad_()
     turn = torch.eye(3).double() + (strain + strain.transpose(1, 2)) / 2
     moved = atoms.to(dtype=torch.float64).replace(
         pos=torch.einsum("ni,nij->nj", pos, turn[atoms.batch]), cell=atoms.cell.double() @ turn
