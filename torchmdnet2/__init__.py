@@ -20,6 +20,7 @@ _HOME = {"load": "checkpoint", "Evaluator": "evaluator", "Potential": "potential
 
 def _register_builtin() -> None:
     from . import baseline, models, priors  # noqa: F401  (each registers its classes)
+    from .neighbors import external  # noqa: F401
 
 
 registry.provide(_register_builtin)

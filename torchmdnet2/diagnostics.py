@@ -11,7 +11,8 @@ from typing import Any
 __all__ = ["surroundings"]
 
 _PACKAGES = tuple("torch numpy ase h5py safetensors pydantic vesin numba triton openmm openmmml".split())
-_MODULES = {"nvalchemi": "nvalchemiops"}  # neighbor backend -> module, where the names differ
+_MODULES = {"vesin": "vesin", "triton": "triton", "torch_cluster": "torch_cluster", "nvalchemi": "nvalchemiops"}
+"""Neighbor backend -> the module that it needs."""
 
 
 def surroundings() -> dict[str, Any]:
@@ -36,7 +37,7 @@ def surroundings() -> dict[str, Any]:
             **{name: _installed(name) for name in _PACKAGES},
         },
         "devices": devices,
-        "neighbors": [name for name in BACKENDS if name == "reference" or find_spec(_MODULES.get(name, name))],
+        "neighbors": [name for name in BACKENDS if name not in _MODULES or find_spec(_MODULES[name])],
         "kernels": ["reference", *(name for name, can in kernels.items() if can and find_spec(name))],
         "models": list(REPRESENTATIONS),
         "heads": list(HEADS),

@@ -11,9 +11,10 @@ from ase import Atoms
 from ase.build import bulk, molecule
 from cells import generated_atoms, generated_pairs
 
-from torchmdnet2 import System, neighbors
-from torchmdnet2.errors import NeighborOverflow
-from torchmdnet2.neighbors import few, neighbor_list
+from torchmdnet2 import System
+from torchmdnet2.errors import MissingBackend, NeighborOverflow
+from torchmdnet2.neighbors import BACKENDS as REGISTRY
+from torchmdnet2.neighbors import brute_force, neighbor_list
 
 BACKENDS = [
     "reference",
@@ -247,13 +248,13 @@ def test_atoms_far_away(backend, pbc, distance):
 
 def test_few_atoms_are_searched_without_vesin(monkeypatch):
     """Up to so many distances, and not one more; row by row as the reference."""
-    monkeypatch.setitem(neighbors.BACKENDS, "vesin", lambda *_, **__: "vesin")
+    monkeypatch.setitem(REGISTRY._classes, "vesin", lambda *_, **__: "vesin")
     compact = bulk("Cu", cubic=True) * (2, 1, 1)
     compact.rattle(0.1, seed=0)
     compact.positions += 3 * compact.cell.array.sum(0)
     for atoms, images in ((compact, 3 * 5 * 5), (molecule("CH3CH2OH"), 1)):
         system = System.from_ase(atoms)
-        monkeypatch.setattr(few, "MOST", len(atoms) ** 2 * images)
+        monkeypatch.setattr(brute_force, "MAX_DISTANCES", len(atoms) ** 2 * images)
         for half in (False, True):
             ours = neighbor_list(system, CUTOFF, half=half)
             reference = neighbor_list(system, CUTOFF, backend="reference", half=half)
@@ -261,5 +262,24 @@ def test_few_atoms_are_searched_without_vesin(monkeypatch):
             for name in ("edge_index", "shift", "row_ptr"):
                 found, expected = getattr(ours, name), getattr(reference, name)
                 assert found.dtype == torch.long and torch.equal(found, expected)
-        monkeypatch.setattr(few, "MOST", len(atoms) ** 2 * images - 1)
+        monkeypatch.setattr(brute_force, "MAX_DISTANCES", len(atoms) ** 2 * images - 1)
         assert neighbor_list(system, CUTOFF) == "vesin"
+
+
+def test_a_search_of_another_package(monkeypatch):
+    """What a plug-in registers is found by its name, and its missing package named."""
+    monkeypatch.setattr(REGISTRY, "_classes", dict(REGISTRY._classes))
+
+    @REGISTRY.register("own")
+    def own(system, cutoff, half=False):
+        if half:
+            import a_package_that_is_not_there  # noqa: F401
+        return neighbor_list(system, cutoff, backend="reference", half=half)
+
+    system = System.from_ase(molecule("H2O"))
+    found = neighbor_list(system, CUTOFF, backend="own")
+    assert torch.equal(found.edge_index, neighbor_list(system, CUTOFF).edge_index)
+    with pytest.raises(MissingBackend, match="pip install a_package_that_is_not_there"):
+        neighbor_list(system, CUTOFF, backend="own", half=True)
+    with pytest.raises(ValueError, match="unknown neighbor backend 'owm', did you mean 'own'"):
+        neighbor_list(system, CUTOFF, backend="owm")

@@ -1,9 +1,9 @@
 """Neighbor search: which atoms, and which of their periodic images, lie within a cutoff of each other.
 
-`reference.py` is the specification (all images, O(N²)); the other backends must give the same list: `vesin` on the
-CPU (`few.py` for few atoms), `triton` on the GPU (the package's own kernels), and optionally `torch_cluster` (molecules
-without periodicity) and `nvalchemi`. MD loops that capture a CUDA graph use `triton_search.TritonNeighborSearch`
-instead of `neighbor_list`.
+`reference.py` is the specification (all images, O(N²)). The other backends give the same list: `vesin` on the CPU
+(brute_force.py for small structures) and `triton` on the GPU (the package's own kernels). external.py and plug-ins
+register further ones. Programs that capture a CUDA graph use `triton_search.TritonNeighborSearch` instead of
+`neighbor_list`.
 """
 
 from __future__ import annotations
@@ -12,31 +12,29 @@ import math
 from collections.abc import Callable
 
 from ..errors import MissingBackend, NeighborOverflow
-from ..registry import did_you_mean
+from ..registry import Registry, did_you_mean
 from ..system import System
-from .cpu import neighbor_list_vesin
-from .external import neighbor_list_nvalchemi, neighbor_list_torch_cluster
-from .few import neighbor_list_few, plain
+from .brute_force import neighbor_list_brute_force, simple_structure
 from .reference import neighbor_list_reference
 from .result import NeighborList
+from .vesin_search import neighbor_list_vesin
 
 __all__ = ["BACKENDS", "NeighborList", "neighbor_list"]
 
+BACKENDS: Registry[Callable[..., NeighborList]] = Registry("neighbor backend")
+"""name -> function(system, cutoff, half=False) -> NeighborList; a ModuleNotFoundError becomes a MissingBackend."""
 
+BACKENDS.register("reference")(neighbor_list_reference)
+BACKENDS.register("vesin")(neighbor_list_vesin)
+
+_PACKAGES = {"torch_cluster": "torch-cluster", "nvalchemiops": "nvalchemi-toolkit-ops"}  # where module names differ
+
+
+@BACKENDS.register("triton")
 def _neighbor_list_triton(system: System, cutoff: float, half: bool = False) -> NeighborList:
     from .triton_list import neighbor_list_triton  # imports triton, which not every machine has
 
     return neighbor_list_triton(system, cutoff, half)
-
-
-BACKENDS: dict[str, Callable[..., NeighborList]] = {
-    "reference": neighbor_list_reference,
-    "vesin": neighbor_list_vesin,
-    "triton": _neighbor_list_triton,
-    "torch_cluster": neighbor_list_torch_cluster,
-    "nvalchemi": neighbor_list_nvalchemi,
-}
-"""name -> function(system, cutoff, half=False) -> NeighborList."""
 
 
 def neighbor_list(
@@ -48,7 +46,7 @@ def neighbor_list(
         system: N atoms in B structures; atoms may lie outside their cell.
         cutoff: Å, positive; a pair is listed when its distance is below the cutoff.
         backend: "auto" takes the fastest one that is installed for the system's device ("triton" on the GPU, else
-            "vesin", or all images in NumPy of few atoms, few.py); or one of BACKENDS by name.
+            "vesin", or all images in NumPy for small structures); or one of BACKENDS by name.
         capacity: room for this many directed edges; None grows as needed.
         half: list each unordered pair once (receiver < sender) instead of twice.
 
@@ -67,11 +65,11 @@ def neighbor_list(
         hint = did_you_mean(backend, BACKENDS)
         raise ValueError(f"unknown neighbor backend '{backend}'{hint} Known: auto, {', '.join(BACKENDS)}")
     result = None
-    structure = plain(system)
+    structure = simple_structure(system)
     if structure is None:
         system.validate()
     elif backend == "auto":
-        result = neighbor_list_few(structure, float(cutoff), half)
+        result = neighbor_list_brute_force(structure, float(cutoff), half)
     if result is None:
         result = _search(system, float(cutoff), backend, half)
     if capacity is not None and result.num_edges > capacity:
@@ -86,8 +84,10 @@ def _search(system: System, cutoff: float, backend: str, half: bool) -> Neighbor
     try:
         return BACKENDS[backend](system, cutoff, half=half)
     except ModuleNotFoundError as error:
+        module = str(error.name).partition(".")[0]
+        package = _PACKAGES.get(module, module)
         raise MissingBackend(
-            f"the neighbor backend '{backend}' needs the package '{error.name}': pip install {error.name}"
+            f"the neighbor backend '{backend}' needs the package {package}: pip install {package}"
         ) from error
 
 

@@ -1,6 +1,5 @@
-"""Neighbor search by optional packages: torch-cluster (molecules) and nvalchemi-toolkit-ops (NVIDIA's Warp kernels).
-
-They are kept for comparison and for users who have them anyway; neither is needed. Nothing is imported before its use.
+"""Neighbor searches by other packages, for comparison and for users who have them: torch-cluster (structures without
+periodicity) and nvalchemi-toolkit-ops (NVIDIA's Warp kernels). Each package is imported when its search is used.
 """
 
 from __future__ import annotations
@@ -8,84 +7,61 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import MissingBackend
 from ..system import System
+from . import BACKENDS
 from .reference import complete_cell
 from .result import NeighborList, sort_edges
 
 __all__ = ["neighbor_list_nvalchemi", "neighbor_list_torch_cluster"]
 
 
+@BACKENDS.register("torch_cluster")
 def neighbor_list_torch_cluster(system: System, cutoff: float, half: bool = False) -> NeighborList:
-    """Pairs of molecules by torch_cluster.radius_graph.
+    """Pairs by torch_cluster.radius_graph; arguments as for `neighbor_list`.
 
-    radius_graph keeps 32 neighbors unless told otherwise and drops the rest without a word; it is always told that
-    every atom may have all others as neighbors.
-
-    Args:
-        system: a batch of structures without periodicity.
-        cutoff: Å; pairs at d < cutoff are listed.
-        half: list each unordered pair once.
+    By default radius_graph keeps at most 32 neighbors of an atom without a warning; here it may keep all.
 
     Raises:
-        MissingBackend: torch-cluster is not installed.
+        ModuleNotFoundError: torch-cluster is not installed.
         ValueError: a structure is periodic.
     """
-    try:
-        from torch_cluster import radius_graph
-    except ImportError as error:
-        raise MissingBackend(
-            "the neighbor backend 'torch_cluster' needs the package torch-cluster: pip install torch-cluster"
-        ) from error
+    from torch_cluster import radius_graph
+
     if bool(system.pbc.any()):
         raise ValueError("the neighbor backend 'torch_cluster' knows no periodicity; take backend='auto'")
-    order = torch.argsort(system.batch, stable=True)  # radius_graph wants the batch in ascending order
-    pos = system.pos.detach()[order].double()
-    # a little too wide, then cut: whether radius_graph lists pairs at exactly the cutoff is its own affair
-    edges = radius_graph(
-        pos, cutoff * (1 + 1e-6), batch=system.batch[order], loop=False, max_num_neighbors=max(system.num_atoms, 1)
-    )
-    sender, receiver = edges
+    order = torch.argsort(system.batch, stable=True)  # radius_graph needs an ascending batch
+    pos, batch = system.pos.detach()[order].double(), system.batch[order]
+    # searched a little too wide, because radius_graph does not define whether d = cutoff is listed
+    wide = cutoff * (1 + 1e-6)
+    sender, receiver = radius_graph(pos, wide, batch, loop=False, max_num_neighbors=max(system.num_atoms, 1))
     near = (pos[sender] - pos[receiver]).norm(dim=1) < cutoff
     sender, receiver = order[sender[near]], order[receiver[near]]
-    shift = torch.zeros(len(sender), 3, dtype=torch.long, device=system.device)
-    return sort_edges(receiver, sender, shift, system.num_atoms, cutoff, half)
+    return sort_edges(receiver, sender, receiver.new_zeros(len(receiver), 3), system.num_atoms, cutoff, half)
 
 
+@BACKENDS.register("nvalchemi")
 def neighbor_list_nvalchemi(system: System, cutoff: float, half: bool = False) -> NeighborList:
-    """Pairs by nvalchemi-toolkit-ops, one structure after the other.
-
-    Args:
-        system: a batch of structures, on a CUDA device or the CPU.
-        cutoff: Å; pairs at d < cutoff are listed.
-        half: list each unordered pair once.
+    """Pairs by nvalchemi-toolkit-ops, structure by structure; arguments as for `neighbor_list`.
 
     Raises:
-        MissingBackend: nvalchemi-toolkit-ops is not installed.
+        ModuleNotFoundError: nvalchemi-toolkit-ops is not installed.
     """
-    try:
-        from nvalchemiops.torch.neighbors import neighbor_list
-    except ImportError as error:
-        raise MissingBackend(
-            "the neighbor backend 'nvalchemi' needs the package nvalchemi-toolkit-ops: "
-            "pip install nvalchemi-toolkit-ops"
-        ) from error
-    receivers, senders, shifts = [], [], []
+    from nvalchemiops.torch.neighbors import neighbor_list
+
+    none = torch.zeros(0, dtype=torch.long, device=system.device)
+    found = [(none, none, none.reshape(0, 3))]
     for b in range(system.num_systems):
         index = (system.batch == b).nonzero().squeeze(1)
         if index.numel():
             cell = complete_cell(system.cell[b].double(), system.pbc[b])
-            i, j, s = _nvalchemi_one(neighbor_list, system.pos.detach()[index].double(), cell, system.pbc[b], cutoff)
-            receivers.append(index[i])
-            senders.append(index[j])
-            shifts.append(s)
-    none = torch.zeros(0, dtype=torch.long, device=system.device)
-    receiver, sender = torch.cat([none, *receivers]), torch.cat([none, *senders])
-    return sort_edges(receiver, sender, torch.cat([none.reshape(0, 3), *shifts]), system.num_atoms, cutoff, half)
+            i, j, shift = _nvalchemi(neighbor_list, system.pos.detach()[index].double(), cell, system.pbc[b], cutoff)
+            found.append((index[i], index[j], shift))
+    receiver, sender, shift = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return sort_edges(receiver, sender, shift, system.num_atoms, cutoff, half)
 
 
-def _nvalchemi_one(search, pos: Tensor, cell: Tensor, pbc: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Receivers [E], senders [E] and shifts [E, 3] of one structure; room per atom is doubled until all fit."""
+def _nvalchemi(search, pos: Tensor, cell: Tensor, pbc: Tensor, cutoff: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Receivers [E], senders [E] and shifts [E, 3] of one structure; the room per atom is doubled until all fit."""
     room = 64
     while True:
         try:
@@ -100,5 +76,4 @@ def _nvalchemi_one(search, pos: Tensor, cell: Tensor, pbc: Tensor, cutoff: float
                 break
         room *= 2
     listed = torch.arange(matrix.shape[1], device=pos.device) < count[:, None]
-    receiver = listed.nonzero()[:, 0]
-    return receiver, matrix[listed].long(), shift[listed].long()
+    return listed.nonzero()[:, 0], matrix[listed].long(), shift[listed].long()

@@ -1,8 +1,8 @@
-"""Few atoms on the CPU: all pairs of all images in NumPy, before a search that divides up space could begin.
+"""Small structures on the CPU: the distances of all pairs of all images, in NumPy.
 
-For a small molecule or cell, what surrounds a search (checks, calls, sorting its pairs into rows) takes longer than to
-look at every image, whose order is that of the rows. The same arithmetic as in reference.py, in as few calls as can
-be: each costs as much as a thousand distances.
+For a small molecule or cell this is faster than a search by cells: what surrounds such a search (checks, calls, the
+sorting of its pairs) takes longer than to compute all distances, which are in the order of the rows already. The
+arithmetic is that of reference.py, in as few calls as possible: each costs as much as a thousand distances.
 
 Shapes: N atoms, S images of the cell, E directed edges.
 """
@@ -20,16 +20,16 @@ import torch
 from ..system import System
 from .result import NeighborList
 
-__all__ = ["Plain", "neighbor_list_few", "plain"]
+__all__ = ["SimpleStructure", "neighbor_list_brute_force", "simple_structure"]
 
-MOST = 200_000
-"""Distances, N²·S, up to which all of them are looked at."""
+MAX_DISTANCES = 200_000
+"""Largest number of distances, N²·S, that is searched in this way."""
 
 _HOME = np.zeros((1, 3), np.int64)
 Vector = tuple[float, float, float]
 
 
-class Plain(NamedTuple):
+class SimpleStructure(NamedTuple):
     """One structure, periodic everywhere or nowhere.
 
     Attributes:
@@ -43,10 +43,10 @@ class Plain(NamedTuple):
     volume: float
 
 
-def plain(system: System) -> Plain | None:
-    """A structure that is seen to be valid at a glance; None says nothing, and `System.validate` decides.
+def simple_structure(system: System) -> SimpleStructure | None:
+    """The structure, if a quick check shows that it is valid; None means that `System.validate` has to decide.
 
-    validate() takes a third of a millisecond, several times the search of a small molecule.
+    validate() takes 0.3 ms, several times as long as the search of a small molecule.
     """
     if system.num_systems != 1 or system.device.type != "cpu" or system.num_atoms == 0:
         return None
@@ -56,14 +56,14 @@ def plain(system: System) -> Plain | None:
     if not math.isfinite(numbers) or system.batch.numpy().any():
         return None
     if not any(periodic):
-        return Plain(pos, cell, 0.0)
+        return SimpleStructure(pos, cell, 0.0)
     volume = _dot(cell[0], _cross(cell[1], cell[2]))
     if not all(periodic) or not abs(volume) > 1e-3 * math.prod(math.hypot(*row) for row in cell):
         return None
-    return Plain(pos, cell, volume)
+    return SimpleStructure(pos, cell, volume)
 
 
-def neighbor_list_few(structure: Plain, cutoff: float, half: bool = False) -> NeighborList | None:
+def neighbor_list_brute_force(structure: SimpleStructure, cutoff: float, half: bool = False) -> NeighborList | None:
     """All pairs closer than the cutoff, from all images.
 
     Args:
@@ -72,11 +72,11 @@ def neighbor_list_few(structure: Plain, cutoff: float, half: bool = False) -> Ne
         half: list each unordered pair once.
 
     Returns:
-        NeighborList with int64 indices; None where there are more than MOST distances.
+        NeighborList with int64 indices; None where there are more than MAX_DISTANCES distances.
     """
     pos, cell, volume = structure
     n, images, shifts = len(pos), 1, _HOME
-    if n * n > MOST:
+    if n * n > MAX_DISTANCES:
         return None
     x = pos.T.copy()  # [3, N]; a view would hand down the order of its memory
     if volume:
@@ -84,7 +84,7 @@ def neighbor_list_few(structure: Plain, cutoff: float, half: bool = False) -> Ne
         # |fractional difference| < 1 inside the cell: an image s can be in range only if |s| < cutoff / height + 1
         reach = [int(cutoff * math.hypot(*v) / abs(volume)) + 1 for v in across]
         images = math.prod(2 * r + 1 for r in reach)
-        if n * n * images > MOST:
+        if n * n * images > MAX_DISTANCES:
             return None
         shifts, upper = _shifts(*reach)
         columns = np.array(cell).T
@@ -133,11 +133,11 @@ def _shifts(*reach: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=8)
 def _places(n: int, images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers of edges in the order of receiver, sender, image.
+    """Positions of edges in a list sorted by receiver, sender, image.
 
     Returns:
-        ends: [2, N²] receiver and sender of each pair; forth, back: for each image h from the cell itself on, receiver
-        and sender, [(S/2 + 1/2) N²], the number of this edge, and of its opposite.
+        ends: [2, N²] receiver and sender of each pair; forth, back: [(S/2 + 1/2) N²], by image (from the cell itself
+        on), receiver and sender: the position of this edge, and that of the opposite edge.
     """
     ends = np.indices((n, n)).reshape(2, n * n)
     pairs, h = np.arange(n * n).reshape(n, n), np.arange(images // 2 + 1)[:, None, None]
