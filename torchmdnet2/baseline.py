@@ -31,11 +31,14 @@ class Baseline(Prior):
         super().__init__()
         self.potential = Potential.from_config(potential)
         self.potential.requires_grad_(False)
-        self.cutoff = self.potential.cutoff
+        self.cutoff, self.reads_charge = self.potential.cutoff, self.potential.reads_charge
 
     def check(self, system: System) -> None:
-        """Raise what the potential raises for structures that it cannot evaluate."""
-        self.potential.check(system)
+        """Raise what the potential raises for structures that it cannot evaluate.
+
+        Of any charge: which ones are known is told by the potential that was trained on top of this one.
+        """
+        self.potential.check(system, charge=False)
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         """[N] energies of the atoms in eV, by the other potential."""

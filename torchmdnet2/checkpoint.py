@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .devices import device_of, dtype_of
 from .errors import BadCheckpoint
 from .files import atomic_write
 from .potential import Potential
@@ -68,19 +69,29 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
     return blob[:start] + digest + blob[start + 64 :]
 
 
-def load(path: str | os.PathLike, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Potential:
+def load(
+    path: str | os.PathLike,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    allow_untrained_charge: bool = False,
+) -> Potential:
     """Read a potential from a model file, in evaluation mode.
 
     Args:
         path: a .tmn file.
         device: where the weights go.
-        dtype: floating-point type of the network; None keeps the stored one.
+        dtype: floating-point type of the network, float32 or float64; None keeps the stored one.
+        allow_untrained_charge: evaluate total charges that the model was not trained on, with a warning, which are
+            refused otherwise.
 
     Raises:
         FileNotFoundError: there is no such file.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
+        ValueError: the device or dtype cannot be used.
     """
-    return from_bytes(_read(path), device, dtype, name=path)
+    potential = from_bytes(_read(path), device_of(device), dtype_of(dtype), name=path)
+    potential.allow_untrained_charge = allow_untrained_charge
+    return potential
 
 
 def from_bytes(
@@ -95,7 +106,7 @@ def from_bytes(
     header = _verified_header(blob, name)
     with torch.inference_mode(False):  # weights made in that mode could not be used outside of it, nor for forces
         try:
-            potential = _from_config(header["config"])
+            potential = _from_config({**_stated(header["metadata"]), **header["config"]})
             state = from_safetensors(blob)
             potential = potential.to(_stored_dtype(state))  # whatever torch's default type is
             potential.load_state_dict(state, strict=True)
@@ -127,7 +138,7 @@ def _require_as_configured(potential: Potential) -> None:
 
 def _parts(potential: Potential) -> dict[str, Any]:
     """What a config decides on."""
-    names = ("energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements")
+    names = ("energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges")
     return {
         **{name: getattr(potential, name) for name in names},
         **{f"priors.{k}": type(prior).__name__ for k, prior in enumerate(potential.priors)},
@@ -139,6 +150,14 @@ def _from_config(config: Mapping[str, Any]) -> Potential:
     """An untrained potential, whose weights are overwritten; the caller's random numbers stay."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # whatever torch's default device is
         return Potential.from_config(config)
+
+
+def _stated(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The total charges of the training, which files of before have among their metadata only."""
+    data = metadata.get("data")
+    charges = data.get("charges") if isinstance(data, dict) else None
+    numbers = isinstance(charges, list) and charges and all(type(q) in (int, float) for q in charges)
+    return {"total_charges": charges} if numbers else {}
 
 
 def _sorted_json(value: Any) -> str:

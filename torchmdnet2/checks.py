@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .errors import UnknownElement
-from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
+from .errors import UnknownElement, UntrainedCharge, UntrainedChargeWarning
 from .neighbors import NeighborList, neighbor_list
 from .potential import Potential
-from .priors.base import Prior
+from .priors.pairs import PairLists
 from .system import System
 
-__all__ = ["POTENTIAL_CHECKS", "SYSTEM_CHECKS", "without_network"]
+__all__ = ["POTENTIAL_CHECKS", "SYSTEM_CHECKS"]
 
 
 def _atoms(z: Sequence[int], pos: Sequence[Sequence[float]], device: torch.device | str = "cpu") -> System:
@@ -270,12 +271,35 @@ def small_structures_are_defined(potential: Potential) -> None:
         assert finite, f"{name}: energy or forces are not finite"
 
 
+def charges_are_seen_or_refused(potential: Potential) -> None:
+    """A representation that declares `reads_charge` gives another energy to another total charge; where no part
+    declares it, the energy is the same and every charge but 0 is refused.
+    """
+    potential = copy.copy(potential)
+    potential.total_charges, potential.allow_untrained_charge = None, True
+    neutral = _atoms(_three(potential), [[0, 0, 0], [1.1, 0.1, 0], [0, 1.2, 0.2]], potential.device)
+    charged = neutral.replace(charge=neutral.charge + 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntrainedChargeWarning)
+        difference = _largest(potential(charged).energy - potential(neutral).energy)
+    name = type(potential.representation).__name__
+    if not potential.reads_charge:
+        assert difference == 0, f"{name} changes with the total charge: it must declare reads_charge = True"
+        potential.allow_untrained_charge = False
+        _expect(UntrainedCharge, "total charge", potential, charged)
+    elif potential.representation.reads_charge and potential.head is not None:
+        assert difference > 0, f"{name} declares reads_charge = True, and the total charge does not change the energy"
+
+
 def coincident_atoms_are_finite(potential: Potential) -> None:
-    """Atoms at the same place or nearly: finite energy and forces, or a ValueError; never NaN."""
+    """Atoms at the same place or nearly: finite energy and forces, or a ValueError; never NaN.
+
+    Without the checks of a call, which refuses them: steps of a simulation and GPUs do without.
+    """
     for distance in (0.0, 1e-300, 1e-160, 1e-30, 1e-12, 1e-6):
         system = _atoms(_three(potential), [[0, 0, 0], [distance, 0, 0], [0.3, 1.2, 0]], potential.device)
         try:
-            result = potential(system)
+            result = potential.compute(system, PairLists(system), forces=True, stress=False)
         except ValueError:
             continue
         finite = bool(torch.isfinite(result.energy).all() and torch.isfinite(result.forces).all())
@@ -342,48 +366,10 @@ POTENTIAL_CHECKS: dict[str, Callable[[Potential], None]] = {
         smooth_at_the_cutoff,
         isolated_atoms_are_exact,
         small_structures_are_defined,
+        charges_are_seen_or_refused,
         coincident_atoms_are_finite,
         bad_input_is_named,
         training_gradients_are_finite,
     )
 }
 """name -> function(potential), in float64."""
-
-
-# --- a potential without a network -----------------------------------------------------------------------------------
-
-
-def without_network(priors: Iterable[Prior], elements: Sequence[int], cutoff: float = 5.0) -> Potential:
-    """A potential that is the sum of some priors; it predicts charges by element where one of them uses charges."""
-    priors = list(priors)
-    properties = [_ChargesByElement()] if any(prior.uses_charges for prior in priors) else []
-    network = _NoNetwork(cutoff, max(elements, default=0) + 1)
-    return Potential(network, _Zero(), priors, elements=elements, properties=properties)
-
-
-class _NoNetwork(Representation):
-    """Features that are zero."""
-
-    def __init__(self, cutoff: float, max_z: int):
-        super().__init__()
-        self.cutoff, self.hidden_channels, self.max_z = cutoff, 1, max_z
-        self.nothing = nn.Parameter(torch.zeros(1))
-
-    def forward(self, graph: Graph) -> Features:
-        return Features(self.nothing.expand(graph.num_atoms, 1))
-
-
-class _Zero(Head):
-    def forward(self, features: Features, graph: Graph) -> Tensor:
-        return 0 * features.x.squeeze(1)
-
-
-class _ChargesByElement(PropertyHead):
-    """Charges of a tenth of the atomic number, shifted so that they sum to the total charge."""
-
-    property = "charges"
-
-    def forward(self, features: Features, graph: Graph) -> Tensor:
-        charges = 0.1 * graph.z.double()
-        missing = graph.charge.double() - sum_over_systems(charges, graph.batch, graph.num_systems)
-        return charges + (missing / atom_counts(graph).clamp(min=1))[graph.batch]

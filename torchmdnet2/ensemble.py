@@ -66,7 +66,8 @@ class Ensemble:
         cls,
         paths: Sequence[str | os.PathLike] | str | os.PathLike,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
+        allow_untrained_charge: bool = False,
     ) -> Ensemble:
         """An ensemble of model files, in the order given, or of a training's ensemble.json; see `torchmdnet2.load`.
 
@@ -79,7 +80,7 @@ class Ensemble:
             from .ensemble_file import read_ensemble
 
             paths = read_ensemble(paths)
-        return cls(load(path, device, dtype) for path in paths)
+        return cls(load(path, device, dtype, allow_untrained_charge) for path in paths)
 
     @property
     def cutoff(self) -> float:

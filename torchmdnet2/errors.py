@@ -1,6 +1,15 @@
 """The errors that torchmdnet2 raises on bad input. Each message names the thing and the remedy."""
 
-__all__ = ["BadCheckpoint", "BadConfig", "BadData", "MissingBackend", "NeighborOverflow", "UnknownElement"]
+__all__ = [
+    "BadCheckpoint",
+    "BadConfig",
+    "BadData",
+    "MissingBackend",
+    "NeighborOverflow",
+    "UnknownElement",
+    "UntrainedCharge",
+    "UntrainedChargeWarning",
+]
 
 
 class NeighborOverflow(RuntimeError):
@@ -21,6 +30,14 @@ class NeighborOverflow(RuntimeError):
 
 class UnknownElement(ValueError):
     """An atom's element is outside the set that the model was trained on."""
+
+
+class UntrainedCharge(ValueError):
+    """A structure's total charge is not one that the model was trained on, or the model does not look at it."""
+
+
+class UntrainedChargeWarning(UserWarning):
+    """A structure's total charge is not one that the model knows, and it is evaluated as the user asked for it."""
 
 
 class BadCheckpoint(ValueError):

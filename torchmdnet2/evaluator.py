@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from .potential import Potential, Result
+from .refusals import require_potential, require_system
 from .system import System
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the s
 _GRAPHS_UP_TO = 50_000  # atoms; above, the launches hide behind the kernels
 _AUTOGRAD_UP_TO = 5_000  # the same for potentials without fused kernels
 _version = attrgetter("_version")
-_options = attrgetter("energy_scale", "energy_shift", "subtract_isolated", "atom_filter")
+_options = attrgetter("energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "allow_untrained_charge")
 
 
 class Evaluator:
@@ -72,7 +73,7 @@ class Evaluator:
             raise ValueError(f"precision must be 'float32', 'tf32' or 'float64', got {precision!r}")
         if graphs not in ("auto", True, False):
             raise ValueError(f"graphs must be 'auto', True or False, got {graphs!r}")
-        self.potential = potential.eval()
+        self.potential = require_potential(potential).eval()
         self.precision, self.graphs, self.stress = precision, graphs, stress
         self._lock = threading.RLock()
         self.refresh()
@@ -240,7 +241,7 @@ class Evaluator:
         """What replays steps of this system, None for the reference path."""
         if self._sign() != self._signature:
             self.refresh()
-        if system.device != self.potential.device:
+        if require_system(system).device != self.potential.device:
             raise ValueError(
                 f"the system is on '{system.device}' and the potential on '{self.potential.device}': "
                 f"give system.to('{self.potential.device}')"
@@ -388,11 +389,10 @@ def _size(system: System, stress: bool) -> tuple[Any, ...]:
 
 def _describe(graphed: GraphedStep) -> str:
     step = graphed.step
-    needed = graphed.status()[1]
     structures = "1 structure" if step.num_systems == 1 else f"{step.num_systems} structures"
     parts = [
         f"  {step.num_atoms} atoms in {structures}, positions {str(step.dtype).removeprefix('torch.')}",
-        f"room for {step.capacity} edges ({needed} used), {step.nbytes / 1e6:.1f} MB",
+        f"room for {step.capacity} edges ({graphed.status()[1]} used), {step.nbytes / 1e6:.1f} MB",
         "replayed as one CUDA graph" if graphed.captured else "launched kernel by kernel",
     ]
     parts += ["with stress"] if step.stress else []

@@ -17,6 +17,7 @@ from .models.base import Features, Graph, Head, PropertyHead, Representation, at
 from .neighbors import NeighborList, neighbor_list
 from .priors.base import Prior
 from .priors.pairs import PairLists
+from .refusals import refuse_charge, refuse_coincident, refuse_neighbors, refuse_spin, require_stress, require_system
 from .registry import HEADS, PRIORS, REPRESENTATIONS
 from .system import System
 
@@ -70,7 +71,12 @@ class Potential(nn.Module):
         properties: heads of further properties; the one named "charges" gives `Result.charges`.
         atom_filter: atoms with atomic numbers up to this one take part in the messages, and have no energy and no
             share in properties of their own; −1 keeps all.
+        total_charges: total charges in e of the structures that the model was trained on; None: not stated.
         config: what `from_config` would need to build this potential, kept in the checkpoint.
+
+    Attributes:
+        allow_untrained_charge: evaluate other total charges too, and those that the model does not look at, with a
+            warning. They are refused otherwise.
     """
 
     _known: Tensor
@@ -87,6 +93,7 @@ class Potential(nn.Module):
         elements: Iterable[int] | None = None,
         properties: Iterable[PropertyHead] = (),
         atom_filter: int = -1,
+        total_charges: Iterable[float] | None = None,
         config: Mapping[str, Any] | None = None,
     ):
         super().__init__()
@@ -104,6 +111,8 @@ class Potential(nn.Module):
         self.elements = sorted({int(z) for z in (range(1, top) if elements is None else elements)})
         if self.elements and not 0 < self.elements[0] <= self.elements[-1] < top:
             raise ValueError(f"elements must be atomic numbers 1 … {top - 1} (max_z − 1), got {self.elements}")
+        self.total_charges = None if total_charges is None else sorted({float(q) for q in total_charges})
+        self.allow_untrained_charge = False
         known = torch.zeros(top, dtype=torch.bool)
         known[self.elements] = True
         self.register_buffer("_known", known, persistent=False)
@@ -117,8 +126,8 @@ class Potential(nn.Module):
         Args:
             config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
                 …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
-                "subtract_isolated", "elements", "atom_filter"}; all but "model" may be absent. A head that predicts
-                no energy may be given as "head" too.
+                "subtract_isolated", "elements", "atom_filter", "total_charges"}; all but "model" may be absent. A head
+                that predicts no energy may be given as "head" too.
 
         Raises:
             KeyError: a name is not registered.
@@ -144,6 +153,7 @@ class Potential(nn.Module):
             elements=config.get("elements"),
             properties=[head for head in built if isinstance(head, PropertyHead)],
             atom_filter=config.get("atom_filter", -1),
+            total_charges=config.get("total_charges"),
             config=config,
         )
 
@@ -162,6 +172,12 @@ class Potential(nn.Module):
     @property
     def device(self) -> torch.device:
         return self._known.device
+
+    @property
+    def reads_charge(self) -> bool:
+        """Whether the energy depends on the total charge; of a model of other properties only, whether these do."""
+        parts = [self.representation, *self.priors, *(self.properties.values() if self.head is None else [self.head])]
+        return any(part.reads_charge for part in parts) or any(prior.uses_charges for prior in self.priors)
 
     # --- evaluation ----------------------------------------------------------------------------------------------
 
@@ -186,9 +202,10 @@ class Potential(nn.Module):
             Result; forces and stress in the floating-point type of `system.pos`.
 
         Raises:
-            ValueError: a position, cell or charge is not finite (names the atom); stress without a cell; a spin
-                state that the model does not know; neighbors that lack edges.
+            ValueError: a position, cell or charge is not finite (names the atom); two atoms at the same place; stress
+                without a cell; a spin state that the model does not know; neighbors that lack edges.
             UnknownElement: an atom's element is not one the model was trained on.
+            UntrainedCharge: a total charge is not one that it was trained on, or it does not look at charges.
         """
         create_graph = self.training if create_graph is None else create_graph
         self.check(system)
@@ -197,15 +214,24 @@ class Potential(nn.Module):
         with torch.inference_mode(False), torch.enable_grad():
             if neighbors is None:
                 neighbors = neighbor_list(system, self.cutoff)
-            self._check_neighbors(neighbors, system)
+            refuse_neighbors(neighbors, system, self.cutoff)
+            refuse_coincident(neighbors, system)
             lists = PairLists(system, {self.cutoff: neighbors})
             return self.compute(system, lists, forces, stress, create_graph)
 
-    def check(self, system: System) -> None:
-        """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device."""
+    def check(self, system: System, charge: bool = True) -> None:
+        """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device.
+
+        Args:
+            system: N atoms; their distances are not looked at.
+            charge: look at the total charges too.
+        """
+        require_system(system)
         system.validate()
         self.check_elements(system.z)
-        self._check_spin(system)
+        refuse_spin(system, self.representation.reads_spin)
+        if charge:
+            refuse_charge(system, self)
         for part in (*([] if self.head is None else [self.head]), *self.properties.values(), *self.priors):
             part.check(system)  # type: ignore[operator]
 
@@ -331,36 +357,6 @@ class Potential(nn.Module):
             name = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
             trained = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in self.elements)
             raise UnknownElement(f"atom {atom} is {name}, and this model knows only {trained}")
-
-    def _check_neighbors(self, neighbors: NeighborList, system: System) -> None:
-        """Refuse a list that lacks edges of this system."""
-        if neighbors.half:
-            raise ValueError(
-                "neighbors: the model needs both directions of each pair, and this list has one (half=True)"
-            )
-        if neighbors.cutoff < self.cutoff:
-            raise ValueError(
-                f"neighbors: the model's cutoff is {self.cutoff} Å, and this list ends at {neighbors.cutoff} Å"
-            )
-        if len(neighbors.row_ptr) != system.num_atoms + 1:
-            raise ValueError(f"neighbors: a list of {len(neighbors.row_ptr) - 1} atoms, not of {system.num_atoms}")
-
-    def _check_spin(self, system: System) -> None:
-        """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted."""
-        high = system.spin > 2
-        if not self.representation.reads_spin and bool(high.any()):
-            first = int(high.nonzero()[0, 0])
-            raise ValueError(
-                f"system {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
-                "spin state; leave spin at 0 to evaluate that one"
-            )
-
-
-def require_stress(system: System) -> None:
-    """Raise ValueError unless every structure has a cell with a volume."""
-    flat = system.volume.detach() == 0
-    if bool(flat.any()):
-        raise ValueError(f"system {int(flat.nonzero()[0, 0])} has no cell with a volume, so it has no stress")
 
 
 def _with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dict[str, Tensor]]:

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from .checks import POTENTIAL_CHECKS, SYSTEM_CHECKS, without_network
+from .checks import POTENTIAL_CHECKS, SYSTEM_CHECKS
+from .errors import UntrainedChargeWarning
 from .neighbors import BACKENDS, NeighborList
 from .neighbors.reference import neighbor_list_reference
 from .potential import Potential
+from .prior_alone import without_network
 from .priors.base import Prior
 from .system import System
 
@@ -43,13 +46,17 @@ def check_potential(potential: Potential, systems: Iterable[System] | None = Non
         AssertionError: names the check, the structure, the measured number and the bar.
     """
     potential = copy.deepcopy(potential).double().eval()
+    # what holds of one charge holds of all
+    potential.total_charges, potential.allow_untrained_charge = None, True
     named = example_systems(potential.elements, potential.cutoff) if systems is None else _number(systems)
     for check in POTENTIAL_CHECKS.values():
         check(potential)
     for name, system in named.items():
         for check_system in SYSTEM_CHECKS.values():
             try:
-                check_system(potential, system.to(potential.device, torch.float64))
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UntrainedChargeWarning)
+                    check_system(potential, system.to(potential.device, torch.float64))
             except AssertionError as error:
                 raise AssertionError(f"{name}: {error}") from error
 

@@ -7,7 +7,7 @@ import torch
 from variants import ELEMENTS
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.checks import without_network
+from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import ZBL
 
 SIZE = {"hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 3.5, "max_z": 20}

@@ -9,7 +9,7 @@ import torch
 from ase.build import molecule
 
 from torchmdnet2 import System
-from torchmdnet2.checks import without_network
+from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import Atomref
 from torchmdnet2.testing import check_prior
 

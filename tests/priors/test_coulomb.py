@@ -12,7 +12,7 @@ from ase.build import bulk
 from ase.geometry import cellpar_to_cell
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.checks import without_network
+from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import Coulomb
 from torchmdnet2.priors.electrostatics import Electrostatics
 from torchmdnet2.priors.pairs import pair_list
@@ -85,7 +85,7 @@ def test_conformance_of_the_mesh(name):
     """Forces and stress are exact derivatives; batches and order do not matter."""
     from torchmdnet2 import checks
 
-    potential = checks.without_network([Coulomb(CHARGES, "pme", 6.0, accuracy=1e-6)], (1, 6, 8))
+    potential = without_network([Coulomb(CHARGES, "pme", 6.0, accuracy=1e-6)], (1, 6, 8))
     checks.forces_are_gradients(potential, SYSTEMS[name])
     checks.stress_is_strain_derivative(potential, SYSTEMS[name])
     checks.batch_equals_singles(potential, SYSTEMS[name])

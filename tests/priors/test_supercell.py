@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchmdnet2 import System
-from torchmdnet2.checks import without_network
+from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import D2, D3, ZBL, Coulomb
 from torchmdnet2.testing import example_systems
 

@@ -66,6 +66,11 @@ class Structure:
         """Everything but positions and cell, to be compared."""
         return self.numbers.tobytes(), self.pbc.tobytes(), self.charge, self.spin
 
+    @property
+    def has_volume(self) -> bool:
+        """Whether the cell has a volume, which the stress needs."""
+        return abs(float(np.linalg.det(self.cell))) > 0
+
     def differences(self, other: Structure) -> list[str]:
         """Names of what differs in any bit."""
         return [f.name for f in fields(self) if not _same(getattr(self, f.name), getattr(other, f.name))]
@@ -118,7 +123,23 @@ class ArrayEvaluator:
         return _finite(_one(values, 0, slice(None)))
 
     def batch(self, structures: Sequence[Structure], stress: bool = False) -> Iterator[dict[str, Any]]:
-        """Results of each of several structures, evaluated as one batch; as a call."""
+        """Results of each of several structures, evaluated as one batch; as a call.
+
+        Where the stress is asked for, that of structures without a volume is NaN; they are a batch of their own.
+        """
+        solid = [stress and s.has_volume for s in structures]
+        batches = {
+            kind: self._batch([s for s, is_solid in zip(structures, solid, strict=True) if is_solid == kind], kind)
+            for kind in set(solid)
+        }
+        for is_solid in solid:
+            found = next(batches[is_solid])
+            if stress and not is_solid:
+                names = ("stress", "stress_std") if "energy_std" in found else ("stress",)
+                found |= {name: np.full((3, 3), np.nan) for name in names}
+            yield found
+
+    def _batch(self, structures: Sequence[Structure], stress: bool) -> Iterator[dict[str, Any]]:
         with torch.inference_mode(False):
             whole = System.concatenate([s.to_system(self.device) for s in structures])
             values = _to_numpy(self.evaluator(whole, forces=True, stress=stress))

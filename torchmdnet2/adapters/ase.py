@@ -15,9 +15,12 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, CalculatorSetupError, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
+from .. import __version__
 from ..ensemble import Ensemble
 from ..evaluator import Evaluator
 from ..potential import Potential
+from ..priors.pairs import PairLists
+from ..refusals import rename
 from ..system import System, _whole_number
 from .arrays import ArrayEvaluator, NotFinite, Structure
 from .hessian import hessian
@@ -49,6 +52,8 @@ class TorchMDNet2Calculator(Calculator):
             Positions, cell and energies are float64 in either case.
         charge: total charge in e for structures whose `info` has none.
         spin: multiplicity 2S+1 for structures whose `info` has none.
+        allow_untrained_charge: evaluate total charges that the model was not trained on, or does not look at, with a
+            warning; they are refused otherwise.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -64,8 +69,9 @@ class TorchMDNet2Calculator(Calculator):
         dtype: torch.dtype | str | None = None,
         charge: int | None = None,
         spin: int | None = None,
+        allow_untrained_charge: bool = False,
     ):
-        self._set_up([open_model(model, device, dtype)], charge, spin)
+        self._set_up([open_model(model, device, dtype, allow_untrained_charge)], charge, spin)
 
     def _set_up(self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any) -> None:
         self._entered: Structure | None = None
@@ -145,7 +151,7 @@ class TorchMDNet2Calculator(Calculator):
         Raises:
             ValueError: a position, cell, charge or spin is not usable (the message names the atom), or the model's
                 result is not finite.
-            UnknownElement: the model does not know an element.
+            UnknownElement, UntrainedCharge: the model does not know an element, or the total charge.
             NoStress: stress is asked for and there is no cell with a volume.
         """
         with self._lock:
@@ -156,7 +162,7 @@ class TorchMDNet2Calculator(Calculator):
             asked = not {"stress", "stress_std"}.isdisjoint(properties or [])
             # a barostat or cell optimiser asks for forces, then for stress, at every step: do it in one go
             stress = asked or self._stress_wanted
-            if stress and not abs(np.linalg.det(structure.cell)) > 0:
+            if stress and not structure.has_volume:
                 if asked:
                     raise NoStress(
                         "the stress needs a cell with a volume, and this structure has none: set all three lattice "
@@ -181,6 +187,24 @@ class TorchMDNet2Calculator(Calculator):
         new = {name: value for name, value in new.items() if value != getattr(self, name)}
         vars(self).update(new)
         return new
+
+    def todict(self, skip_default: bool = True) -> dict[str, Any]:
+        """Which model this is, as plain data; ASE stores it in databases and trajectories.
+
+        Args:
+            skip_default: for ASE, ignored.
+
+        Returns:
+            "models": of each member "file" and "sha256" (None for one in memory), "level_of_theory" (None where it is
+            not stated) and "dtype"; "charge", "spin", "torchmdnet2" (the version).
+        """
+        models = []
+        for potential, source in zip(self._potentials, self._sources, strict=True):
+            data = potential.metadata.get("data")
+            level = data.get("level_of_theory") if isinstance(data, dict) else None
+            file = {"file": None, "sha256": None} if source is None else {"file": source.path, "sha256": source.sha256}
+            models.append({**file, "level_of_theory": level, "dtype": dtype_name(potential.dtype)})
+        return {"models": models, "charge": self.charge, "spin": self.spin, "torchmdnet2": __version__}
 
     def reset(self) -> None:
         """Forget the last result."""
@@ -210,22 +234,36 @@ class TorchMDNet2Calculator(Calculator):
         Args:
             frames: structures of any size and composition; they are not changed.
             batch_size: structures at a time.
-            stress: compute the stress too; every structure then needs a cell with a volume.
+            stress: compute the stress too; NaN for structures without a cell that has a volume.
 
         Yields:
             For each structure in turn what `results` would hold for it.
 
         Raises:
-            ValueError, UnknownElement: as `calculate`; atoms and structures are counted within their batch. ValueError
-                for a batch size below 1.
+            ValueError, UnknownElement, UntrainedCharge: as `calculate`; the message names the structure by its place in
+                `frames`, from 0. ValueError for a batch size below 1.
         """
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        left = iter(frames)
+        left, first = iter(frames), 0
         while batch := list(islice(left, batch_size)):
             with self._lock:
-                found = list(self._evaluate.batch([self._structure(atoms) for atoms in batch], stress))
+                try:
+                    found = list(self._evaluate.batch([self._structure(atoms) for atoms in batch], stress))
+                except ValueError:
+                    self._blame(batch, first, stress)
+                    raise
             yield from map(_in_ase_form, found)
+            first += len(batch)
+
+    def _blame(self, batch: list[Atoms], first: int, stress: bool) -> None:
+        """Raise the error of the first structure that cannot be evaluated alone, by its number in all."""
+        for k, atoms in enumerate(batch):
+            try:
+                list(self._evaluate.batch([self._structure(atoms)], stress))
+            except ValueError as error:
+                rename(error, f"frame {first + k}")
+                raise
 
     def _structure(self, atoms: Atoms) -> Structure:
         return Structure(
@@ -248,13 +286,15 @@ class TorchMDNet2Calculator(Calculator):
                 "dtypes": [dtype_name(p.dtype) for p in self._potentials],
                 "charge": self.charge,
                 "spin": self.spin,
+                "allow_untrained_charge": self.potential.allow_untrained_charge,
                 "entered": None if self._entered is None else vars(self._entered),
                 "results": self.results,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         sources = [ModelSource(**source) for source in state["sources"]]
-        opened = [s.open(state["device"], dtype) for s, dtype in zip(sources, state["dtypes"], strict=True)]
+        allow = state["allow_untrained_charge"]
+        opened = [s.open(state["device"], dtype, allow) for s, dtype in zip(sources, state["dtypes"], strict=True)]
         kept = [source if source.path else None for source in sources]
         self._set_up(list(zip(opened, kept, strict=True)), state["charge"], state["spin"])
         self._entered = None if state["entered"] is None else Structure(**state["entered"])
@@ -278,7 +318,8 @@ def _extra_properties(potential: Potential) -> list[str]:
         return []
     z = torch.tensor(potential.elements[:1], device=potential.device)
     alone = System(z=z, pos=torch.zeros(1, 3, dtype=torch.float64, device=potential.device))
-    result = potential(alone, forces=False)
+    # without the checks of a call: the model need not know the charge 0
+    result = potential.compute(alone, PairLists(alone), forces=False, stress=False)
     given = {"charges": result.charges is not None, "dipole": "dipole" in result.properties}
     return [name for name, is_given in given.items() if is_given]
 

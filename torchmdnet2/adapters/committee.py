@@ -26,7 +26,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
 
     Args:
         models: at least two, each a path or a Potential; or the ensemble.json of a training.
-        device, dtype, charge, spin: of all members, as for TorchMDNet2Calculator.
+        device, dtype, charge, spin, allow_untrained_charge: of all members, as for TorchMDNet2Calculator.
 
     Raises:
         ValueError: fewer than two models; others as TorchMDNet2Calculator.
@@ -39,12 +39,13 @@ class CommitteeCalculator(TorchMDNet2Calculator):
         dtype: torch.dtype | str | None = None,
         charge: int | None = None,
         spin: int | None = None,
+        allow_untrained_charge: bool = False,
     ):
         if isinstance(models, str | os.PathLike) and str(models).endswith(".json"):
             models = read_ensemble(models)
         if isinstance(models, str | os.PathLike | Potential) or len(models := list(models)) < 2:
             raise ValueError("a committee needs at least two models: give a list of them")
-        self._set_up([open_model(model, device, dtype) for model in models], charge, spin)
+        self._set_up([open_model(model, device, dtype, allow_untrained_charge) for model in models], charge, spin)
 
     @property
     def potentials(self) -> list[Potential]:

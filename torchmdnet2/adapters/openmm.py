@@ -14,6 +14,7 @@ import torch
 from ..errors import BadData, UnknownElement
 from ..evaluator import Evaluator
 from ..potential import SYMBOLS, Potential
+from ..refusals import refuse_charge, refuse_spin
 from ..system import _whole_number as whole_number
 from ..units import KJ_MOL, factor
 from .arrays import ArrayEvaluator, NotFinite, Structure
@@ -37,6 +38,7 @@ def create_force(
     spin: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
+    allow_untrained_charge: bool = False,
 ) -> openmm.PythonForce:
     """A force to add to an openmm.System: the energy of the model for some or all of its atoms.
 
@@ -53,6 +55,7 @@ def create_force(
         spin: their multiplicity 2S+1; 0 means not given.
         device: where the model runs, independent of OpenMM's platform.
         dtype: floating-point type of the network; None keeps the stored one.
+        allow_untrained_charge: take a charge that the model was not trained on, or does not look at, with a warning.
 
     Returns:
         openmm.PythonForce; energies in kJ/mol, forces in kJ/mol/nm.
@@ -61,7 +64,9 @@ def create_force(
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
         UnknownElement: the model does not know an atom's element.
         BadData: an atom has no element, or an index is not of this topology.
-        ValueError: charge or spin is not a whole number; device or dtype cannot be used.
+        UntrainedCharge: the model does not know the charge.
+        ValueError: charge or spin is not a whole number, or the model does not know the spin; device or dtype cannot be
+            used.
     """
     everyone = list(topology.atoms())
     chosen = list(range(len(everyone))) if atoms is None else _indices(atoms, len(everyone))
@@ -74,7 +79,7 @@ def create_force(
         numbers.append(everyone[i].element.atomic_number)
     if periodic is None:
         periodic = topology.getPeriodicBoxVectors() is not None
-    potential, source = open_model(model, device, dtype)
+    potential, source = open_model(model, device, dtype, allow_untrained_charge)
     unknown = [i for i, z in zip(chosen, numbers, strict=True) if z not in potential.elements]
     if unknown:
         known = ", ".join(SYMBOLS[z] for z in potential.elements)
@@ -88,7 +93,15 @@ def create_force(
         "spin": whole_number(spin, "spin"),
         "device": str(potential.device),
         "dtype": dtype_name(potential.dtype),
+        "allow_untrained_charge": potential.allow_untrained_charge,
     }
+    # now, and not at the first step
+    alone = Structure(
+        np.array(numbers), np.zeros((len(numbers), 3)), np.zeros((3, 3)), np.zeros(3, dtype=bool),
+        whole_number(charge, "charge"), whole_number(spin, "spin"),
+    ).to_system(potential.device)  # fmt: skip
+    refuse_spin(alone, potential.representation.reads_spin)
+    refuse_charge(alone, potential)
     force = openmm.PythonForce(TorchMDNet2Energy(source, options, potential))
     force.setName("TorchMDNet2")
     force.setUsesPeriodicBoundaryConditions(bool(periodic))
@@ -105,7 +118,7 @@ class TorchMDNet2Energy:
     Args:
         source: where the model is; None for one in memory, which cannot be pickled.
         options: "numbers" (atomic numbers), "particles" (their indices, None for all), "periodic", "charge", "spin",
-            "device", "dtype".
+            "device", "dtype", "allow_untrained_charge".
         potential: the opened model, None to open it from `source` when needed.
     """
 
@@ -132,7 +145,8 @@ class TorchMDNet2Energy:
     def _evaluate(self, state: openmm.State) -> tuple[float, np.ndarray]:
         if self._arrays is None:
             assert self.source is not None
-            potential = self.source.open(self.options["device"], self.options["dtype"])
+            allow = self.options.get("allow_untrained_charge", False)  # XML of before has none
+            potential = self.source.open(self.options["device"], self.options["dtype"], allow)
             self._arrays = ArrayEvaluator(Evaluator(potential), potential.device)
         nanometer = openmm.unit.nanometer
         pos = state.getPositions(asNumpy=True).value_in_unit(nanometer) * _NM

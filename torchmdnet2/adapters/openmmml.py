@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchMDNet2Factory", "TorchMDNet2Impl"]
 
-_OPTIONS = ("charge", "multiplicity", "device", "precision")
+_OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge")
 
 
 class TorchMDNet2Factory(MLPotentialImplFactory):
@@ -62,6 +62,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         multiplicity: int = 0,
         device: Any = None,
         precision: str | None = None,
+        allow_untrained_charge: bool = False,
         **args: Any,
     ) -> None:
         """Add the model's force; arguments after `forceGroup` are those of createSystem and createMixedSystem.
@@ -72,6 +73,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
             multiplicity: 2S+1 of these; 0 means not given.
             device: "cpu", "cuda", …; None takes a GPU when there is one.
             precision: "single" or "double"; None keeps the model's.
+            allow_untrained_charge: take a charge that the model was not trained on, or does not look at.
             args: of the embedding; a misspelt argument of ours is refused.
 
         Raises:
@@ -90,7 +92,9 @@ class TorchMDNet2Impl(MLPotentialImpl):
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         periodic = topology.getPeriodicBoxVectors() is not None or system.usesPeriodicBoundaryConditions()
-        force = create_force(self.path, topology, atoms, periodic, charge, multiplicity, device, precision)
+        force = create_force(
+            self.path, topology, atoms, periodic, charge, multiplicity, device, precision, allow_untrained_charge
+        )
         force.setForceGroup(forceGroup)
         system.addForce(force)
 

@@ -34,6 +34,8 @@ class TorchMDNet2Model(ModelInterface):
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of network and states, torch.float32 or torch.float64; None keeps the stored one.
         compute_forces, compute_stress: what `forward` gives beside the energy; can be set later.
+        allow_untrained_charge: evaluate total charges that the model was not trained on, or does not look at, with a
+            warning; they are refused otherwise.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -47,9 +49,10 @@ class TorchMDNet2Model(ModelInterface):
         dtype: torch.dtype | str | None = None,
         compute_forces: bool = True,
         compute_stress: bool = False,
+        allow_untrained_charge: bool = False,
     ):
         super().__init__()
-        self.potential, _ = open_model(model, device, dtype)
+        self.potential, _ = open_model(model, device, dtype, allow_untrained_charge)
         self._device, self._dtype = self.potential.device, self.potential.dtype
         self._compute_forces, self._compute_stress = compute_forces, compute_stress
         self._evaluator = Evaluator(self.potential)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has printed the reason, or the help
         return int(stop.code or 0)
     try:
-        code = options.run(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show  # type: ignore[assignment]
+            code = options.run(options)
         sys.stdout.flush()
         return code or 0
     except KeyboardInterrupt as stop:
@@ -57,6 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             lines = [" ".join(lines)]
         print(f"torchmdnet2 {options.command}: " + "\n  ".join(lines), file=sys.stderr)
         return 2 if isinstance(error, BadConfig) else 1
+
+
+def _show(message: Warning | str, *_: Any) -> None:
+    """A warning as one line, without the place in our source that it comes from."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _is_ours(error: Exception) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Command",
+    "add_allow_untrained_charge",
     "add_device",
     "device_name",
     "frame_numbers",
@@ -31,6 +32,11 @@ __all__ = [
 
 Command = Callable[..., argparse.ArgumentParser]
 """Makes the parser of a command: name, function that runs it, one line of help."""
+
+
+def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:
+    told = "evaluate total charges that the model was not trained on or does not look at, which is refused otherwise"
+    parser.add_argument("--allow-untrained-charge", action="store_true", help=told)
 
 
 def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .common import (
     Command,
+    add_allow_untrained_charge,
     add_device,
     device_name,
     frame_numbers,
@@ -45,11 +46,11 @@ def add(command: Command) -> None:
     test.add_argument("--output", metavar="FILE", help=".xyz file with the predictions, labels as reference_…")
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_allow_untrained_charge(test)
     add_device(test, dtype="float64")
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from ..adapters.model import device_of, dtype_of
     from ..checkpoint import load
     from ..data import data_files
     from ..errors import BadConfig
@@ -71,7 +72,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.output is not None:
         inputs = [options.model, *read, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
-    potential = load(options.model, device_of(device_name(options.device)), dtype_of(options.dtype))
+    potential = load(options.model, device_name(options.device), options.dtype, options.allow_untrained_charge)
     config = potential.metadata.get("config")
     trained = (config.get("data") or {}) if isinstance(config, dict) else {}  # metadata may hold anything
     keys = _keys(options, trained.get("keys") or {"energy": "energy", "forces": "forces"})

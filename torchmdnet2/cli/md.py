@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, make_console, read_structures, split_index
+from .common import (
+    Command,
+    add_allow_untrained_charge,
+    add_device,
+    device_name,
+    make_console,
+    read_structures,
+    split_index,
+)
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -41,6 +49,7 @@ def add(command: Command) -> None:
     md.add_argument("--restart-every", type=int, metavar="STEPS", help="(default: a twentieth of all)")
     md.add_argument("--charge", type=int, help="total charge in e, where the structure has none (default: 0)")
     md.add_argument("--spin", type=int, help="multiplicity 2S+1, where the structure has none")
+    add_allow_untrained_charge(md)
     add_device(md, dtype=None)
 
 
@@ -80,6 +89,7 @@ def _md(options: argparse.Namespace) -> None:
             charge=options.charge,
             spin=options.spin,
             console=console,
+            allow_untrained_charge=options.allow_untrained_charge,
         )
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, make_console, read_structures, split_index
+from .common import (
+    Command,
+    add_allow_untrained_charge,
+    add_device,
+    device_name,
+    make_console,
+    read_structures,
+    split_index,
+)
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -30,6 +38,7 @@ def add(command: Command) -> None:
     check.add_argument("--output", default="stability", help="prefix of the files (default: stability)")
     check.add_argument("--charge", type=int, help="total charge in e, where a structure has none (default: 0)")
     check.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure has none")
+    add_allow_untrained_charge(check)
     check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
     add_device(check, dtype=None)
 
@@ -53,6 +62,7 @@ def _stability(options: argparse.Namespace) -> int:
         charge=options.charge,
         spin=options.spin,
         console=console,
+        allow_untrained_charge=options.allow_untrained_charge,
     )
     written = report.write(prefix)
     _print(report, f"{options.model}: {report.time:g} ps from {options.frames}")

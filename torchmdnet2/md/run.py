@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..adapters.model import open_model
+from ..adapters.model import ModelSource, open_model
 from ..errors import BadConfig
 from ..potential import Potential
 from ..system import System
@@ -90,6 +90,7 @@ def run_md(
     charge: int | None = None,
     spin: int | None = None,
     console: Console | None = None,
+    allow_untrained_charge: bool = False,
 ) -> MDResult:
     """Simulate the motion of a structure.
 
@@ -105,20 +106,23 @@ def run_md(
         dtype: floating-point type of the network; positions, velocities and sums are float64.
         charge, spin: total charge in e and multiplicity.
         console: where progress is shown; None is silent.
+        allow_untrained_charge: take a total charge that the model was not trained on, or does not look at, with a
+            warning.
 
     Raises:
-        UnknownElement: the model does not know an atom's element.
+        UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
         Unphysical: atoms overlap at the start, or forces, temperature or energy explode later; the last good
             frame is then in the trajectory.
         BadConfig: the restart file belongs to another simulation.
         ValueError: the structure is not valid (atom without finite position, periodic without cell).
     """
     with torch.inference_mode(False):  # also where the caller is in that mode
-        return Simulation(model, atoms, options, device, dtype, charge, spin, console).run()
+        opened = open_model(model, device, dtype, allow_untrained_charge)
+        return Simulation(opened, atoms, options, charge, spin, console).run()
 
 
 class Simulation:
-    """A simulation while it runs; arguments as for `run_md`.
+    """A simulation while it runs; arguments as for `run_md`, the model opened.
 
     Attributes:
         state: the last state that was found good, on the host.
@@ -126,17 +130,15 @@ class Simulation:
 
     def __init__(
         self,
-        model: str | os.PathLike | Potential,
+        opened: tuple[Potential, ModelSource | None],
         atoms: Atoms,
         options: MDOptions,
-        device: torch.device | str,
-        dtype: torch.dtype | str | None,
         charge: int | None,
         spin: int | None,
         console: Console | None,
     ):
         self.options, self.console = options, console
-        self.potential, source = open_model(model, device, dtype)
+        self.potential, source = opened
         self.identity = fingerprint(self.potential) if source is None else source.sha256
         self.start = plain_copy(atoms, charge, spin)
         check_start(self.start, self.potential)

@@ -43,8 +43,8 @@ def check_start(start: Atoms, potential: Potential) -> None:
 
     Raises:
         BadData: no atoms, or a constraint that is not known here.
-        UnknownElement: the model does not know an atom's element.
-        ValueError: not valid otherwise (System.validate).
+        UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
+        ValueError: not valid otherwise (Potential.check).
     """
     from ase.constraints import FixAtoms
 
@@ -53,8 +53,7 @@ def check_start(start: Atoms, potential: Potential) -> None:
     for constraint in start.constraints:
         if not isinstance(constraint, FixAtoms):
             raise BadData(f"the start structure has a {type(constraint).__name__}; only FixAtoms is supported here")
-    system = System.from_ase(start, device=potential.device).validate()
-    potential.check_elements(system.z)
+    potential.check(System.from_ase(start, device=potential.device))
 
 
 def minimize(start: Atoms, potential: Potential) -> str:

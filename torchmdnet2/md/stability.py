@@ -17,6 +17,7 @@ import torch
 from ..adapters.model import open_model
 from ..errors import BadConfig, BadData
 from ..potential import Potential
+from ..refusals import rename
 from ..system import System
 from .bonds import Bonds
 from .guard import Unphysical, check_overlaps
@@ -48,6 +49,7 @@ def check_stability(
     charge: int | None = None,
     spin: int | None = None,
     console: Console | None = None,
+    allow_untrained_charge: bool = False,
 ) -> StabilityReport:
     """Run Langevin dynamics from given frames and see which runs break.
 
@@ -70,11 +72,13 @@ def check_stability(
         dtype: floating-point type of the network.
         charge, spin: total charge in e and multiplicity, of frames that have none in their `info`.
         console: where progress is shown; None is silent.
+        allow_untrained_charge: take total charges that the model was not trained on, or does not look at, with a
+            warning.
 
     Raises:
         BadConfig: a number is out of range.
         BadData: there are no frames.
-        UnknownElement: the model does not know an atom's element.
+        UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
         Unphysical: atoms overlap in a frame.
         ValueError: a frame is not valid.
     """
@@ -84,7 +88,7 @@ def check_stability(
     if not frames:
         raise BadData("there are no frames to start from")
     with torch.inference_mode(False):
-        potential, _ = open_model(model, device, dtype)
+        potential, _ = open_model(model, device, dtype, allow_untrained_charge)
         chosen = [k * len(frames) // replicas for k in range(replicas)]
         starts = {index: _checked(frames[index], index, potential, charge, spin) for index in dict.fromkeys(chosen)}
         bonds = {index: Bonds(System.from_ase(start), _alike(start, frames)) for index, start in starts.items()}
@@ -113,11 +117,12 @@ def _options(temperature: float, time: float, replicas: int, timestep: float, fr
 
 def _checked(frame: Atoms, index: int, potential: Potential, charge: int | None, spin: int | None) -> Atoms:
     start = plain_copy(frame, charge, spin)
-    check_start(start, potential)
     try:
+        check_start(start, potential)
         check_overlaps(System.from_ase(start))
-    except Unphysical as error:
-        raise Unphysical(f"frame {index}: {error}") from None
+    except (Unphysical, ValueError) as error:
+        rename(error, f"frame {index}")
+        raise
     return start
 
 

@@ -124,6 +124,7 @@ class Representation(nn.Module, ABC):
         hidden_channels: F.
         max_z: atomic numbers 0 … max_z − 1 can be represented.
         local: an atom without neighbors does not feel the other atoms of its structure.
+        reads_charge: the total charge changes the scalar features.
         reads_spin: the spin multiplicity changes the features.
     """
 
@@ -131,6 +132,7 @@ class Representation(nn.Module, ABC):
     hidden_channels: int
     max_z: int
     local: bool = True
+    reads_charge: bool = False
     reads_spin: bool = False
 
     @abstractmethod
@@ -139,6 +141,9 @@ class Representation(nn.Module, ABC):
 
 
 class _Readout(nn.Module, ABC):
+    reads_charge: bool = False
+    """The total charge changes what this gives, with the same features."""
+
     def check(self, system: System) -> None:
         """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""
 

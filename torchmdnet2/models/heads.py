@@ -137,6 +137,7 @@ class ScalarCoulombHead(Head):
         ValueError: an option is out of range; the model has no charges or another number of channels.
     """
 
+    reads_charge = True
     qweights: Tensor
 
     def __init__(

@@ -87,6 +87,7 @@ class ChargesHead(_AtomNetwork):
     """
 
     property = "charges"
+    reads_charge = True
 
     def __init__(self, hidden_channels: int, activation: str = "silu", num_hidden_layers: int = 0):
         super().__init__(hidden_channels, activation, num_hidden_layers, False, 1.0)

@@ -202,6 +202,7 @@ class TensorNet(Representation):
             raise ValueError("hidden_channels must be at least 1 and num_layers at least 0")
         self.cutoff, self.hidden_channels, self.max_z = float(cutoff), hidden_channels, max_z
         self.group = group
+        self.reads_charge = num_layers > 0
         f = hidden_channels
         self.envelope = CosineCutoff(cutoff_lower, cutoff)
         self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)

@@ -125,6 +125,7 @@ class TensorNet2(Representation):
         self.cutoff, self.hidden_channels, self.max_z = float(cutoff), hidden_channels, max_z
         self.group, self.q_dim = group, q_dim
         self.local = q_dim == 0
+        self.reads_charge = q_dim > 0 and num_layers > 0
         f = hidden_channels
         self.envelope = CosineCutoff(cutoff_lower, cutoff)
         self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)

@@ -44,10 +44,12 @@ class Prior(Float64Buffers, ABC):
         cutoff: Å of the neighbor list that `forward` is given; None when it needs none; infinity for all pairs of
             each structure, which must then not be periodic.
         uses_charges: `forward` needs the charges that the network predicts.
+        reads_charge: the total charge changes the energy, other than by those charges.
     """
 
     cutoff: float | None = None
     uses_charges: bool = False
+    reads_charge: bool = False
 
     def check(self, system: System) -> None:
         """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..fused.tensornet.cpu import Array
 from ..neighbors import neighbor_list
+from ..refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
 from .cpu_pairs import all_pairs
 
@@ -50,14 +51,12 @@ class Composition:
         system: N atoms in B structures; copied, positions and cell do not matter.
 
     Raises:
-        ValueError, UnknownElement: as the Potential.
+        ValueError, UnknownElement, UntrainedCharge: as the Potential.
     """
 
     def __init__(self, model: CpuModel, system: System):
         potential = model.potential
-        system.validate()
-        potential.check_elements(system.z)
-        potential._check_spin(system)
+        potential.check(system)
         self._known = tuple(t.clone() for t in _composition(system))
         self._dtype = system.dtype
         self._net, self._cutoff, self._shift = model.net, potential.cutoff, potential.energy_shift
@@ -105,9 +104,10 @@ class Composition:
         if not np.isfinite(system.cell.detach().numpy()).all():
             system.validate()
         while True:
-            found = all_pairs(pos, self._cutoff, self._row_ptr, self._sender, self._vectors)
+            found = all_pairs(pos, self._cutoff, self._row_ptr, self._sender, self._vectors, SAME_PLACE)
             if found < 0:
                 system.validate()  # names the atom
+                raise coincident(neighbor_list(system, self._cutoff), system)
             if found <= len(self._sender):
                 return self._row_ptr, self._sender, self._vectors
             room = found + found // 8
@@ -115,6 +115,7 @@ class Composition:
 
     def _search(self, system: System) -> tuple[Array, Array, Array]:
         found = neighbor_list(system, self._cutoff)
+        refuse_coincident(found, system)
         vectors = found.vectors(system).detach().float().contiguous()
         return found.row_ptr.numpy(), found.edge_index[1].numpy(), vectors.numpy()
 

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from ...checkpoint import load, read_header
 from ...models.base import PropertyHead
 from ...potential import SYMBOLS, Potential
+from ...priors.pairs import PairLists
 from ...registry import HEADS, PRIORS
 from ...system import System
 from .schema import Section, validate_choice
@@ -127,7 +128,8 @@ def predicted_shapes(potential: Potential) -> dict[str, str]:
     """
     z = torch.full((2,), potential.elements[0], device=potential.device)
     pos = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64, device=potential.device)
-    result = potential(System(z=z, pos=pos), forces=False)
+    system = System(z=z, pos=pos)  # of charge 0, which the model need not know
+    result = potential.compute(system, PairLists(system), forces=False, stress=False)
     shapes = {name: _shape(tuple(value.shape)) for name, value in result.properties.items()}
     return shapes if result.charges is None else {**shapes, "charges": "atom_scalar"}
 

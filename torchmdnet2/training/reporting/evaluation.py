@@ -12,6 +12,7 @@ import torch
 from ...data.sample import LABELS
 from ...potential import Potential, Result
 from ...priors import Atomref
+from ...refusals import refuse_coincident, refuse_one
 from ...system import System
 from ..config.labels import prediction, property_of
 from ..config.loss_config import LossConfig
@@ -51,6 +52,7 @@ def evaluate(
     units: Mapping[str, Any] | None = None,
     each: Callable[[Batch, Result], None] | None = None,
     batches: Sequence[Sequence[int]] | None = None,
+    check: bool = True,
 ) -> Evaluation:
     """Errors on all given frames.
 
@@ -64,9 +66,10 @@ def evaluate(
         units: the section `data.units` as plain data, for the units of further labels.
         each: called with every batch and the predictions for it.
         batches: which frames at a time, instead of `batch_size`.
+        check: refuse frames that the potential does not know; a training evaluates all frames that it was given.
 
     Raises:
-        UnknownElement: a frame holds an element that the potential was not trained on.
+        UnknownElement, UntrainedCharge, ValueError: the potential refuses a frame; the message names it.
     """
     properties = properties or Properties()
     sums = ErrorSums(LossConfig(), potential.device, units)
@@ -74,6 +77,8 @@ def evaluate(
     by_frame: list[dict[str, np.ndarray]] = []
     for batch in Loader(frames, num_workers)(batches or in_order(len(frames), batch_size)):
         batch = batch.to(potential.device)
+        if check:
+            _check(potential, batch, frames)
         result = predict(potential, batch, properties)
         if each is not None:
             each(batch, result)
@@ -103,6 +108,18 @@ def evaluate(
         for name in names
     }
     return Evaluation(sums.summary(), pairs, columns)
+
+
+def _check(potential: Potential, batch: Batch, frames: Frames) -> None:
+    """Raise what the potential refuses, with the name of the frame."""
+    system = batch.sample.system
+    try:
+        potential.check(system)
+        refuse_coincident(batch.neighbors, system)
+    except ValueError:
+        for b, index in enumerate(batch.frames):
+            refuse_one(potential, system, b, frames.data.name(index))
+        raise
 
 
 def _references(potential: Potential, system: System) -> torch.Tensor:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset, statistics
 from ...data.consistency import agreement, stress_agreement
 from ...data.edges import EdgeMemory
 from ...data.outlying import Usual
-from ...potential import SYMBOLS, Potential
+from ...potential import SYMBOLS
 from ..config.loss_config import epoch_of
 from ..steps.batches import Frames
 from .initial import reference_energies
@@ -172,25 +171,19 @@ def _single_atoms(setup: Setup) -> Iterator[str]:
 
 
 def _ignored(setup: Setup) -> Iterator[str]:
-    """Total charges or spins that differ, and that the model does not look at."""
-    found = setup.statistics["train"]
+    """Total charges or spins that differ, and that the model does not look at; charges that it is not trained on."""
+    found, potential = setup.statistics["train"], setup.potential
+    seen = {"charge": potential.reads_charge, "spin": potential.representation.reads_spin}
     for name, values in (("charge", found.charges), ("spin", found.spins)):
-        if len(values) > 1 and not _depends_on(setup.potential, setup.frames["train"], name):
-            listed = ", ".join(map(str, values[:6])) + (", …" if len(values) > 6 else "")
+        if len(values) > 1 and not seen[name]:
             what = "total charges" if name == "charge" else "spin multiplicities"
-            yield f"training frames have the {what} {listed}, which {setup.config.model['name']} does not look at"
-
-
-def _depends_on(potential: Potential, frames: Frames, name: str) -> bool:
-    batch = frames.batch([0]).to(potential.device)
-    system = batch.sample.system
-
-    def outcome(value: int) -> list[torch.Tensor]:
-        changed = system.replace(**{name: torch.full_like(getattr(system, name), value)})
-        result = potential(changed, forces=False, neighbors=batch.neighbors, create_graph=False)
-        return [result.energy, *([] if result.charges is None else [result.charges]), *result.properties.values()]
-
-    return any(not torch.equal(a, b) for a, b in zip(outcome(1), outcome(2), strict=True))
+            listed, model = _listed([str(v) for v in values]), setup.config.model["name"]
+            yield f"training frames have the {what} {listed}, which {model} does not look at"
+    for subset in ("validation", "test"):
+        if subset in setup.statistics and potential.total_charges is not None:
+            new = [str(q) for q in setup.statistics[subset].charges if q not in potential.total_charges]
+            if new:
+                yield f"{subset} frames have the total charges {_listed(new)}, which no training frame has"
 
 
 def _settings(setup: Setup, total_steps: int) -> Iterator[str]:

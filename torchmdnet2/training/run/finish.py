@@ -107,6 +107,7 @@ def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
         batches=measured_batches(frames, setup.config.training),
         num_workers=setup.config.data.num_workers,
         units=setup.config.data.units.model_dump(),
+        check=False,
     )
 
 

@@ -7,7 +7,7 @@ the loaded potential leaves of the labels, changing them as little as possible.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -18,13 +18,18 @@ from ...priors import Atomref
 from ...registry import did_you_mean
 from ..config.parts import load_baselines, with_baseline
 from ..steps.batches import Frames, Loader, in_order
+from ..steps.trainer import Properties, predict
 from .references import least_norm, require_references
 
 __all__ = ["fine_tuned", "freeze", "reference_energies", "refit_references"]
 
 
 def fine_tuned(
-    base: Potential, parts: Mapping[str, Any], elements: list[int], isolated: Mapping[int, float] | None = None
+    base: Potential,
+    parts: Mapping[str, Any],
+    elements: list[int],
+    isolated: Mapping[int, float] | None = None,
+    charges: Sequence[float] = (),
 ) -> tuple[Potential, list[str]]:
     """A potential with the weights of another one.
 
@@ -34,6 +39,7 @@ def fine_tuned(
             "fit" or "keep", which all start from the base's.
         elements: of the new data.
         isolated: element -> eV of single atoms in the new data, which "auto" takes.
+        charges: total charges in e of the new data.
 
     Returns:
         The potential, and what was loaded and what is new, in words.
@@ -48,6 +54,7 @@ def fine_tuned(
         **parts,
         "priors": [with_baseline(_with_references(p, references, elements, isolated or {})) for p in parts["priors"]],
         "elements": sorted({*base.elements, *elements}),
+        "total_charges": None if base.total_charges is None else sorted({*base.total_charges, *charges}),
     }
     potential = Potential.from_config(config).to(base.dtype)
     load_baselines(potential, parts["priors"])
@@ -147,7 +154,7 @@ def refit_references(
     for part in in_order(len(chosen), batch_size):
         for batch in Loader(frames)([[chosen[k] for k in part]]):
             batch = batch.to(potential.device)
-            result = potential(batch.sample.system, forces=False, neighbors=batch.neighbors, create_graph=False)
+            result = predict(potential, batch, Properties(forces=False))
             rest += (batch.sample.labels["energy"] - result.energy).tolist()
     counted = [z for z in facts["elements"] if z > potential.atom_filter and z not in (isolated or {})]
     if not counted:

@@ -141,7 +141,7 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], 
     subset = next(name for name in ("test", "validation", "train") if name in setup.frames)
     frames, config = setup.frames[subset], setup.config
     device = device_of(config.training.device)
-    ensemble = Ensemble.load(models, device=device, dtype=torch.float64)
+    ensemble = Ensemble.load(models, device, torch.float64, allow_untrained_charge=True)
     units = config.data.units.model_dump()
     sums = ErrorSums(LossConfig(), device, units)
     spread = Spread()

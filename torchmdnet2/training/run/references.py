@@ -50,6 +50,7 @@ def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> d
         "priors": priors,
         "energy_scale": energy_scale(config, facts, references),
         "elements": facts["elements"],
+        "total_charges": facts["charges"],
     }
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...potential import Potential, Result
+from ...priors.pairs import PairLists
 from ...system import System
 from ..config.config import TrainingConfig
 from ..config.loss_config import LossConfig
@@ -332,14 +333,16 @@ class Trainer:
 
 
 def predict(potential: Potential, batch: Batch, properties: Properties, create_graph: bool = False) -> Result:
-    """Energy, and forces and stress where the labels need them."""
+    """Energy, and forces and stress where the labels need them.
+
+    Structures are not checked: a training may take any charge, and its data were looked at before.
+    """
     system = batch.sample.system
     stress = properties.stress and "stress" in batch.sample.labels
     if stress:
         system = with_volume(system)
-    return potential(
-        system, forces=properties.forces, stress=stress, neighbors=batch.neighbors, create_graph=create_graph
-    )
+    lists = PairLists(system, {potential.cutoff: batch.neighbors})
+    return potential.compute(system, lists, properties.forces, stress, create_graph)
 
 
 def with_volume(system: System) -> System:

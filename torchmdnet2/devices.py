@@ -1,0 +1,43 @@
+"""Devices and floating-point types as users name them."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["device_of", "dtype_name", "dtype_of"]
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64, "single": torch.float32, "double": torch.float64}
+
+
+def device_of(device: torch.device | str) -> torch.device:
+    """A torch device that exists here.
+
+    Raises:
+        ValueError: it does not.
+    """
+    try:
+        found = torch.device(device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"device '{device}' cannot be used here: {reason}") from None
+    return found
+
+
+def dtype_of(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """float32 or float64, by torch's name or "single" and "double"; None stays None.
+
+    Raises:
+        ValueError: any other type.
+    """
+    if dtype is None or dtype in (torch.float32, torch.float64):
+        return dtype  # type: ignore[return-value]
+    name = str(dtype).removeprefix("torch.")
+    if name not in _DTYPES:
+        raise ValueError(f"dtype must be float32 or float64, got {dtype}")
+    return _DTYPES[name]
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" or "float64"."""
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,163 @@
+"""What a potential refuses to evaluate, and in which words.
+
+Shapes: N atoms, E directed edges, B structures.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import UntrainedCharge, UntrainedChargeWarning
+from .neighbors import NeighborList, neighbor_list
+from .system import System
+
+if TYPE_CHECKING:
+    from .potential import Potential
+
+__all__ = [
+    "SAME_PLACE",
+    "coincident",
+    "refuse_charge",
+    "refuse_coincident",
+    "refuse_neighbors",
+    "refuse_one",
+    "refuse_spin",
+    "rename",
+    "require_potential",
+    "require_stress",
+    "require_system",
+]
+
+SAME_PLACE = 1e-3
+"""Å. Atoms that are closer lie at the same place: files give positions with three decimals at least."""
+
+
+def refuse_one(potential: Potential, system: System, b: int, name: str, stress: bool = False) -> None:
+    """Raise what is wrong with structure b of a batch in the words of that structure alone, and by its own name."""
+    atoms = system.batch == b
+    fields = {k: getattr(system, k)[b : b + 1] for k in ("cell", "pbc", "charge", "spin")}
+    alone = System(z=system.z[atoms], pos=system.pos[atoms], **fields)
+    try:
+        potential.check(alone)
+        if stress:
+            require_stress(alone)
+        refuse_coincident(neighbor_list(alone, potential.cutoff), alone)
+    except ValueError as error:
+        rename(error, name)
+        raise
+
+
+def rename(error: Exception, name: str) -> None:
+    """Give an error about a structure alone the name that the user knows it by."""
+    words = str(error)
+    error.args = (words.replace("system 0", name, 1) if words.startswith("system 0") else f"{name}: {words}",)
+
+
+def require_potential(potential: Any) -> Potential:
+    """The same; TypeError for what is not a Potential, with what to give instead."""
+    if isinstance(potential, str | os.PathLike):
+        raise TypeError(f"a Potential is needed, got the path of a file: give torchmdnet2.load({str(potential)!r})")
+    if not hasattr(potential, "representation"):
+        raise TypeError(f"a Potential is needed, got {type(potential).__name__}")
+    return potential
+
+
+def require_system(system: Any) -> System:
+    """The same; TypeError for what is not a System, with what to give instead."""
+    if not isinstance(system, System):
+        remedy = "System.from_ase(atoms)" if hasattr(system, "get_positions") else "System(z=…, pos=…)"
+        raise TypeError(f"a potential evaluates a torchmdnet2.System, got {type(system).__name__}: give {remedy}")
+    return system
+
+
+def require_stress(system: System) -> None:
+    """Raise ValueError unless every structure has a cell with a volume."""
+    flat = system.volume.detach() == 0
+    if bool(flat.any()):
+        raise ValueError(f"system {int(flat.nonzero()[0, 0])} has no cell with a volume, so it has no stress")
+
+
+def refuse_spin(system: System, reads_spin: bool) -> None:
+    """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted."""
+    high = system.spin > 2
+    if not reads_spin and bool(high.any()):
+        first = int(high.nonzero()[0, 0])
+        raise ValueError(
+            f"system {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
+            "spin state; leave spin at 0 to evaluate that one"
+        )
+
+
+def refuse_charge(system: System, potential: Potential) -> None:
+    """Refuse a total charge that the model was not trained on or does not see; warn where that is allowed.
+
+    A model that does not see the charge gives the same numbers for all: it knows the charge of its training
+    structures where they had one and the same, else 0.
+
+    Raises:
+        UntrainedCharge: names the structure.
+    """
+    trained, reads = potential.total_charges, potential.reads_charge
+    known = trained
+    if not reads and (trained is None or len(trained) > 1):
+        known = [0.0] if trained is None or 0 in trained else []
+    if known is None:
+        return
+    charge = system.charge.detach()
+    unknown = torch.ones_like(charge, dtype=torch.bool)
+    for value in known:
+        unknown &= charge != value
+    if not bool(unknown.any()):
+        return
+    first = int(unknown.nonzero()[0, 0])
+    value = float(charge[first])
+    if trained is not None and value not in trained:
+        listed = ", ".join(f"{q:g}" for q in trained)
+        words = f"the total charge {value:g}, and this model was trained on structures of charge {listed} only"
+    else:
+        name = type(potential.representation).__name__
+        words = f"the total charge {value:g}, which this model ({name}) does not look at: it gives all charges the same"
+    if potential.allow_untrained_charge:
+        warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=4)
+        return
+    raise UntrainedCharge(
+        f"system {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "
+        "--allow-untrained-charge) evaluates it all the same"
+    )
+
+
+def refuse_neighbors(neighbors: NeighborList, system: System, cutoff: float) -> None:
+    """Refuse a list that lacks edges of this system."""
+    if neighbors.half:
+        raise ValueError("neighbors: the model needs both directions of each pair, and this list has one (half=True)")
+    if neighbors.cutoff < cutoff:
+        raise ValueError(f"neighbors: the model's cutoff is {cutoff} Å, and this list ends at {neighbors.cutoff} Å")
+    if len(neighbors.row_ptr) != system.num_atoms + 1:
+        raise ValueError(f"neighbors: a list of {len(neighbors.row_ptr) - 1} atoms, not of {system.num_atoms}")
+
+
+def refuse_coincident(neighbors: NeighborList, system: System) -> None:
+    """Refuse two atoms at the same place, whose energy and forces mean nothing.
+
+    Raises:
+        ValueError: names both.
+    """
+    vectors = neighbors.vectors(system).detach()
+    if bool(((vectors * vectors).sum(1) < SAME_PLACE**2).any()):
+        raise coincident(neighbors, system)
+
+
+def coincident(neighbors: NeighborList, system: System) -> ValueError:
+    """The error about the two atoms of a list, or the atom and its own periodic image, that are closest."""
+    distances = neighbors.distances(system).detach()
+    edge = int(distances.argmin())
+    i, j = neighbors.edge_index[:, edge].tolist()
+    other = "its own periodic image" if i == j else f"atom {j}"
+    return ValueError(
+        f"atom {i} and {other} are at the same place ({float(distances[edge]):.2g} Å apart), where energy and forces "
+        "mean nothing"
+    )
