@@ -59,15 +59,17 @@ def run_blocks(page: str, names: dict) -> dict:
 def test_ase_page(tmp_path, monkeypatch):
     from ase.build import molecule
     from ase.optimize import LBFGS
-    from tiny import tiny_potential
+    from tiny import silicon, tiny_potential
 
     from torchmdnet2.checkpoint import save
 
     monkeypatch.chdir(tmp_path)
     for name in ("aspirin", "seed0", "seed1", "seed2"):
-        save(tiny_potential(seed=len(name)), tmp_path / f"{name}.tmn")
-    atoms = molecule("CH3CH2OH", vacuum=3.0)
+        save(tiny_potential(seed=len(name), total_charges=[0]), tmp_path / f"{name}.tmn")
+    save(tiny_potential(total_charges=[0, 1]), tmp_path / "aspirin_and_cation.tmn")
+    atoms = molecule("CH3CH2OH")
     atoms.write("aspirin.xyz")
+    silicon().write("crystal.cif")
     run = LBFGS.run
     monkeypatch.setattr(LBFGS, "run", lambda self, fmax: run(self, fmax, steps=2))
     names = run_blocks("docs/ase.md", {})

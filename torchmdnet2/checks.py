@@ -302,6 +302,7 @@ def coincident_atoms_are_finite(potential: Potential) -> None:
             result = potential.compute(system, PairLists(system), forces=True, stress=False)
         except ValueError:
             continue
+        assert result.forces is not None
         finite = bool(torch.isfinite(result.energy).all() and torch.isfinite(result.forces).all())
         assert finite, f"two atoms {distance:g} Å apart: energy or forces are not finite"
 

@@ -120,9 +120,11 @@ def refuse_charge(system: System, potential: Potential) -> None:
         words = f"the total charge {value:g}, and this model was trained on structures of charge {listed} only"
     else:
         name = type(potential.representation).__name__
-        words = f"the total charge {value:g}, which this model ({name}) does not look at: it gives all charges the same"
+        words = (
+            f"the total charge {value:g}, which this model ({name}) does not look at: its results are the same for all"
+        )
     if potential.allow_untrained_charge:
-        warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=4)
+        warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=2)
         return
     raise UntrainedCharge(
         f"system {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "

@@ -15,7 +15,7 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, CalculatorSetupError, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from .. import __version__
+from ..version import __version__
 from ..ensemble import Ensemble
 from ..evaluator import Evaluator
 from ..potential import Potential

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..neighbors import neighbor_list
 from ..potential import Potential, Result
 from ..priors.pairs import PairLists
+from ..refusals import refuse_coincident
 from ..system import System
 
 if TYPE_CHECKING:
@@ -112,7 +113,10 @@ class ReferenceBoundStep(BoundStep):
         if not isinstance(potential, Potential):
             return potential(system, stress=stress, create_graph=False)
         # the composition was checked by the first call, and the positions are by the search
-        lists = PairLists(system, {potential.cutoff: neighbor_list(system, potential.cutoff)})
+        neighbors = neighbor_list(system, potential.cutoff)
+        if system.device.type == "cpu":  # looking waits for a GPU
+            refuse_coincident(neighbors, system)
+        lists = PairLists(system, {potential.cutoff: neighbors})
         return potential.compute(system, lists, True, stress, isolated=self._isolated)
 
     def check(self) -> bool:
