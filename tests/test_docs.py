@@ -80,6 +80,8 @@ def test_ase_page(tmp_path, monkeypatch):
 def test_openmm_page(tmp_path, monkeypatch):
     openmm = pytest.importorskip("openmm")
     openmmml = pytest.importorskip("openmmml")
+    import numpy as np
+    from ase.build import molecule
     from openmm import app
     from tiny import tiny_potential
 
@@ -90,7 +92,7 @@ def test_openmm_page(tmp_path, monkeypatch):
     if "torchmdnet2" not in openmmml.MLPotential._implFactories:  # where this package is not installed
         openmmml.MLPotential.registerImplFactory("torchmdnet2", TorchMDNet2Factory())
     for name in ("aspirin", "ligand"):
-        save(tiny_potential(), tmp_path / f"{name}.tmn")
+        save(tiny_potential(total_charges=[0, 1]), tmp_path / f"{name}.tmn")
     topology, system, mm_system = app.Topology(), openmm.System(), openmm.System()
     nonbonded = openmm.NonbondedForce()
     mm_system.addForce(nonbonded)
@@ -102,8 +104,18 @@ def test_openmm_page(tmp_path, monkeypatch):
     ligand = {"topology": topology, "mm_system": mm_system, "ligand_atoms": [0, 1, 2]}
     names = run_blocks("docs/openmm.md", {"system": system, **ligand})
     assert system.getNumForces() == 1
-    parameters = openmm.Context(names["system"], openmm.VerletIntegrator(1e-3)).getParameters()
-    assert "lambda_interpolate" in parameters
+    context = openmm.Context(names["system"], openmm.VerletIntegrator(1e-3), openmm.Platform.getPlatform("Reference"))
+    water = molecule("H2O").positions
+    context.setPositions(np.concatenate([water, water + np.array([3, 0, 0])]) / 10)
+    context.setParameter("lambda_interpolate", 0.3)
+    ends = names["derivative"](context)
+    energies = []
+    for value in (0.2, 0.4):
+        context.setParameter("lambda_interpolate", value)
+        state = context.getState(energy=True, parameterDerivatives=True)
+        energies.append(state.getPotentialEnergy()._value)
+        assert not any(dict(state.getEnergyParameterDerivatives()).values())  # which the page warns of
+    assert ends == pytest.approx((energies[1] - energies[0]) / 0.2, rel=1e-6) and abs(ends) > 1
 
 
 def anchors(text: str) -> set[str]:
