@@ -15,13 +15,13 @@ from ase import Atoms
 from ase.calculators.calculator import Calculator, CalculatorSetupError, PropertyNotImplementedError, all_changes
 from ase.stress import full_3x3_to_voigt_6_stress
 
-from ..version import __version__
 from ..ensemble import Ensemble
 from ..evaluator import Evaluator
 from ..potential import Potential
 from ..priors.pairs import PairLists
 from ..refusals import rename
 from ..system import System, _whole_number
+from ..version import __version__
 from .arrays import ArrayEvaluator, NotFinite, Structure
 from .hessian import hessian
 from .model import ModelSource, dtype_name, in_memory, open_model
