@@ -188,9 +188,10 @@ def test_public_names():
 
 
 LAYERS = """
-    version errors units files console registry float64_buffers yaml_reader triton_or_none triton_launch
+    version errors units devices files console registry float64_buffers yaml_reader triton_or_none triton_launch
     system
     neighbors
+    refusals
     priors models
     potential
     checkpoint baseline
@@ -200,7 +201,7 @@ LAYERS = """
     ensemble_file ensemble
     adapters
     md training
-    checks testing diagnostics
+    prior_alone checks testing diagnostics
     cli
     __init__ __main__
 """.split()

@@ -73,7 +73,7 @@ class Evaluator:
             raise ValueError(f"precision must be 'float32', 'tf32' or 'float64', got {precision!r}")
         if graphs not in ("auto", True, False):
             raise ValueError(f"graphs must be 'auto', True or False, got {graphs!r}")
-        self.potential = require_potential(potential).eval()
+        self.potential: Potential = require_potential(potential).eval()
         self.precision, self.graphs, self.stress = precision, graphs, stress
         self._lock = threading.RLock()
         self.refresh()

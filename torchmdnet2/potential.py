@@ -229,11 +229,16 @@ class Potential(nn.Module):
         require_system(system)
         system.validate()
         self.check_elements(system.z)
-        refuse_spin(system, self.representation.reads_spin)
-        if charge:
-            refuse_charge(system, self)
+        self.check_charge_and_spin(system, charge)
         for part in (*([] if self.head is None else [self.head]), *self.properties.values(), *self.priors):
             part.check(system)  # type: ignore[operator]
+
+    def check_charge_and_spin(self, system: System, charge: bool = True) -> None:
+        """What `check` says about these, or about the spin alone."""
+        refuse_spin(system, self.representation.reads_spin)
+        if charge:
+            name = type(self.representation).__name__
+            refuse_charge(system, self.total_charges, self.reads_charge, name, self.allow_untrained_charge)
 
     def compute(
         self,

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from .errors import UntrainedCharge, UntrainedChargeWarning
-from .neighbors import NeighborList, neighbor_list
+from .neighbors import NeighborList
 from .system import System
-
-if TYPE_CHECKING:
-    from .potential import Potential
 
 __all__ = [
     "SAME_PLACE",
@@ -24,7 +22,6 @@ __all__ = [
     "refuse_charge",
     "refuse_coincident",
     "refuse_neighbors",
-    "refuse_one",
     "refuse_spin",
     "rename",
     "require_potential",
@@ -36,28 +33,13 @@ SAME_PLACE = 1e-3
 """Å. Atoms that are closer lie at the same place: files give positions with three decimals at least."""
 
 
-def refuse_one(potential: Potential, system: System, b: int, name: str, stress: bool = False) -> None:
-    """Raise what is wrong with structure b of a batch in the words of that structure alone, and by its own name."""
-    atoms = system.batch == b
-    fields = {k: getattr(system, k)[b : b + 1] for k in ("cell", "pbc", "charge", "spin")}
-    alone = System(z=system.z[atoms], pos=system.pos[atoms], **fields)
-    try:
-        potential.check(alone)
-        if stress:
-            require_stress(alone)
-        refuse_coincident(neighbor_list(alone, potential.cutoff), alone)
-    except ValueError as error:
-        rename(error, name)
-        raise
-
-
 def rename(error: Exception, name: str) -> None:
     """Give an error about a structure alone the name that the user knows it by."""
     words = str(error)
     error.args = (words.replace("system 0", name, 1) if words.startswith("system 0") else f"{name}: {words}",)
 
 
-def require_potential(potential: Any) -> Potential:
+def require_potential(potential: Any) -> Any:
     """The same; TypeError for what is not a Potential, with what to give instead."""
     if isinstance(potential, str | os.PathLike):
         raise TypeError(f"a Potential is needed, got the path of a file: give torchmdnet2.load({str(potential)!r})")
@@ -92,16 +74,22 @@ def refuse_spin(system: System, reads_spin: bool) -> None:
         )
 
 
-def refuse_charge(system: System, potential: Potential) -> None:
-    """Refuse a total charge that the model was not trained on or does not see; warn where that is allowed.
+def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, model: str, allow: bool) -> None:
+    """Refuse a total charge that the model was not trained on or does not see.
 
     A model that does not see the charge gives the same numbers for all: it knows the charge of its training
     structures where they had one and the same, else 0.
 
+    Args:
+        system: B structures.
+        trained: charges of the training in e; None: not stated.
+        reads: whether the model sees the charge.
+        model: its name, for the message.
+        allow: warn instead.
+
     Raises:
         UntrainedCharge: names the structure.
     """
-    trained, reads = potential.total_charges, potential.reads_charge
     known = trained
     if not reads and (trained is None or len(trained) > 1):
         known = [0.0] if trained is None or 0 in trained else []
@@ -115,15 +103,13 @@ def refuse_charge(system: System, potential: Potential) -> None:
         return
     first = int(unknown.nonzero()[0, 0])
     value = float(charge[first])
+    words = f"the total charge {value:g}, "
     if trained is not None and value not in trained:
         listed = ", ".join(f"{q:g}" for q in trained)
-        words = f"the total charge {value:g}, and this model was trained on structures of charge {listed} only"
+        words += f"and this model was trained on structures of charge {listed} only"
     else:
-        name = type(potential.representation).__name__
-        words = (
-            f"the total charge {value:g}, which this model ({name}) does not look at: its results are the same for all"
-        )
-    if potential.allow_untrained_charge:
+        words += f"which this model ({model}) does not look at: its results are the same for all"
+    if allow:
         warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=2)
         return
     raise UntrainedCharge(

@@ -14,7 +14,6 @@ import torch
 from ..errors import BadData, UnknownElement
 from ..evaluator import Evaluator
 from ..potential import SYMBOLS, Potential
-from ..refusals import refuse_charge, refuse_spin
 from ..system import _whole_number as whole_number
 from ..units import KJ_MOL, factor
 from .arrays import ArrayEvaluator, NotFinite, Structure
@@ -100,8 +99,7 @@ def create_force(
         np.array(numbers), np.zeros((len(numbers), 3)), np.zeros((3, 3)), np.zeros(3, dtype=bool),
         whole_number(charge, "charge"), whole_number(spin, "spin"),
     ).to_system(potential.device)  # fmt: skip
-    refuse_spin(alone, potential.representation.reads_spin)
-    refuse_charge(alone, potential)
+    potential.check_charge_and_spin(alone)
     force = openmm.PythonForce(TorchMDNet2Energy(source, options, potential))
     force.setName("TorchMDNet2")
     force.setUsesPeriodicBoundaryConditions(bool(periodic))

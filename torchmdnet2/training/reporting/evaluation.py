@@ -12,7 +12,7 @@ import torch
 from ...data.sample import LABELS
 from ...potential import Potential, Result
 from ...priors import Atomref
-from ...refusals import refuse_coincident, refuse_one
+from ...refusals import refuse_coincident, rename
 from ...system import System
 from ..config.labels import prediction, property_of
 from ..config.loss_config import LossConfig
@@ -112,14 +112,23 @@ def evaluate(
 
 def _check(potential: Potential, batch: Batch, frames: Frames) -> None:
     """Raise what the potential refuses, with the name of the frame."""
-    system = batch.sample.system
     try:
-        potential.check(system)
-        refuse_coincident(batch.neighbors, system)
+        _check_systems(potential, batch)
     except ValueError:
-        for b, index in enumerate(batch.frames):
-            refuse_one(potential, system, b, frames.data.name(index))
+        for index in batch.frames:
+            alone = frames.batch(np.flatnonzero(frames.indices == index)[:1])
+            try:
+                _check_systems(potential, alone.to(potential.device))
+            except ValueError as error:
+                rename(error, frames.data.name(index))
+                raise
         raise
+
+
+def _check_systems(potential: Potential, batch: Batch) -> None:
+    system = batch.sample.system
+    potential.check(system)
+    refuse_coincident(batch.neighbors, system)
 
 
 def _references(potential: Potential, system: System) -> torch.Tensor:
