@@ -240,3 +240,44 @@ def test_evaluate_does_not_need_virials(capsys, folder, potential):
     for asked in (["none.xyz", "--virial-key", "v"], ["nothing.xyz"]):
         code, _, err = run(capsys, "evaluate", "v.tmn", *asked)
         assert code == 1 and "no frame has" in err
+
+
+# --- numbers in messages are those of the user's file ------------------------------------------------------------
+
+
+@pytest.fixture
+def odd(folder):
+    """el.xyz, clash.xyz and flat.xyz: frame 4 of 7 has an unknown element, overlapping atoms, no cell."""
+    methane, clash, flat = labelled(0), labelled(0), labelled(0)
+    methane.numbers[2] = 6
+    clash.positions[1] = clash.positions[0] + 0.05
+    flat.pbc = True
+    for name, atoms in (("el", methane), ("clash", clash), ("flat", flat)):
+        frames = [labelled(k) for k in range(6)]
+        write(f"{name}.xyz", [*frames[:4], atoms, *frames[4:]])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["evaluate", "m.tmn", "el.xyz"], "el.xyz, frame 4: atom 2 is C"),
+        (["evaluate", "m.tmn", "data.xyz", "el.xyz@3:", "--batch-size", "3"], "el.xyz, frame 4: atom 2 is C"),
+        (["evaluate", "m.tmn", "flat.xyz"], "flat.xyz, frame 4: "),
+        (["stability", "m.tmn", "el.xyz@2:", "--time", "0.01"], "frame 4: atom 2 is C"),
+        (["stability", "m.tmn", "clash.xyz@3:", "--time", "0.01"], "frame 4: atom 0 (O) and atom 1 (H) are"),
+        (["stability", "m.tmn", "flat.xyz@3:", "--time", "0.01"], "frame 4: "),
+        (["stability", "m.tmn", "data.xyz@9"], "data.xyz@9: no such frame; there are 6, counted from 0 on"),
+        (["md", "m.tmn", "data.xyz@9"], "data.xyz@9: there is no such structure; they are counted from 0 on"),
+        (["md", "m.tmn", "el.xyz@4"], "atom 2 is C"),
+    ],
+)
+def test_messages_count_as_the_file_does(capsys, odd, arguments, words):
+    code, _, err = run(capsys, *arguments)
+    assert code != 0 and words in err
+
+
+def test_the_report_of_stability_counts_as_the_file_does(capsys, folder):
+    some = ["--time", 0.01, "--replicas", 2, "--temperatures", 10]
+    assert run(capsys, "stability", "m.tmn", "data.xyz@3::2", *some)[0] == 0
+    assert [found["frame"] for found in json.loads((folder / "stability.json").read_text())["runs"]] == [3, 5]

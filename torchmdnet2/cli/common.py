@@ -26,7 +26,8 @@ __all__ = [
     "note",
     "output_file",
     "print_json",
-    "read_structures",
+    "read_frames",
+    "read_structure",
     "split_index",
 ]
 
@@ -115,29 +116,54 @@ def split_index(path: str) -> tuple[str, str | None]:
     return os.path.join(folder, file), index
 
 
-def read_structures(path: str, every: bool) -> Atoms | list[Atoms]:
-    """What ASE reads from a file, or from file@index.
-
-    Args:
-        path: of the file.
-        every: without an index, all structures instead of the last.
+def read_structure(path: str) -> Atoms:
+    """The last structure in a file, or that of file@index.
 
     Raises:
         FileNotFoundError: there is no such file.
-        BadData: ASE cannot read it.
+        BadData: ASE cannot read it, or there is no such structure.
     """
+    from ..errors import BadData
+
+    file, index = split_index(path)
+    atoms = _read(file, index)
+    if isinstance(atoms, list):
+        raise BadData(f"{path}: names several structures; choose one, as in file.xyz@0")
+    return atoms
+
+
+def read_frames(path: str) -> tuple[list[Atoms], list[int]]:
+    """All structures in a file, or those of file@index, and their numbers in the file, from 0 on.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadData: ASE cannot read it, or there are no structures.
+        BadConfig: there are none of this index.
+    """
+    from ..errors import BadData
+
+    file, index = split_index(path)
+    frames = _read(file, ":")
+    if not isinstance(frames, list) or not frames:
+        raise BadData(f"{file}: there are no structures in it")
+    numbers = frame_numbers(file, index, len(frames))
+    return [frames[k] for k in numbers], numbers
+
+
+def _read(file: str, index: str | None) -> Atoms | list[Atoms]:
     from ase.io import read
 
     from ..errors import BadData
 
-    file, index = split_index(path)
+    name = file if index is None or index == ":" else f"{file}@{index}"
     if not Path(file).is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise FileNotFoundError(f"{name}: no such file")
     try:
-        return read(file, index or (":" if every else None), do_not_split_by_at_sign=True)
+        return read(file, index, do_not_split_by_at_sign=True)
+    except (StopIteration, IndexError):
+        raise BadData(f"{name}: there is no such structure; they are counted from 0 on") from None
     except Exception as error:  # ASE's readers raise whatever they meet
-        what = "structures" if every else "a structure"
-        raise BadData(f"{path}: cannot be read as {what}: {str(error) or type(error).__name__}") from error
+        raise BadData(f"{name}: cannot be read as a structure: {str(error) or type(error).__name__}") from error
 
 
 def frame_numbers(file: str, index: str | None, count: int) -> list[int]:

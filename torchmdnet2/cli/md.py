@@ -12,13 +12,11 @@ from .common import (
     add_device,
     device_name,
     make_console,
-    read_structures,
+    read_structure,
     split_index,
 )
 
 if TYPE_CHECKING:
-    from ase import Atoms
-
     from ..md import MDOptions
 
 __all__ = ["add"]
@@ -82,7 +80,7 @@ def _md(options: argparse.Namespace) -> None:
     try:
         result = run_md(
             options.model,
-            _structure(options.start),
+            read_structure(options.start),
             chosen,
             device=device_name(options.device),
             dtype=options.dtype,
@@ -120,12 +118,3 @@ def _steps(time: float | None, timestep: float) -> int:
     if not (0 <= time < 1e9 and timestep > 0):
         raise BadConfig(f"time and timestep must be positive numbers, got {time} ps and {timestep} fs")
     return round(1000 * time / timestep)
-
-
-def _structure(path: str) -> Atoms:
-    from ..errors import BadData
-
-    atoms = read_structures(path, every=False)
-    if isinstance(atoms, list):
-        raise BadData(f"{path}: names several structures; choose one, as in file.xyz@0")
-    return atoms

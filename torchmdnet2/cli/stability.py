@@ -12,13 +12,11 @@ from .common import (
     add_device,
     device_name,
     make_console,
-    read_structures,
+    read_frames,
     split_index,
 )
 
 if TYPE_CHECKING:
-    from ase import Atoms
-
     from ..md import StabilityReport
 
 __all__ = ["add"]
@@ -47,10 +45,11 @@ def _stability(options: argparse.Namespace) -> int:
     from ..md import check_stability
 
     prefix = _prefix(options)
+    frames, numbers = read_frames(options.frames)
     console = make_console()
     report = check_stability(
         options.model,
-        _frames(options.frames),
+        frames,
         _temperatures(options.temperatures),
         options.time,
         options.replicas,
@@ -63,6 +62,7 @@ def _stability(options: argparse.Namespace) -> int:
         spin=options.spin,
         console=console,
         allow_untrained_charge=options.allow_untrained_charge,
+        numbers=numbers,
     )
     written = report.write(prefix)
     _print(report, f"{options.model}: {report.time:g} ps from {options.frames}")
@@ -92,16 +92,6 @@ def _temperatures(text: str) -> list[float]:
         raise BadConfig(
             f"--temperatures: must be numbers with commas between them, as in 300,600, got {text}"
         ) from None
-
-
-def _frames(path: str) -> list[Atoms]:
-    from ..errors import BadData
-
-    frames = read_structures(path, every=True)
-    frames = frames if isinstance(frames, list) else [frames]
-    if not frames:
-        raise BadData(f"{path}: there are no structures in it")
-    return frames
 
 
 def _print(report: StabilityReport, title: str) -> None:

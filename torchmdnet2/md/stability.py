@@ -50,6 +50,7 @@ def check_stability(
     spin: int | None = None,
     console: Console | None = None,
     allow_untrained_charge: bool = False,
+    numbers: Sequence[int] | None = None,
 ) -> StabilityReport:
     """Run Langevin dynamics from given frames and see which runs break.
 
@@ -74,6 +75,8 @@ def check_stability(
         console: where progress is shown; None is silent.
         allow_untrained_charge: take total charges that the model was not trained on, or does not look at, with a
             warning.
+        numbers: what the frames are called in messages and in the report, as in the file that they come from; default:
+            0, 1, …
 
     Raises:
         BadConfig: a number is out of range.
@@ -90,13 +93,14 @@ def check_stability(
     with torch.inference_mode(False):
         potential, _ = open_model(model, device, dtype, allow_untrained_charge)
         chosen = [k * len(frames) // replicas for k in range(replicas)]
-        starts = {index: _checked(frames[index], index, potential, charge, spin) for index in dict.fromkeys(chosen)}
+        called = range(len(frames)) if numbers is None else numbers
+        starts = {k: _checked(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}
         bonds = {index: Bonds(System.from_ase(start), _alike(start, frames)) for index, start in starts.items()}
         found = []
         for options in plan:
             groups: dict[tuple, list[Walker]] = {}
             for k, index in enumerate(chosen):
-                walker = Walker(k, index, starts[index], copy.copy(bonds[index]), options)
+                walker = Walker(k, called[index], starts[index], copy.copy(bonds[index]), options)
                 groups.setdefault(walker.kind, []).append(walker)
             everyone = [walker for group in groups.values() for walker in group]
             with _Progress(console, options, everyone) as progress:
@@ -115,13 +119,13 @@ def _options(temperature: float, time: float, replicas: int, timestep: float, fr
     return MDOptions(steps, timestep, "nvt", float(temperature), friction, seed, replicas)
 
 
-def _checked(frame: Atoms, index: int, potential: Potential, charge: int | None, spin: int | None) -> Atoms:
+def _checked(frame: Atoms, number: int, potential: Potential, charge: int | None, spin: int | None) -> Atoms:
     start = plain_copy(frame, charge, spin)
     try:
         check_start(start, potential)
         check_overlaps(System.from_ase(start))
     except (Unphysical, ValueError) as error:
-        rename(error, f"frame {index}")
+        rename(error, f"frame {number}")
         raise
     return start
 
