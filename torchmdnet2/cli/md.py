@@ -26,7 +26,7 @@ def add(command: Command) -> None:
     """Declare the arguments."""
     md = command("md", _md, "run molecular dynamics")
     md.add_argument("model", help=".tmn file")
-    md.add_argument("start", help="structure, any format of ASE; of several frames the last, or file@index")
+    md.add_argument("start", help="structure, any format of ASE; of several frames the last, or file@0, file@1, …")
     length = md.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="number of steps in all")
     length.add_argument("--time", type=float, help="length in ps (default: 1)")
@@ -44,7 +44,7 @@ def add(command: Command) -> None:
     )  # fmt: skip
     md.add_argument("--minimize", action="store_true", help="relax the start structure first")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
-    md.add_argument("--restart-every", type=int, metavar="STEPS", help="(default: a twentieth of all)")
+    md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a twentieth of all)")
     md.add_argument("--charge", type=int, help="total charge in e, where the structure has none (default: 0)")
     md.add_argument("--spin", type=int, help="multiplicity 2S+1, where the structure has none")
     add_allow_untrained_charge(md)
