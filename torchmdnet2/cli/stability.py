@@ -32,7 +32,7 @@ def add(command: Command) -> None:
     check.add_argument("--replicas", type=int, default=8, help="runs at each temperature, side by side (default: 8)")
     check.add_argument("--timestep", type=float, default=0.5, help="fs (default: 0.5)")
     check.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
-    check.add_argument("--seed", type=int, default=0, help="of velocities and noise; the k-th run has seed + k (default: 0)")
+    check.add_argument("--seed", type=int, default=0, help="of velocities and noise; run k has seed + k (default: 0)")
     check.add_argument("--output", default="stability", help="prefix of the files, or a folder (default: stability)")
     check.add_argument("--charge", type=int, help="total charge in e, where a structure has none (default: 0)")
     check.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure has none")
