@@ -37,11 +37,11 @@ def add(command: Command) -> None:
         "data", nargs="+", help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5"
     )
     for name in _LABELS:
-        test.add_argument(f"--{name}-key", metavar="NAME", help=f"name of the {name} in the data; null: none (default: as trained)")
+        test.add_argument(f"--{name}-key", metavar="NAME", help=f"{name} in the data; null: none (default: as trained)")
     for name in ("energy", "length", "forces", "stress"):
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
-    test.add_argument("--subset", choices=["train", "validation", "test"], help="which frames of --split (default: test)")
+    test.add_argument("--subset", choices=["train", "validation", "test"], help="frames of --split (default: test)")
     test.add_argument("--batch-size", type=int, default=32, help="frames at a time (default: 32)")
     test.add_argument("--output", metavar="FILE", help=".xyz file with the predictions, labels as reference_…")
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")

@@ -44,7 +44,7 @@ def add(command: Command) -> None:
     )  # fmt: skip
     md.add_argument("--minimize", action="store_true", help="relax the start structure first")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
-    md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a twentieth of all)")
+    md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
     md.add_argument("--charge", type=int, help="total charge in e, where the structure has none (default: 0)")
     md.add_argument("--spin", type=int, help="multiplicity 2S+1, where the structure has none")
     add_allow_untrained_charge(md)
