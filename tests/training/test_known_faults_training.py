@@ -14,15 +14,16 @@ from ase.calculators.emt import EMT
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
-from torchmdnet2 import load
+from torchmdnet2 import checkpoint, load
 from torchmdnet2.data import open_dataset
-from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.run import check
 from torchmdnet2.training.run.data_notes import data_notes
 from torchmdnet2.training.run.members import run_members
 from torchmdnet2.training.run.run import make_trainer, own_torch_state, run_training
-from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.setup import make_setup, require_usable
 from torchmdnet2.training.run.subsets import require_searchable
 from torchmdnet2.training.steps.batches import Frames
 from torchmdnet2.training.steps.trainer import Hooks, predict
@@ -339,3 +340,32 @@ def test_compilation_is_not_timed(monkeypatch):
     monkeypatch.setattr(check, "_run", lambda *a: next(times))
     monkeypatch.setattr(check, "_activation_bytes", lambda *a: 1.0)
     assert check._measure(trainer) == (0.1, 1.0)
+
+
+def test_a_frame_that_the_model_does_not_know_is_named(raw):
+    """It was "atom 29" and "system 3" of a batch; and training on packed frames took any spin without a word."""
+    frames = make_frames(20)
+    frames[7].info["spin"] = 3
+    raw = with_data(raw, frames)
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    with pytest.raises(ValueError, match=r"own\.xyz, frame 7: the structure has spin multiplicity 3"):
+        require_usable(make_setup(parse_config(raw)))
+    del frames[7].info["spin"]
+    setup = make_setup(parse_config(with_data(raw, frames)))
+    frames[5].numbers[2] = 7
+    write(raw["data"]["train"], frames, format="extxyz")
+    other = Frames(open_dataset(raw["data"]["train"]), range(20), setup.potential.cutoff)
+    with pytest.raises(UnknownElement, match=r"own\.xyz, frame 5: atom 2 is N"):
+        evaluate(setup.potential, other, check=True)
+
+
+@pytest.mark.parametrize(("theirs", "said"), [("PBE", False), ("r2SCAN", True), ("not stated", False)])
+def test_references_of_another_level_of_theory_are_noted(raw, tmp_path, theirs, said):
+    raw = with_data(raw, make_frames(20))
+    base = make_setup(parse_config(raw)).potential
+    checkpoint.save(base, tmp_path / "base.tmn", {"data": {"level_of_theory": theirs}})
+    del raw["model"]
+    raw |= {"init": {"file": str(tmp_path / "base.tmn")}, "priors": [{"name": "atomref", "energies": "keep"}]}
+    raw["data"]["level_of_theory"] = "PBE"
+    found = [note for note in make_setup(parse_config(raw)).notes if "are kept for labels of PBE" in note]
+    assert found == (["note: reference energies of r2SCAN are kept for labels of PBE; is that meant?"] if said else [])

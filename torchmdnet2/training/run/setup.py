@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ..config.base_model import open_base
 from ..config.config import Config
 from ..config.labels import FRAME_LABELS, label_keys, label_units, property_of
 from ..config.parts import load_baselines, predicted_shapes, untrained
-from ..steps.batches import Frames
+from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
 from .initial import fine_tuned, freeze, refit_references
@@ -28,6 +29,7 @@ from .weights import weight_keys, weight_notes
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
 
+NOT_STATED = "not stated"
 DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.float64}
 
 
@@ -134,12 +136,23 @@ def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Pote
     if any(prior.get("energies") in ("auto", "fit") for prior in config.priors):
         potential = potential.to(device_of(config.training.device))
         notes.append(refit_references(potential, frames, facts, 32, facts["isolated"]))
+    theirs, ours = level_of_theory(base.metadata), config.data.level_of_theory
+    kept = any(prior.get("energies") == "keep" for prior in config.priors)
+    if kept and ours != NOT_STATED and theirs not in (None, NOT_STATED, ours):
+        notes.append(f"note: reference energies of {theirs} are kept for labels of {ours}; is that meant?")
     frozen = freeze(potential, config.init.freeze)
     notes.append(f"{frozen} of {sum(p.numel() for p in potential.parameters())} parameters are frozen")
     tables = [n for n, m in potential.named_modules() if isinstance(m, torch.nn.Embedding) and _is_frozen(m)]
     if tables and not set(facts["elements"]) <= set(base.elements):
         notes.append(f"note: {tables[0]} is frozen, so that new elements keep the mean of the known ones")
     return potential, [f"start: {config.init.file}", *notes]
+
+
+def level_of_theory(metadata: Mapping[str, Any]) -> str | None:
+    """What a model file says that its labels were computed with; None where it does not say it."""
+    data = metadata.get("data")
+    found = data.get("level_of_theory") if isinstance(data, Mapping) else None
+    return found if isinstance(found, str) else None
 
 
 def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
@@ -159,7 +172,10 @@ def _is_frozen(module: torch.nn.Module) -> bool:
 
 
 def require_usable(setup: Setup) -> None:
-    """Raise BadData for what would end or spoil the training: no labels to learn or choose by, unknown elements."""
+    """Raise BadData for what would end or spoil the training: no labels to learn or choose by, unknown elements.
+
+    A spin that the model does not know is a ValueError, as in evaluation.
+    """
     loss = setup.config.training.loss
     for subset, found in setup.statistics.items():
         unknown = [SYMBOLS[z] for z in found.elements if z not in setup.potential.elements]
@@ -168,6 +184,8 @@ def require_usable(setup: Setup) -> None:
                 f"{subset} frames hold {', '.join(unknown)}, which no training frame does: their energies cannot be "
                 "predicted; change data.split, or leave these frames out"
             )
+        if max(found.spins) > 2 and not setup.potential.representation.reads_spin:
+            require_known(setup.potential, setup.frames[subset], range(len(setup.frames[subset])))
         final = [name for name in found.labelled if loss.final.weight(name)]
         if subset != "test" and not final:
             raise BadData(

@@ -21,12 +21,14 @@ from ...data.edge_cache import CachedEdges
 from ...data.edges import EdgeMemory, Edges
 from ...data.sampler import epoch_batches, epoch_order, in_order
 from ...neighbors import NeighborList
+from ...potential import Potential
+from ...refusals import rename
 from ...system import System
 from ..config.config import TrainingConfig
 from .message import Message
 
 __all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "measured_batches", "most_frames",
-           "training_batches"]  # fmt: skip
+           "require_known", "training_batches"]  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -123,6 +125,23 @@ class Frames(TorchDataset):
     def name(self, item: int) -> str:
         """Where a frame comes from, by its position."""
         return self.data.name(int(self.indices[item]))
+
+
+def require_known(potential: Potential, frames: Frames, items: Sequence[int]) -> None:
+    """Raise what the potential does for a structure that it cannot evaluate, with the frame's name and its own atoms.
+
+    Args:
+        potential: on whatever device.
+        frames: labelled or not.
+        items: positions of frames; those of a batch that was refused, or all.
+    """
+    for item in items:
+        system = frames.data.batch(frames.indices[[item]]).system.to(potential.device)
+        try:
+            potential.check(system)
+        except ValueError as error:
+            rename(error, frames.name(item))
+            raise
 
 
 def _lists_of(data: Dataset, cutoff: float, room: int) -> EdgeMemory | CachedEdges:
