@@ -348,7 +348,7 @@ def test_a_frame_that_the_model_does_not_know_is_named(raw):
     frames[7].info["spin"] = 3
     raw = with_data(raw, frames)
     raw["data"]["split"] = {"validation": 0, "test": 0}
-    with pytest.raises(ValueError, match=r"own\.xyz, frame 7: the structure has spin multiplicity 3"):
+    with pytest.raises(ValueError, match=r"own\.xyz, frame 7 has spin multiplicity 3"):
         require_usable(make_setup(parse_config(raw)))
     del frames[7].info["spin"]
     setup = make_setup(parse_config(with_data(raw, frames)))
@@ -356,7 +356,7 @@ def test_a_frame_that_the_model_does_not_know_is_named(raw):
     write(raw["data"]["train"], frames, format="extxyz")
     other = Frames(open_dataset(raw["data"]["train"]), range(20), setup.potential.cutoff)
     with pytest.raises(UnknownElement, match=r"own\.xyz, frame 5: atom 2 is N"):
-        evaluate(setup.potential, other, check=True)
+        evaluate(setup.potential, other)
 
 
 @pytest.mark.parametrize(("theirs", "said"), [("PBE", False), ("r2SCAN", True), ("not stated", False)])
