@@ -147,6 +147,20 @@ def test_links_lead_somewhere(page):
     assert not dead_links(ROOT / page)
 
 
+def unknown_scripts(text: str) -> list[str]:
+    """Python files that a page names and the repository has not; folders may be left out from the left."""
+    folders = ("torchmdnet2", "tests", "examples", "scripts")
+    known = [f"/{file.relative_to(ROOT).as_posix()}" for folder in folders for file in (ROOT / folder).rglob("*.py")]
+    named = set(re.findall(r"\w[\w/-]*\.py\b", text))
+    return sorted(name for name in named if not any(file.endswith(f"/{name}") for file in known))
+
+
+@pytest.mark.parametrize("page", sorted(str(p.relative_to(ROOT)) for p in PAGES if p.name != "CHANGELOG.md"))
+def test_files_that_pages_name_exist(page):
+    assert not unknown_scripts((ROOT / page).read_text(encoding="utf-8"))
+    assert unknown_scripts("see scripts/no_such.py and test_docs.py") == ["scripts/no_such.py"]
+
+
 def test_dead_links_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
