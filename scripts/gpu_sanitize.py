@@ -116,7 +116,7 @@ def md() -> None:
     """The integrators' kernels, launched one by one."""
     from torchmdnet2.md.graphed import GraphEngine
     from torchmdnet2.md.integrators import Langevin, VelocityVerlet
-    from torchmdnet2.md.state import Atomistics, maxwell_boltzmann
+    from torchmdnet2.md.state import AtomConstants, maxwell_boltzmann
 
     potential = Potential.from_config(
         {"model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8}, "energy_scale": 1e-3}
@@ -124,7 +124,7 @@ def md() -> None:
     potential = potential.eval().requires_grad_(False).cuda()
     system = System.concatenate([water_box(2)] * 2).to("cuda", dtype=torch.float64)
     masses = torch.tensor([15.999, 1.008, 1.008], dtype=torch.float64).repeat(16)[:, None].cuda()
-    atoms = Atomistics(masses, torch.ones_like(masses), 3 * 24, 2)
+    atoms = AtomConstants(masses, torch.ones_like(masses), 3 * 24, 2)
     for dynamics in (VelocityVerlet(atoms, 0.5), Langevin(atoms, 0.5, 300.0, 10.0, range(2))):
         engine = GraphEngine(Evaluator(potential, graphs=False).bind(system), dynamics, 2, capture=False)
         engine.begin(maxwell_boltzmann(atoms, 300.0, range(2)))

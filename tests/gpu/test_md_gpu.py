@@ -19,7 +19,7 @@ from torchmdnet2.md.choose_engine import make_engine
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
 from torchmdnet2.md.run import Simulation
-from torchmdnet2.md.state import Atomistics, maxwell_boltzmann
+from torchmdnet2.md.state import AtomConstants, maxwell_boltzmann
 from torchmdnet2.runtime.reference import ReferenceBoundStep
 from torchmdnet2.units import KB
 
@@ -52,16 +52,16 @@ def lattice(side, spacing, symbol="C", jitter=0.0):
     return Atoms(f"{symbol}{side**3}", pos - pos.mean(0) + jitter * rng.normal(size=pos.shape))
 
 
-def atomistics(frame, replicas=1):
+def atom_constants(frame, replicas=1):
     masses = torch.tensor(frame.get_masses(), dtype=torch.float64)[:, None].repeat(replicas, 1).cuda()
-    return Atomistics(masses, torch.ones_like(masses), 3 * len(frame), replicas)
+    return AtomConstants(masses, torch.ones_like(masses), 3 * len(frame), replicas)
 
 
 @pytest.mark.parametrize("frame", [molecule("CH3CH2OH"), lattice(9, 2.4, jitter=0.1)], ids=["9", "729"])
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
     """R16: positions and velocities after 47 steps, constant energy to the last bit, Langevin to rounding."""
-    atoms = atomistics(frame, replicas)
+    atoms = atom_constants(frame, replicas)
     system = System.from_ase([frame] * replicas, device="cuda")
     vel = maxwell_boltzmann(atoms, 300.0, range(replicas))
     for dynamics in (VelocityVerlet(atoms, 0.5), Langevin(atoms, 0.5, 300.0, 10.0, range(5, 5 + replicas))):
@@ -89,7 +89,7 @@ def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
 def test_models_without_fused_kernels(tmp_path):
     """R16 for autograd in a graph of its own, between launches of the integrator."""
     frame = molecule("CH3CH2OH")
-    atoms, system = atomistics(frame), System.from_ase(frame, device="cuda")
+    atoms, system = atom_constants(frame), System.from_ase(frame, device="cuda")
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = {"name": "graph_network", "hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmdnet2.md.state import Atomistics
+from torchmdnet2.md.state import AtomConstants
 
 
 class Springs:
@@ -30,4 +30,4 @@ def atoms_of(num, replicas):
     mobile[num // 2] = 0
     pos, vel = torch.randn(2, num * replicas, 3, generator=random, dtype=torch.float64)
     mobile = mobile.repeat(replicas, 1)
-    return Atomistics(masses.repeat(replicas, 1), mobile, 3 * num - 3, replicas), pos, 0.01 * vel * mobile
+    return AtomConstants(masses.repeat(replicas, 1), mobile, 3 * num - 3, replicas), pos, 0.01 * vel * mobile

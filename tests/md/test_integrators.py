@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
-from torchmdnet2.md.state import Atomistics, State, maxwell_boltzmann
+from torchmdnet2.md.state import AtomConstants, State, maxwell_boltzmann
 from torchmdnet2.units import AMU_A2_FS2, KB
 
 SPRING = 30.0  # eV/Å²
@@ -22,7 +22,7 @@ def springs(pos):
 def atoms_of(masses, fixed=()):
     mobile = torch.ones(len(masses), 1, dtype=torch.float64)
     mobile[list(fixed)] = 0
-    return Atomistics(torch.tensor(masses, dtype=torch.float64)[:, None], mobile, dof=3 * (len(masses) - len(fixed)))
+    return AtomConstants(torch.tensor(masses, dtype=torch.float64)[:, None], mobile, dof=3 * (len(masses) - len(fixed)))
 
 
 def start(atoms, displacement=0.1):

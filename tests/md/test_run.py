@@ -26,7 +26,7 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.output import Drift, Row
+from torchmdnet2.md.output import Drift, TableRow
 from torchmdnet2.md.record import Recorder
 from torchmdnet2.md.run import Simulation
 from torchmdnet2.runtime.reference import ReferenceBoundStep
@@ -194,7 +194,7 @@ def test_drift_is_the_linear_fit():
     time, energy = np.arange(500) * 0.01, rng.normal(size=500) - 1e6
     fit = Drift(4)
     for k in range(500):
-        fit.add(Row(k, time[k], 0, 0, 0, energy[k]))
+        fit.add(TableRow(k, time[k], 0, 0, 0, energy[k]))
     assert fit.slope == pytest.approx(np.polyfit(time, energy, 1)[0] / 4, rel=1e-6)
 
 

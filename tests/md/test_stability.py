@@ -16,11 +16,11 @@ from ase.io import read, write
 from torchmdnet2 import System
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData
-from torchmdnet2.md import StabilityReport, Survival, Unphysical, check_stability, replicas
+from torchmdnet2.md import ReplicaOutcome, StabilityReport, Unphysical, check_stability, replicas
 from torchmdnet2.md.bonds import Bonds
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.options import MDOptions
-from torchmdnet2.md.replicas import Batch, Walker
+from torchmdnet2.md.replicas import ReplicaBatch, ReplicaRun
 
 H2 = Atoms("H2", [[0, 0, 0], [0, 0, 0.74]])
 OH = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])
@@ -113,12 +113,12 @@ def test_a_weak_bond_breaks(potential, bonded):
 
 
 def run(potential, frames, seed=0):
-    """A batch after 0.1 ps at 600 K, and its walkers."""
+    """A batch after 0.1 ps at 600 K, and its runs."""
     options = MDOptions(200, 0.5, "nvt", 600.0, replicas=len(frames), seed=seed)
-    walkers = [Walker(k, k, atoms, Bonds(System.from_ase(atoms)), options) for k, atoms in enumerate(frames)]
-    batch = Batch(potential, walkers, lambda step: None)
+    runs = [ReplicaRun(k, k, atoms, Bonds(System.from_ase(atoms)), options) for k, atoms in enumerate(frames)]
+    batch = ReplicaBatch(potential, runs, lambda step: None)
     batch.run()
-    return batch, [walker.result for walker in walkers]
+    return batch, [run.result for run in runs]
 
 
 @pytest.mark.parametrize(("hole", "spread", "ahead"), [(math.inf, False, 1), (1.2, False, 0), (1.2, True, 1)])
@@ -202,7 +202,7 @@ def test_starts_are_spread_and_may_differ(potential):
 
 def test_summary():
     def fate(broken_at, **more):
-        return Survival(0, 0, "H2", 300.0, 0, broken_at, mean_temperature=290.0, **more)
+        return ReplicaOutcome(0, 0, "H2", 300.0, 0, broken_at, mean_temperature=290.0, **more)
 
     report = StabilityReport([fate(0.3), fate(None, transfers=2), fate(0.1, deviation=0.4), fate(0.2)], 1.0)
     (summary,) = report.summaries

@@ -7,15 +7,15 @@ from .guard import Unphysical
 from .options import MDOptions
 from .run import MDResult, Replica, run_md
 from .stability import check_stability
-from .survival import StabilityReport, Summary, Survival
+from .stability_report import ReplicaOutcome, StabilityReport, Summary
 
 __all__ = [
     "MDOptions",
     "MDResult",
     "Replica",
+    "ReplicaOutcome",
     "StabilityReport",
     "Summary",
-    "Survival",
     "Unphysical",
     "check_stability",
     "run_md",

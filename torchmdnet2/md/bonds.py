@@ -36,14 +36,14 @@ DEVIATION = 0.5
 """Å by which a bond may be longer or shorter than usual."""
 
 NONMETALS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 52, 53)
-"""Elements that bonds are looked for between. Metals move among their neighbors without anything being wrong."""
+"""Elements whose bonds are checked. Metal atoms change their neighbors in normal dynamics."""
 
 ACCEPTORS = (7, 8, 9, 16, 17)
-"""Between these (N, O, F, S, Cl) a proton may go over."""
+"""Elements (N, O, F, S, Cl) between which a proton may be transferred."""
 
 
 class _Bond(NamedTuple):
-    """A bond that there may be: both atoms and the three shifts of the second, and its length in Å."""
+    """A possible bond: both atoms, the three shifts of the second, and its length in Å."""
 
     key: tuple[int, ...]
     usual: float
@@ -89,7 +89,7 @@ class Bonds:
         length = self.lengths(x)
         off = np.abs(length - self.usual)
         shared = self._shared(x)
-        for k in np.flatnonzero(off > DEVIATION)[::-1].tolist():  # the last first: bonds are dropped
+        for k in np.flatnonzero(off > DEVIATION)[::-1].tolist():  # backwards, because bonds are removed
             if k not in shared or length[k] < self.usual[k]:
                 i, j = map(self._name, self.pairs[k])
                 raise Unphysical(f"the bond of {i} and {j} is {length[k]:.2f} Å long (usually {self.usual[k]:.2f})")

@@ -1,4 +1,4 @@
-"""Which engine runs a simulation."""
+"""Choice of the engine that runs a simulation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["make_engine"]
 
 
 def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, interval: int) -> Engine:
-    """The fastest engine that fits.
+    """The fastest engine for a potential and a device.
 
     On the CPU: with a compiled integrator where the potential runs on compiled kernels. On a GPU: several steps in one
     CUDA graph where the potential runs on fused kernels; a graph of the potential's own between launches of the
@@ -22,13 +22,13 @@ def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, 
         potential: on the system's device.
         system: N atoms in B structures, float64; where the simulation begins.
         dynamics: the integrator.
-        interval: steps between the moments when the host looks.
+        interval: steps between checks by the host.
     """
-    # a graph of its own could not be captured in another
+    # a graph cannot be captured within another
     evaluator = Evaluator(potential, graphs=False)
     if system.device.type != "cuda":
         step = evaluator.bind(system, stress=False)
-        if not step.compiled:  # the integrator is nothing beside it
+        if not step.compiled:  # the integrator takes a negligible part of the time
             return HostEngine(step, dynamics)
         from .compiled import CompiledEngine
 

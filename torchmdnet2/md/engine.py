@@ -1,4 +1,4 @@
-"""Engines: what advances a state by many steps, on the host's command or ahead of it.
+"""Engines: they advance a state by many steps, either step by step from the host or in blocks on the device.
 
 Shapes: N atoms in B replicas.
 """
@@ -42,29 +42,29 @@ class Engine(ABC):
         return state
 
     def prepare(self) -> None:  # noqa: B027
-        """Do what would otherwise slow down the first steps."""
+        """Compile or capture what would otherwise slow down the first steps."""
 
     @property
     def parts(self) -> int:
-        """P, in which a replica's heat is summed."""
+        """P, the number of partial sums of a replica's heat."""
         return 1
 
     @abstractmethod
     def load(self, state: State) -> None:
-        """Go on from another state."""
+        """Continue from another state."""
 
     @abstractmethod
     def launch(self, steps: int) -> None:
-        """Advance by some steps; returns before they are done where the device works on its own."""
+        """Advance by some steps; on a GPU, returns before they are done."""
 
     @abstractmethod
     def collect(self) -> State:
-        """The state after the oldest launch that was not collected, on the host. It stays as it is until two further
-        launches were made."""
+        """The state after the oldest launch that was not collected, on the host. It is
+        overwritten by the second launch after this call."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Forget launches that were not collected."""
+        """Discard launches that were not collected."""
 
     def check(self) -> bool:
         """Whether the steps since the last check were good: as BoundStep.check."""
@@ -72,7 +72,7 @@ class Engine(ABC):
 
 
 class HostEngine(Engine):
-    """Step by step, commanded by the host: on the CPU, and where the potential cannot be captured in a CUDA graph."""
+    """Step by step, launched by the host: on the CPU, and where the potential cannot be captured in a CUDA graph."""
 
     def __init__(self, step: BoundStep, dynamics: VelocityVerlet):
         super().__init__(step, dynamics)

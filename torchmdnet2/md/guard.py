@@ -1,6 +1,6 @@
-"""Refusing and stopping when the physics is off: overlapping atoms, exploding forces, temperature or energy.
+"""Checks that stop a simulation: overlapping atoms, forces, temperature or energy beyond their limits.
 
-Everything here looks at states on the host, which an engine copied there; the device does not wait for it.
+All checks read states on the host, which an engine copied there; the device does not wait for them.
 Shapes: N atoms in B replicas of n atoms each.
 """
 
@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from ase.data import covalent_radii
 from torch import Tensor
@@ -18,34 +17,34 @@ from torch import Tensor
 from ..neighbors import neighbor_list
 from ..potential import SYMBOLS
 from ..system import System
-from .output import Row
-from .state import Atomistics, State
+from .output import TableRow
+from .state import AtomConstants, State
 
-__all__ = ["Guard", "Limits", "NotFinite", "Unphysical", "check_overlaps", "closest_pair"]
+__all__ = ["Guard", "Limits", "NonFiniteState", "Unphysical", "check_overlaps", "closest_pair"]
 
 OVERLAP = 0.5
 """Atoms closer than this part of the sum of their covalent radii overlap; the shortest bonds are near 1."""
 
 
-_DENSE = 300_000  # pairs up to which all of them are looked at, which is faster than a neighbor search
+_DENSE = 300_000  # number of pairs up to which computing all distances is faster than a neighbor search
 
 
 class Unphysical(RuntimeError):
-    """A structure or trajectory that no longer means anything."""
+    """A structure or trajectory without physical meaning."""
 
 
-class NotFinite(Unphysical):
-    """Numbers that are NaN or infinite: physics gone wrong, or a step for which there was not enough room."""
+class NonFiniteState(Unphysical):
+    """NaN or infinite numbers: an unphysical state, or a step with too small a capacity for edges."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop. Ordinary dynamics stays below these by an order of magnitude.
+    """Limits beyond which a simulation stops. Ordinary dynamics stays below these by an order of magnitude.
 
     Attributes:
         force: eV/Å on any atom.
         temperature: K.
-        energy: eV/atom that the conserved energy may be off its first value.
+        energy: eV/atom, largest change of the conserved energy.
     """
 
     force: float = 200.0
@@ -57,7 +56,7 @@ class Limits:
         return cls(temperature=max(cls.temperature, 10 * temperature))
 
     def violation(self, temperature: float, force: float, energy_error: float) -> str | None:
-        """What is wrong, in words, or None.
+        """The limit that is passed, in words, or None.
 
         Args:
             temperature: K.
@@ -74,7 +73,7 @@ class Limits:
 
 
 class Guard:
-    """Turns states into rows of the table, and refuses those that mean nothing.
+    """Turns states into rows of the table, and raises an error for unphysical ones.
 
     Args:
         system: N atoms in B replicas, on the CPU.
@@ -88,20 +87,19 @@ class Guard:
     def __init__(
         self,
         system: System,
-        atoms: Atomistics,
+        atoms: AtomConstants,
         timestep: float,
         limits: Limits,
         first_conserved: Sequence[float] | None = None,
     ):
         self.system, self.atoms, self.timestep, self.limits = system, atoms, timestep, limits
         self.first_conserved = None if first_conserved is None else list(first_conserved)
-        self._nearest = _Nearest(system, atoms) if _all_pairs_fit(system, atoms) else None
 
-    def __call__(self, state: State) -> list[Row]:
+    def __call__(self, state: State) -> list[TableRow]:
         """The rows of a state, one for each replica.
 
         Raises:
-            NotFinite: a number is NaN or infinite.
+            NonFiniteState: a number is NaN or infinite.
             Unphysical: a limit is passed or atoms overlap; names the atoms.
         """
         rows = self.rows(state)
@@ -115,19 +113,18 @@ class Guard:
             error = (row.conserved_eV - first) / self.atoms.num_atoms
             wrong = self.limits.violation(row.temperature_K, force, error)
             if not all(map(math.isfinite, known)):
-                raise NotFinite(f"energy, forces or velocities are not finite; {self._worst_atom(state, size, b)}")
+                raise NonFiniteState(f"energy, forces or velocities are not finite; {self._worst_atom(state, size, b)}")
             if wrong is not None:
                 raise Unphysical(f"{wrong}; {self._worst_atom(state, size, b)}")
-        if self._nearest is None or self._nearest.below(state.pos, OVERLAP):
-            check_overlaps(self.system.replace(pos=state.pos))
+        check_overlaps(self.system.replace(pos=state.pos))
         return rows
 
-    def rows(self, state: State) -> list[Row]:
-        """The rows of a state, whatever they hold."""
+    def rows(self, state: State) -> list[TableRow]:
+        """The rows of a state, without checks."""
         kinetic = self.atoms.kinetic_energy(state.vel).tolist()
         potential, heat = state.energy.tolist(), state.heat.sum(1).tolist()
         return [
-            Row(
+            TableRow(
                 step=state.step,
                 time_ps=state.step * self.timestep * 1e-3,
                 temperature_K=self.atoms.temperature(k),
@@ -150,30 +147,6 @@ class Guard:
                 _, i, j, distance = pair
                 words += f", the closest pair is {_name(system, i)} and {_name(system, j)} at {distance:.2f} Å"
         return words
-
-
-class _Nearest:
-    """Whether any two atoms are near, without saying which: all pairs of small structures without cell, in NumPy.
-
-    Args:
-        system, atoms: as for Guard.
-    """
-
-    def __init__(self, system: System, atoms: Atomistics):
-        radii = covalent_radii[system.z.numpy()].reshape(atoms.replicas, -1)
-        self._square = np.square(radii[:, :, None] + radii[:, None])  # [B, n, n] Å²
-        np.einsum("bii->bi", self._square)[:] = 0  # an atom is not near itself
-
-    def below(self, pos: Tensor, part: float) -> bool:
-        """Whether a distance is below that part of the sum of the radii; pos [N, 3] Å, finite."""
-        square = np.zeros_like(self._square)
-        for x in pos.numpy().reshape(*square.shape[:2], 3).transpose(2, 0, 1):
-            square += np.square(x[:, :, None] - x[:, None])
-        return bool((square < part**2 * self._square).any())
-
-
-def _all_pairs_fit(system: System, atoms: Atomistics) -> bool:
-    return system.num_atoms * atoms.num_atoms <= _DENSE and not bool(system.pbc.any())
 
 
 def closest_pair(system: System) -> tuple[float, int, int, float] | None:

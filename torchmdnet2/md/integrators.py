@@ -16,11 +16,11 @@ from torch import Tensor
 
 from ..units import AMU_A2_FS2, KB
 from .noise import normal
-from .state import Atomistics, State
+from .state import AtomConstants, State
 
 __all__ = ["Langevin", "VelocityVerlet"]
 
-_AHEAD = 4096  # random numbers are made for several steps of few atoms at once: that takes as long as for one
+_AHEAD = 4096  # for few atoms, random numbers of several steps are drawn at once, in the time of one step
 
 
 class VelocityVerlet:
@@ -34,17 +34,17 @@ class VelocityVerlet:
         half_kick: [N, 1] change of the velocity in half a step per force, (Å/fs)/(eV/Å).
     """
 
-    def __init__(self, atoms: Atomistics, timestep: float):
+    def __init__(self, atoms: AtomConstants, timestep: float):
         self.atoms, self.timestep = atoms, timestep
         self.half_kick = 0.5 * timestep * atoms.mobile / (AMU_A2_FS2 * atoms.masses)
 
     def open(self, state: State) -> None:
-        """Advance velocities by half a step and positions by one, in place; forces are due at the new positions."""
+        """Advance velocities by half a step and positions by one, in place; forces must then be computed."""
         state.vel.add_(self.half_kick * state.forces)
         self.drift(state)
 
     def close(self, state: State) -> None:
-        """Advance velocities to the positions, by the forces there."""
+        """Advance velocities by the second half of the step, with the new forces."""
         state.vel.add_(self.half_kick * state.forces)
         state.step += 1
 
@@ -67,7 +67,9 @@ class Langevin(VelocityVerlet):
         seeds: [B] int64.
     """
 
-    def __init__(self, atoms: Atomistics, timestep: float, temperature: float, friction: float, seeds: Sequence[int]):
+    def __init__(
+        self, atoms: AtomConstants, timestep: float, temperature: float, friction: float, seeds: Sequence[int]
+    ):
         super().__init__(atoms, timestep)
         self.keep = math.exp(-friction * 1e-3 * timestep)
         thermal = (KB * temperature / (AMU_A2_FS2 * atoms.masses)).sqrt() * atoms.mobile

@@ -1,4 +1,4 @@
-"""What a user can choose about a simulation, checked before anything is computed."""
+"""Options of a simulation, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class MDOptions:
 
     @property
     def target_temperature(self) -> float:
-        """K, of the bath and of velocities that are drawn."""
+        """K, of the thermostat and of drawn velocities."""
         return 300.0 if self.temperature is None else self.temperature
 
     # --- files ---------------------------------------------------------------------------------------------------
@@ -105,11 +105,11 @@ class MDOptions:
         return path.with_suffix("") if path.suffix in FORMATS else path
 
     def file(self, extension: str, replica: int | None = None) -> Path:
-        """The output file with this extension, as in file(".csv"); of a replica, where it has one of its own."""
+        """The output file with this extension, as in file(".csv"); with several replicas, that of one."""
         return self._numbered(self.prefix.with_name(self.prefix.name + extension), replica)
 
     def trajectory_files(self, replica: int) -> tuple[Path, ...]:
-        """Where the frames of a replica go."""
+        """Trajectory files of a replica."""
         suffix = Path(self.output).suffix
         paths = [Path(path) for path in self.trajectories] or [self.file(suffix if suffix in FORMATS else ".xyz")]
         return tuple(self._numbered(path, replica) for path in paths)
@@ -132,7 +132,7 @@ class MDOptions:
     # --- what a restart must have in common -----------------------------------------------------------------------
 
     def physics(self) -> dict[str, Any]:
-        """The choices that a restart file is bound to, as plain data."""
+        """The options that must not change at a restart, as plain data."""
         kept = ("timestep", "ensemble", "temperature", "friction", "seed", "replicas")
         chosen = {name: value for name, value in asdict(self).items() if name in kept}
         if self.ensemble == "nve":

@@ -12,11 +12,11 @@ import numpy as np
 
 from ..files import append, atomic_write
 
-__all__ = ["Drift", "Row", "Table", "plot"]
+__all__ = ["Drift", "Table", "TableRow", "plot"]
 
 
-class Row(NamedTuple):
-    """One line of the table. `conserved` is the total energy less the heat from a thermostat."""
+class TableRow(NamedTuple):
+    """One line of the table. `conserved` is the total energy minus the heat from the thermostat."""
 
     step: int
     time_ps: float
@@ -36,22 +36,22 @@ class Table:
 
     def __init__(self, path: Path, keep_to: int | None = None):
         self.path = path
-        self.rows: list[Row] = []
+        self.rows: list[TableRow] = []
         if keep_to is not None and path.exists():
             with open(path, newline="") as old:
                 for step, *rest in list(csv.reader(old))[1:]:
-                    if len(rest) == len(Row._fields) - 1 and int(step) <= keep_to:
-                        self.rows.append(Row(int(step), *map(float, rest)))
-        atomic_write(path, "".join(map(_line, [Row._fields, *self.rows])))
+                    if len(rest) == len(TableRow._fields) - 1 and int(step) <= keep_to:
+                        self.rows.append(TableRow(int(step), *map(float, rest)))
+        atomic_write(path, "".join(map(_line, [TableRow._fields, *self.rows])))
         self._file = open(path, "ab", buffering=0)
 
-    def add(self, row: Row) -> None:
-        """Append a row, or where it cannot be written, nothing of it."""
+    def add(self, row: TableRow) -> None:
+        """Append a row, or where it cannot be written, no part of it."""
         append(self._file, _line(row).encode())
         self.rows.append(row)
 
     def sync(self) -> None:
-        """Everything so far is on disk."""
+        """Flush everything to disk."""
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class Drift:
         self.num_atoms = num_atoms
         self.count, self.time, self.energy, self.tt, self.te = 0, 0.0, 0.0, 0.0, 0.0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: TableRow) -> None:
         # running means and sums of products about them: no loss of digits in long runs
         self.count += 1
         before = row.time_ps - self.time
@@ -84,7 +84,9 @@ class Drift:
         return self.te / self.tt / self.num_atoms if self.count > 2 else float("nan")
 
 
-def plot(path: Path, replicas: Sequence[Sequence[Row]], num_atoms: int, title: str, drifts: Sequence[float]) -> None:
+def plot(
+    path: Path, replicas: Sequence[Sequence[TableRow]], num_atoms: int, title: str, drifts: Sequence[float]
+) -> None:
     """Temperature and conserved energy over time, as a PNG.
 
     Args:
@@ -100,7 +102,7 @@ def plot(path: Path, replicas: Sequence[Sequence[Row]], num_atoms: int, title: s
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 5), layout="constrained")  # no pyplot: the user's figures and backend stay alone
+    figure = Figure(figsize=(7, 5), layout="constrained")  # pyplot would change the backend of the user
     FigureCanvasAgg(figure)
     above, below = figure.subplots(2, sharex=True)
     for rows in replicas:

@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .output import Row
+from .output import TableRow
 
 __all__ = ["Reporter", "drift_text", "speed_text"]
 
@@ -64,7 +64,7 @@ class Reporter:
         elapsed = (self.ended or time.perf_counter()) - self.started
         return (step - self.first) * self.timestep * 1e-6 * 86400 / elapsed if step > self.first else float("nan")
 
-    def update(self, rows: Sequence[Row], drift: float) -> None:
+    def update(self, rows: Sequence[TableRow], drift: float) -> None:
         """Tell about a step: the mean temperature of the replicas, and their largest drift."""
         if self.console is None:
             return

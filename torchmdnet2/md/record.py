@@ -1,4 +1,4 @@
-"""Where the states of a simulation go: trajectories, tables, the plot, and how far all of these had got.
+"""Output of a simulation: trajectories, tables and the plot, with the positions at which restarts continue them.
 
 Shapes: N atoms in B replicas of n atoms each.
 """
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from ..files import keep_old
 from ..units import AMU_A2_FS2
 from .options import MDOptions
-from .output import Drift, Row, Table, plot
-from .state import Atomistics, State
+from .output import Drift, Table, TableRow, plot
+from .state import AtomConstants, State
 from .trajectory import open_trajectory
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ VELOCITY = math.sqrt(AMU_A2_FS2)
 """Å/fs in ASE's unit of velocity, sqrt(eV/amu)."""
 
 Marks = dict[str, dict[str, int]]
-"""Where each trajectory file ended, by its name."""
+"""File name -> frames and bytes of a trajectory file."""
 
 
 class Recorder:
-    """Writes everything but restart files.
+    """Writes all files except restart files.
 
     Args:
         options: which files.
@@ -43,7 +43,7 @@ class Recorder:
         rows: of each replica, also of earlier runs when continued.
     """
 
-    def __init__(self, options: MDOptions, start: Atoms, atoms: Atomistics, last: int | None, marks: Marks | None):
+    def __init__(self, options: MDOptions, start: Atoms, atoms: AtomConstants, last: int | None, marks: Marks | None):
         self.options, self.start, self.atoms = options, start, atoms
         paths = [options.trajectory_files(b) for b in range(atoms.replicas)]
         for path in (options.prefix, *(p for own in paths for p in own)):
@@ -65,7 +65,7 @@ class Recorder:
             for row in rows:
                 drift.add(row)
 
-    def add(self, state: State, rows: Sequence[Row]) -> None:
+    def add(self, state: State, rows: Sequence[TableRow]) -> None:
         """A frame and a row for each replica."""
         for b, row in enumerate(rows):
             self._tables[b].add(row)
@@ -102,11 +102,11 @@ class Recorder:
 
     @property
     def marks(self) -> Marks:
-        """Where the trajectory files end now."""
+        """Current ends of the trajectory files."""
         return {t.path.name: t.mark for own in self._trajectories for t in own}
 
     def sync(self) -> None:
-        """Everything so far is on disk for good."""
+        """Flush everything to disk."""
         for table in self._tables:
             table.sync()
         for own in self._trajectories:
@@ -121,7 +121,7 @@ class Recorder:
                 trajectory.close()
 
     def plot(self, title: str) -> str:
-        """Write the plot; what keeps it from being written, in words, else ""."""
+        """Write the plot; returns why it could not be written, else ""."""
         if len(self.rows[0]) < 2:
             return ""
         try:
@@ -131,6 +131,6 @@ class Recorder:
         return ""
 
     def files(self) -> list[Path]:
-        """What there is."""
+        """All files that exist."""
         paths = [t.path for own in self._trajectories for t in own] + [table.path for table in self._tables]
         return [p for p in (*paths, self.options.file(".png"), self.options.file(".restart")) if p.exists()]

@@ -1,4 +1,4 @@
-"""Replicas that run side by side at a constant temperature, of which those that break leave the others alone.
+"""Replicas that run together at a constant temperature; those that break are removed and the others go on.
 
 Shapes: N atoms in B replicas of n atoms each.
 """
@@ -18,25 +18,25 @@ from ..system import System
 from .bonds import Bonds
 from .choose_engine import make_engine
 from .engine import Engine
-from .guard import Guard, Limits, NotFinite, Unphysical
+from .guard import Guard, Limits, NonFiniteState, Unphysical
 from .integrators import Langevin
 from .options import MDOptions
-from .setup import atomistics, noise_seeds
-from .state import Atomistics, State, maxwell_boltzmann
-from .survival import Survival
+from .setup import atom_constants, noise_seeds
+from .stability_report import ReplicaOutcome
+from .state import AtomConstants, State, maxwell_boltzmann
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["Batch", "Walker"]
+__all__ = ["ReplicaBatch", "ReplicaRun"]
 
-_LOOK_FS = 10.0  # between two looks at a replica: a bond to hydrogen vibrates once
-_KEPT = 5  # looks before a break whose frames are kept
+_LOOK_FS = 10.0  # between two checks of a replica: one vibration of a bond to hydrogen
+_KEPT = 5  # number of checks before a break whose frames are kept
 _NOT_FINITE = "energy or forces are not finite"
 
 
-class Walker:
-    """One replica: what is known of it, and whether it is still whole.
+class ReplicaRun:
+    """One replica: its checks, its last states and its outcome.
 
     Args:
         number: k.
@@ -48,24 +48,24 @@ class Walker:
 
     def __init__(self, number: int, index: int, start: Atoms, bonds: Bonds, options: MDOptions):
         self.start, self.bonds, self.options, self.seed = start, bonds, options, options.seeds[number]
-        self.system, self.atoms = System.from_ase(start), atomistics(start, replace(options, replicas=1))
+        self.system, self.atoms = System.from_ase(start), atom_constants(start, replace(options, replicas=1))
         limits = Limits.for_temperature(options.target_temperature)
         self.guard = Guard(self.system, self.atoms, options.timestep, limits)
         self.kind = (len(start), self.atoms.dof, *map(bool, start.pbc))
-        self.result = Survival(number, index, start.get_chemical_formula(), options.target_temperature, self.seed)
+        self.result = ReplicaOutcome(number, index, start.get_chemical_formula(), options.target_temperature, self.seed)
         self.every = max(1, round(_LOOK_FS / options.timestep))
         self._last: deque[State] = deque(maxlen=_KEPT)
         self._temperatures: list[float] = []
 
     def look(self, state: State) -> None:
-        """Take note of a finite state of this replica alone; when it is broken, of why."""
+        """Check a finite state of this replica; if it is broken, record why."""
         try:
             (row,) = self.guard(state)
             self.bonds(state.pos)
         except Unphysical as error:
             self.fail(state.step, str(error))
             return
-        if self._last and self._last[-1].step % self.every:  # looked at out of turn
+        if self._last and self._last[-1].step % self.every:  # an additional check
             self._last.pop()
         self._last.append(state)
         self._temperatures.append(row.temperature_K)
@@ -91,27 +91,27 @@ class Walker:
             self.result.mean_temperature = fmean(self._temperatures)
 
 
-class Batch:
-    """Replicas of equally many atoms side by side, as long as they are whole.
+class ReplicaBatch:
+    """Replicas of equally many atoms that run together until they break.
 
     Attributes:
-        whole: replicas that run.
-        state: the last state in which all of them were good, on the host.
+        whole: replicas that have not broken.
+        state: the last state in which no check failed, on the host.
     """
 
-    def __init__(self, potential: Potential, walkers: list[Walker], progress: Callable[[int], None]):
-        self.potential, self.whole, self.progress = potential, walkers, progress
-        first = walkers[0]
+    def __init__(self, potential: Potential, runs: list[ReplicaRun], progress: Callable[[int], None]):
+        self.potential, self.whole, self.progress = potential, runs, progress
+        first = runs[0]
         self.options, self.every, self.n = first.options, first.every, len(first.start)
 
     def run(self) -> None:
-        """All steps, or until none is whole."""
+        """Run all steps, or until all replicas are broken."""
         state = self._begin(self.whole)
-        if not _finite(state):  # which may be in every replica, whichever it comes from
-            for walker in self.whole:
-                if not _finite(self._begin([walker])):
-                    walker.fail(0, _NOT_FINITE)
-            self.whole = [walker for walker in self.whole if walker.result.whole]
+        if not _finite(state):  # one bad replica can spoil the others
+            for run in self.whole:
+                if not _finite(self._begin([run])):
+                    run.fail(0, _NOT_FINITE)
+            self.whole = [run for run in self.whole if run.result.whole]
             self.progress(0)
             if not self.whole:
                 return
@@ -121,23 +121,23 @@ class Batch:
         while self.whole and self.state.step < self.options.steps:
             self._advance()
 
-    def _begin(self, walkers: list[Walker]) -> State:
-        """Make their engine and first state."""
-        self.engine = self._engine(walkers)
-        seeds = [walker.seed for walker in walkers]
-        return self.engine.begin(maxwell_boltzmann(_together(walkers), self.options.target_temperature, seeds))
+    def _begin(self, runs: list[ReplicaRun]) -> State:
+        """Make an engine and the first state."""
+        self.engine = self._engine(runs)
+        seeds = [run.seed for run in runs]
+        return self.engine.begin(maxwell_boltzmann(_together(runs), self.options.target_temperature, seeds))
 
-    def _engine(self, walkers: list[Walker]) -> Engine:
-        """Where each of these began; a state is loaded next."""
+    def _engine(self, runs: list[ReplicaRun]) -> Engine:
+        """An engine at the initial structures; the caller loads a state next."""
         options, where = self.options, self.potential.device
-        atoms = _together(walkers).to(where)
-        seeds = noise_seeds([walker.seed for walker in walkers])
+        atoms = _together(runs).to(where)
+        seeds = noise_seeds([run.seed for run in runs])
         dynamics = Langevin(atoms, options.timestep, options.target_temperature, options.friction, seeds)
-        system = System.concatenate([walker.system for walker in walkers])
+        system = System.concatenate([run.system for run in runs])
         return make_engine(self.potential, system.to(where), dynamics, self.every)
 
     def _advance(self) -> None:
-        """Launch blocks ahead and look at each, until one is not good."""
+        """Launch blocks ahead and check each, until a replica breaks."""
         engine, last = self.engine, self.options.steps
         launched, under_way = self.state.step, 0
         while self.state.step < last:
@@ -149,7 +149,7 @@ class Batch:
             under_way -= 1
             try:
                 good = self._look(state)
-            except NotFinite:
+            except NonFiniteState:
                 engine.drop()
                 self._one_by_one(self._stop_after(self.state.step))
                 return
@@ -161,18 +161,18 @@ class Batch:
         return min(step - step % self.every + self.every, self.options.steps)
 
     def _look(self, state: State) -> bool:
-        """Show a state to each replica; those that broke go. False where the engine was made anew, or none is left."""
+        """Check a state of each replica and remove the broken ones. False if any was removed."""
         if not _finite(state):
-            raise NotFinite(_NOT_FINITE)
-        for b, walker in enumerate(self.whole):
-            walker.look(_part(state, [b], self.n))
+            raise NonFiniteState(_NOT_FINITE)
+        for b, run in enumerate(self.whole):
+            run.look(_part(state, [b], self.n))
         self.state = state
         return self._retire()
 
     def _retire(self) -> bool:
-        """Go on without those that broke."""
+        """Continue without the replicas that broke."""
         self.progress(self.state.step)
-        rest = [b for b, walker in enumerate(self.whole) if walker.result.whole]
+        rest = [b for b, run in enumerate(self.whole) if run.result.whole]
         if len(rest) == len(self.whole):
             return True
         self.engine.drop()
@@ -184,7 +184,7 @@ class Batch:
         return False
 
     def _one_by_one(self, stop: int) -> None:
-        """Find the step and the replica where numbers are no longer finite."""
+        """Find the step and the replica in which numbers are no longer finite."""
         _was_room(self.engine)
         while self.state.step < stop:
             state = _step(self.engine, self.state)
@@ -195,16 +195,16 @@ class Batch:
                 return
 
     def _blame(self) -> None:
-        """Take the next step of each replica alone."""
-        for b, walker in enumerate(self.whole):
-            if not _finite(_step(self._engine([walker]), _part(self.state, [b], self.n))):
-                walker.fail(self.state.step + 1, _NOT_FINITE)
+        """Run the next step of each replica alone, to find those that fail."""
+        for b, run in enumerate(self.whole):
+            if not _finite(_step(self._engine([run]), _part(self.state, [b], self.n))):
+                run.fail(self.state.step + 1, _NOT_FINITE)
         if self._retire():
             raise RuntimeError("a step is finite for each replica alone and not for all together: please report this")
 
 
 def _step(engine: Engine, state: State) -> State:
-    """The state after the next step, on the host; not finite only when more room for edges does not help."""
+    """The state after the next step, on the host; not finite only if a larger capacity for edges does not help."""
     while True:
         engine.load(state)
         engine.launch(1)
@@ -214,17 +214,17 @@ def _step(engine: Engine, state: State) -> State:
 
 
 def _was_room(engine: Engine) -> bool:
-    """Whether there was room for the edges of what was launched; if not, there is now."""
+    """Whether the edges of the launched steps fitted; if not, the capacity is raised."""
     try:
         return engine.check()
     except ValueError:  # not finite for another reason
         return True
 
 
-def _together(walkers: Sequence[Walker]) -> Atomistics:
-    first, every = walkers[0].atoms, [walker.atoms for walker in walkers]
+def _together(runs: Sequence[ReplicaRun]) -> AtomConstants:
+    first, every = runs[0].atoms, [run.atoms for run in runs]
     masses, mobile = torch.cat([a.masses for a in every]), torch.cat([a.mobile for a in every])
-    return Atomistics(masses, mobile, first.dof, len(walkers))
+    return AtomConstants(masses, mobile, first.dof, len(runs))
 
 
 def _part(state: State, replicas: list[int], n: int) -> State:

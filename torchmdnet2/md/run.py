@@ -15,15 +15,15 @@ from ..errors import BadConfig
 from ..potential import Potential
 from ..system import System
 from .choose_engine import make_engine
-from .guard import Guard, Limits, NotFinite, Unphysical, check_overlaps
+from .guard import Guard, Limits, NonFiniteState, Unphysical, check_overlaps
 from .integrators import Langevin, VelocityVerlet
 from .options import MDOptions
-from .output import Row
+from .output import TableRow
 from .progress import Reporter
 from .record import Recorder
 from .restart import read_restart, write_restart
-from .setup import atomistics, check_start, fingerprint, minimize, noise_seeds, plain_copy, velocities
-from .state import Atomistics, State
+from .setup import atom_constants, check_start, fingerprint, minimize, noise_seeds, plain_copy, velocities
+from .state import AtomConstants, State
 from .trajectory import check_trajectory
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MDResult", "Replica", "run_md"]
 
-_LOOK = 100  # steps after which a state is looked at, also where it is not recorded
-_ENLARGED = 3  # times that a block is repeated for want of room, before its steps are taken one by one
+_LOOK = 100  # most steps between two checks of the state
+_ENLARGED = 3  # repetitions of a block with a larger capacity for edges, before its steps are run one by one
 
 
 @dataclass(eq=False)
 class Replica:
-    """What a simulation gave for one replica.
+    """Result of one replica.
 
     Attributes:
         atoms: the last frame, with momenta.
@@ -47,13 +47,13 @@ class Replica:
     """
 
     atoms: Atoms
-    rows: list[Row]
+    rows: list[TableRow]
     drift: float
 
 
 @dataclass(eq=False)
 class MDResult:
-    """What a simulation gave.
+    """Result of a simulation.
 
     Attributes:
         replicas: each of them.
@@ -71,7 +71,7 @@ class MDResult:
         return self.replicas[0].atoms
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[TableRow]:
         """The table of the first replica."""
         return self.replicas[0].rows
 
@@ -148,7 +148,7 @@ class Simulation:
             self._say(minimize(self.start, self.potential))
         self.system = System.from_ase([self.start] * options.replicas)
         check_overlaps(self.system)
-        self.atoms = atomistics(self.start, options)
+        self.atoms = atom_constants(self.start, options)
         where = self.potential.device
         self.engine = make_engine(
             self.potential, self.system.to(where), self._dynamics(self.atoms.to(where)), options.interval
@@ -162,7 +162,7 @@ class Simulation:
         limits = Limits.for_temperature(options.target_temperature)
         self.guard = Guard(self.system, self.atoms, options.timestep, limits, self.saved.get("first_conserved"))
 
-    def _dynamics(self, atoms: Atomistics) -> VelocityVerlet:
+    def _dynamics(self, atoms: AtomConstants) -> VelocityVerlet:
         options = self.options
         if options.ensemble == "nve":
             return VelocityVerlet(atoms, options.timestep)
@@ -172,9 +172,9 @@ class Simulation:
     # --- the run -------------------------------------------------------------------------------------------------
 
     def run(self) -> MDResult:
-        """All steps, or as many as go well."""
+        """Run all steps, or stop at the first that fails a check."""
         options, first = self.options, self.state.step
-        rows = self.guard(self.state)  # before any file is touched
+        rows = self.guard(self.state)  # before any file is written
         self.record = self._recorder()
         if not options.restart:
             self.record.add(self.state, rows)
@@ -202,7 +202,7 @@ class Simulation:
         return MDResult(replicas, self.reporter.ns_per_day(self.state.step), self.record.files())
 
     def _advance(self) -> None:
-        """Launch blocks ahead, look at each, and go back when one is not good."""
+        """Launch blocks ahead, check each, and repeat one that fails."""
         engine, last = self.engine, self.options.steps
         launched, enlarged = self.state.step, 0
         under_way = 0
@@ -219,7 +219,7 @@ class Simulation:
                 engine.drop()
                 room = self._was_room()
                 engine.load(self.state)
-                if isinstance(error, NotFinite) and not room and enlarged < _ENLARGED:
+                if isinstance(error, NonFiniteState) and not room and enlarged < _ENLARGED:
                     enlarged += 1
                 else:
                     self._one_by_one(self._stop_after(self.state.step))
@@ -233,8 +233,8 @@ class Simulation:
         interval = self.options.interval
         return min(step - step % interval + interval, step + _LOOK, self.options.steps)
 
-    def _keep(self, state: State, rows: list[Row]) -> None:
-        """A good state: record it when it is due, and have it to go back to."""
+    def _keep(self, state: State, rows: list[TableRow]) -> None:
+        """Record a checked state when it is due, and keep it to go back to."""
         options = self.options
         if state.step % options.interval == 0 or state.step == options.steps:
             self.record.add(state, rows)
@@ -244,14 +244,14 @@ class Simulation:
             self._save()
 
     def _was_room(self) -> bool:
-        """Whether a bad block is bad for another reason than too little room, which is enlarged."""
+        """Whether a failed block had enough capacity for edges; if not, the capacity is raised."""
         try:
             return self.engine.check()
         except ValueError:
             return True
 
     def _one_by_one(self, stop: int) -> None:
-        """From the last good state to a step, looking at each.
+        """Run to a step one by one from the last checked state.
 
         Raises:
             Unphysical: names the first bad step; the last good one ends the trajectory.
@@ -265,7 +265,7 @@ class Simulation:
                 words = str(error)
                 room = self._was_room()
                 self.engine.load(self.state)
-                if not room and isinstance(error, NotFinite):
+                if not room and isinstance(error, NonFiniteState):
                     continue
                 self._refuse(state.step, words)
             self._keep(state, rows)

@@ -1,4 +1,4 @@
-"""What a simulation begins with: the start structure checked, relaxed and in tensors."""
+"""The start of a simulation: the structure is checked, relaxed and turned into tensors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..potential import Potential
 from ..system import System
 from .options import MDOptions
 from .record import VELOCITY
-from .state import Atomistics, maxwell_boltzmann, remove_momentum
+from .state import AtomConstants, maxwell_boltzmann, remove_momentum
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["atomistics", "check_start", "fingerprint", "minimize", "noise_seeds", "plain_copy", "velocities"]
+__all__ = ["atom_constants", "check_start", "fingerprint", "minimize", "noise_seeds", "plain_copy", "velocities"]
 
 
 def plain_copy(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
@@ -57,7 +57,7 @@ def check_start(start: Atoms, potential: Potential) -> None:
 
 
 def minimize(start: Atoms, potential: Potential) -> str:
-    """Relax a structure in place, until all forces are below 0.05 eV/Å; what came of it, in words."""
+    """Relax a structure in place, until all forces are below 0.05 eV/Å; returns the result in words."""
     from ase.optimize import FIRE
 
     from ..adapters.ase import TorchMDNet2Calculator
@@ -74,7 +74,7 @@ def minimize(start: Atoms, potential: Potential) -> str:
     return words
 
 
-def atomistics(start: Atoms, options: MDOptions) -> Atomistics:
+def atom_constants(start: Atoms, options: MDOptions) -> AtomConstants:
     """Masses and fixed atoms of all replicas, on the CPU.
 
     Raises:
@@ -92,11 +92,11 @@ def atomistics(start: Atoms, options: MDOptions) -> Atomistics:
         bad = int((~(masses > 0)).nonzero()[0, 0])
         raise BadData(f"atom {bad} has a mass of {float(masses[bad]):g}; give it a positive one")
     B = options.replicas
-    return Atomistics(masses.repeat(B, 1), mobile.repeat(B, 1), 3 * count - (0 if free else 3), B)
+    return AtomConstants(masses.repeat(B, 1), mobile.repeat(B, 1), 3 * count - (0 if free else 3), B)
 
 
-def velocities(start: Atoms, atoms: Atomistics, options: MDOptions) -> Tensor:
-    """[N, 3] Å/fs: those of the structure where it has some that are meant, else drawn for the temperature."""
+def velocities(start: Atoms, atoms: AtomConstants, options: MDOptions) -> Tensor:
+    """[N, 3] Å/fs: those of the structure if no temperature is given, else drawn for the temperature."""
     given = torch.as_tensor(start.get_velocities() / VELOCITY, dtype=torch.float64)
     if options.temperature is None and options.replicas == 1 and bool(given.any()):
         return remove_momentum(atoms, given * atoms.mobile)
@@ -104,12 +104,12 @@ def velocities(start: Atoms, atoms: Atomistics, options: MDOptions) -> Tensor:
 
 
 def noise_seeds(seeds: Sequence[int]) -> list[int]:
-    """Seeds of other streams than that of the velocities, which are drawn from the same seeds."""
+    """Seeds for the noise, independent of the velocities, which are drawn from the same seeds."""
     return [int.from_bytes(hashlib.sha256(f"noise {seed}".encode()).digest()[:7], "little") for seed in seeds]
 
 
 def fingerprint(potential: Potential) -> str:
-    """What a restart file knows a model in memory by: its weights."""
+    """Checksum of the weights; restart files identify a model in memory by it."""
     digest = hashlib.sha256()
     for name, value in sorted(potential.state_dict().items()):
         digest.update(name.encode())

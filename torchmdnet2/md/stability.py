@@ -1,4 +1,4 @@
-"""Whether a model survives dynamics, which errors on test frames do not tell.
+"""Stability of a model in dynamics, which errors on test frames do not show.
 
 X. Fu et al., "Forces are not enough", Trans. Mach. Learn. Res. 2023 (arXiv:2210.07237), find that force errors and
 stable simulations are loosely related. What counts as broken: bonds.py, and everything that stops `run_md` (guard.py).
@@ -22,9 +22,9 @@ from ..system import System
 from .bonds import Bonds
 from .guard import Unphysical, check_overlaps
 from .options import MDOptions
-from .replicas import Batch, Walker
+from .replicas import ReplicaBatch, ReplicaRun
 from .setup import check_start, plain_copy
-from .survival import StabilityReport
+from .stability_report import StabilityReport
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_stability"]
 
-_REFERENCE = 100  # frames of the file that the usual lengths of bonds are taken from
+_REFERENCE = 100  # number of frames from which the usual bond lengths are taken
 
 
 def check_stability(
@@ -98,17 +98,17 @@ def check_stability(
         bonds = {index: Bonds(System.from_ase(start), _alike(start, frames)) for index, start in starts.items()}
         found = []
         for options in plan:
-            groups: dict[tuple, list[Walker]] = {}
+            groups: dict[tuple, list[ReplicaRun]] = {}
             for k, index in enumerate(chosen):
-                walker = Walker(k, called[index], starts[index], copy.copy(bonds[index]), options)
-                groups.setdefault(walker.kind, []).append(walker)
-            everyone = [walker for group in groups.values() for walker in group]
+                run = ReplicaRun(k, called[index], starts[index], copy.copy(bonds[index]), options)
+                groups.setdefault(run.kind, []).append(run)
+            everyone = [run for group in groups.values() for run in group]
             with _Progress(console, options, everyone) as progress:
                 for group in groups.values():
-                    Batch(potential, group, progress.update).run()
-            for walker in everyone:
-                walker.finish()
-            found += sorted((walker.result for walker in everyone), key=lambda result: result.replica)
+                    ReplicaBatch(potential, group, progress.update).run()
+            for run in everyone:
+                run.finish()
+            found += sorted((run.result for run in everyone), key=lambda result: result.replica)
     return StabilityReport(found, plan[0].steps * timestep * 1e-3)
 
 
@@ -131,22 +131,22 @@ def _checked(frame: Atoms, number: int, potential: Potential, charge: int | None
 
 
 def _alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
-    """Of some of the frames those with the atoms of this one."""
+    """Some of the frames with the same atoms as this one."""
     some = [frames[k * len(frames) // _REFERENCE] for k in range(_REFERENCE)] if len(frames) > _REFERENCE else frames
     return [f for f in some if len(f) == len(start) and (f.numbers == start.numbers).all()]
 
 
 class _Progress:
-    """Tells of broken replicas as they break and, in a terminal, how far the run is.
+    """Reports replicas when they break and, in a terminal, the progress of the run.
 
     Args:
         console: where to; None shows nothing.
         options: of the run.
-        walkers: all at this temperature.
+        runs: all at this temperature.
     """
 
-    def __init__(self, console: Console | None, options: MDOptions, walkers: Sequence[Walker]):
-        self.options, self.walkers, self._console = options, walkers, console
+    def __init__(self, console: Console | None, options: MDOptions, runs: Sequence[ReplicaRun]):
+        self.options, self.runs, self._console = options, runs, console
         self._status = None if console is None else console.status("")
         self._told: set[int] = set()
 
@@ -162,10 +162,10 @@ class _Progress:
             self._status.stop()
 
     def update(self, step: int) -> None:
-        """Tell about a step of a batch."""
+        """Report a step of a batch."""
         if self._console is None or self._status is None:
             return
-        results, ps = [walker.result for walker in self.walkers], self.options.timestep * 1e-3
+        results, ps = [run.result for run in self.runs], self.options.timestep * 1e-3
         for result in results:
             if result.broken_at is not None and result.replica not in self._told:
                 self._told.add(result.replica)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..units import AMU_A2_FS2, KB
 
-__all__ = ["Atomistics", "State", "maxwell_boltzmann", "remove_momentum"]
+__all__ = ["AtomConstants", "State", "maxwell_boltzmann", "remove_momentum"]
 
 
 @dataclass(eq=False)
@@ -51,8 +51,8 @@ class State:
 
 
 @dataclass(eq=False)
-class Atomistics:
-    """What stays the same.
+class AtomConstants:
+    """Masses and constraints, which do not change during a simulation.
 
     Attributes:
         masses: [N, 1] amu.
@@ -71,8 +71,8 @@ class Atomistics:
         """n, atoms of one replica."""
         return self.masses.shape[0] // self.replicas
 
-    def to(self, device: torch.device | str) -> Atomistics:
-        return Atomistics(self.masses.to(device), self.mobile.to(device), self.dof, self.replicas)
+    def to(self, device: torch.device | str) -> AtomConstants:
+        return AtomConstants(self.masses.to(device), self.mobile.to(device), self.dof, self.replicas)
 
     def kinetic_energy(self, vel: Tensor) -> Tensor:
         """[B] eV."""
@@ -83,7 +83,7 @@ class Atomistics:
         return 2 * kinetic / (self.dof * KB)
 
 
-def maxwell_boltzmann(atoms: Atomistics, temperature: float, seeds: Sequence[int]) -> Tensor:
+def maxwell_boltzmann(atoms: AtomConstants, temperature: float, seeds: Sequence[int]) -> Tensor:
     """Velocities [N, 3] in Å/fs at a temperature in K, without total momentum unless atoms are fixed or alone.
 
     Drawn on the CPU, so that a seed means the same on every device; replica b is what its seed alone would give.
@@ -96,7 +96,7 @@ def maxwell_boltzmann(atoms: Atomistics, temperature: float, seeds: Sequence[int
     return remove_momentum(atoms, torch.cat(noise).to(atoms.masses.device) * thermal)
 
 
-def remove_momentum(atoms: Atomistics, vel: Tensor) -> Tensor:
+def remove_momentum(atoms: AtomConstants, vel: Tensor) -> Tensor:
     """The velocities seen from each centre of mass; unchanged where an atom is fixed or there is only one."""
     if atoms.num_atoms < 2 or bool((atoms.mobile == 0).any()):
         return vel

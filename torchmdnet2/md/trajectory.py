@@ -1,4 +1,4 @@
-"""Trajectory files, which can be cut back to where they were when a restart file was made."""
+"""Trajectory files. A restart cuts them back to their length at the restart file."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TrajectoryFile(ABC):
             self._file = None
 
     def sync(self) -> None:
-        """Everything so far is on disk for good."""
+        """Flush everything to disk."""
         self.close()
         if self.path.exists():
             with open(self.path, "rb+") as file:
@@ -104,11 +104,11 @@ class TrajectoryFile(ABC):
 
     @abstractmethod
     def _write(self, atoms: Atoms) -> None:
-        """A frame, as far as the operating system."""
+        """Append a frame and flush it."""
 
     @abstractmethod
     def _cut(self, mark: dict[str, int]) -> None:
-        """Drop what lies behind the mark."""
+        """Remove what follows the mark."""
 
 
 class ExtendedXYZ(TrajectoryFile):
@@ -128,7 +128,7 @@ class ExtendedXYZ(TrajectoryFile):
 
 
 class ASETrajectory(TrajectoryFile):
-    """ASE's own binary format, which holds every digit."""
+    """ASE's binary format, in full precision."""
 
     def _open(self) -> Any:
         from ase.io.trajectory import Trajectory

@@ -1,4 +1,4 @@
-"""What a check of stability found: runs, their summary by temperature, and the files that hold them."""
+"""The result of a stability check: the outcome of each replica, a summary by temperature, and the files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..files import atomic_write, keep_old
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["StabilityReport", "Summary", "Survival"]
+__all__ = ["ReplicaOutcome", "StabilityReport", "Summary"]
 
 
 @dataclass(eq=False)
-class Survival:
-    """How one replica fared.
+class ReplicaOutcome:
+    """What became of one replica.
 
     Attributes:
         replica: its number, from 0 on.
@@ -29,12 +29,12 @@ class Survival:
         formula: of its atoms.
         temperature: K, of the bath.
         seed: of its velocities and noise.
-        broken_at: ps; None when it is whole.
-        reason: in words; empty when it is whole.
-        mean_temperature: K, while it was whole.
-        deviation: Å, the largest of a bond from its usual length while it was whole.
-        transfers: protons that went over a hydrogen bond.
-        frames: the last ones before it broke, 10 fs apart, without labels; info tells of each why and when it breaks.
+        broken_at: ps; None if it did not break.
+        reason: in words; empty if it did not break.
+        mean_temperature: K, until it broke.
+        deviation: Å, the largest of a bond length from its usual value, until it broke.
+        transfers: number of protons that moved along a hydrogen bond.
+        frames: the last ones before it broke, 10 fs apart, without labels; info holds the reason and the time.
     """
 
     replica: int
@@ -51,7 +51,7 @@ class Survival:
 
     @property
     def whole(self) -> bool:
-        """Whether it survived."""
+        """Whether it did not break."""
         return self.broken_at is None
 
 
@@ -62,12 +62,12 @@ class Summary:
     Attributes:
         temperature: K, of the bath.
         replicas: how many.
-        survivors: how many are whole at the end.
+        survivors: how many did not break.
         first_break: ps; None without any.
-        median_break: ps, when half of them were broken; None when fewer are.
-        mean_temperature: K, of all while they were whole.
-        deviation: Å, the largest of a bond while its replica was whole.
-        transfers: protons that went over, of all.
+        median_break: ps, when half of them were broken; None if fewer broke.
+        mean_temperature: K, of all until they broke.
+        deviation: Å, the largest of a bond until its replica broke.
+        transfers: of all.
     """
 
     temperature: float
@@ -80,7 +80,7 @@ class Summary:
     transfers: int
 
     @classmethod
-    def of(cls, runs: Sequence[Survival]) -> Summary:
+    def of(cls, runs: Sequence[ReplicaOutcome]) -> Summary:
         times = [math.inf if run.broken_at is None else run.broken_at for run in runs]
         means = [run.mean_temperature for run in runs if math.isfinite(run.mean_temperature)]
         return cls(
@@ -104,12 +104,12 @@ class StabilityReport:
         time: ps that each was to run.
     """
 
-    runs: list[Survival]
+    runs: list[ReplicaOutcome]
     time: float
 
     @property
     def survived(self) -> bool:
-        """Whether every replica is whole."""
+        """Whether no replica broke."""
         return all(run.whole for run in self.runs)
 
     @property
@@ -120,11 +120,11 @@ class StabilityReport:
 
     @property
     def frames(self) -> list[Atoms]:
-        """Of all replicas that broke, the last frames before: what to label and train on next."""
+        """The last frames before the break, of all replicas that broke: what to label and train on next."""
         return [frame for run in self.runs for frame in run.frames]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; temperatures in K, times in ps, lengths in Å, null for what there is not."""
+        """Plain data for JSON; temperatures in K, times in ps, lengths in Å; missing values are null."""
         runs = [{k: v for k, v in vars(run).items() if k != "frames"} for run in self.runs]
         found = {"time": self.time, "temperatures": [asdict(s) for s in self.summaries], "runs": runs}
         return _plain(found)
