@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 
 import torchmdnet2.neighbors.triton_search as triton_search
 from torchmdnet2 import Potential
-from torchmdnet2.runtime.model import FusedModel
+from torchmdnet2.runtime.fused_model import FusedModel
 
 # bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities)
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
@@ -117,7 +117,7 @@ def single_tile(num_atoms: int, device: torch.device) -> Any:
 def inference(capability: int, sizes: list[int], channels: int) -> None:
     """Launch the Evaluator's fused step for structures of these sizes."""
     potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": channels}}).eval()
-    for precision in ("float32", "tf32"):
+    for precision in ("native", "tf32"):
         model = FusedModel(potential, precision)
         model.net.can_overlap = capability >= 90
         for num_atoms in sizes:

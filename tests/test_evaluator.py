@@ -154,7 +154,7 @@ def test_report_says_why():
 
 
 def test_kernels_are_not_for_gpus_before_ampere(monkeypatch):
-    from torchmdnet2.runtime.covered import why_not
+    from torchmdnet2.runtime.coverage import unsupported_reason
 
     potential = Potential.from_config({"model": {"name": "tensornet", **SMALL, "hidden_channels": 32}})
 
@@ -166,7 +166,7 @@ def test_kernels_are_not_for_gpus_before_ampere(monkeypatch):
 
     for capability, reason in (((7, 5), "compute capability 8.0"), ((8, 0), ""), ((12, 0), "")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
-        assert reason in why_not(OnGpu()) and bool(reason) == bool(why_not(OnGpu()))
+        assert reason in unsupported_reason(OnGpu()) and bool(reason) == bool(unsupported_reason(OnGpu()))
 
 
 def test_copies_and_pickles_evaluate_alike():

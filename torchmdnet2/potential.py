@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .derivatives import gradients_of, with_leaves
+from .edges import EdgeResult, evaluate_edges
 from .errors import UnknownElement
 from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
@@ -257,10 +259,10 @@ class Potential(nn.Module):
             isolated: `isolated_energies()`, where they are known.
         """
         with torch.inference_mode(False), torch.enable_grad():
-            system, leaves = _with_leaves(system, forces, stress)
+            system, leaves = with_leaves(system, forces, stress)
             atom_energies, charges, properties = self._evaluate(system, lists, isolated)
             energy = sum_over_systems(atom_energies, system.batch, system.num_systems) + self.energy_shift
-            gradients = _gradients(energy, leaves, create_graph)
+            gradients = gradients_of(energy, leaves, create_graph)
             result = Result(energy, atom_energies=atom_energies, charges=charges, properties=properties)
             if forces:
                 result.forces = -gradients["pos"]
@@ -273,6 +275,21 @@ class Potential(nn.Module):
                 if isinstance(value, Tensor):
                     setattr(result, name, value.detach())
         return result
+
+    def from_edges(
+        self,
+        z: Tensor,
+        edge_index: Tensor,
+        vectors: Tensor,
+        num_local: int,
+        charge: float = 0.0,
+        cutoff: float | None = None,
+    ) -> EdgeResult:
+        """Energies of local atoms from edges that a host program gives, and what each edge contributes to the forces.
+
+        See `torchmdnet2.edges`.
+        """
+        return evaluate_edges(self, z, edge_index, vectors, num_local, charge, cutoff)
 
     def atom_energies(self, system: System, neighbors: NeighborList) -> tuple[Tensor, Tensor | None]:
         """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable."""
@@ -362,36 +379,6 @@ class Potential(nn.Module):
             name = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
             trained = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in self.elements)
             raise UnknownElement(f"atom {atom} is {name}, and this model knows only {trained}")
-
-
-def _with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dict[str, Tensor]]:
-    """The system as a function of the positions and of a symmetric strain at zero."""
-    leaves: dict[str, Tensor] = {}
-    pos, cell = system.pos, system.cell
-    if pos.is_inference():
-        pos, cell = pos.clone(), cell.clone()
-        system = System(
-            z=system.z.clone(), pos=pos, batch=system.batch.clone(), cell=cell, pbc=system.pbc.clone(),
-            charge=system.charge.clone(), spin=system.spin.clone(),
-        )  # fmt: skip
-    if forces:
-        pos = leaves["pos"] = pos if pos.requires_grad else pos.detach().requires_grad_()
-    if stress:
-        strain = leaves["strain"] = pos.new_zeros(system.num_systems, 3, 3).requires_grad_()
-        symmetric = (strain + strain.transpose(1, 2)) / 2
-        pos = pos + torch.einsum("ni,nij->nj", pos, symmetric[system.batch])
-        cell = cell + cell @ symmetric
-    return system.replace(pos=pos, cell=cell), leaves
-
-
-def _gradients(energy: Tensor, leaves: dict[str, Tensor], create_graph: bool) -> dict[str, Tensor]:
-    if not leaves or not energy.requires_grad:
-        return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
-    gradients = torch.autograd.grad(energy.sum(), list(leaves.values()), create_graph=create_graph, allow_unused=True)
-    return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
-        for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True)
-    }
 
 
 def _partial_charges(features: Features) -> Tensor | None:

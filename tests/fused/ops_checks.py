@@ -6,11 +6,12 @@ import json
 
 import torch
 
+from torchmdnet2.fused.pair_sums import Pairs, PairSum, SegmentSum
 from torchmdnet2.fused.tensornet.training.embedding_op import Embedding
 from torchmdnet2.fused.tensornet.training.node_ops import Inner, Mix, Product, Scale
-from torchmdnet2.fused.tensornet.training.pair_ops import Message, Pairs, PairSum
+from torchmdnet2.fused.tensornet.training.pair_ops import Message
 from torchmdnet2.fused.tensornet.training.radial_ops import PairGeometry
-from torchmdnet2.fused.tensornet.training.scalar_ops import SegmentSum, enveloped, silu
+from torchmdnet2.fused.tensornet.training.scalar_ops import enveloped, silu
 from torchmdnet2.fused.tensornet.training.tensor_ops import add_square, normalise
 from torchmdnet2.models.layers import safe_divide
 from torchmdnet2.models.radial import CosineCutoff, radial_basis

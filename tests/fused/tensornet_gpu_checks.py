@@ -9,8 +9,9 @@ from dataclasses import replace
 import torch
 
 from torchmdnet2 import Potential, System
+from torchmdnet2.fused.fast_path import Atoms, Edges
 from torchmdnet2.fused.tensornet.gpu import FusedTensorNet
-from torchmdnet2.fused.tensornet.launch_shapes import Block, Tiles, Walk
+from torchmdnet2.fused.tensornet.launch_shapes import Block, MessageTile, Tiles
 from torchmdnet2.fused.tensornet.weights import FrozenTensorNet
 from torchmdnet2.neighbors import neighbor_list
 
@@ -18,7 +19,7 @@ CUTOFF = 4.5
 BOX = [[5.0, 0, 0], [1, 6, 0], [0.5, 0.3, 5.5]]
 TINY = [[2.1, 0, 0], [0.4, 2.3, 0], [0, 0.5, 2.2]]  # several images of each atom, and of itself
 MIXED = {
-    name: Block(4, 16, 32, 4, 1, 2) if isinstance(shape, Block) else Walk(2, 4, 16, 4)
+    name: Block(4, 16, 32, 4, 1, 2) if isinstance(shape, Block) else MessageTile(2, 4, 16, 4)
     for name, shape in vars(Tiles()).items()
     if name not in ("readout", "overlap")
 }
@@ -57,7 +58,7 @@ def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32,
     edges = neighbor_list(atoms, CUTOFF)
     n, capacity = atoms.num_atoms, edges.num_edges + 16
     fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, scale, "cpu"))
-    buffers, tiles = fused.allocate(n, capacity, tiles)
+    buffers = fused.allocate(n, capacity, tiles)
     for value in vars(buffers).values():  # whatever is read before it is written shows
         for t in value if isinstance(value, list) else [value]:
             t.fill_(float("nan") if t.is_floating_point() else 7)
@@ -66,7 +67,8 @@ def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32,
     vec = torch.full((capacity, 3), float("nan"))
     vec[: edges.num_edges] = edges.vectors(atoms).float()
     factor = (1 + 0.1 * atoms.charge).float().expand(n).contiguous()
-    fused.run(buffers, tiles, atoms.z.int(), edges.row_ptr.int(), sender, vec, factor, with_virial=True)
+    places = Atoms(atoms.z.int(), factor, atoms.batch.int())
+    fused.run(buffers, tiles, places, Edges(edges.row_ptr.int(), sender, vec), with_virial=True)
     for computed in (buffers.energy, buffers.forces, buffers.virial):
         computed *= fused.unit / scale
     energies = buffers.energy.double() - exact.isolated_energies()[atoms.z].detach()

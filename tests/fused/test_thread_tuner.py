@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from torchmdnet2.fused.thread_tuner import LARGE, SMALL, Race, ThreadChoice, amount_of_work
+from torchmdnet2.fused.thread_tuner import LARGE, SMALL, ThreadChoice, ThreadTuner, amount_of_work
 
 
-def run(race: Race, cost: dict[int, float], times: int) -> list[int]:
+def run(race: ThreadTuner, cost: dict[int, float], times: int) -> list[int]:
     """Threads of each of some runs that cost what is said."""
     taken = []
     for _ in range(times):
@@ -27,7 +27,7 @@ def test_small_work_takes_one_thread_and_large_work_all() -> None:
 @pytest.mark.parametrize("cost", [{1: 1.0, 4: 0.5}, {1: 1.0, 4: 30.0}], ids=["all is faster", "one is faster"])
 def test_the_faster_one_is_taken(cost: dict[int, float]) -> None:
     race = ThreadChoice()(10 * SMALL, 4, True)
-    assert isinstance(race, Race)
+    assert isinstance(race, ThreadTuner)
     race.took(60.0)  # the first run compiles
     faster = min(cost, key=cost.__getitem__)
     taken = run(race, cost, 5000)
@@ -38,7 +38,7 @@ def test_the_faster_one_is_taken(cost: dict[int, float]) -> None:
 
 
 def test_a_change_is_noticed() -> None:
-    race = Race(2)
+    race = ThreadTuner(2)
     idle, busy = {1: 1.0, 2: 0.6}, {1: 1.1, 2: 50.0}
     assert run(race, idle, 50)[-1] == 2
     assert run(race, busy, 10)[-5:] == [1] * 5

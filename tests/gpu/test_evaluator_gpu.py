@@ -162,12 +162,12 @@ def test_r8_overflow_under_replay(potential, exact):
 
 def test_r8_a_thousand_random_trials(potential, monkeypatch):
     """No silent result, whatever the room: replays with none to spare equal launches with plenty, bit for bit."""
-    from torchmdnet2.runtime import graphs
+    from torchmdnet2.runtime import step as steps
 
     system, rng = random_atoms(40, seed=13), np.random.default_rng(0)
     roomy = Evaluator(potential, graphs=False)
     roomy(system.replace(pos=system.pos * 0.3))
-    monkeypatch.setattr(graphs, "ladder", lambda edges: max(16, -(-edges // 16) * 16))
+    monkeypatch.setattr(steps, "next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
     captures = 0
     for _ in range(20):
         tight = Evaluator(potential, graphs=True)
@@ -175,17 +175,17 @@ def test_r8_a_thousand_random_trials(potential, monkeypatch):
             pos = system.pos * float(scale) + torch.randn_like(system.pos) * 0.2
             ours, theirs = tight(system.replace(pos=pos)), roomy(system.replace(pos=pos))
             assert torch.equal(ours.forces, theirs.forces) and torch.equal(ours.energy, theirs.energy)
-        captures += next(iter(tight._steps.values()))[0].captures
+        captures += next(iter(tight._active.steps.values()))[0].captures
     assert captures > 40, "no overflow was met"
 
 
 def test_few_sizes_are_kept(potential, exact, monkeypatch):
-    monkeypatch.setattr("torchmdnet2.evaluator._KEPT", 3)
+    monkeypatch.setattr("torchmdnet2.runtime.step_backends.KEPT", 3)
     evaluator = Evaluator(potential, graphs=True)
     for n in (5, 6, 7, 8, 9, 5, 6):
         system = random_atoms(n, seed=n)
         assert_same(evaluator(system), exact(system.to(dtype=torch.float64)))
-        assert len(evaluator._steps) <= 3
+        assert len(evaluator._active.steps) <= 3
 
 
 def test_new_objects_with_the_same_content(evaluator):

@@ -7,7 +7,7 @@ import torch
 from variants import ELEMENTS, variant
 
 from torchmdnet2 import Evaluator, System
-from torchmdnet2.runtime import graphs
+from torchmdnet2.runtime import step as steps
 from torchmdnet2.testing import example_systems
 
 SYSTEMS = example_systems(ELEMENTS, 4.5)
@@ -47,10 +47,10 @@ def test_equals_the_potential(kind):
 def test_sizes_come_twice_before_they_are_built():
     one = evaluator(graphs="auto")
     expected = one.potential(CELLS)
-    assert torch.equal(one(CELLS).forces, expected.forces) and not one._steps
+    assert torch.equal(one(CELLS).forces, expected.forces) and not one._active.steps
     assert "second time" in one.report()
     assert_same(one(CELLS), expected)
-    assert len(one._steps) == 1 and "last fell back" not in one.report()
+    assert len(one._active.steps) == 1 and "last fell back" not in one.report()
 
 
 def test_all_pairs_follow_the_composition():
@@ -61,11 +61,11 @@ def test_all_pairs_follow_the_composition():
     batches.append(batches[0].replace(batch=other))
     for system in (*batches, batches[0]):
         assert_same(one(system), one.potential(system))
-    assert len(one._steps) == 1
+    assert len(one._active.steps) == 1
 
 
 def test_room_grows_for_every_list(monkeypatch):
-    monkeypatch.setattr(graphs, "ladder", lambda edges: max(16, -(-edges // 16) * 16))
+    monkeypatch.setattr(steps, "next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
     one = evaluator(priors=PRIORS)
     molecule = SYSTEMS["molecule"]
     for scale in (20.0, 2.0, 1.0, 20.0):

@@ -14,12 +14,15 @@ import torch
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.errors import UnknownElement
+from torchmdnet2.fused.finish import RESULT_NOT_FINITE
 from torchmdnet2.fused.tensornet import launch_shapes
 from torchmdnet2.neighbors import neighbor_list
-from torchmdnet2.runtime import check, graphs
-from torchmdnet2.runtime.graphs import GraphedStep
-from torchmdnet2.runtime.model import FusedModel, Source
-from torchmdnet2.runtime.step import NOT_FINITE, OVERFLOW, RESULT_NOT_FINITE, ladder
+from torchmdnet2.runtime import check
+from torchmdnet2.runtime import step as steps
+from torchmdnet2.runtime.fused_model import FusedModel
+from torchmdnet2.runtime.graphed_step import GraphedStep
+from torchmdnet2.runtime.static_inputs import StaticInputs
+from torchmdnet2.runtime.step import NOT_FINITE, OVERFLOW, next_capacity
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 # large blocks for few atoms too: fewer programs to interpret. Every shape is in tests/fused/tensornet_gpu_checks.py
@@ -119,9 +122,9 @@ def test_spatial_order_and_parts_change_nothing_but_rounding():
     # far outside of the cell, and with negative coordinates
     shifts = torch.tensor([[-3.0, 2, 0]], dtype=torch.float64) @ system.cell[0]
     system.pos[2] += shifts[0]
-    model = FusedModel(POTENTIAL, "float32")
+    model = FusedModel(POTENTIAL, "native")
     step = model.step(10, 2, torch.float64, True, sort=True, parts=3)
-    graphed, source = GraphedStep(step), Source(model, step)
+    graphed, source = GraphedStep(step), StaticInputs(model, step)
     source.load(system)
     graphed.make_room()
     graphed.run()
@@ -137,9 +140,9 @@ def test_spatial_order_and_parts_change_nothing_but_rounding():
 
 def test_overflow_is_flagged_poisons_and_is_redone():
     far, near = atoms(6, 5, 40.0), atoms(6, 5, 3.0)
-    model = FusedModel(POTENTIAL, "float32")
+    model = FusedModel(POTENTIAL, "native")
     step = model.step(6, 1, torch.float64, False)
-    graphed, source = GraphedStep(step), Source(model, step)
+    graphed, source = GraphedStep(step), StaticInputs(model, step)
     source.load(far)
     step.set_capacity(16)
     source.load(near)
@@ -149,7 +152,7 @@ def test_overflow_is_flagged_poisons_and_is_redone():
     assert step.out.forces.isnan().all() and step.out.energy.isnan().all() and step.out.atom_energies.isnan().all()
     graphed.run()
     assert graphed.status() == (OVERFLOW, 30)  # sticky
-    assert graphed.recover(flag, needed) and step.capacity >= 30
+    assert graphed.recover(flag) and step.capacity >= 30
     graphed.run()
     assert graphed.status()[0] == 0
     assert_same(step.out, reference(POTENTIAL, near))
@@ -158,10 +161,10 @@ def test_overflow_is_flagged_poisons_and_is_redone():
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_a_force_that_is_not_finite_is_flagged(bad):
     """Though the energy is: gradients in half precision end at 65,504."""
-    model = FusedModel(POTENTIAL, "float32")
+    model = FusedModel(POTENTIAL, "native")
     step = model.step(6, 1, torch.float64, False)
     graphed = GraphedStep(step)
-    Source(model, step).load(atoms(6, 5, 3.0))
+    StaticInputs(model, step).load(atoms(6, 5, 3.0))
     graphed.make_room()
     graphed.run()
     assert graphed.status()[0] == 0 and step.out.energy.isfinite().all()
@@ -173,7 +176,7 @@ def test_a_force_that_is_not_finite_is_flagged(bad):
 @pytest.fixture
 def tight(monkeypatch):
     """Capacities without any room above what is needed."""
-    monkeypatch.setattr(graphs, "ladder", lambda edges: max(16, -(-edges // 16) * 16))
+    monkeypatch.setattr(steps, "next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
 
 
 def test_bound_step_repeats_after_an_overflow(tight):
@@ -304,9 +307,11 @@ def test_a_path_that_disagrees_is_refused(monkeypatch):
 
 def test_large_systems_are_checked_on_a_cluster(monkeypatch):
     seen = []
-    compare = check._compare
+    compare = FusedModel._compare
     monkeypatch.setattr(check, "CHECKED_ATOMS", 6)
-    monkeypatch.setattr(check, "_compare", lambda step, *rest: (seen.append(step.num_atoms), compare(step, *rest)))
+    monkeypatch.setattr(
+        FusedModel, "_compare", lambda self, step, *rest: (seen.append(step.num_atoms), compare(self, step, *rest))
+    )
     system = atoms(9, cell=triclinic(6.0), charge=1.0)
     assert_same(Evaluator(POTENTIAL)(system, stress=True), reference(POTENTIAL, system, stress=True))
     assert seen == [3]
@@ -318,15 +323,15 @@ def test_infinite_cell_is_refused():
     evaluator(system)
     with pytest.raises(ValueError, match="cell is not finite"):
         evaluator(system.replace(cell=system.cell / 0))
-    model = FusedModel(POTENTIAL, "float32")
+    model = FusedModel(POTENTIAL, "native")
     step = model.step(3, 1, torch.float64, False)
-    Source(model, step).load(system)
+    StaticInputs(model, step).load(system)
     step.cell.fill_(float("nan"))
-    assert step.count()[0] & NOT_FINITE
+    assert step.make_room() & NOT_FINITE
 
 
-def test_ladder():
-    rungs = sorted({ladder(n) for n in range(0, 200_000, 7)})
+def test_capacities():
+    rungs = sorted({next_capacity(n) for n in range(0, 200_000, 7)})
     assert all(r % 16 == 0 for r in rungs) and all(b <= 1.25 * a for a, b in itertools.pairwise(rungs))
-    assert all(ladder(n) >= 1.03 * n + 60 for n in range(0, 200_000, 50))
-    assert ladder(0) >= 16
+    assert all(next_capacity(n) >= 1.03 * n + 60 for n in range(0, 200_000, 50))
+    assert next_capacity(0) >= 16

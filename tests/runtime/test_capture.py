@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from torchmdnet2.runtime.capture import captured
+from torchmdnet2.runtime.capture import exclusive_capture
 
 
 def test_threads_take_turns(monkeypatch):
@@ -31,7 +31,7 @@ def test_threads_take_turns(monkeypatch):
 
     def record(name):
         for _ in range(3):
-            with captured(name, None):
+            with exclusive_capture(name, None):
                 pass
 
     threads = [threading.Thread(target=record, args=(name,)) for name in range(4)]

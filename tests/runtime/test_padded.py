@@ -13,8 +13,8 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.models import Features, Representation
 from torchmdnet2.neighbors import NeighborList
 from torchmdnet2.priors.pairs import PairLists
-from torchmdnet2.runtime.padded import PaddedList, cut, pad_list, pad_system
-from torchmdnet2.runtime.sync_guard import HostWait, NoWaits
+from torchmdnet2.runtime.padded import PaddedList, pad_list, pad_system, unpad
+from torchmdnet2.runtime.sync_guard import ForbidHostSync, HostSync
 from torchmdnet2.testing import example_systems
 
 SYSTEMS = example_systems(ELEMENTS, 4.5)
@@ -46,9 +46,9 @@ def evaluate(potential: Potential, system: System, stress: bool, room: int):
     padded = pad_system(system, max(c for c in lists.known if math.isfinite(c)), potential.elements[0])
     known = {cutoff: pad(neighbors, room) for cutoff, neighbors in lists.known.items()}
     isolated = potential.isolated_energies().detach()
-    with NoWaits():
+    with ForbidHostSync():
         result = potential.compute(padded, PairLists(padded, known), True, stress, isolated=isolated)
-    return cut(result, system.num_atoms, system.num_systems)
+    return unpad(result, system.num_atoms, system.num_systems)
 
 
 def assert_same(result, expected):
@@ -128,7 +128,7 @@ def test_models_that_look_at_values_are_found(how):
     from torchmdnet2.models.heads import ScalarHead
 
     potential = Potential(Looking(how), ScalarHead(4)).eval()
-    with pytest.raises(HostWait, match=r"forward' \(test_padded.py\) looks at values"):
+    with pytest.raises(HostSync, match=r"forward' \(test_padded.py\) looks at values"):
         evaluate(
             potential, SYSTEMS["molecule"].to(dtype=torch.float32).replace(z=torch.ones(6, dtype=torch.long)), False, 8
         )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmdnet2.potential import Result
 from torchmdnet2.training.config.loss_config import LossConfig
 from torchmdnet2.training.steps.distributed import Devices
-from torchmdnet2.training.steps.replay import ErrorPass
+from torchmdnet2.training.steps.replay import EvaluationPass
 
 CASES: dict[str, dict[str, Any]] = {
     "energies and forces": {"loss": {"energy": 20.0}, "stress": False},
@@ -82,7 +82,7 @@ def moved(holder: Any, to: str | torch.dtype) -> Any:
     return holder
 
 
-def outcome(work: ErrorPass, kernels: bool, result: Result, batch: Any) -> tuple[Tensor, list[Tensor | None]]:
+def outcome(work: EvaluationPass, kernels: bool, result: Result, batch: Any) -> tuple[Tensor, list[Tensor | None]]:
     """Loss and its gradients."""
     predictions = [t.requires_grad_() for t in (result.energy, result.forces, result.stress) if t is not None]
     loss = (work._by_kernels if kernels else work._reference)(result, batch)
@@ -97,7 +97,7 @@ def check(device: str, loss: dict[str, Any] | None = None, dtype: torch.dtype = 
     network: Any = SimpleNamespace(potential=nn.Linear(1, 1).to(device), use_kernels=True)
     config = LossConfig(**(loss or {}))
     devices = Processes(0, processes) if processes > 1 else Devices()
-    fast, plain = (ErrorPass(network, config, devices) for _ in range(2))
+    fast, plain = (EvaluationPass(network, config, devices) for _ in range(2))
     for seed in range(2):
         outcomes = []
         for work in (fast, plain):
@@ -120,5 +120,5 @@ def check(device: str, loss: dict[str, Any] | None = None, dtype: torch.dtype = 
     assert set(fast._sums) == set(plain._sums)
     torch.testing.assert_close(fast._table, plain._table, rtol=1e-12, atol=0)
     assert (float(fast._sums["energy"][0]) > 0) == labelled
-    assert {name: value.tolist() for name, value in fast.take().items()}.keys() == plain.take().keys()
+    assert {name: value.tolist() for name, value in fast.pop_sums().items()}.keys() == plain.pop_sums().keys()
     assert not fast._table.any()

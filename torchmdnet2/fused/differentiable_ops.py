@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Curve", "Form"]
+__all__ = ["MultilinearOp", "UnaryOp"]
 
 
-class Form(ABC):
+class MultilinearOp(ABC):
     """T(slot 0, slot 1, …), linear in each slot; the last slot stands for the cotangent of the result.
 
     Index tensors and other constants are attributes. On a CUDA device the partial derivatives run as kernels, on
@@ -54,10 +54,10 @@ class Form(ABC):
 
 class _Partial(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, form: Form, slot: int, *slots: Tensor | None) -> Tensor:
-        ctx.form, ctx.slot = form, slot
+    def forward(ctx: Any, op: MultilinearOp, slot: int, *slots: Tensor | None) -> Tensor:
+        ctx.op, ctx.slot = op, slot
         ctx.save_for_backward(*(s for k, s in enumerate(slots) if k != slot))
-        return form.partial(slot, slots)
+        return op.partial(slot, slots)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -67,15 +67,15 @@ class _Partial(torch.autograd.Function):
             None,
             None,
             *(
-                ctx.form.derivative(k, *slots[:k], None, *slots[k + 1 :])
-                if k != ctx.slot and k not in ctx.form.fixed and ctx.needs_input_grad[k + 2]
+                ctx.op.derivative(k, *slots[:k], None, *slots[k + 1 :])
+                if k != ctx.slot and k not in ctx.op.fixed and ctx.needs_input_grad[k + 2]
                 else None
                 for k in range(len(slots))
             ),
         )
 
 
-class Curve(ABC):
+class UnaryOp(ABC):
     """A function of one tensor that is not multilinear, given with its first and second derivative."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -97,24 +97,24 @@ class Curve(ABC):
 
 class _Value(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, curve: Curve, x: Tensor) -> Tensor:
-        ctx.curve = curve
+    def forward(ctx: Any, op: UnaryOp, x: Tensor) -> Tensor:
+        ctx.op = op
         ctx.save_for_backward(x)
-        return curve.value(x)
+        return op.value(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
-        return None, _Gradient.apply(ctx.curve, ctx.saved_tensors[0], gradients[0].contiguous())
+        return None, _Gradient.apply(ctx.op, ctx.saved_tensors[0], gradients[0].contiguous())
 
 
 class _Gradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, curve: Curve, x: Tensor, g: Tensor) -> Tensor:
-        ctx.curve = curve
+    def forward(ctx: Any, op: UnaryOp, x: Tensor, g: Tensor) -> Tensor:
+        ctx.op = op
         ctx.save_for_backward(x, g)
-        return curve.gradient(x, g)
+        return op.gradient(x, g)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, u: Tensor) -> tuple[None, Tensor, Tensor]:
-        return None, *ctx.curve.second(*ctx.saved_tensors, u.contiguous())
+        return None, *ctx.op.second(*ctx.saved_tensors, u.contiguous())

@@ -65,11 +65,24 @@ def note_needed(flag, needed, most):
 
 
 @triton.jit
+def virial_of_rows(virial, place, ok):
+    """xx, yy, zz, yz, xz, xy of the symmetric virials of some rows, float64."""
+    row = virial + place.to(tl.int64) * 9
+    xx = tl.load(row, ok, other=0.0).to(tl.float64)
+    yy = tl.load(row + 4, ok, other=0.0).to(tl.float64)
+    zz = tl.load(row + 8, ok, other=0.0).to(tl.float64)
+    v5, v7 = tl.load(row + 5, ok, other=0.0).to(tl.float64), tl.load(row + 7, ok, other=0.0).to(tl.float64)
+    v2, v6 = tl.load(row + 2, ok, other=0.0).to(tl.float64), tl.load(row + 6, ok, other=0.0).to(tl.float64)
+    v1, v3 = tl.load(row + 1, ok, other=0.0).to(tl.float64), tl.load(row + 3, ok, other=0.0).to(tl.float64)
+    return xx, yy, zz, 0.5 * (v5 + v7), 0.5 * (v2 + v6), 0.5 * (v1 + v3)
+
+
+@triton.jit
 def finish_kernel(
     raw_energy, raw_forces, virial, unit, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed,
-    most, atom_energies, forces, energy, stress, parts,
-    SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    most, atom_energies, forces, energy, stress, parts, term_energy, term_forces, term_virial,
+    SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, WITH_TERMS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, p): part p of structure b.
 
@@ -82,6 +95,8 @@ def finish_kernel(
         flag, needed, most: [1] state of the search, edges found, the largest number of edges found.
         atom_energies [N] float64, forces [N, 3], energy [B] float64, stress [B, 3, 3] float64: results.
         parts: [B, MAX_PARTS, TERMS] float64, the sums of the parts (unless SINGLE: then there is only one).
+        term_energy [N] float64, term_forces [N, 3], term_virial [N, 9] float32, in eV: sums of the other terms by place
+            (WITH_TERMS; else not read).
     """
     b = tl.program_id(0)
     part = tl.program_id(1)
@@ -113,24 +128,26 @@ def finish_kernel(
             alone = tl.load(row_ptr + place + 1, ok, other=0) == tl.load(row_ptr + place, ok, other=0)
             own = tl.where(alone & is_neutral, 0.0, own)
         own += tl.load(reference + atom, ok, other=0.0)
+        if WITH_TERMS:
+            own += tl.load(term_energy + place, ok, other=0.0)
         tl.store(atom_energies + atom, tl.where(broken, float("nan"), own), ok)
         e += tl.where(ok, own, 0.0)
         at = place.to(tl.int64) * 3
         for k in tl.static_range(3):
-            f = tl.where(broken, float("nan"), tl.load(raw_forces + at + k, ok, other=0.0) * unit)
+            f = tl.load(raw_forces + at + k, ok, other=0.0) * unit
+            if WITH_TERMS:
+                f += tl.load(term_forces + at + k, ok, other=0.0)
+            f = tl.where(broken, float("nan"), f)
             tl.store(forces + atom * 3 + k, f.to(forces.dtype.element_ty), ok)
             e += f.to(tl.float64) * 0.0  # a force that is not finite is seen in the energy
         if STRESS:
-            row = virial + place.to(tl.int64) * 9
-            xx += tl.load(row, ok, other=0.0).to(tl.float64)
-            yy += tl.load(row + 4, ok, other=0.0).to(tl.float64)
-            zz += tl.load(row + 8, ok, other=0.0).to(tl.float64)
-            v5, v7 = tl.load(row + 5, ok, other=0.0).to(tl.float64), tl.load(row + 7, ok, other=0.0).to(tl.float64)
-            v2, v6 = tl.load(row + 2, ok, other=0.0).to(tl.float64), tl.load(row + 6, ok, other=0.0).to(tl.float64)
-            v1, v3 = tl.load(row + 1, ok, other=0.0).to(tl.float64), tl.load(row + 3, ok, other=0.0).to(tl.float64)
-            yz += 0.5 * (v5 + v7)
-            xz += 0.5 * (v2 + v6)
-            xy += 0.5 * (v1 + v3)
+            v = virial_of_rows(virial, place, ok)
+            xx, yy, zz, yz, xz, xy = xx + v[0], yy + v[1], zz + v[2], yz + v[3], xz + v[4], xy + v[5]
+            if WITH_TERMS:
+                v = virial_of_rows(term_virial, place, ok)
+                inverse = 1.0 / unit  # a power of two
+                xx, yy, zz = xx + v[0] * inverse, yy + v[1] * inverse, zz + v[2] * inverse
+                yz, xz, xy = yz + v[3] * inverse, xz + v[4] * inverse, xy + v[5] * inverse
     se = tl.sum(e, 0)
     sxx, syy, szz = tl.sum(xx, 0) * unit, tl.sum(yy, 0) * unit, tl.sum(zz, 0) * unit
     syz, sxz, sxy = tl.sum(yz, 0) * unit, tl.sum(xz, 0) * unit, tl.sum(xy, 0) * unit

@@ -7,7 +7,7 @@ nine atoms then take a hundred times longer on two threads than on one. So both 
 
 from __future__ import annotations
 
-__all__ = ["Race", "ThreadChoice", "amount_of_work"]
+__all__ = ["ThreadChoice", "ThreadTuner", "amount_of_work"]
 
 SMALL = 100_000
 """Work that one thread does in a third of a millisecond, with the pauses between kernels as long: always one thread."""
@@ -24,7 +24,7 @@ def amount_of_work(atoms: int, edges: int, channels: int, layers: int) -> int:
     return channels * layers * (channels * atoms + 2 * edges)
 
 
-class Race:
+class ThreadTuner:
     """One thread against all, at work of one size.
 
     Args:
@@ -60,13 +60,13 @@ class Race:
 
 
 class ThreadChoice:
-    """A race for each size of work."""
+    """A tuner for each size of work."""
 
     def __init__(self) -> None:
-        self._races: dict[tuple[int, int, bool], Race] = {}
+        self._tuners: dict[tuple[int, int, bool], ThreadTuner] = {}
 
-    def __call__(self, work: int, most: int, forces: bool) -> Race | int:
-        """The race that says how many threads to take, and wants to know how long it took; or the number.
+    def __call__(self, work: int, most: int, forces: bool) -> ThreadTuner | int:
+        """The tuner that says how many threads to take and wants to know how long it took; or the number.
 
         Args:
             work: `amount_of_work`.
@@ -78,6 +78,6 @@ class ThreadChoice:
         if work > LARGE:
             return most
         key = work.bit_length(), most, forces
-        if key not in self._races:
-            self._races[key] = Race(most)
-        return self._races[key]
+        if key not in self._tuners:
+            self._tuners[key] = ThreadTuner(most)
+        return self._tuners[key]

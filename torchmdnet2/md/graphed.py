@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..runtime.capture import captured
+from ..runtime.capture import CudaGraph, ReplayDiffers
 from ..runtime.reference import BoundStep
 from ..units import AMU_A2_FS2
 from .engine import Engine
@@ -62,7 +62,7 @@ class GraphEngine(Engine):
         constants = [dynamics.timestep, keep, 0.5 * AMU_A2_FS2]
         self._constants = torch.tensor(constants, dtype=torch.float64, device=pos.device)
         self._chunk = min(_CHUNK, interval) if pos.shape[0] <= _CHUNK_UP_TO else 1
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[int, CudaGraph] = {}
         self._steps = 0
         self._slots = [self._slot() for _ in range(self.ahead + 2)]
         self._under_way: list[_Slot] = []
@@ -164,30 +164,10 @@ class GraphEngine(Engine):
     def _capture(self, size: int) -> None:
         """Capture `size` steps; what a replay gives is compared with what the launches give."""
         tensors = [*self._state().tensors().values(), self._counter, self._pending]
-        before = [t.clone() for t in tensors]
-
-        def restore() -> None:
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # kernels are compiled and loaded here, which must not happen inside
-            self._launch(size)
-        torch.cuda.current_stream().wait_stream(side)
-        launched = [t.clone() for t in tensors]
-        graph = torch.cuda.CUDAGraph()
-        with captured(graph, side):
-            self._launch(size)
-        restore()
-        graph.replay()
-        for tensor, value in zip(tensors, launched, strict=True):
-            if not torch.equal(tensor.view(torch.uint8), value.view(torch.uint8)):
-                raise RuntimeError(
-                    "a replayed CUDA graph of the dynamics gives other numbers than the launches it was made of: "
-                    "please report this"
-                )
-        restore()
+        try:
+            graph = CudaGraph.record(lambda: self._launch(size), self._device, tensors, changes_inputs=True)
+        except ReplayDiffers as error:
+            raise ReplayDiffers(f"{error}, in dynamics: please report this") from None
         self._graphs[size] = graph
         self.captures += 1
 

@@ -28,6 +28,7 @@ class Atomref(Prior):
         ValueError: a key is not an element, or not below max_z; a structure has an element that is not.
     """
 
+    constant = True
     initial: Tensor
 
     def __init__(self, energies: Mapping[int | str, float] | None = None, max_z: int = 128, trainable: bool = False):

@@ -45,11 +45,13 @@ class Prior(Float64Buffers, ABC):
             each structure, which must then not be periodic.
         uses_charges: `forward` needs the charges that the network predicts.
         reads_charge: the total charge changes the energy, other than by those charges.
+        constant: the energies depend on the elements alone: no forces, and fast paths compute them once.
     """
 
     cutoff: float | None = None
     uses_charges: bool = False
     reads_charge: bool = False
+    constant: bool = False
 
     def check(self, system: System) -> None:
         """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""

@@ -1,7 +1,7 @@
 """Any potential as a step over static buffers: neighbor search, network, autograd, priors, sums, stress.
 
-The counterpart of step.py for models without fused kernels. One launch enqueues what the Potential would do, on lists
-with room to spare (padded.py), without looking at any value: so it can be captured in a CUDA graph.
+For models without fused kernels. One launch enqueues what the Potential would do, on lists with room to spare
+(padded.py), without copying values to the host: so it can be captured in a CUDA graph.
 
 Shapes: N atoms, B structures, C edge capacity.
 """
@@ -14,20 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..neighbors.triton_search import NOT_FINITE, OVERFLOW, TOO_THIN, TritonNeighborSearch
+from ..fused.finish import BROKEN, NO_VOLUME, RESULT_NOT_FINITE
+from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential import Potential, Result
 from ..priors.pairs import PairLists, all_pairs
 from ..system import System
-from . import graphs
-from .padded import PaddedList, cut, pad_list, pad_system
-from .step import NO_VOLUME, RESULT_NOT_FINITE, Outputs
+from .check import BOUNDS, require_close
+from .outputs import Outputs
+from .padded import PaddedList, pad_list, pad_system, unpad
+from .step import FEWEST_EDGES, Step
 
 __all__ = ["AutogradStep"]
 
-_UNUSABLE = NOT_FINITE | OVERFLOW | TOO_THIN
+_BOUNDS = {torch.float32: BOUNDS["native"], torch.float64: (1e-9, 1e-9)}
+"""Largest differences of an atom's energy and of a force to the potential's, each times the largest where that is above
+1. Sums over edges by atomic additions are rounded otherwise from run to run."""
 
 
-class AutogradStep:
+class AutogradStep(Step):
     """Energy, forces and stress of N atoms in B structures by autograd, without waits for the device.
 
     Args:
@@ -36,90 +40,47 @@ class AutogradStep:
         cutoffs: Å of the lists that the potential asks for, its own first.
         system: what is held at first; its batch must ascend.
         stress: compute the stress.
+        scale: eV, the largest energy that the network gives an atom.
 
     Attributes:
-        pos [N, 3], cell [B, 3, 3]: inputs.
-        out: results; `extra`: charges and properties, by name.
-        searches: by cutoff; for an infinite one there is the list `pairs` of the composition.
-        stale: the composition has changed in such a way that a graph captured before must not be replayed.
+        extra: charges and properties, by name.
+        pairs: the list of an infinite cutoff, which depends on the composition alone.
     """
 
-    order = None  # atoms stay as they are
+    measures_graph = True
 
     def __init__(
-        self, potential: Potential, isolated: Tensor | None, cutoffs: list[float], system: System, stress: bool
+        self,
+        potential: Potential,
+        isolated: Tensor | None,
+        cutoffs: list[float],
+        system: System,
+        stress: bool,
+        scale: float,
     ):
-        self.potential, self.isolated, self.stress = potential, isolated, stress
-        N, B = self.num_atoms, self.num_systems = system.num_atoms, system.num_systems
-        self.dtype, self.device = system.dtype, system.device
+        N, B = system.num_atoms, system.num_systems
+        super().__init__(N, B, system.dtype, stress, system.device)
+        self.potential, self.isolated, self.scale = potential, isolated, scale
         finite = [cutoff for cutoff in cutoffs if math.isfinite(cutoff)]
         held = pad_system(system, max(finite), potential.elements[0])
         self._system = System(**{name: value.detach().clone() for name, value in vars(held).items()})
         self.pos, self.cell, self.pbc = self._system.pos[:N], self._system.cell[:B], self._system.pbc[:B]
-        self.out = Outputs.allocate(N, B, self.dtype, stress, self.device)
         self.extra: dict[str, Tensor] = {}
-        self.most = torch.zeros(len(finite), dtype=torch.int64, device=self.device)
-        self.searches = {cutoff: self._search(cutoff, 16, "auto", False) for cutoff in finite}
+        self._make_searches(dict.fromkeys(finite, FEWEST_EDGES), "auto", False)
         self.pairs: PaddedList | None = None
         self._all_pairs = len(finite) < len(cutoffs)
-        self.pool_bytes = 0  # of the graph, once there is one
-        self.stale = False
         self.set_composition(system)
-
-    # --- sizes ---------------------------------------------------------------------------------------------------
-
-    @property
-    def search(self) -> TritonNeighborSearch:
-        """The one with the potential's cutoff."""
-        return self.searches[self.potential.cutoff]
-
-    @property
-    def capacity(self) -> int:
-        """C, room for directed edges of the network."""
-        return self.search.capacity
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers, and of the graph's memory."""
         tensors = [v for search in self.searches.values() for v in vars(search).values() if isinstance(v, Tensor)]
-        return sum(t.numel() * t.element_size() for t in tensors) + self.out.packed.numel() + self.pool_bytes
+        return sum(t.numel() * t.element_size() for t in tensors) + self.out.packed.numel() + self.graph_bytes
 
-    def make_room(self) -> int:
-        """Set the capacities to what the positions in place need. Waits for the device. Returns the flags."""
-        flags = 0
-        for search in self.searches.values():
-            flags |= self._count(search)
-        return flags
-
-    def grow(self) -> None:
-        """Room for the most edges that were found since `clear`."""
-        for search, needed in zip(self.searches.values(), self.most.tolist(), strict=True):
-            if needed > search.capacity:
-                search.set_capacity(graphs.ladder(needed))
-
-    def search_pairs(self) -> None:
-        """Take the searches that know cells thinner than the cutoff."""
-        self.searches = {c: self._search(c, s.capacity, "pairs", True) for c, s in self.searches.items()}
-        for search in self.searches.values():
-            search.set_batch(self._system.batch[: self.num_atoms])
-
-    def _search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
-        search = TritonNeighborSearch(
-            self.num_atoms, self.num_systems, cutoff, capacity, self.device, dtype=torch.float32, method=method,
-            thin=thin, receiver=True, shift=True, vectors=False,
+    def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
+        return TritonNeighborSearch(
+            self.num_atoms, self.num_systems, cutoff, capacity, self.device, batch=self._system.batch[: self.num_atoms],
+            dtype=torch.float32, method=method, thin=thin, receiver=True, shift=True, vectors=False,
         )  # fmt: skip
-        # the sticky flag of all searches lies in the results, so that one copy brings all
-        search.flag = self.out.status.view(torch.int32)[:1]
-        return search
-
-    def _count(self, search: TritonNeighborSearch) -> int:
-        self.clear()
-        search.count(self.pos, self.cell, self.pbc)
-        flags, needed = int(search.flag), int(search.needed)
-        self.clear()
-        if not flags & ~OVERFLOW and (needed > search.capacity or search.capacity == 16):
-            search.set_capacity(graphs.ladder(needed))
-        return flags & ~OVERFLOW
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -137,20 +98,15 @@ class AutogradStep:
         found = all_pairs(system)
         pairs = pad_list(found.row_ptr, found.edge_index[0], found.edge_index[1], found.shift, math.inf)
         if self.pairs is None or self.pairs.num_edges != pairs.num_edges:
-            self.pairs, self.stale = pairs, True
+            self.pairs = pairs
+            self.version += 1
             return
         for name in ("edge_index", "shift", "row_ptr"):
             getattr(self.pairs, name).copy_(getattr(pairs, name))
 
     # --- launches --------------------------------------------------------------------------------------------------
 
-    def clear(self) -> None:
-        """Forget the flags."""
-        self.out.status.zero_()
-        self.most.zero_()
-
     def launch(self) -> None:
-        """The whole step, on the current stream."""
         lists: dict[float, Any] = {} if self.pairs is None else {math.inf: self.pairs}
         for cutoff, search in self.searches.items():
             search(self.pos, self.cell, self.pbc)
@@ -160,13 +116,13 @@ class AutogradStep:
             self._system, PairLists(self._system, lists), True, self.stress, isolated=self.isolated
         )
         with torch.no_grad():
-            self._store(cut(found, self.num_atoms, self.num_systems))
+            self._store(unpad(found, self.num_atoms, self.num_systems))
 
     def _store(self, result: Result) -> None:
         out, flags = self.out, self.out.status[:1]
-        torch.maximum(self.most, torch.cat([s.needed for s in self.searches.values()]), out=self.most)
-        out.status[1:].copy_(self.most[:1])
-        unusable = (flags & _UNUSABLE) != 0
+        for search, most in zip(self.searches.values(), self._most, strict=True):
+            torch.maximum(most, search.needed, out=most)
+        unusable = (flags & BROKEN) != 0
         assert result.forces is not None and result.atom_energies is not None
         broken = ~(result.energy.isfinite().all() & result.forces.isfinite().all()) & ~unusable
         flags |= broken.long() * RESULT_NOT_FINITE
@@ -178,8 +134,30 @@ class AutogradStep:
                 self.extra[name] = results[name] = torch.zeros_like(value)
             results[name].copy_(torch.where(unusable, math.nan, value) if value.is_floating_point() else value)
 
+    def replay_agrees(self, launched: Tensor) -> bool:
+        first = Outputs.view(launched, self.num_atoms, self.num_systems, self.dtype, self.stress)
+        if not torch.equal(first.status, self.out.status):
+            return False
+        if bool(first.status[0]):  # results that cannot be used
+            return True
+        try:
+            self.require_close(first)
+        except RuntimeError:
+            return False
+        return True
+
+    def require_close(self, expected: Result | Outputs) -> None:
+        """Raise RuntimeError unless the results are those expected, up to rounding."""
+        out = self.out
+        energy, force = _BOUNDS[self.potential.dtype]
+        assert expected.atom_energies is not None and expected.forces is not None
+        require_close("energy of an atom, eV", out.atom_energies, expected.atom_energies, energy * self.scale)
+        total = energy * self.scale * self.num_atoms
+        require_close("energy of a structure, eV", out.energy, expected.energy, total)
+        largest = max(1.0, float(expected.forces.abs().max()))
+        require_close("force, eV/Å", out.forces, expected.forces, force * largest)
+
     def results(self) -> Result:
-        """A copy of the results."""
         out = Outputs.view(self.out.packed.clone(), self.num_atoms, self.num_systems, self.dtype, self.stress)
         extra = {name: value.clone() for name, value in self.extra.items()}
         charges = extra.pop("charges", None)

@@ -1,4 +1,4 @@
-"""One structure held on the device for loops that never leave it, on fused kernels.
+"""One structure held on the device for loops that never leave it, on static buffers.
 
 Shapes: N atoms, B structures.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import torch
 
+from ..fused.finish import NO_VOLUME, RESULT_NOT_FINITE
 from ..potential import Potential, Result, require_stress
 from ..system import System
-from .graphs import GraphedStep, refuse
+from .graphed_step import GraphedStep, raise_input_flags
+from .outputs import Outputs
 from .reference import BoundStep
-from .step import NO_VOLUME, RESULT_NOT_FINITE, Outputs
 
-__all__ = ["FusedBoundStep", "explain"]
+__all__ = ["FusedBoundStep", "raise_input_error"]
 
 
 class FusedBoundStep(BoundStep):
-    """On fused kernels.
+    """On a step over static buffers.
 
     Args:
         graphed: a step whose inputs are loaded and that is used by nobody else.
@@ -29,12 +30,8 @@ class FusedBoundStep(BoundStep):
         step = graphed.step
         self.pos, self.cell = step.pos, step.cell
         out = step.out
-        self.forces, self.energy, self.atom_energies, self.stress = (
-            out.forces,
-            out.energy,
-            out.atom_energies,
-            out.stress,
-        )
+        self.forces, self.energy, self.atom_energies = out.forces, out.energy, out.atom_energies
+        self.stress = out.stress
         self._host: Outputs | None = None
 
     @property
@@ -46,12 +43,12 @@ class FusedBoundStep(BoundStep):
         self._graphed.run()
 
     def check(self) -> bool:
-        flag, needed = self._graphed.status()
+        flag, _ = self._graphed.status()
         if not flag:
             return True
-        if self._graphed.recover(flag, needed):
+        if self._graphed.recover(flag):
             return False
-        explain(self._system.replace(pos=self.pos, cell=self.cell), flag)
+        raise_input_error(self._system.replace(pos=self.pos, cell=self.cell), flag)
         raise AssertionError("unreachable")
 
     def fetch(self) -> Result | None:
@@ -69,7 +66,7 @@ class FusedBoundStep(BoundStep):
         return Result(host.energy, host.forces, host.stress, host.atom_energies)
 
 
-def explain(system: System, flag: int) -> None:
+def raise_input_error(system: System, flag: int) -> None:
     """Raise the error that the reference path would raise for these inputs.
 
     Raises:
@@ -79,7 +76,7 @@ def explain(system: System, flag: int) -> None:
     if flag & NO_VOLUME:
         require_stress(system)
         raise ValueError("the stress needs a cell with a volume")
-    refuse(flag)
+    raise_input_flags(flag)
     if flag & RESULT_NOT_FINITE:
         raise ValueError(
             "an energy or a force is not finite, though all positions are: atoms may lie on top of each other"

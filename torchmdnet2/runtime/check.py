@@ -6,7 +6,6 @@ Shapes: N atoms.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,13 +14,9 @@ from ..neighbors import neighbor_list
 from ..potential import Potential, Result
 from ..system import System
 
-if TYPE_CHECKING:
-    from .model import FusedModel
-    from .step import FusedStep
+__all__ = ["BOUNDS", "extract_checked", "reference", "require_close", "require_result"]
 
-__all__ = ["BOUNDS", "CHECKED_ATOMS", "check_path", "cluster", "reference", "within"]
-
-BOUNDS = {"float32": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
+BOUNDS = {"native": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
 """Largest differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each times the
 largest value of its kind where that is above 1."""
 
@@ -29,28 +24,9 @@ CHECKED_ATOMS = 512
 """Up to so many atoms the structure itself is checked, else a compact cluster of half as many."""
 
 
-def check_path(model: FusedModel, step: FusedStep, system: System) -> None:
-    """Run the kernels that this step runs, on its own structure or on a cluster from it, and compare.
-
-    Args:
-        step: decides which kernels.
-        system: N atoms, already checked.
-
-    Raises:
-        RuntimeError: energies, forces or stress differ from the reference by more than `BOUNDS`.
-    """
-    from .graphs import GraphedStep
-    from .model import Source
-
-    if system.num_atoms > CHECKED_ATOMS:
-        system = cluster(system, CHECKED_ATOMS // 2, step.stress)
-    # a step of its own: it may be one that other results are read from
-    own = model.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
-    runs = GraphedStep(own)
-    Source(model, own).load(system)
-    runs.make_room()
-    own.launch()
-    _compare(own, reference(model.potential, system, step.stress), model)
+def extract_checked(system: System, stress: bool) -> System:
+    """The structure itself, or a cluster of one that is large."""
+    return extract_cluster(system, CHECKED_ATOMS // 2, stress) if system.num_atoms > CHECKED_ATOMS else system
 
 
 def reference(potential: Potential, system: System, stress: bool) -> Result:
@@ -62,25 +38,38 @@ def reference(potential: Potential, system: System, stress: bool) -> Result:
         return exact(system, stress=stress, neighbors=neighbors)
 
 
-def _compare(step: FusedStep, reference: Result, model: FusedModel) -> None:
-    energy_bound, force_bound = BOUNDS[model.precision]
-    assert reference.atom_energies is not None and reference.forces is not None
-    network = step.out.atom_energies - step.reference
-    scale = max(1.0, float((network.abs() + step.isolated.abs()).max()))
-    within("energy of an atom, eV", step.out.atom_energies, reference.atom_energies, energy_bound * scale)
-    total = energy_bound * scale * step.num_atoms
-    within("energy of a structure, eV", step.out.energy, reference.energy, total)
-    scale = max(1.0, float(reference.forces.abs().max()))
-    within("force, eV/Å", step.out.forces.double(), reference.forces, force_bound * scale)
-    if step.out.stress is not None and reference.stress is not None:
-        volume = torch.linalg.det(step.cell.double()).abs()[:, None, None]
-        virial = reference.stress * volume
+def require_result(
+    found: Result, virial: Tensor | None, expected: Result, system: System, precision: str, scale: float
+) -> None:
+    """Compare a path with the potential.
+
+    Args:
+        found: of the path.
+        virial: [B, 3, 3] eV of the path, float64; None where it was not computed.
+        expected: `reference` of the same system.
+        precision: which of `BOUNDS`.
+        scale: eV, the largest energy of an atom before isolated atoms are subtracted.
+
+    Raises:
+        RuntimeError: energies, forces or virials differ by more than `BOUNDS`.
+    """
+    energy_bound, force_bound = BOUNDS[precision]
+    assert found.atom_energies is not None and expected.atom_energies is not None
+    assert found.forces is not None and expected.forces is not None
+    scale = max(1.0, scale)
+    require_close("energy of an atom, eV", found.atom_energies, expected.atom_energies, energy_bound * scale)
+    total = energy_bound * scale * system.num_atoms
+    require_close("energy of a structure, eV", found.energy, expected.energy, total)
+    scale = max(1.0, float(expected.forces.abs().max()))
+    require_close("force, eV/Å", found.forces.double(), expected.forces, force_bound * scale)
+    if virial is not None and expected.stress is not None:
+        theirs = expected.stress * system.volume.double()[:, None, None]
         # a virial is a sum over the atoms of forces times distances of a few Å
-        bound = force_bound * max(scale * step.num_atoms, float(virial.abs().max()))
-        within("virial, eV", step.out.stress * volume, virial, bound)
+        bound = force_bound * max(scale * system.num_atoms, float(theirs.abs().max()))
+        require_close("virial, eV", virial, theirs, bound)
 
 
-def within(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
+def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
     """Raise RuntimeError when two results differ by more than a bound."""
     difference = float((ours - reference).abs().max()) if ours.numel() else 0.0
     if not difference <= bound:
@@ -90,7 +79,7 @@ def within(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
         )
 
 
-def cluster(system: System, num_atoms: int, stress: bool) -> System:
+def extract_cluster(system: System, num_atoms: int, stress: bool) -> System:
     """The atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked)."""
     same = (system.batch == system.batch[0]).nonzero()[:, 0]
     distance = (system.pos[same] - system.pos[0]).norm(dim=1)

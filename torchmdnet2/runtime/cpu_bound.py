@@ -5,9 +5,8 @@ Shapes: N atoms in B structures.
 
 from __future__ import annotations
 
-from ..fused.tensornet.cpu import lost_by_fork
+from ..fused.numba_pool import lost_by_fork
 from ..system import System
-from .cpu_composition import Composition
 from .cpu_model import CpuModel
 from .reference import ReferenceBoundStep
 
@@ -26,7 +25,7 @@ class CpuBoundStep(ReferenceBoundStep):
 
     def __init__(self, model: CpuModel, system: System, stress: bool):
         super().__init__(model, system, stress)
-        self._composition = Composition(model, self._system)
+        self._cpu_step = model.step(self._system)
         self._model = model
         self._arrays = self.energy.numpy(), self.atom_energies.numpy(), self.forces.numpy()
 
@@ -36,5 +35,5 @@ class CpuBoundStep(ReferenceBoundStep):
         if self.stress is not None or lost_by_fork():
             super()._step()
             return
-        for mine, value in zip(self._arrays, self._composition(self._system, True), strict=False):
+        for mine, value in zip(self._arrays, self._cpu_step(self._system, True), strict=False):
             mine[:] = value

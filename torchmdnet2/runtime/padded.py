@@ -18,7 +18,7 @@ from ..neighbors import NeighborList
 from ..potential import Result
 from ..system import System
 
-__all__ = ["PaddedList", "cut", "pad_list", "pad_system"]
+__all__ = ["PaddedList", "pad_list", "pad_system", "unpad"]
 
 SPARE_ATOMS = 2
 
@@ -63,7 +63,7 @@ def pad_system(system: System, reach: float, element: int) -> System:
     return System.concatenate([system, spare])
 
 
-def cut(result: Result, num_atoms: int, num_systems: int) -> Result:
+def unpad(result: Result, num_atoms: int, num_systems: int) -> Result:
     """What belongs to the N atoms and B structures that were padded.
 
     Raises:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["HostWait", "NoWaits", "NotCapturable"]
+__all__ = ["ForbidHostSync", "HostSync", "NotCapturable"]
 
 _ATEN = torch.ops.aten
 # their result, or its size, is a value that the host must know
@@ -28,12 +28,12 @@ class NotCapturable(RuntimeError):
     """No CUDA graph can hold this computation; the message says why."""
 
 
-class HostWait(NotCapturable):
+class HostSync(NotCapturable):
     """It would wait for the GPU; the message names the function and the operation."""
 
 
-class NoWaits(TorchDispatchMode):
-    """Within it, operations of this thread that would wait for the GPU raise HostWait, on a CPU too.
+class ForbidHostSync(TorchDispatchMode):
+    """Within it, operations of this thread that would wait for the GPU raise HostSync, on a CPU too.
 
     These look at values on the host, have results whose size depends on values, or copy constants to the device.
     """
@@ -53,7 +53,7 @@ class NoWaits(TorchDispatchMode):
                 kinds.add(torch.device(kwargs["device"]).type)
             waits = len(kinds) > 1
         if waits:
-            raise HostWait(f"{_where()} looks at values on the host ({packet})")
+            raise HostSync(f"{_where()} looks at values on the host ({packet})")
         return func(*args, **kwargs)
 
 

@@ -8,68 +8,21 @@ Shapes: N atoms, E directed edges, F channels, L layers.
 from __future__ import annotations
 
 import math
-import os
-import threading
-import time
-from typing import Any, NamedTuple
 
-import numba
 import numpy as np
-import torch
-from numba.core import config
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..thread_tuner import Race, ThreadChoice, amount_of_work
+from ..fast_path import Array, CpuNetwork, CpuOutputs
+from ..numba_pool import run_on_threads
+from ..thread_tuner import ThreadChoice, amount_of_work
 from .numba.node import ROWS
 from .numba.steps import forces, kernels
 from .weights import FrozenTensorNet
 
-__all__ = ["CpuOutputs", "CpuTensorNet", "lost_by_fork"]
-
-Array = NDArray[Any]
-
-# one thread at a time: numba's own pool, which is used where there is no other, ends the process otherwise
-_POOL = threading.Lock()
-_used, _lost = False, False
-_MOST_THREADS: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+__all__ = ["CpuTensorNet"]
 
 
-def lost_by_fork() -> str:
-    """Why this process cannot use the kernels: GNU's OpenMP would end it. "" where it can."""
-    if not _lost:
-        return ""
-    return (
-        "this process was forked off one that had used the kernels, whose threads do not survive that; start processes "
-        "by 'spawn' (multiprocessing.get_context('spawn'))"
-    )
-
-
-def _after_fork() -> None:
-    global _lost, _POOL
-    _lost = _used and numba.threading_layer() == "omp"  # the other layers survive
-    _POOL = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-class CpuOutputs(NamedTuple):
-    """Of one run; forces and virial are None when they were not asked for.
-
-    Attributes:
-        energy: [N] eV, those of isolated atoms not yet subtracted.
-        forces: [N, 3] eV/Å.
-        virial: [N, 9] eV, Σ vec ⊗ dE/dvec over the edges of each row.
-    """
-
-    energy: Array
-    forces: Array | None
-    virial: Array | None
-
-
-class CpuTensorNet:
+class CpuTensorNet(CpuNetwork):
     """Runs a frozen TensorNet over CSR rows on the CPU, on one thread or on as many as PyTorch uses. Thread-safe.
 
     Args:
@@ -104,41 +57,20 @@ class CpuTensorNet:
         self._rooms = _Rooms(f, w.num_layers)
         self._threads = ThreadChoice()
 
-    def run(
-        self, z: Array, row_ptr: Array, sender: Array, vec: Array, charge_factor: Array, with_forces: bool = True
-    ) -> CpuOutputs:
-        """Energies, and forces with row virials.
+    def charge_input(self, charge: Tensor) -> Tensor:
+        """The factor of the interaction products."""
+        return 1 + 0.1 * charge
 
-        Args:
-            z: [N] integers.
-            row_ptr: [N + 1], sender: [E or more] int64; rows sorted by sender and shift, both directions of every pair
-                listed.
-            vec: [E or more, 3] float32, Å from the atom of the row to the sender.
-            charge_factor: [N] 1 + 0.1 × total charge.
-        """
-        global _used
+    def run(
+        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, with_forces: bool = True
+    ) -> CpuOutputs:
         atoms, edges = len(z), int(row_ptr[-1])
-        with _POOL:
-            _used = True
-            threads = torch.get_num_threads()
-            before = numba.get_num_threads()
-            if torch.get_num_threads() != threads:
-                # starting numba's pool sets the number of threads of OpenMP, which PyTorch shares
-                torch.set_num_threads(threads)
-            work = amount_of_work(atoms, edges, self.channels, self.num_layers)
-            race = self._threads(work, min(threads, _MOST_THREADS, -(-atoms // ROWS)), with_forces)
-            number = race.threads if isinstance(race, Race) else race
-            if number != before:
-                numba.set_num_threads(number)
-            started = time.perf_counter()
-            try:
-                out = self._run(z, row_ptr, sender, vec, charge_factor, with_forces, edges)
-            finally:
-                if number != before:
-                    numba.set_num_threads(before)
-            if isinstance(race, Race):
-                race.took((time.perf_counter() - started) / work)
-            return out
+        work = amount_of_work(atoms, edges, self.channels, self.num_layers)
+
+        def run() -> CpuOutputs:
+            return self._run(z, row_ptr, sender, vectors, charge_input, with_forces, edges)
+
+        return run_on_threads(run, self._threads, work, -(-atoms // ROWS), with_forces)
 
     def _run(
         self, z: Array, row_ptr: Array, sender: Array, vec: Array, charge_factor: Array, with_forces: bool, edges: int

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ...triton_launch import FUSED_ARITHMETIC
-from .launch_shapes import Block, Tiles, Walk
+from ..fast_path import Atoms, Edges, GpuNetwork
+from .launch_shapes import Block, MessageTile, Tiles
 from .packed_weights import HalfWeights, PackedWeights
 from .triton import force, message, node, scalar
 from .weights import FrozenTensorNet
@@ -67,7 +68,7 @@ class Buffers:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-class FusedTensorNet:
+class FusedTensorNet(GpuNetwork):
     """Runs a frozen TensorNet over CSR rows.
 
     Args:
@@ -80,7 +81,7 @@ class FusedTensorNet:
     """
 
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
-        self.weights, self.precision = weights, precision
+        self.weights, self.precision, self.device = weights, precision, weights.device
         self.packed = PackedWeights(weights)
         largest = float(weights.readout[4].abs().max())
         self.unit = 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
@@ -88,11 +89,16 @@ class FusedTensorNet:
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
-    def allocate(self, num_atoms: int, capacity: int, tiles: Tiles | None = None) -> tuple[Buffers, Tiles]:
-        """Buffers for N atoms and C edges."""
-        w = self.weights
+    def charge_input(self, charge: Tensor) -> Tensor:
+        """The factor of the interaction products."""
+        return 1 + 0.1 * charge
+
+    def launch_shapes(self, num_atoms: int) -> Tiles:
+        return Tiles.for_atoms(num_atoms, self.weights.channels)
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: Tiles) -> Buffers:
+        w, tiles = self.weights, shapes
         f, layers = w.channels, w.num_layers
-        tiles = tiles or Tiles.for_atoms(num_atoms, f)
         if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
             _ = self._halves  # a step launches and does nothing else
         n = max(num_atoms, 1)
@@ -115,81 +121,70 @@ class FusedTensorNet:
             knot=new(capacity).int(), offset=new(capacity),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
             edge_turn=new(slices, capacity, 3), energy=new(n), forces=new(n, 3), virial=new(n, 9),
-        ), tiles  # fmt: skip
+        )  # fmt: skip
 
-    def run(
-        self, b: Buffers, tiles: Tiles, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Tensor, charge_factor: Tensor,
-        with_virial: bool = False,
-    ) -> None:  # fmt: skip
-        """Energies (b.energy [N]), forces (b.forces [N, 3]) and, when asked, row virials (b.virial [N, 9]), in `unit`.
-
-        Args:
-            b, tiles: from `allocate`.
-            z: [N] int32 or int64.
-            row_ptr: [N + 1] int32, sender: [C] int32, vec: [C, 3] float32; rows sorted by sender and shift, both
-                directions of every pair listed.
-            charge_factor: [N] 1 + 0.1 × total charge.
-        """
-        self.forward(b, tiles, z, row_ptr, sender, vec, charge_factor)
-        self.backward(b, tiles, z, row_ptr, sender, vec, charge_factor, with_virial)
+    def run(self, buffers: Buffers, shapes: Tiles, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
+        given = atoms.z, edges.row_ptr, edges.sender, edges.vectors, atoms.charge_input
+        self.forward(buffers, shapes, *given)
+        self.backward(buffers, shapes, *given, with_virial)
 
     def forward(
         self, b: Buffers, tiles: Tiles, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Tensor, charge_factor: Tensor
     ) -> None:  # fmt: skip
         w, n = self.weights, z.shape[0]
         f = w.channels
-        grid, walk = self._walk(n, tiles, tiles.embedding)
+        grid, walk = self._message(n, tiles, tiles.embedding)
         message.embedding_kernel[grid](
             row_ptr, sender, vec, w.knots, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender,
             w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, **walk,
         )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
-        grid, block = self._block(n, 2 * f, tiles, tiles.hidden)
+        grid, block = self._product(n, 2 * f, tiles, tiles.hidden)
         packed = self._packed(block)
         scalar.hidden_kernel[grid](
-            b.norm, gamma, beta, _form(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
+            b.norm, gamma, beta, _pick(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
             eps, **block,
         )  # fmt: skip
         if not tiles.embedding_mix.at_once:
-            grid, block = self._block(n, 3 * f, tiles, tiles.gate)
+            grid, block = self._product(n, 3 * f, tiles, tiles.gate)
             packed = self._packed(block)
-            scalar.gate_kernel[grid](b.active, _form(block, w2, packed.gate[0]), b2, b.gate, n, **block)
-        grid, block = self._block(n, f, tiles, tiles.embedding_mix)
+            scalar.gate_kernel[grid](b.active, _pick(block, w2, packed.gate[0]), b2, b.gate, n, **block)
+        grid, block = self._product(n, f, tiles, tiles.embedding_mix)
         packed = self._packed(block)
         node.embedding_mix_kernel[grid](
-            b.x0, _form(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _form(block, w2, packed.gate[0]),
+            b.x0, _pick(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _pick(block, w2, packed.gate[0]),
             b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
         )  # fmt: skip
         for k in range(w.num_layers):
             last = k + 1 == w.num_layers
-            grid, block = self._block(n, f, tiles, tiles.mix)
+            grid, block = self._product(n, f, tiles, tiles.mix)
             packed = self._packed(block)
-            node.mix_kernel[grid](b.x[k], _form(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
+            node.mix_kernel[grid](b.x[k], _pick(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
             # dm is free during the forward pass: it carries the normalised products
-            grid, walk = self._walk(n, tiles, tiles.interaction)
+            grid, walk = self._message(n, tiles, tiles.interaction)
             message.interaction_kernel[grid](
                 row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], charge_factor, b.m[k],
                 b.dm, n, O3=w.is_o3, **walk,
             )  # fmt: skip
-            grid, block = self._block(n, f, tiles, tiles.update)
+            grid, block = self._product(n, f, tiles, tiles.update)
             packed = self._packed(block)
             node.update_kernel[grid](
-                b.dm, _form(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
+                b.dm, _pick(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
                 b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
             )  # fmt: skip
         gamma, beta, eps = w.out_norm
         w1, b1, w2, b2 = w.readout[:4]
-        grid, block = self._block(n, f, tiles, tiles.readout_hidden)
+        grid, block = self._product(n, f, tiles, tiles.readout_hidden)
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
-            b.norms, gamma, beta, _form(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
+            b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
             b.readout_active, n, eps, **block,
         )  # fmt: skip
-        grid, block = self._block(n, f, tiles, tiles.readout)
+        grid, block = self._product(n, f, tiles, tiles.readout)
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
-            b.readout, b.readout_active, _form(block, w2, self.packed.readout), b2, *self._last, w.readout_t[1],
+            b.readout, b.readout_active, _pick(block, w2, self.packed.readout), b2, *self._last, w.readout_t[1],
             b.energy, b.dreadout, n, H=f // 2, **block,
         )  # fmt: skip
 
@@ -199,42 +194,42 @@ class FusedTensorNet:
     ) -> None:  # fmt: skip
         w, n, capacity = self.weights, z.shape[0], sender.shape[0]
         f = w.channels
-        grid, block = self._block(n, f, tiles, tiles.readout_gradient)
+        grid, block = self._product(n, f, tiles, tiles.readout_gradient)
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
-            b.dreadout, b.readout, b.norms, _form(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
+            b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
             *w.readout_sums, b.x[-1], b.d[-1], charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
         )  # fmt: skip
         slices = f // tiles.message_backward.channels
         for k in reversed(range(w.num_layers)):
-            grid, block = self._block(n, f, tiles, tiles.gradient_product)
+            grid, block = self._product(n, f, tiles, tiles.gradient_product)
             packed = self._packed(block)
             node.gradient_product_kernel[grid](
-                b.dd, _form(block, w.mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
+                b.dd, _pick(block, w.mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
                 n, O3=w.is_o3, **block,
             )  # fmt: skip
-            grid, walk = self._walk(n, tiles, tiles.message_backward)
+            grid, walk = self._message(n, tiles, tiles.message_backward)
             message.message_backward_kernel[grid](
                 row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
                 b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
             )  # fmt: skip
-            grid, block = self._block(n, f, tiles, tiles.gradient_mix)
+            grid, block = self._product(n, f, tiles, tiles.gradient_mix)
             packed = self._packed(block)
             node.gradient_mix_kernel[grid](
-                b.dy, _form(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+                b.dy, _pick(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
                 charge_factor, b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
             )  # fmt: skip
-        grid, block = self._block(n, 2 * f, tiles, tiles.gate_backward)
-        w2t = _form(block, w.gate_t[1], self._packed(block).gate[1])
+        grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward)
+        w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
-        grid, block = self._block(n, f, tiles, tiles.gradient_embedding)
+        grid, block = self._product(n, f, tiles, tiles.gradient_embedding)
         packed = self._packed(block)
         node.gradient_embedding_kernel[grid](
-            b.dd, _form(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden, b.norm,
-            _form(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n, w.gate_norm[2],
+            b.dd, _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden, b.norm,
+            _pick(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n, w.gate_norm[2],
             **block,
         )  # fmt: skip
-        grid, walk = self._walk(n, tiles, tiles.embedding_backward)
+        grid, walk = self._message(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
             row_ptr, sender, vec, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
             b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
@@ -253,7 +248,7 @@ class FusedTensorNet:
         """The packed weights for kernels of these blocks."""
         return self._halves if block["BM"] == 8 else self.packed
 
-    def _walk(self, n: int, tiles: Tiles, walk: Walk) -> tuple[tuple[int, int], dict[str, Any]]:
+    def _message(self, n: int, tiles: Tiles, walk: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a message kernel."""
         f = self.weights.channels
         constants = {
@@ -262,7 +257,7 @@ class FusedTensorNet:
         }  # fmt: skip
         return (-(-n // walk.atoms), f // walk.channels), constants
 
-    def _block(self, n: int, columns: int, tiles: Tiles, block: Block) -> tuple[tuple[int, int], dict[str, Any]]:
+    def _product(self, n: int, columns: int, tiles: Tiles, block: Block) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a product kernel with this many columns in all."""
         constants = {
             "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
@@ -271,11 +266,10 @@ class FusedTensorNet:
         }  # fmt: skip
         return (-(-n // block.rows), columns // block.cols), constants
 
-    def launch_options(self, tiles: Tiles) -> dict[str, Any]:
-        """How a kernel's launch overlaps the kernel before it (triton_launch.py)."""
-        return {"PDL": tiles.overlap, "launch_pdl": True} if tiles.overlap and self.can_overlap else {"PDL": 0}
+    def launch_options(self, shapes: Tiles) -> dict[str, Any]:
+        return {"PDL": shapes.overlap, "launch_pdl": True} if shapes.overlap and self.can_overlap else {"PDL": 0}
 
 
-def _form(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
-    """The weights in the form that kernels of these blocks take (node.py)."""
+def _pick(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
+    """The weights in the layout that kernels of these blocks take (node.py)."""
     return packed if block["BM"] < 16 else plain

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Block", "Tiles", "Walk"]
+__all__ = ["Block", "MessageTile", "Tiles"]
 
 
 @dataclass(frozen=True)
-class Walk:
+class MessageTile:
     """Of a message kernel: atoms × edges of an atom × channels at a time, and warps."""
 
     atoms: int
@@ -68,10 +68,10 @@ class Tiles:
 
     overlap: int = 1
 
-    embedding: Walk = Walk(1, 2, 64, 1)
-    interaction: Walk = Walk(16, 1, 32, 16)
-    message_backward: Walk = Walk(1, 1, 32, 1)
-    embedding_backward: Walk = Walk(1, 2, 64, 1)
+    embedding: MessageTile = MessageTile(1, 2, 64, 1)
+    interaction: MessageTile = MessageTile(16, 1, 32, 16)
+    message_backward: MessageTile = MessageTile(1, 1, 32, 1)
+    embedding_backward: MessageTile = MessageTile(1, 2, 64, 1)
     # sums of 32 by themselves here, in the gate and the read-out: the matrix units round towards zero, energies shift
     hidden: Block = Block(32, 64, 32, 4, 1)
     gate: Block = Block(16, 64, 32, 4, 3)
@@ -94,7 +94,7 @@ class Tiles:
         for name, shape in vars(tiles).items():
             if isinstance(shape, int):
                 continue
-            if isinstance(shape, Walk):
+            if isinstance(shape, MessageTile):
                 limited[name] = replace(shape, channels=min(shape.channels, channels))
             else:
                 limited[name] = _limit(shape, channels)
@@ -118,10 +118,10 @@ def _limit(shape: Block, channels: int) -> Block:
 _FEW = Block(1, 16, 128, 4, 1, 2)
 _TENS = Tiles(
     overlap=2,
-    embedding=Walk(1, 16, 16, 2),
-    interaction=Walk(1, 8, 32, 4),
-    message_backward=Walk(1, 16, 16, 2),
-    embedding_backward=Walk(1, 32, 32, 8),
+    embedding=MessageTile(1, 16, 16, 2),
+    interaction=MessageTile(1, 8, 32, 4),
+    message_backward=MessageTile(1, 16, 16, 2),
+    embedding_backward=MessageTile(1, 32, 32, 8),
     hidden=Block(1, 16, 128, 4),
     gate_backward=Block(1, 16, 128, 4),
     readout_hidden=Block(1, 8, 128, 4),
@@ -138,10 +138,10 @@ _HALVES = Block(8, 16, 32, 4, 1, 4)
 _WIDE_HALVES = Block(8, 32, 32, 8, 1, 4)
 _HUNDREDS = Tiles(
     overlap=2,
-    embedding=Walk(1, 8, 32, 4),
-    interaction=Walk(1, 8, 32, 2),
-    message_backward=Walk(1, 8, 32, 2),
-    embedding_backward=Walk(1, 16, 32, 4),
+    embedding=MessageTile(1, 8, 32, 4),
+    interaction=MessageTile(1, 8, 32, 2),
+    message_backward=MessageTile(1, 8, 32, 2),
+    embedding_backward=MessageTile(1, 16, 32, 4),
     hidden=_WIDE_HALVES,
     gate_backward=_HALVES,
     readout_hidden=_WIDE_HALVES,
@@ -155,8 +155,8 @@ _HUNDREDS = Tiles(
     gradient_embedding=_WIDE_HALVES,
 )
 _THOUSAND = Tiles(
-    message_backward=Walk(16, 1, 32, 16),
-    embedding_backward=Walk(1, 2, 64, 1),
+    message_backward=MessageTile(16, 1, 32, 16),
+    embedding_backward=MessageTile(1, 2, 64, 1),
     hidden=_WIDE_HALVES,
     gate_backward=_HALVES,
     readout_hidden=_WIDE_HALVES,
@@ -169,8 +169,8 @@ _THOUSAND = Tiles(
     gradient_embedding=_WIDE_HALVES,
 )
 _THOUSANDS = Tiles(
-    interaction=Walk(1, 4, 32, 1),
-    embedding_backward=Walk(1, 2, 64, 1),
+    interaction=MessageTile(1, 4, 32, 1),
+    embedding_backward=MessageTile(1, 2, 64, 1),
     hidden=_WIDE_HALVES,
     readout_hidden=_WIDE_HALVES,
     readout_gradient=_WIDE_HALVES,

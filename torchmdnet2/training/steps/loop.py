@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...models.tensornet import TensorNet
+from ...fused.registry import fast_path
 from .batches import Frames, measured_batches, most_frames
 from .distributed import Devices
 from .metrics import ErrorSums
@@ -18,7 +18,7 @@ from .network import PackedNetwork
 from .optimizers import AdamW
 from .packed_frames import PackedFrames
 from .packing import frame_bytes, pack, reason_against
-from .replay import ErrorPass, Replayed, TrainingPass
+from .replay import EvaluationPass, GraphedPass, TrainingPass
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -55,14 +55,18 @@ def _estimate(frames: Frames) -> int:
 
 
 def pays_on_cpu(trainer: Trainer) -> bool:
-    """Whether packed steps are the faster ones on a CPU: for TensorNet, with kernels that numba compiles."""
-    return isinstance(trainer.potential.representation, TensorNet) and find_spec("numba") is not None
+    """Whether packed steps are the faster ones on a CPU: for models with kernels that numba compiles."""
+    return _trains_on_cpu(trainer) and find_spec("numba") is not None
 
 
 def wants_numba(trainer: Trainer) -> bool:
     """Whether packed steps would pay on this CPU if numba were installed."""
-    on_cpu = trainer.device.type == "cpu" and isinstance(trainer.potential.representation, TensorNet)
-    return on_cpu and find_spec("numba") is None
+    return trainer.device.type == "cpu" and _trains_on_cpu(trainer) and find_spec("numba") is None
+
+
+def _trains_on_cpu(trainer: Trainer) -> bool:
+    path = fast_path(trainer.potential.representation)
+    return path is not None and path.trains_on_cpu
 
 
 class PackedLoop:
@@ -101,8 +105,8 @@ class PackedLoop:
         )
         store = pack(trainer.train, trainer.potential, stress, config.loss)
         self.step = self._replayed(store, most_frames(trainer.train, config), self.training)
-        self.errors = ErrorPass(network(trainer.average), config.loss.final, self.devices)
-        self.measure: Replayed | None = None
+        self.errors = EvaluationPass(network(trainer.average), config.loss.final, self.devices)
+        self.measure: GraphedPass | None = None
         if trainer.validation is not None:
             store = pack(trainer.validation, trainer.potential, stress, config.loss)
             most = max(map(len, measured_batches(trainer.validation, config)))
@@ -122,8 +126,8 @@ class PackedLoop:
         """Memory of the frames on the device."""
         return sum(r.store.num_bytes for r in (self.step, self.measure) if r is not None)
 
-    def _replayed(self, store: PackedFrames, frames: int, work: ErrorPass) -> Replayed:
-        return Replayed(store, frames, work.body, work.warm_up, self.trainer.config.precision == "tf32")
+    def _replayed(self, store: PackedFrames, frames: int, work: EvaluationPass) -> GraphedPass:
+        return GraphedPass(store, frames, work.body, work.warm_up, self.trainer.config.precision == "tf32")
 
     def steps(self, order: Sequence[Sequence[int]]) -> Iterator[float]:
         """Do the steps of these batches; yields, after each, the newest loss that is known."""
@@ -150,7 +154,7 @@ class PackedLoop:
         since, self._since = self._since, []
         if math.isfinite(first):
             self.trainer.blame(since[len(since) - int(done - first)], bad)
-        self.trainer.sums.add_sums(self.training.take())
+        self.trainer.sums.add_sums(self.training.pop_sums())
 
     def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums:
         """Errors of the averaged weights on the validation frames."""
@@ -158,5 +162,5 @@ class PackedLoop:
         for chosen in positions:
             self.measure(self.devices.share(chosen, self.measure.store.num_pairs))
         sums = ErrorSums(self.errors.loss, self.trainer.device)
-        sums.add_sums(self.errors.take())
+        sums.add_sums(self.errors.pop_sums())
         return sums

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...fused.tensornet.training.pair_ops import Pairs
+from ...fused.pair_sums import Pairs
 from ...neighbors import NeighborList
 from .batch_gather import gather_frames
 

@@ -9,12 +9,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ...potential import Result
-from ...runtime.capture import captured
+from ...runtime.capture import CudaGraph
 from ...system import System
 from ..config.loss_config import LossConfig
 from .distributed import Devices
@@ -24,13 +25,13 @@ from .metrics import NUM_ELEMENTS, ErrorSums
 from .network import PackedNetwork
 from .packed_frames import Capacity, PackedBatch, PackedFrames
 
-__all__ = ["ErrorPass", "Replayed", "TrainingPass"]
+__all__ = ["EvaluationPass", "GraphedPass", "TrainingPass"]
 
 _MOST_GRAPHS = 12
 _PROPERTIES = ("energy", "forces", "stress")
 
 
-class Replayed:
+class GraphedPass:
     """Something done to batches of packed frames, captured once per size of batch.
 
     Args:
@@ -56,7 +57,7 @@ class Replayed:
         self.captures = 0
         self._chosen = torch.full((frames,), -1, dtype=torch.int64, device=store.device)
         self._cuda = store.device.type == "cuda"
-        self._graphs: OrderedDict[Capacity, torch.cuda.CUDAGraph] = OrderedDict()
+        self._graphs: OrderedDict[Capacity, CudaGraph] = OrderedDict()
         self._ready = False
         self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
 
@@ -95,29 +96,24 @@ class Replayed:
         need = self.store.size(chosen)
         if not self._cuda:
             return need
-        return Capacity(self.frames, _ladder(need.atoms), _ladder(need.pairs))
+        return Capacity(self.frames, _next_capacity(need.atoms), _next_capacity(need.pairs))
 
     def _run(self, body: Callable[[PackedBatch], None], room: Capacity) -> None:
         with _matmul_precision(self.tf32):
             body(self.store.batch(self._chosen, room))
 
-    def _prepare(self, room: Capacity) -> torch.cuda.CUDAGraph:
+    def _prepare(self, room: Capacity) -> CudaGraph:
         while len(self._graphs) >= _MOST_GRAPHS:
             self._graphs.popitem(last=False)
-        with torch.cuda.device(self.store.device):
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._run(self.warm_up, room)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with captured(graph, side, self._pool):
-                self._run(self.body, room)
+        graph = CudaGraph.record(
+            partial(self._run, self.body, room), self.store.device, warm_up=partial(self._run, self.warm_up, room),
+            pool=self._pool,
+        )  # fmt: skip
         self.captures += 1
         return graph
 
 
-def _ladder(needed: int) -> int:
+def _next_capacity(needed: int) -> int:
     """The next of the sizes 64, 70, 77, …: at most a tenth more than needed, in multiples of 16 when large."""
     size = 64.0
     while size < needed:
@@ -155,7 +151,7 @@ def as_labelled(batch: PackedBatch) -> tuple[System, dict[str, Tensor]]:
     return system, labels
 
 
-class ErrorPass:
+class EvaluationPass:
     """Errors of a network over packed frames, added up on the device.
 
     Args:
@@ -238,7 +234,7 @@ class ErrorPass:
             weight.fill_(loss.weight(name))
         return active[0] != active[1]
 
-    def take(self) -> dict[str, Tensor]:
+    def pop_sums(self) -> dict[str, Tensor]:
         """The sums of all processes since the last call, by name as in `ErrorSums.sums`."""
         taken = self.devices.sums({name: value.clone() for name, value in self._sums.items()})
         for value in self._sums.values():
@@ -246,18 +242,18 @@ class ErrorPass:
         return taken
 
 
-class TrainingPass(ErrorPass):
+class TrainingPass(EvaluationPass):
     """A training step: loss, gradient, clipping, update of the weights and of their average.
 
     A step whose loss or gradient is not finite changes no weight, and is remembered until `check`.
 
     Args:
-        network, loss: as for ErrorPass.
+        network, loss: as for EvaluationPass.
         parameters: what is trained.
         average: as many parameters, the weight average.
         optimizer: one that takes rates as tensors and does not wait for the device: AdamW, Muon.
         clipping: largest norm of the gradient.
-        devices: as for ErrorPass.
+        devices: as for EvaluationPass.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """The embedding of TensorNet as a form: tensors from the geometry of the pairs of atoms.
 
-Shapes as in forms_pair.py.
+Shapes as in pair_ops.py.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from torch import Tensor
 
 from ....triton_launch import FUSED_ARITHMETIC
 from ....triton_or_none import tl, triton
-from ...differentiable_ops import Form
+from ...differentiable_ops import MultilinearOp
+from ...pair_sums import Pairs
 from .node_ops import times_parts
-from .pair_ops import Pairs, edges_of_row, pair_atoms, row_tile
+from .pair_ops import edges_of_row, pair_atoms, row_tile
 
 __all__ = ["Embedding"]
 
@@ -26,7 +27,7 @@ def _parity(like: Tensor) -> Tensor:
     return sign
 
 
-class Embedding(Form):
+class Embedding(MultilinearOp):
     """T(f, c, z, g) = Σ_i ⟨g_i, Σ_j f_ij c_ij (a_i + b_j) + f_self c_self (a_i + b_i)⟩: tensors from the geometry.
 
     The parts I, A, S of a pair's geometry c are multiplied by the three filters; A turns its sign for the second atom.

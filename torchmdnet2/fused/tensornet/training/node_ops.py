@@ -1,6 +1,6 @@
 """Forms of single atoms: inner products, scaling and products of tensors, channel by channel.
 
-Shapes: M atoms, F features. A field of 3×3 tensors is its nine components (tensors.py), here the slowest
+Shapes: M atoms, F features. A field of 3×3 tensors is its nine components (models/tensor_algebra.py), here the slowest
 axis: [9, M, F]; quantities of the three parts I, A, S are [3, M, F].
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ....models.tensor_algebra import compose, decompose, matmul, part_inner, part_norms
 from ....triton_launch import FUSED_ARITHMETIC
 from ....triton_or_none import tl, triton
-from ...differentiable_ops import Form
+from ...differentiable_ops import MultilinearOp
 from ..triton.algebra import anticommutator, compose_adjoint, decompose_adjoint
 from ..triton.algebra import compose as compose9
 from ..triton.algebra import decompose as decompose9
@@ -39,7 +39,7 @@ def _launch(kernel, out: Tensor, num: int, *tensors: Tensor, **constants) -> Ten
     return out
 
 
-class Inner(Form):
+class Inner(MultilinearOp):
     """T(x, y, s) = Σ s ⟨x, y⟩ of each part, so that s ↦ ‖I‖², ‖A‖², ‖S‖² when x = y.
 
     Slots: x, y [9, M, F]; result and s [3, M, F].
@@ -81,7 +81,7 @@ class _Norms(torch.autograd.Function):
         return None, ctx.form.derivative(0, None, *ctx.saved_tensors, 2 * gradients[0])
 
 
-class Mix(Form):
+class Mix(MultilinearOp):
     """T(x, w, g) = Σ ⟨x Wᵀ, g⟩: the channels of the three parts mixed by three matrices.
 
     Slots: x [9, M, F], w [3, F, F]; result and g [9, M, F].
@@ -118,7 +118,7 @@ class Mix(Form):
         return out
 
 
-class Scale(Form):
+class Scale(MultilinearOp):
     """T(x, s, g) = Σ s ⟨x, g⟩ with the plain scalar product of components: the parts of x multiplied by s.
 
     Slots: x [9, M, F], s [3, M, F]; result and g [9, M, F].
@@ -141,7 +141,7 @@ class Scale(Form):
         return _launch(_scale, torch.empty_like(other), other[0].numel(), other, s)
 
 
-class Product(Form):
+class Product(MultilinearOp):
     """T(y, m, g) = Σ q ⟨Y M + M Y, g⟩, or 2 ⟨Y M, g⟩ for SO(3): components of the matrix products.
 
     Args:

@@ -1,6 +1,6 @@
 """Kernels of the forms on the CPU, compiled by numba: each reads its fields once, and makes nothing in between.
 
-The counterpart of the Triton kernels in forms_node.py, forms_tensor.py, forms_pair.py and forms_embedding.py, for
+The counterpart of the Triton kernels in node_ops.py, tensor_ops.py, pair_ops.py and embedding_op.py, for
 O(3), in float32 and float64. Sums run row by row, on one thread, always in the same order.
 
 Kernels over pairs do those that are real, and leave the rows of the others and of an atom itself.
@@ -144,7 +144,7 @@ def normalise_gradient(out, x, g):
 
 @kernel
 def normalise_second(dx, dg, x, g, u):
-    """Gradients of ⟨u, s g − s² ⟨x, g⟩ w⟩; the formulas are in forms_tensor.py."""
+    """Gradients of ⟨u, s g − s² ⟨x, g⟩ w⟩; the formulas are in tensor_ops.py."""
     for i in range(x.shape[1]):
         for c in range(x.shape[2]):
             x9, g9, u9 = get(x, i, c), get(g, i, c), get(u, i, c)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...differentiable_ops import Curve
+from ...differentiable_ops import UnaryOp
 from . import embedding_op, node_ops, numba_kernels, pair_ops
 
 __all__ = ["Embedding", "Inner", "Message", "Product", "Scale", "add_square", "normalise", "silu"]
@@ -105,7 +105,7 @@ class Embedding(embedding_op.Embedding):
         return out
 
 
-class _Normalise(Curve):
+class _Normalise(UnaryOp):
     def value(self, x: Tensor) -> Tensor:
         return _filled(numba_kernels.normalise, x)
 
@@ -116,7 +116,7 @@ class _Normalise(Curve):
         return _both(numba_kernels.normalise_second, x, g, u)
 
 
-class _Square(Curve):
+class _Square(UnaryOp):
     """D + q D²."""
 
     def __init__(self, q: Tensor):
@@ -132,7 +132,7 @@ class _Square(Curve):
         return _both(numba_kernels.add_square_second, x, self.q, g, u)
 
 
-class _Silu(Curve):
+class _Silu(UnaryOp):
     def value(self, x: Tensor) -> Tensor:
         self.logistic = torch.sigmoid(x)
         return x * self.logistic

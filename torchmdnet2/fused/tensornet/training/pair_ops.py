@@ -1,92 +1,27 @@
-"""Forms over pairs of atoms: messages, and sums over the pairs of an atom.
+"""Messages between atoms: operations over pairs.
 
 Shapes: M atoms, P pairs (each unordered pair once), E directed edges, F features. Fields of 3×3 tensors are
-[9, M, F], see forms_node.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
+[9, M, F], see node_ops.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
 No sum is left to atomics: rows of edges are summed atom by atom, so that results do not vary from run to run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ....triton_launch import FUSED_ARITHMETIC
 from ....triton_or_none import tl, triton
-from ...differentiable_ops import Form
+from ...differentiable_ops import MultilinearOp
+from ...pair_sums import Pairs
 from .node_ops import times_parts
 
-__all__ = ["Message", "PairSum", "Pairs", "edges_of_row", "pair_atoms", "row_tile"]
+__all__ = ["Message", "edges_of_row", "pair_atoms", "row_tile"]
 
 
-@dataclass(eq=False)
-class Pairs:
-    """Which atoms are paired, both as pairs and as rows of directed edges.
-
-    Attributes:
-        first, second: [P] atoms of each pair; its vector points from the first to the second.
-        count: [1] pairs that there are; further ones only fill the room, and stand in no row.
-        row_ptr: [M + 1]; the edges of atom i are row_ptr[i] … row_ptr[i+1] − 1.
-        sender: [≥ E] the other atom of each edge.
-        pair: [≥ E] its pair p where the edge's receiver is the first atom, −p − 1 where it is the second.
-    """
-
-    first: Tensor
-    second: Tensor
-    count: Tensor
-    row_ptr: Tensor
-    sender: Tensor
-    pair: Tensor
-
-    @property
-    def num_pairs(self) -> int:
-        """P."""
-        return self.first.shape[0]
-
-    @property
-    def num_atoms(self) -> int:
-        """M."""
-        return self.row_ptr.shape[0] - 1
-
-    def real(self) -> Tensor:
-        """[P] 1.0 for pairs, 0.0 for those that fill the room."""
-        return (torch.arange(self.num_pairs, device=self.first.device) < self.count).double()
-
-
-class PairSum(Form):
-    """T(v, h) = Σ_p v_p · (h_first − h_second): each atom gets the pairs it is first in, minus those it is second in.
-
-    Slots: v [P, D]; result and h [M, D].
-    """
-
-    def __init__(self, pairs: Pairs, use_kernels: bool):
-        self.pairs, self.use_kernels = pairs, use_kernels
-
-    def reference(self, *slots: Tensor) -> Tensor:
-        (v,) = slots
-        pairs = self.pairs
-        v = v * pairs.real().to(v.dtype)[:, None]
-        zeros = v.new_zeros(pairs.num_atoms, v.shape[1])
-        return zeros.index_add(0, pairs.first.long(), v).index_add(0, pairs.second.long(), -v)
-
-    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
-        v, h = slots
-        pairs = self.pairs
-        if slot == 0:
-            assert h is not None
-            return h.index_select(0, pairs.first) - h.index_select(0, pairs.second)
-        assert v is not None
-        out = v.new_empty(pairs.num_atoms, v.shape[1])
-        grid = (triton.cdiv(pairs.num_atoms, 16),)
-        _pair_sum[grid](
-            out, v, pairs.row_ptr, pairs.pair, pairs.num_atoms, D=v.shape[1], BM=16, BD=4, **FUSED_ARITHMETIC
-        )
-        return out
-
-
-class Message(Form):
+class Message(MultilinearOp):
     """T(f, y, g) = Σ_i ⟨g_i, Σ_j f_ij y_j + f_self y_i⟩: each atom gathers the filtered tensors of its neighbors.
 
     Slots: f [P + 1, 3, F]; y, result and g [9, M, F].
@@ -137,25 +72,6 @@ def row_tile(num_atoms: int, features: int) -> tuple[tuple[int, int], dict[str, 
     columns = min(columns, triton.next_power_of_2(features))
     grid = (num_atoms, triton.cdiv(features, columns))
     return grid, {"F": features, "BE": edges, "BF": columns, "num_warps": warps, **FUSED_ARITHMETIC}
-
-
-@triton.jit
-def _pair_sum(out, v, row_ptr, pair, num, D: tl.constexpr, BM: tl.constexpr, BD: tl.constexpr):
-    """Σ over the edges of an atom of ± v of the pair: + where the atom is the first."""
-    i = tl.program_id(0) * BM + tl.arange(0, BM)
-    d = tl.arange(0, BD)
-    start = tl.load(row_ptr + i, mask=i < num, other=0)
-    stop = tl.load(row_ptr + i + 1, mask=i < num, other=0)
-    total = tl.zeros((BM, BD), v.dtype.element_ty)
-    for k in range(0, tl.max(stop - start)):
-        here = start + k < stop
-        p = tl.load(pair + start + k, mask=here, other=0)
-        turned = p < 0
-        p = tl.where(turned, -p - 1, p).to(tl.int64)
-        x = tl.load(v + p[:, None] * D + d[None, :], mask=here[:, None] & (d < D)[None, :], other=0.0)
-        total += tl.where(turned[:, None], -x, x)
-    at = i.to(tl.int64)[:, None] * D + d[None, :]
-    tl.store(out + at, total, mask=(i < num)[:, None] & (d < D)[None, :])
 
 
 @triton.jit

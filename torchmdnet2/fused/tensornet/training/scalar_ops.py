@@ -1,8 +1,7 @@
-"""SiLU and filters with first and second derivative, and sums over the atoms or pairs of each structure."""
+"""SiLU and filters with first and second derivative."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,9 +10,8 @@ from torch.autograd.function import once_differentiable
 
 from ....triton_launch import FUSED_ARITHMETIC
 from ....triton_or_none import tl, triton
-from ...differentiable_ops import Form
 
-__all__ = ["SegmentSum", "enveloped", "silu"]
+__all__ = ["enveloped", "silu"]
 
 _BLOCK = 1024
 
@@ -99,39 +97,6 @@ class _EnvelopedGradient(torch.autograd.Function):
         return dx, de, dg, None
 
 
-class SegmentSum(Form):
-    """T(v, h) = Σ_s h_s · Σ_{k in segment s} v_k: sums of rows of consecutive atoms or pairs.
-
-    Args:
-        ptr: [S + 1]; segment s is rows ptr[s] … ptr[s+1] − 1.
-        segment: [K] the segment of each row; S or more for rows in none.
-
-    Slots: v [K, D]; result and h [S, D].
-    """
-
-    def __init__(self, ptr: Tensor, segment: Tensor, use_kernels: bool):
-        self.ptr, self.segment, self.use_kernels = ptr, segment, use_kernels
-
-    def reference(self, *slots: Tensor) -> Tensor:
-        (v,) = slots
-        num = self.ptr.shape[0] - 1
-        total = v.new_zeros(num + 1, v.shape[1]).index_add(0, self.segment.long().clamp(max=num), v)
-        return total[:num]
-
-    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
-        v, h = slots
-        num = self.ptr.shape[0] - 1
-        if slot == 0:
-            assert h is not None
-            padded = torch.cat([h, h.new_zeros(1, h.shape[1])])
-            return padded.index_select(0, self.segment.clamp(max=num))
-        assert v is not None
-        out = v.new_empty(num, v.shape[1])
-        width = triton.next_power_of_2(v.shape[1])
-        _segment_sum[(num,)](out, v, self.ptr, D=v.shape[1], BD=width, BLOCK=128, **FUSED_ARITHMETIC)
-        return out
-
-
 @triton.jit
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
@@ -207,16 +172,3 @@ def _enveloped_second(dx, de, dg, x, e, g, u, w, C: tl.constexpr, BC: tl.constex
         tl.store(dg + at, by * factor + weight * v, mask=mask)
         tl.store(dx + at, cotangent * weight, mask=mask)
         tl.store(de + p, tl.sum(by * cotangent))
-
-
-@triton.jit
-def _segment_sum(out, v, ptr, D: tl.constexpr, BD: tl.constexpr, BLOCK: tl.constexpr):
-    s = tl.program_id(0)
-    d = tl.arange(0, BD)
-    stop = tl.load(ptr + s + 1)
-    total = tl.zeros((BD,), v.dtype.element_ty)
-    for start in range(tl.load(ptr + s), stop, BLOCK):
-        k = start + tl.arange(0, BLOCK)
-        mask = (k < stop)[:, None] & (d < D)[None, :]
-        total += tl.sum(tl.load(v + k.to(tl.int64)[:, None] * D + d[None, :], mask=mask, other=0.0), 0)
-    tl.store(out + s * D + d, total, mask=d < D)

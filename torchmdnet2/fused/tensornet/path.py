@@ -1,0 +1,62 @@
+"""What the fused kernels for TensorNet cover, and where they are. Triton and numba are imported when they are used."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...models.heads import ScalarHead
+from ...models.tensornet import TensorNet
+from ..fast_path import CpuNetwork, FastPath, GpuNetwork, PairBatch, PairNetwork
+
+__all__ = ["TensorNetPath"]
+
+_CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
+_PRODUCTS = {"native": "tf32x3", "tf32": "tf32"}
+
+
+class TensorNetPath(FastPath):
+    """TensorNet with a scalar head of one hidden layer, in float32."""
+
+    trains_on_cpu = True
+
+    def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
+        assert isinstance(representation, TensorNet)
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+            return "the fused kernels need a GPU of compute capability 8.0 (Ampere, 2020) or later"
+        dtype = representation.tensor_embedding.emb.weight.dtype
+        if dtype != torch.float32:
+            return f"the fused kernels compute in float32, the model is {dtype}"
+        f = representation.hidden_channels
+        if f < 32 or f & (f - 1):
+            return f"the fused kernels need hidden_channels to be a power of two of at least 32, not {f}"
+        if not isinstance(representation.act, nn.SiLU):
+            return "the fused kernels have the activation silu only"
+        if len(representation.layers) == 0 or representation.envelope.lower > 0:
+            return "the fused kernels need at least one interaction layer and no lower cutoff"
+        if type(head) is not ScalarHead:
+            return f"there are no fused kernels for the head {type(head).__name__}"
+        layers = list(head.output_network.layers)
+        if len(layers) != 3 or not isinstance(layers[1], nn.SiLU):
+            return "the fused kernels have heads of one hidden layer with silu only"
+        return ""
+
+    def gpu(
+        self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
+    ) -> GpuNetwork:
+        from .gpu import FusedTensorNet
+        from .weights import FrozenTensorNet
+
+        weights = FrozenTensorNet(representation, head, energy_scale, device)  # type: ignore[arg-type]
+        return FusedTensorNet(weights, precision=_PRODUCTS[precision])
+
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+        from .cpu import CpuTensorNet
+        from .weights import FrozenTensorNet
+
+        return CpuTensorNet(FrozenTensorNet(representation, head, energy_scale, "cpu"))  # type: ignore[arg-type]
+
+    def training(self, representation: nn.Module, batch: PairBatch, use_kernels: bool) -> PairNetwork | None:
+        from .training.network import PairTensorNet
+
+        return PairTensorNet(representation, batch, use_kernels)  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""Which potentials the fast paths cover, on the GPU and on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..fused.registry import fast_path, prior_path
+from ..potential import Potential
+from ..system import System
+
+__all__ = ["constant_energies", "unsupported_reason"]
+
+
+def unsupported_reason(potential: Potential) -> str:
+    """ "" when fused kernels can evaluate this potential on its device, else the reason."""
+    device, head, representation = potential.device, potential.head, potential.representation
+    if head is None:
+        return "the model predicts no energy"
+    path = fast_path(representation)
+    if path is None:
+        return f"there are no fused kernels for {type(representation).__name__}"
+    reason = path.unsupported_reason(representation, head, device)
+    if reason:
+        return reason
+    if getattr(head, "reduce", "sum") != "sum":
+        return "the fused kernels sum energies over the atoms, this head takes their mean"
+    if missing := [type(p).__name__ for p in potential.priors if not p.constant and prior_path(p) is None]:
+        return f"there are no fused kernels for {', '.join(missing)}"
+    for prior in potential.priors:
+        prior_reason = "" if prior.constant else prior_path(prior).unsupported_reason(prior, device)  # type: ignore[union-attr]
+        if prior_reason:
+            return prior_reason
+    if len(potential.properties):
+        return "the fused kernels have no heads of other properties"
+    if potential.atom_filter >= 0:
+        return "the fused kernels have no atom filter"
+    return ""
+
+
+def constant_energies(potential: Potential, system: System) -> Tensor:
+    """Energies of the priors that depend on the elements alone, [N] eV float64."""
+    total = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
+    for prior in potential.priors:
+        if prior.constant:
+            total = total + prior(system, None).detach()
+    return total

@@ -1,0 +1,159 @@
+"""Structures whose atoms stay while positions and cell change, on the compiled kernels of the CPU.
+
+What cannot change is looked at once, and little here is PyTorch: one of its calls costs as much as the forces of an
+atom.
+
+Shapes: N atoms in B structures, E directed edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..fused.fast_path import Array, CpuNetwork, CpuOutputs, CpuTerm
+from ..neighbors import neighbor_list
+from ..potential import Potential
+from ..refusals import SAME_PLACE, coincident, refuse_coincident
+from ..system import System
+from .coverage import constant_energies
+from .cpu_pairs import all_pairs
+
+__all__ = ["CpuStep", "Values"]
+
+_DENSE = 512
+"""Atoms of a structure without cell up to which all pairs are looked at, which is faster than a search."""
+
+
+class Values(NamedTuple):
+    """Of one evaluation, in fresh memory; forces and virial are None when they were not asked for.
+
+    Attributes:
+        energy: [B] eV, energies: [N] eV, both float64.
+        forces: [N, 3] eV/Å, virial: [N, 9] eV of the rows, both float32.
+    """
+
+    energy: Array
+    energies: Array
+    forces: Array | None
+    virial: Array | None
+
+
+class CpuStep:
+    """Elements, charges and periodicity of a batch of structures, evaluated at any positions. Not locked.
+
+    Args:
+        potential: of which the network and the terms are.
+        net, terms: on the CPU.
+        isolated: [max_z] eV float64, the network's energy of an atom alone.
+        system: N atoms in B structures; copied, positions and cell do not matter.
+
+    Raises:
+        ValueError, UnknownElement, UntrainedCharge: as the Potential.
+    """
+
+    def __init__(
+        self, potential: Potential, net: CpuNetwork, terms: Sequence[CpuTerm], isolated: Tensor, system: System
+    ):
+        potential.check(system)
+        self._known = tuple(t.clone() for t in _composition(system))
+        self._dtype = system.dtype
+        self._net, self._shift = net, potential.energy_shift
+        self._z, self._batch, self._structures = self._known[0].numpy(), self._known[1].numpy(), system.num_systems
+        charge = system.charge.detach()
+        self._charge_input = net.charge_input(charge.double())[system.batch].float().numpy()
+        self._neutral = (charge == 0)[system.batch].numpy()
+        self._isolated = isolated[system.z].numpy() if potential.subtract_isolated else None
+        self._constant = constant_energies(potential, system).numpy()
+        sizes = np.bincount(self._batch, minlength=system.num_systems)
+        same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
+        dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
+        self._list = _Rows(potential.cutoff, system, dense)
+        self._terms: list[tuple[CpuTerm, _Rows]] = []
+        rows = {potential.cutoff: self._list}
+        for term in terms:  # each takes the network's list where that reaches, else one of its own cutoff
+            reach = max(potential.cutoff, term.cutoff)
+            self._terms.append((term, rows.setdefault(reach, _Rows(reach, system, dense))))
+        self._others = [r for r in rows.values() if r is not self._list]
+
+    def holds(self, system: System) -> bool:
+        """Whether a system differs in positions and cell at most."""
+        if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._z):
+            return False
+        return all(map(torch.equal, self._known, _composition(system)))
+
+    def __call__(self, system: System, forces: bool) -> Values:
+        """Evaluate other positions and another cell.
+
+        Args:
+            system: one that `holds` is true of.
+
+        Raises:
+            ValueError: a position or the cell is not usable.
+        """
+        for rows in (self._list, *self._others):
+            rows.find(system)
+        row_ptr = self._list.row_ptr
+        out = self._net.run(self._z, *self._list.arrays, self._charge_input, forces)
+        energies = out.energy.astype(np.float64)
+        if self._isolated is not None:
+            energies -= self._isolated
+            energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
+        energies += self._constant
+        for term, rows in self._terms:
+            added = term.run(self._z, *rows.arrays, forces)
+            energies += added.energy
+            if forces:
+                out = CpuOutputs(out.energy, out.forces + added.forces, out.virial + added.virial)  # type: ignore[operator]
+        energy = np.bincount(self._batch, energies, self._structures) + self._shift
+        return Values(energy, energies, out.forces, out.virial)
+
+
+class _Rows:
+    """The edges within a cutoff of structures that keep their atoms.
+
+    Attributes:
+        row_ptr: [N + 1], sender: [≥ E] int64, vectors: [≥ E, 3] float32 Å.
+    """
+
+    def __init__(self, cutoff: float, system: System, dense: bool):
+        self._cutoff, self._dense = cutoff, dense
+        self.row_ptr = np.zeros(system.num_atoms + 1, np.int64)
+        self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
+
+    @property
+    def arrays(self) -> tuple[Array, Array, Array]:
+        """Row pointers, senders and vectors."""
+        return self.row_ptr, self.sender, self.vectors
+
+    def find(self, system: System) -> None:
+        """Take the edges of these positions and this cell."""
+        if self._dense:
+            self._all_pairs(system)
+            return
+        found = neighbor_list(system, self._cutoff)
+        refuse_coincident(found, system)
+        self.row_ptr, self.sender = found.row_ptr.numpy(), found.edge_index[1].numpy()
+        self.vectors = found.vectors(system).detach().float().contiguous().numpy()
+
+    def _all_pairs(self, system: System) -> None:
+        pos = system.pos.detach().numpy().reshape(system.num_systems, -1, 3)
+        if not np.isfinite(system.cell.detach().numpy()).all():
+            system.validate()
+        while True:
+            found = all_pairs(pos, self._cutoff, self.row_ptr, self.sender, self.vectors, SAME_PLACE)
+            if found < 0:
+                system.validate()  # names the atom
+                raise coincident(neighbor_list(system, self._cutoff), system)
+            if found <= len(self.sender):
+                return
+            room = found + found // 8
+            self.sender, self.vectors = np.empty(room, np.int64), np.empty((room, 3), np.float32)
+
+
+def _composition(system: System) -> tuple[Tensor, ...]:
+    return system.z, system.batch, system.pbc, system.charge.detach(), system.spin

@@ -1,0 +1,99 @@
+"""A potential prepared for fused steps: network and terms with their weights, constants, the check of the first use.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..fused.registry import fast_path, prior_path
+from ..potential import Potential, Result
+from ..system import System
+from .check import extract_checked, reference, require_result
+from .coverage import constant_energies
+from .fused_step import FusedStep
+from .graphed_step import GraphedStep
+from .static_inputs import StaticInputs
+
+__all__ = ["FusedModel"]
+
+
+class FusedModel:
+    """Weights and constants of a potential as they are now.
+
+    Args:
+        potential: one that `coverage.unsupported_reason` finds nothing against; on a CUDA device (or under Triton's
+            interpreter).
+        precision: "native" or "tf32".
+    """
+
+    def __init__(self, potential: Potential, precision: str):
+        path = fast_path(potential.representation)
+        assert potential.head is not None and path is not None
+        self.potential, self.precision = potential, precision
+        device = potential.device
+        self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
+        paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
+        self.terms = [path.gpu(prior, device) for path, prior in paths if path is not None]
+        # in float64, so that only the error of the atom itself remains
+        exact = copy.deepcopy(potential).cpu().double()
+        self.isolated = (exact.isolated_energies() * potential.energy_scale).to(device)
+        self._checked: set[tuple[Any, ...]] = set()
+
+    def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        """A step that holds a system and has room for its edges; see `StepModel`."""
+        step = self.step(system.num_atoms, system.num_systems, system.dtype, stress)
+        graphed, inputs = self._loaded(step, system)
+        path = (system.dtype, stress, *step.path.values())
+        if path not in self._checked:
+            self._check(step, system)
+            self._checked.add(path)
+        return graphed, inputs
+
+    def _loaded(self, step: FusedStep, system: System) -> tuple[GraphedStep, StaticInputs]:
+        inputs = StaticInputs(self, step)
+        inputs.load(system)
+        graphed = GraphedStep(step)
+        graphed.make_room()
+        return graphed, inputs
+
+    def load(self, step: FusedStep, system: System) -> None:
+        """Take over all but positions and cell."""
+        charge = system.charge.to(self.potential.dtype)
+        constant = constant_energies(self.potential, system)
+        step.set_composition(system.z, system.batch, charge, self.isolated[system.z], constant)
+        step.pbc.copy_(system.pbc)
+
+    def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
+        """A step for N atoms in B structures; options as those of `FusedStep`."""
+        return FusedStep(
+            self.net, num_atoms, num_systems, self.potential.cutoff, dtype, stress, terms=self.terms,
+            subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift, **options,
+        )  # fmt: skip
+
+    def _check(self, step: FusedStep, system: System) -> None:
+        """Run the kernels that a step runs, on its own structure or on a cluster of it, and compare.
+
+        Raises:
+            RuntimeError: energies, forces or stress differ from the reference.
+        """
+        system = extract_checked(system, step.stress)
+        # a step of its own: it may be one that other results are read from
+        own = self.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
+        self._loaded(own, system)
+        own.launch()
+        self._compare(own, reference(self.potential, system, step.stress), system)
+
+    def _compare(self, step: FusedStep, expected: Result, system: System) -> None:
+        network = step.out.atom_energies - step.reference
+        scale = float((network.abs() + step.isolated.abs()).max())
+        virial: Tensor | None = None
+        if step.out.stress is not None:
+            virial = step.out.stress * system.volume.double()[:, None, None]
+        found = Result(step.out.energy, step.out.forces, None, step.out.atom_energies)
+        require_result(found, virial, expected, system, self.precision, scale)

@@ -1,0 +1,251 @@
+"""One step of a fused model: neighbor searches, network, other terms, sums, stress. Static buffers; launches only.
+
+Shapes: N atoms, B structures, C edge capacity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ..fused.fast_path import Atoms, Edges, GpuBuffers, GpuNetwork, GpuTerm, TermSums
+from ..fused.finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
+from ..neighbors.triton_search import TritonNeighborSearch
+from ..potential import Result
+from .outputs import Outputs
+from .spatial_order import SORT_FROM, SpatialOrder
+from .step import FEWEST_EDGES, Step
+
+__all__ = ["FusedStep"]
+
+_ATOMS_PER_PART = 2048
+
+
+class FusedStep(Step):
+    """Energy, forces and stress of N atoms in B structures, by a network and terms with kernels of their own.
+
+    `launch()` allocates nothing (but what a sort inside a graph's own pool takes) and never waits.
+
+    Args:
+        net: the network.
+        terms: what is added to it. Each gets the shortest list that reaches its cutoff: that of the network, or one of
+            the longer cutoffs of the terms.
+        num_atoms, num_systems: N and B.
+        cutoff: Å, of the network.
+        dtype: of the positions, float32 or float64.
+        stress: compute the stress.
+        subtract: atoms without edges in neutral structures have no network energy (`isolated` is subtracted).
+        energy_shift: eV per structure.
+        capacity: C at first; `make_room()` finds what is needed.
+        method, thin: of the neighbor search.
+        shapes, sort, parts: launch shapes, spatial order, programs per structure in the sums; None chooses by N and B.
+
+    Attributes:
+        z [N] int32, charge_input [N] float32, neutral [B] int32; isolated and reference [N] float64 eV, what is
+            subtracted from the network's energies and added to them: set by `set_composition`.
+    """
+
+    def __init__(
+        self,
+        net: GpuNetwork,
+        num_atoms: int,
+        num_systems: int,
+        cutoff: float,
+        dtype: torch.dtype,
+        stress: bool,
+        *,
+        terms: Sequence[GpuTerm] = (),
+        subtract: bool = True,
+        energy_shift: float = 0.0,
+        capacity: int = FEWEST_EDGES,
+        method: str = "auto",
+        thin: bool = False,
+        shapes: Hashable = None,
+        sort: bool | None = None,
+        parts: int | None = None,
+    ):
+        super().__init__(num_atoms, num_systems, dtype, stress, net.device)
+        N, B = num_atoms, num_systems
+        self.net, self.cutoff, self.subtract = net, float(cutoff), subtract
+
+        def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.pos, self.cell, self.pbc = new(N, 3), new(B, 3, 3), new(B, 3, dtype=torch.bool)
+        self.z, self.neutral = new(N, dtype=torch.int32), new(B, dtype=torch.int32)
+        self.charge_input = new(N, dtype=torch.float32)
+        self.isolated, self.reference = new(N, dtype=torch.float64), new(N, dtype=torch.float64)
+        self.shift = torch.full((1,), energy_shift, dtype=torch.float64, device=self.device)
+        self._shapes = shapes if shapes is not None else net.launch_shapes(N)
+        self._num_parts = parts or max(1, min(MAX_PARTS, -(-N // (B * _ATOMS_PER_PART))))
+        self._parts = new(B * self._num_parts, TERMS, dtype=torch.float64)
+        if sort is None:
+            sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B
+        self.order = SpatialOrder(N, B, self.pos, self.z) if sort else None
+        self._batch = new(N, dtype=torch.int32)
+        # one piece of memory, cleared by one launch
+        self._term_memory = new(sum(_term_sizes(N)) if terms else 0, dtype=torch.uint8)
+        self._sums = self._sums_of_terms() if terms else None
+        self._terms = [_Term(term, max(self.cutoff, float(term.cutoff))) for term in terms]
+        cutoffs = {self.cutoff: capacity, **{term.list_cutoff: capacity for term in self._terms}}
+        self._buffers: GpuBuffers | None = None
+        self._make_searches(cutoffs, method, thin)
+        self.set_capacity(capacity)
+
+    # --- sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        fields = [v for search in self.searches.values() for v in vars(search).values() if isinstance(v, Tensor)]
+        fields += [self.pos, self.isolated, self.reference, self.out.packed, self._term_memory]
+        order = 0 if self.order is None else self.order.nbytes
+        network = 0 if self._buffers is None else self._buffers.nbytes
+        return network + order + sum(t.numel() * t.element_size() for t in fields)
+
+    @property
+    def path(self) -> dict[str, Any]:
+        """The choices that decide which kernels run; the arguments of another step that runs the same."""
+        return {
+            "shapes": self._shapes,
+            "method": self.search.method,
+            "sort": self.order is not None,
+            "parts": self._num_parts,
+        }
+
+    def set_capacity(self, capacity: int) -> None:
+        """Other edge buffers for every search."""
+        for search in self.searches.values():
+            self._resize(search, capacity)
+        self.version += 1
+
+    def _resize(self, search: TritonNeighborSearch, capacity: int) -> None:
+        capacity = _aligned(capacity)
+        terms = [term for term in self._terms if self.searches[term.list_cutoff] is search]
+        for term in terms:
+            term.buffers = None
+        if search is self.search:
+            self._buffers = None  # free the old before the new: they may fill half of the memory
+        if capacity != search.capacity:
+            search.set_capacity(capacity)
+        if search is self.search:
+            self._buffers = self.net.allocate(self.num_atoms, capacity, self._shapes)
+        for term in terms:
+            term.buffers = term.term.allocate(self.num_atoms, capacity)
+
+    def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
+        return TritonNeighborSearch(
+            self.num_atoms, self.num_systems, cutoff, _aligned(capacity), self.device,
+            batch=self._batch, dtype=torch.float32, method=method, thin=thin,
+        )  # fmt: skip
+
+    def _sums_of_terms(self) -> TermSums:
+        n = self.num_atoms
+        energy, forces, virial = self._term_memory.split(_term_sizes(n))
+        return TermSums(
+            energy.view(torch.float64)[:n],
+            forces.view(torch.float32)[: 3 * n].view(n, 3),
+            virial.view(torch.float32)[: 9 * n].view(n, 9),
+        )
+
+    # --- inputs ----------------------------------------------------------------------------------------------------
+
+    def set_composition(self, z: Tensor, batch: Tensor, charge: Tensor, isolated: Tensor, reference: Tensor) -> None:
+        """What a structure is made of.
+
+        Args:
+            z, batch: [N] integers, batch ascending.
+            charge: [B] e.
+            isolated, reference: [N] float64 eV, see the class.
+        """
+        self.z.copy_(z)
+        self._batch.copy_(batch)
+        for search in self.searches.values():
+            search.set_batch(self._batch)
+        self.neutral.copy_(charge.float() == 0)
+        self.charge_input.copy_(self.net.charge_input(charge.double())[batch])
+        self.isolated.copy_(isolated)
+        self.reference.copy_(reference)
+
+    # --- launches --------------------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        with self._on_device():
+            pos, z = self._place()
+            # structures stay in their sequence, so that what belongs to a structure is in order too
+            atoms = Atoms(z, self.charge_input, self._batch)
+            lists = {}
+            for cutoff, search in self.searches.items():
+                search(pos, self.cell, self.pbc)
+                assert search.vectors is not None
+                lists[cutoff] = Edges(search.row_ptr, search.sender, search.vectors)
+            self.net.run(self._buffers, self._shapes, atoms, lists[self.cutoff], self.stress)
+            if self._sums is not None:
+                self._term_memory.zero_()
+                for term in self._terms:
+                    term.term.run(term.buffers, atoms, lists[term.list_cutoff], self._sums, self.stress)
+                for search, most in zip(self.searches.values(), self._most, strict=True):
+                    if search is not self.search:  # that one is noted by the last kernel
+                        torch.maximum(most, search.needed, out=most)
+            self._finish()
+
+    def _place(self) -> tuple[Tensor, Tensor]:
+        """Positions and elements in the order in which the kernels see them."""
+        if self.order is None:
+            return self.pos, self.z
+        self.order(self._batch, self.cell, self.pbc)
+        return self.order.pos, self.order.z
+
+    def _searched_positions(self) -> Tensor:
+        return self._place()[0]
+
+    def _finish(self) -> None:
+        out, b, search, parts = self.out, self._buffers, self.search, self._num_parts
+        assert b is not None
+        stress = out.energy if out.stress is None else out.stress
+        order = self.z if self.order is None else self.order.order
+        most = self._most[0]
+        launch = self.net.launch_options(self._shapes)
+        if self._terms:
+            launch = {"PDL": 0}  # launches of PyTorch lie between the network's and this one
+        sums = self._sums or TermSums(b.energy, b.energy, b.energy)
+        wide = self.num_atoms > 256 * self.num_systems * parts
+        finish_kernel[(self.num_systems, parts)](
+            b.energy, b.forces, b.virial, self.net.unit, search.row_ptr, order, self.isolated, self.reference,
+            self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most, out.atom_energies,
+            out.forces, out.energy, stress, self._parts, *sums,
+            SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
+            WITH_TERMS=self._sums is not None, BLOCK=1024 if wide else 256, num_warps=8 if wide else 4,
+            enable_fp_fusion=False, **launch,
+        )  # fmt: skip
+        if parts > 1:
+            totals_kernel[(self.num_systems,)](
+                self._parts, parts, self.shift, self.cell, search.flag, search.needed, most, out.energy, stress,
+                STRESS=self.stress, BLOCK=triton.next_power_of_2(MAX_PARTS), enable_fp_fusion=False, **launch,
+            )  # fmt: skip
+
+    def results(self) -> Result:
+        out = Outputs.view(self.out.packed.clone(), self.num_atoms, self.num_systems, self.dtype, self.stress)
+        stress = None if out.stress is None else out.stress.to(self.dtype)
+        return Result(out.energy, out.forces, stress, out.atom_energies)
+
+
+class _Term:
+    """A term with its buffers and the cutoff of its list."""
+
+    def __init__(self, term: GpuTerm, list_cutoff: float):
+        self.term, self.list_cutoff = term, list_cutoff
+        self.buffers: Any = None
+
+
+def _term_sizes(num_atoms: int) -> list[int]:
+    """Bytes of the fields of TermSums."""
+    return [_aligned(size * num_atoms) for size in (8, 12, 36)]
+
+
+def _aligned(size: int) -> int:
+    """The next multiple of 16: what Triton specialises on must not change with the sizes."""
+    return -(-size // 16) * 16

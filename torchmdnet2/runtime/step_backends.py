@@ -1,0 +1,264 @@
+"""Backends on static buffers: fused kernels, and autograd in CUDA graphs.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import OrderedDict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..potential import Result
+from ..system import System
+from .backend import Backend, Declined, Task
+from .coverage import unsupported_reason
+from .cpu_backend import unsupported_system
+from .reference import BoundStep
+from .sync_guard import NotCapturable
+
+if TYPE_CHECKING:
+    from .graphed_step import GraphedStep
+    from .static_inputs import StaticInputs, StepModel
+
+__all__ = ["CapturedAutogradBackend", "FusedBackend"]
+
+KEPT = 8  # sizes of systems whose buffers and graphs are kept
+KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the size in use
+GRAPHS_UP_TO = 50_000  # atoms; above, launch overhead is negligible
+AUTOGRAD_UP_TO = 5_000  # the same for potentials without fused kernels
+_Key = tuple[Any, ...]
+
+
+class _StepBackend(Backend):
+    """Keeps a step for each size of systems, the last used last.
+
+    Attributes:
+        steps: by number of atoms and structures, type and stress.
+    """
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self.steps: OrderedDict[_Key, tuple[GraphedStep, StaticInputs]] = OrderedDict()
+        self.unsupported_reason = self._reason()
+
+    def _reason(self) -> str:
+        """Why the potential cannot be evaluated so, "" where it can."""
+        try:
+            from . import bound, static_inputs
+        except (ImportError, RuntimeError) as error:
+            return f"{self._needs} need Triton ({error})"
+        self._bound, self._unsorted = bound, static_inputs.UnsortedBatch
+        return ""
+
+    _needs: str
+
+    @cached_property
+    def _model(self) -> StepModel:
+        return self._make_model()
+
+    @abstractmethod
+    def _make_model(self) -> StepModel:
+        """The potential, prepared with its weights of now."""
+
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        self._require_usable(system)
+        with torch.no_grad():
+            result = self._run_kept(system, stress)
+        result.forces = result.forces if forces else None
+        return result
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        self._require_usable(system)
+        with torch.no_grad():
+            graphed, _ = self._new_step(system, stress)
+            if self.task.graphs:
+                graphed.capture()
+            self._run(graphed, system)
+            return self._bound.FusedBoundStep(graphed, self.task.reference, system)
+
+    def _require_usable(self, system: System) -> None:
+        reason = unsupported_system(system)
+        if reason:
+            raise Declined(reason)
+
+    def _run_kept(self, system: System, stress: bool) -> Result:
+        """By a step that is kept for systems of this size, or a new one."""
+        key = _key(system, stress)
+        known = self.steps.pop(key, None)
+        if known is None:
+            self._decide_to_build(key, system)
+            graphed, inputs = self._new_step(system, stress)
+        else:
+            # not in the table while it runs: after an error it is not used again
+            graphed, inputs = known
+            try:
+                inputs.load(system)
+            except self._unsorted:
+                raise Declined("the batch is not sorted by structure") from None
+        if self._captures(system, known is not None):
+            graphed.capture()
+        result = self._run(graphed, system)
+        self.steps[key] = graphed, inputs
+        return result
+
+    def _decide_to_build(self, key: _Key, system: System) -> None:
+        """Raise Declined where a size that comes for the first time should not get a step."""
+
+    @abstractmethod
+    def _captures(self, system: System, again: bool) -> bool:
+        """Whether a step is captured when it is used for the first time, or again."""
+
+    def _new_step(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        """Buffers for a system, loaded and with room for its edges, and checked."""
+        self._drop_oldest()
+        model = self._model
+        try:
+            try:
+                return model.build(system, stress)
+            except torch.cuda.OutOfMemoryError:
+                if not self.steps:
+                    raise
+                self.steps.clear()
+                torch.cuda.empty_cache()
+                return model.build(system, stress)
+        except self._unsorted:
+            raise Declined("the batch is not sorted by structure") from None
+
+    def _drop_oldest(self) -> None:
+        """Make room for another step."""
+        limit = float("inf")
+        if self.task.device.type == "cuda":
+            limit = KEPT_MEMORY * torch.cuda.get_device_properties(self.task.device).total_memory
+        while self.steps and (
+            len(self.steps) >= KEPT or sum(graphed.step.nbytes for graphed, _ in self.steps.values()) > limit
+        ):
+            self.steps.popitem(last=False)
+
+    def _run(self, graphed: GraphedStep, system: System) -> Result:
+        """Run until there was room for all edges; a copy of the results."""
+        while True:
+            graphed.run()
+            result = graphed.results()
+            flag, _ = graphed.status()
+            if not flag:
+                return result
+            if not graphed.recover(flag):
+                self._bound.raise_input_error(system, flag)
+
+    def _describe_steps(self) -> list[str]:
+        return [_describe(graphed) for graphed, _ in self.steps.values()]
+
+
+class FusedBackend(_StepBackend):
+    """Fused kernels on the GPU."""
+
+    _needs = "the fused kernels"
+
+    def _reason(self) -> str:
+        if self.task.precision == "float64":
+            return "precision='float64' was asked for"
+        if self.task.device.type not in ("cpu", "cuda"):
+            return "the fused kernels need a CPU or a CUDA device"
+        return unsupported_reason(self.task.potential) or super()._reason()
+
+    def _make_model(self) -> StepModel:
+        from .fused_model import FusedModel
+
+        return FusedModel(self.task.potential, self.task.precision)
+
+    def _captures(self, system: System, again: bool) -> bool:
+        return self.task.graphs is True or bool(self.task.graphs and again and system.num_atoms <= GRAPHS_UP_TO)
+
+    def describe(self, reasons: str) -> list[str]:
+        products = {
+            "native": "float32, matrix products in three TF32 parts",
+            "tf32": "float32, matrix products in TF32",
+        }
+        kind = type(self.task.potential.representation).__name__
+        line = f"fused {kind} kernels on {self.task.device}, {products[self.task.precision]}"
+        return [line, *self._describe_steps()]
+
+
+class CapturedAutogradBackend(_StepBackend):
+    """Autograd of the whole potential in CUDA graphs."""
+
+    reason_prefix = "no CUDA graph: "
+    _needs = "graphs"
+
+    def __init__(self, task: Task):
+        self._met: set[_Key] = set()
+        self._too_large: set[_Key] = set()
+        super().__init__(task)
+
+    def _reason(self) -> str:
+        if self.task.device.type not in ("cpu", "cuda"):
+            return "graphs need a CUDA device"
+        return super()._reason() if self.task.graphs else "graphs=False was asked for"
+
+    def _make_model(self) -> StepModel:
+        from .autograd_model import AutogradModel
+
+        return AutogradModel(self.task.reference)
+
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        try:
+            return super().run(system, forces, stress)
+        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
+            raise self._declined(error, system, stress) from None
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        self._require_small(system)
+        try:
+            return super().bind(system, stress)
+        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
+            raise self._declined(error, system, stress) from None
+
+    def _declined(self, error: RuntimeError, system: System, stress: bool) -> Declined:
+        if isinstance(error, NotCapturable):
+            self.unsupported_reason = str(error)
+            self.__dict__.pop("_model", None)
+            self.steps.clear()
+            return Declined(str(error))
+        self._too_large.add(_key(system, stress))
+        return Declined("there is not enough memory for a graph of this size")
+
+    def _captures(self, system: System, again: bool) -> bool:
+        return True
+
+    def _decide_to_build(self, key: _Key, system: System) -> None:
+        if key in self._too_large:
+            raise Declined("there is not enough memory for a graph of this size")
+        if self.task.graphs is True:
+            return
+        self._require_small(system)
+        if key not in self._met:
+            self._met.add(key)
+            raise Declined("graphs='auto' captures a size when it comes the second time")
+
+    def _require_small(self, system: System) -> None:
+        if self.task.graphs is not True and system.num_atoms > AUTOGRAD_UP_TO:
+            raise Declined(f"graphs='auto' captures up to {AUTOGRAD_UP_TO} atoms: above, launch overhead is negligible")
+
+    def describe(self, reasons: str) -> list[str]:
+        return [self._autograd("autograd in CUDA graphs", reasons), *self._describe_steps()]
+
+
+def _key(system: System, stress: bool) -> _Key:
+    return system.num_atoms, system.num_systems, system.dtype, stress
+
+
+def _describe(graphed: GraphedStep) -> str:
+    step = graphed.step
+    structures = "1 structure" if step.num_systems == 1 else f"{step.num_systems} structures"
+    parts = [
+        f"  {step.num_atoms} atoms in {structures}, positions {str(step.dtype).removeprefix('torch.')}",
+        f"room for {step.capacity} edges ({graphed.status()[1]} used), {step.nbytes / 1e6:.1f} MB",
+        "replayed as one CUDA graph" if graphed.captured else "launched kernel by kernel",
+    ]
+    parts += ["with stress"] if step.stress else []
+    parts += ["atoms in spatial order"] if step.order is not None else []
+    return ", ".join(parts)
