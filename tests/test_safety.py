@@ -189,11 +189,11 @@ def test_public_names():
 
 LAYERS = """
     version errors units devices files console registry float64_buffers yaml_reader triton_or_none triton_launch
-    system
+    system derivatives
     neighbors
     refusals
     priors models
-    potential
+    potential edges
     checkpoint baseline
     data importers
     fused runtime
@@ -208,8 +208,6 @@ LAYERS = """
 """The package from the bottom to the top: a module imports only what stands before it."""
 
 KNOWN_CIRCLES = [
-    {"runtime.autograd_model", "runtime.check", "runtime.model"},
-    {"runtime.cpu_composition", "runtime.cpu_model"},
     {"training.run.check", "training.run.run"},
     {"training.steps.loop", "training.steps.trainer"},
 ]

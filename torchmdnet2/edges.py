@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,11 +20,9 @@ from torch import Tensor
 from .derivatives import gradients_of
 from .neighbors import NeighborList
 from .neighbors.result import safe_norm, sort_edges
+from .potential import Potential
 from .priors.pairs import PairLists
 from .system import System
-
-if TYPE_CHECKING:
-    from .potential import Potential
 
 __all__ = ["EdgeResult", "evaluate_edges"]
 
@@ -80,7 +77,7 @@ def evaluate_edges(
     with torch.inference_mode(False), torch.enable_grad():
         given = vectors.detach().clone().requires_grad_()
         lists = _EdgeLists(_system(z, vectors, charge), edge_index, given, reach)
-        energies, _, _ = potential._evaluate(lists.system, lists)
+        energies, _ = potential.atom_energies(lists.system, lists)
         local = energies[:num_local]
         gradient = gradients_of(local, {"vectors": given}, False)["vectors"]
     receiver, sender = edge_index

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from .derivatives import gradients_of, with_leaves
-from .edges import EdgeResult, evaluate_edges
 from .errors import UnknownElement
 from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
@@ -276,24 +275,10 @@ class Potential(nn.Module):
                     setattr(result, name, value.detach())
         return result
 
-    def from_edges(
-        self,
-        z: Tensor,
-        edge_index: Tensor,
-        vectors: Tensor,
-        num_local: int,
-        charge: float = 0.0,
-        cutoff: float | None = None,
-    ) -> EdgeResult:
-        """Energies of local atoms from edges that a host program gives, and what each edge contributes to the forces.
-
-        See `torchmdnet2.edges`.
-        """
-        return evaluate_edges(self, z, edge_index, vectors, num_local, charge, cutoff)
-
-    def atom_energies(self, system: System, neighbors: NeighborList) -> tuple[Tensor, Tensor | None]:
+    def atom_energies(self, system: System, neighbors: NeighborList | PairLists) -> tuple[Tensor, Tensor | None]:
         """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable."""
-        return self._evaluate(system, PairLists(system, {self.cutoff: neighbors}))[:2]
+        known = neighbors if isinstance(neighbors, PairLists) else PairLists(system, {self.cutoff: neighbors})
+        return self._evaluate(system, known)[:2]
 
     def _evaluate(
         self, system: System, lists: PairLists, isolated: Tensor | None = None

@@ -59,6 +59,7 @@ def example(device: str, dtype: torch.dtype, sizes: list[int], elements: list[in
         label[torch.rand(label.shape, generator=generator) < (0.05 if labelled else 2)] = float("nan")
         label[-7 if name == "forces" else -1 :] = float("nan")
     batch = SimpleNamespace(
+        weight=None,
         z=torch.tensor(elements)[element], element=element, atom_ptr=ends.int(), r=torch.zeros(1),
         structure=torch.repeat_interleave(torch.arange(frames), ends.diff()), **labels,
     )  # fmt: skip
