@@ -24,7 +24,7 @@ PRIORS = [
 ]
 
 
-def make(model="tensornet", priors=(), layers=1, **changes):
+def make(model="tensornet", priors=(), layers=1, arguments=(), **changes):
     with torch.random.fork_rng():
         torch.manual_seed(2)
         config = {
@@ -35,7 +35,7 @@ def make(model="tensornet", priors=(), layers=1, **changes):
             "cutoff": CUTOFF,
             "max_z": 10,
         }
-        config.update(changes.pop("model", {}))
+        config.update(arguments)
         return Potential.from_config({"model": config, "priors": list(priors), **changes}).double().eval()
 
 
@@ -128,7 +128,7 @@ CHARGES = {"1": 0.1, "6": 0.0, "8": -0.1}
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"model": {"name": "tensornet2", "q_dim": 2}}, "shares out the charge of the whole structure"),
+        ({"model": "tensornet2", "arguments": {"q_dim": 2}}, "shares out the charge of the whole structure"),
         ({"head": {"name": "scalar", "reduce": "mean"}}, "takes a mean over the structure"),
         ({"priors": [{"name": "coulomb", "charges": CHARGES}]}, "sums over all pairs"),
         (
@@ -152,6 +152,8 @@ def test_bad_input_is_named():
         evaluate_edges(potential, torch.tensor([1, 6, 1]), edges, vectors, 2)
     with pytest.raises(ValueError, match="edge 1: its vector is not finite"):
         evaluate_edges(potential, z, edges, vectors * torch.tensor([[1.0], [torch.inf]]), 2)
+    with pytest.raises(ValueError, match=r"edge 0: its atoms \[0, 1\] are at the same place"):
+        evaluate_edges(potential, z, edges, 0 * vectors, 2)
     with pytest.raises(ValueError, match="num_local is 4"):
         evaluate_edges(potential, z, edges, vectors, 4)
     with pytest.raises(ValueError, match="names an atom"):

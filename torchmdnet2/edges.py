@@ -22,6 +22,7 @@ from .neighbors import NeighborList
 from .neighbors.result import safe_norm, sort_edges
 from .potential import Potential
 from .priors.pairs import PairLists
+from .refusals import SAME_PLACE
 from .system import System
 
 __all__ = ["EdgeResult", "evaluate_edges"]
@@ -70,13 +71,15 @@ def evaluate_edges(
     Raises:
         ValueError: shapes do not fit, a vector is not finite, or a part of the potential needs the whole structure:
             charges that the network shares out, sums over all pairs, Ewald and particle-mesh sums, means over atoms.
-        UnknownElement: an atom's element is not one the model was trained on.
+        UnknownElement, UntrainedCharge: the model was not trained on an atom's element or on this charge.
     """
     reach = potential.cutoff if cutoff is None else float(cutoff)
     _check(potential, z, edge_index, vectors, num_local, reach)
+    system = _system(z, vectors, charge)
+    potential.check_charge_and_spin(system)
     with torch.inference_mode(False), torch.enable_grad():
         given = vectors.detach().clone().requires_grad_()
-        lists = _EdgeLists(_system(z, vectors, charge), edge_index, given, reach)
+        lists = _EdgeLists(system, edge_index, given, reach)
         energies, _ = potential.atom_energies(lists.system, lists)
         local = energies[:num_local]
         gradient = gradients_of(local, {"vectors": given}, False)["vectors"]
@@ -104,6 +107,10 @@ def _check(potential: Potential, z: Tensor, edge_index: Tensor, vectors: Tensor,
     broken = ~vectors.isfinite().all(1)
     if bool(broken.any()):
         raise ValueError(f"edge {int(broken.nonzero()[0, 0])}: its vector is not finite")
+    short = vectors.square().sum(1) < SAME_PLACE**2
+    if bool(short.any()):
+        edge = int(short.nonzero()[0, 0])
+        raise ValueError(f"edge {edge}: its atoms {edge_index[:, edge].tolist()} are at the same place")
     potential.check_elements(z)
     if not potential.representation.local:
         name = type(potential.representation).__name__

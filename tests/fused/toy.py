@@ -36,7 +36,7 @@ WIDTH = 2
 class Toy(Representation):
     """Two numbers per atom: Σ_j w_z (c − d)² and the charge of the structure."""
 
-    cutoff, hidden_channels, max_z = CUTOFF, WIDTH, 10
+    cutoff, hidden_channels, max_z, reads_charge = CUTOFF, WIDTH, 10, True
 
     def __init__(self) -> None:
         super().__init__()
