@@ -211,6 +211,15 @@ def test_batch_screening(run, model_file, tmp_path):
     assert f"H2O: lowest is frame {0 if expected[0] < expected[5] else 5}" in out
 
 
+def test_torch_sim_relax(run, model_file, tmp_path):
+    pytest.importorskip("torch_sim")
+    write(tmp_path / "frames.xyz", [molecule("H2O"), molecule("CH4")])
+    out = run("torch_sim_relax.py", model_file, "frames.xyz", "--steps", 20)
+    energies = [tuple(map(float, pair)) for pair in re.findall(r": (-?[\d.]+) -> (-?[\d.]+) eV", out)]
+    assert len(energies) == 2 and all(after < before for before, after in energies)
+    assert [len(atoms) for atoms in read(tmp_path / "relaxed.xyz", ":")] == [3, 5]
+
+
 def test_new_prior(run, water, monkeypatch):
     from torchmdnet2.registry import PRIORS
 

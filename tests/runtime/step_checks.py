@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.errors import UnknownElement
+from torchmdnet2.errors import UnknownElement, UntrainedCharge
 from torchmdnet2.fused.finish import RESULT_NOT_FINITE
 from torchmdnet2.fused.tensornet import launch_shapes
 from torchmdnet2.neighbors import neighbor_list
@@ -290,6 +290,17 @@ def test_changed_weights_are_noticed():
     after = evaluator(system)
     assert not torch.equal(before.energy, after.energy)
     assert_same(after, reference(potential, system))
+
+
+def test_untrained_charge_is_refused():
+    """Of a composition that comes after a good one; the good one goes on."""
+    potential = make(total_charges=[0])
+    evaluator, system = Evaluator(potential), atoms(3)
+    before = evaluator(system)
+    for call in (evaluator, evaluator.bind):
+        with pytest.raises(UntrainedCharge, match="system 0 has the total charge 1"):
+            call(system.replace(charge=torch.ones_like(system.charge)))
+    assert torch.equal(evaluator(system).energy, before.energy)
 
 
 def test_a_path_that_disagrees_is_refused(monkeypatch):
