@@ -193,7 +193,7 @@ def test_untrained_charge_on_the_command_line(model_file, tmp_path, capsys, monk
     write("ion.xyz", [ethanol(), atoms])
     commands = {
         ("md", model_file, "ion.xyz", "--steps", 1): "system 0",
-        ("stability", model_file, "ion.xyz@1", "--time", 0.001, "--replicas", 1, "--temperatures", 1): "frame 0",
+        ("stability", model_file, "ion.xyz@1", "--time", 0.001, "--replicas", 1, "--temperatures", 1): "frame 1",
         ("evaluate", model_file, "ion.xyz"): "ion.xyz",
     }
     for command, named in commands.items():
