@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .neighbors import NeighborList
@@ -44,6 +43,4 @@ class Baseline(Prior):
         """[N] energies of the atoms in eV, by the other potential."""
         assert neighbors is not None
         energies = self.potential.atom_energies(system, neighbors)[0]
-        size = torch.zeros(system.num_systems, dtype=torch.float64, device=energies.device)
-        size = size.index_add(0, system.batch, torch.ones_like(energies))
-        return energies + (self.potential.energy_shift / size.clamp(min=1))[system.batch]
+        return energies + (self.potential.energy_shift / system.atom_counts.clamp(min=1))[system.batch]

@@ -11,7 +11,15 @@ __all__ = ["gradients_of", "with_leaves"]
 
 
 def with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dict[str, Tensor]]:
-    """The system as a function of the positions and of a symmetric strain at zero."""
+    """A structure as a function of its positions and of a symmetric strain, for derivatives of an energy.
+
+    Args:
+        system: N atoms in B structures.
+        forces, stress: which derivatives will be taken.
+
+    Returns:
+        The structure, and its leaves: "pos" [N, 3] if forces, "strain" [B, 3, 3], zero, if stress.
+    """
     leaves: dict[str, Tensor] = {}
     pos, cell = system.pos, system.cell
     if pos.is_inference():
@@ -31,7 +39,7 @@ def with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dic
 
 
 def gradients_of(energy: Tensor, leaves: dict[str, Tensor], create_graph: bool) -> dict[str, Tensor]:
-    """dE/dleaf of the sum of the energies, by name; zeros where they do not depend on a leaf."""
+    """The gradients of energies [B] with respect to the leaves; zeros for leaves that they do not depend on."""
     if not leaves or not energy.requires_grad:
         return {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
     gradients = torch.autograd.grad(energy.sum(), list(leaves.values()), create_graph=create_graph, allow_unused=True)

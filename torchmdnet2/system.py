@@ -106,6 +106,12 @@ class System:
         return self.cell.shape[0]
 
     @property
+    def atom_counts(self) -> Tensor:
+        """[B] int64, number of atoms of each structure; found without waiting for the device."""
+        zeros = torch.zeros(self.num_systems, dtype=torch.long, device=self.device)
+        return zeros.index_add(0, self.batch, torch.ones_like(self.batch))
+
+    @property
     def volume(self) -> Tensor:
         """Cell volumes in Å³, [B]; 0 where a lattice vector is zero."""
         a, b, c = self.cell.unbind(1)

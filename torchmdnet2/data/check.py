@@ -82,7 +82,7 @@ def _passes(batch: Sample) -> bool:
     except ValueError:
         return False
     fine = [
-        torch.bincount(system.batch, minlength=system.num_systems).min() > 0,
+        system.atom_counts.min() > 0,
         system.z.min() >= 1,
         system.z.max() <= _MAX_Z,
         (system.charge == system.charge.round()).all(),

@@ -50,8 +50,7 @@ def select(batch: Sample, frames: np.ndarray, starts: np.ndarray | None = None) 
     """
     system = batch.system
     if starts is None:
-        counts = torch.bincount(system.batch, minlength=system.num_systems)
-        starts = np.concatenate([[0], counts.cumsum(0).numpy()])
+        starts = np.concatenate([[0], system.atom_counts.cumsum(0).numpy()])
     frames = np.asarray(frames, dtype=np.int64)
     first = starts[frames]
     count = starts[frames + 1] - first

@@ -64,7 +64,7 @@ def search(system: System, cutoff: float) -> Edges:
         system: B frames on the CPU, atoms in order.
         cutoff: Å; pairs at d < cutoff are listed.
     """
-    sizes = np.bincount(system.batch.numpy(), minlength=system.num_systems)
+    sizes = system.atom_counts.numpy()
     if sizes.max(initial=0) <= _DENSE_ATOMS and not bool(system.pbc.any()):
         return _search_dense(system.pos.detach().numpy(), sizes, cutoff)
     found = neighbor_list(system, cutoff)
@@ -121,7 +121,7 @@ class EdgeMemory:
         names = frames.tolist()
         if any(name not in self._kept for name in names):
             found = search(system, self.cutoff)
-            self._keep(names, found, np.bincount(system.batch.numpy(), minlength=len(names)))
+            self._keep(names, found, system.atom_counts.numpy())
             return found
         parts = [self._kept[name] for name in names]
         shift = None

@@ -49,7 +49,7 @@ class InMemoryDataset(Dataset):
             for name in label_names(*(part.labels for part in parts))
         }
         if self._all is not None:
-            counts = torch.bincount(self._all.system.batch, minlength=len(names)).numpy()
+            counts = self._all.system.atom_counts.numpy()
             self._starts = np.concatenate([[0], np.cumsum(counts)])
 
     def __len__(self) -> int:

@@ -81,7 +81,7 @@ class Coulomb(Prior):
         """Raise ValueError for another number of atoms than there are charges."""
         if self.source != "atom":
             return
-        size = torch.bincount(system.batch, minlength=system.num_systems)
+        size = system.atom_counts
         wrong = (size != self.per_atom.shape[0]).nonzero()
         if wrong.numel():
             first = int(wrong[0, 0])
@@ -106,8 +106,7 @@ class Coulomb(Prior):
         """The charges of the atoms of every structure, in the order of the batch."""
         batch = system.batch
         order = torch.argsort(batch, stable=True)
-        size = torch.zeros(system.num_systems, dtype=torch.long, device=system.device)
-        size = size.index_add(0, batch, torch.ones_like(batch))
+        size = system.atom_counts
         place = torch.arange(system.num_atoms, device=system.device) - (size.cumsum(0) - size)[batch[order]]
         # atoms beyond the list are those that a padded structure ends with
         charges = self.per_atom[place.clamp(max=self.per_atom.shape[0] - 1)]

@@ -67,7 +67,7 @@ def all_pairs(system: System) -> NeighborList:
     num = system.num_atoms
     device = system.device
     order = torch.argsort(system.batch, stable=True)
-    size = torch.bincount(system.batch, minlength=system.num_systems)
+    size = system.atom_counts
     first = torch.cumsum(size, 0) - size
     count = size[system.batch]  # pairs of each receiver, itself included
     receiver = torch.repeat_interleave(torch.arange(num, device=device), count)

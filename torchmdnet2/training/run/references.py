@@ -178,7 +178,7 @@ def _labels_of(head: dict[str, Any], frames: Frames) -> tuple[Tensor, Tensor]:
 
 def _sizes(head: dict[str, Any], system: System) -> Tensor:
     """What a network of order one would give for each structure, [B]."""
-    count = torch.bincount(system.batch, minlength=system.num_systems).double()
+    count = system.atom_counts.double()
     if head["name"] == "spatial_extent":
         centre = count.new_zeros(len(count), 3).index_add_(0, system.batch, system.pos) / count[:, None]
         square = (system.pos - centre[system.batch]).square().sum(1)

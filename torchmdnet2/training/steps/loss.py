@@ -76,8 +76,7 @@ def penalty(error: Tensor, kind: str, delta: float) -> Tensor:
 
 def atoms_per_system(system: System) -> Tensor:
     """[B] number of atoms of each structure, float64."""
-    ones = torch.ones(system.num_atoms, dtype=torch.float64, device=system.device)
-    return ones.new_zeros(system.num_systems).index_add(0, system.batch, ones)
+    return system.atom_counts.double()
 
 
 def frame_weights(labels: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...derivatives import gradients_of, with_leaves
 from ...models.heads import EquivariantScalarHead, ScalarHead
 from ...potential import Potential
 from ...system import System
@@ -94,23 +95,14 @@ def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Ten
     """Energies [B], forces [N, 3] and stress [B, 3, 3] of the priors and of the constant shift, on the CPU."""
     system = system.to(potential.device)
     _check(potential, system)
-    pos = system.pos.detach().requires_grad_()
-    strain = system.pos.new_zeros(system.num_systems, 3, 3).requires_grad_()
-    symmetric = (strain + strain.transpose(1, 2)) / 2
-    moved = system.replace(
-        pos=pos + torch.einsum("ni,nij->nj", pos, symmetric[system.batch]), cell=system.cell + system.cell @ symmetric
-    )
     with torch.enable_grad():
+        moved, leaves = with_leaves(system, forces=True, stress=True)
         energies = potential.prior_energies(moved)
         total = energies.new_zeros(system.num_systems).index_add(0, system.batch, energies)
-        forces, tension = torch.zeros_like(pos), torch.zeros_like(strain)
-        if total.requires_grad:
-            found = torch.autograd.grad(total.sum(), [pos, strain], allow_unused=True)
-            forces = forces if found[0] is None else -found[0]
-            tension = tension if found[1] is None else found[1]
+        gradients = gradients_of(total, leaves, create_graph=False)
     volume = system.volume.masked_fill(system.volume == 0, 1)
     total = total.detach() + potential.energy_shift
-    return total.cpu(), forces.detach().cpu(), (tension / volume[:, None, None]).detach().cpu()
+    return total.cpu(), -gradients["pos"].cpu(), (gradients["strain"] / volume[:, None, None]).cpu()
 
 
 def _check(potential: Potential, system: System) -> None:
