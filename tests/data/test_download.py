@@ -6,7 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from torchmdnet2.data.datasets.base import Source
+from torchmdnet2.data.datasets.base import DownloadFile
 from torchmdnet2.data.datasets.download import fetch
 from torchmdnet2.errors import BadData
 
@@ -48,7 +48,7 @@ def server():
 
 @pytest.fixture
 def source(server):
-    return lambda path="file", **checksums: Source(
+    return lambda path="file", **checksums: DownloadFile(
         f"http://127.0.0.1:{server.server_port}/{path}", "f.npz", **checksums
     )
 
@@ -95,12 +95,12 @@ def test_what_cannot_be_downloaded(tmp_path, source):
     with pytest.raises(OSError, match="cannot be downloaded: HTTP Error 404"):
         fetch(source("other"), tmp_path)
     with pytest.raises(BadData, match="only http and https"):
-        fetch(Source("file:///etc/passwd", "f"), tmp_path)
+        fetch(DownloadFile("file:///etc/passwd", "f"), tmp_path)
     with pytest.raises(FileNotFoundError, match="it comes from http"):
         fetch(source(), tmp_path, download=False)
 
 
 def test_a_file_that_serves_as_well(tmp_path):
     (tmp_path / "own.npz").write_bytes(b"x")
-    source = Source("https://nowhere.invalid/f", "f.tar", instead=("own.npz",))
+    source = DownloadFile("https://nowhere.invalid/f", "f.tar", instead=("own.npz",))
     assert fetch(source, tmp_path) == tmp_path / "own.npz"

@@ -19,7 +19,7 @@ from .conversion import checked_keys, label_factors
 from .extxyz import STRUCTURE, Frame, read_extxyz
 from .kinds import CONFIG_TYPE, kind_code
 from .memory import LoadedDataset
-from .reader import Chunk, Reader, Row, joined, stacked
+from .reader import Chunk, FrameRow, Reader, joined, stacked
 from .sample import LABELS
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class AseReader(Reader):
 
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
-        kept: list[Row] = []
+        kept: list[FrameRow] = []
         for frame in _frames(self.path, self._format):
             row = self._row(frame, f"{self.path}, frame {self.num_frames}")
             if kept and (len(kept) == _CHUNK or kept[0].labels.keys() != row.labels.keys()):
@@ -67,7 +67,7 @@ class AseReader(Reader):
             self.num_frames += 1
         yield joined(kept, self.path, self.num_frames - len(kept))
 
-    def _row(self, frame: Frame, where: str) -> Row:
+    def _row(self, frame: Frame, where: str) -> FrameRow:
         entries = frame.entries
         self.available |= entries.keys()
         found = {name: entries[key] for name, key in self.keys.items() if key in entries}
@@ -85,7 +85,7 @@ class AseReader(Reader):
                 name, numbers = "stress", -numbers / volume
             labels[name] = _shaped(name, numbers, len(frame.numbers))
         positions = _array(frame.positions, "positions", where) * length
-        row = Row(frame.numbers, positions, cell, frame.pbc, whole["charge"], whole["spin"], labels)
+        row = FrameRow(frame.numbers, positions, cell, frame.pbc, whole["charge"], whole["spin"], labels)
         if any(value.shape != LABELS[name].shape(len(frame.numbers)) for name, value in labels.items()):
             check_sample(stacked([row]), where)
         return row

@@ -16,7 +16,7 @@ from .check import check_batch
 from .conversion import missing_key
 from .sample import Sample, label_names
 
-__all__ = ["Chunk", "Reader", "Row", "joined", "stacked"]
+__all__ = ["Chunk", "FrameRow", "Reader", "joined", "stacked"]
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ def describe(
     return f"{text}; not read: {', '.join(rest)}" if rest else text
 
 
-class Row(NamedTuple):
+class FrameRow(NamedTuple):
     """One structure and its labels, each in its shape (B = 1), before it is checked; in the package's units."""
 
     z: np.ndarray  # [N]
@@ -99,7 +99,7 @@ class Row(NamedTuple):
     labels: dict[str, np.ndarray]
 
 
-def stacked(rows: Sequence[Row]) -> Sample:
+def stacked(rows: Sequence[FrameRow]) -> Sample:
     """Structures with the same labels as one batch."""
     system = System(
         z=torch.from_numpy(np.concatenate([row.z for row in rows]).astype(np.int64)),
@@ -116,7 +116,7 @@ def stacked(rows: Sequence[Row]) -> Sample:
     return Sample(system, labels)
 
 
-def joined(rows: Sequence[Row], where: str, first: int) -> Chunk:
+def joined(rows: Sequence[FrameRow], where: str, first: int) -> Chunk:
     """Rows with the same labels as a checked chunk.
 
     Raises:

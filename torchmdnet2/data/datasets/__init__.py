@@ -17,7 +17,7 @@ from ..cache import CachedDataset
 from ..reader import Chunk, Reader
 from ..sources import cache_folder, cache_root, cached
 from .ani import COMP6, ANI1x, ANI2x
-from .base import DATASETS, Published, Source, make_published
+from .base import DATASETS, DownloadFile, Published, make_published
 from .botnet import BOTNet
 from .download import fetch, find, verify
 from .maceoff import MACEOFF
@@ -38,8 +38,8 @@ __all__ = [
     "ANI1x",
     "ANI2x",
     "BOTNet",
+    "DownloadFile",
     "Published",
-    "Source",
     "WaterBox",
     "make_published",
     "open_published",

@@ -14,7 +14,7 @@ from ...units import HARTREE
 from ..hdf5 import opened_hdf5
 from ..reader import Chunk
 from .archive import unpacked
-from .base import Published, Source, frames, one_of, register
+from .base import DownloadFile, Published, frames, one_of, register
 
 __all__ = ["COMP6", "ANI1x", "ANI2x"]
 
@@ -60,7 +60,7 @@ class ANI1x(Published):
         self.labels = ("energy", "forces") if dft else ("energy",)
         self.reference_energies = _in_ev(_ANI1X if dft else _ANI1CCX)
         self.sources = [
-            Source(
+            DownloadFile(
                 "https://springernature.figshare.com/ndownloader/files/18112775",
                 "ani1x-release.h5",
                 sha256="fe0ba06198ee72cf1003deebab2652097f6ab518337784dc811fa7da0c3bf5ac",
@@ -95,7 +95,7 @@ class ANI2x(Published):
 
     def __init__(self) -> None:
         self.sources = [
-            Source(
+            DownloadFile(
                 "https://zenodo.org/records/10108942/files/ANI-2x-wB97X-631Gd.tar.gz",
                 "ANI-2x-wB97X-631Gd.tar.gz",
                 md5="cb1d9effb3d07fc1cc6ced7cd0b1e1f2",
@@ -140,11 +140,13 @@ class COMP6(Published):
                 raise BadData("comp6: version 2 has no subsets")
             url = "https://zenodo.org/records/10126157/files/COMP6v2_wB97X-631Gd.tar.gz"
             md5, name = "0a417148966022e72f54c135d8f3d4e7", "COMP6v2_wB97X-631Gd"
-            self.sources = [Source(url, f"{name}.tar.gz", md5=md5, instead=(f"{name}.h5",))]
+            self.sources = [DownloadFile(url, f"{name}.tar.gz", md5=md5, instead=(f"{name}.h5",))]
             return
         chosen = [one_of(subset, tuple(_COMP6_FILES), "comp6: subsets") for subset in subsets or _COMP6_FILES]
         base = "https://raw.githubusercontent.com/isayev/COMP6/master/COMP6v1"
-        self.sources = [Source(f"{base}/{subset}/{file}", file) for subset in chosen for file in _COMP6_FILES[subset]]
+        self.sources = [
+            DownloadFile(f"{base}/{subset}/{file}", file) for subset in chosen for file in _COMP6_FILES[subset]
+        ]
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         if self.version == "2":

@@ -20,19 +20,19 @@ from ..collate import select
 from ..reader import Chunk
 from ..sample import LABELS, Sample
 
-__all__ = ["DATASETS", "Published", "Source", "frames", "make_published", "register", "without_strong_forces"]
+__all__ = ["DATASETS", "DownloadFile", "Published", "frames", "make_published", "register", "without_strong_forces"]
 
 
 @dataclass(frozen=True)
-class Source:
+class DownloadFile:
     """A file to download.
 
     Attributes:
-        url: where it is.
-        file: its name here, with the folder that it is in.
-        sha256: its checksum, or the first digits of it; "" where none is known.
+        url: its address.
+        file: its local name, with its folder.
+        sha256: its checksum, or the first digits of it; "" if unknown.
         md5: the same.
-        instead: names of files that serve as well, when the user has put one of them there.
+        instead: names of local files that are used if they exist.
     """
 
     url: str
@@ -60,7 +60,7 @@ class Published(ABC):
     level_of_theory: str
     labels: tuple[str, ...] = ("energy", "forces")
     reference_energies: Mapping[int, float] = {}
-    sources: Sequence[Source]
+    sources: Sequence[DownloadFile]
     subset_names: Sequence[str] = ()
 
     @abstractmethod

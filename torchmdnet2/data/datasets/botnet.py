@@ -11,7 +11,7 @@ import torch
 from ...errors import BadData
 from ..ase_formats import AseReader
 from ..reader import Chunk
-from .base import Published, Source, one_of, register
+from .base import DownloadFile, Published, one_of, register
 
 __all__ = ["BOTNet"]
 
@@ -88,7 +88,9 @@ class BOTNet(Published):
         for name in self.subsets:
             file = f"{one_of(name, known.subsets, f'botnet: subsets of {molecule}')}.xyz"
             instead = (f"{molecule}/{file}", file)
-            self.sources.append(Source(f"{_URL}/{known.folder}/{file}", f"{known.folder}/{file}", instead=instead))
+            self.sources.append(
+                DownloadFile(f"{_URL}/{known.folder}/{file}", f"{known.folder}/{file}", instead=instead)
+            )
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         for path in files:

@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...errors import BadData
-from .base import Source
+from .base import DownloadFile
 
 __all__ = ["fetch", "find", "verify"]
 
 _BLOCK = 2**20
 
 
-def find(source: Source, folders: Sequence[Path]) -> Path | None:
+def find(source: DownloadFile, folders: Sequence[Path]) -> Path | None:
     """The file of a source, or one that serves as well, in the first folder that has one; None where none has."""
     paths = (folder / name for folder in folders for name in (source.file, *source.instead))
     return next((path for path in paths if path.is_file()), None)
 
 
-def fetch(source: Source, folder: Path, download: bool = True, say: Callable[[str], None] = print) -> Path:
+def fetch(source: DownloadFile, folder: Path, download: bool = True, say: Callable[[str], None] = print) -> Path:
     """The file of a source: the one that is there, or a fresh download.
 
     What has been received stays in FILE.part, and the next attempt asks for the rest. The file gets its name when it
@@ -64,7 +64,7 @@ def fetch(source: Source, folder: Path, download: bool = True, say: Callable[[st
     return path
 
 
-def verify(path: Path, source: Source, say: Callable[[str], None] = print, shown: Path | None = None) -> None:
+def verify(path: Path, source: DownloadFile, say: Callable[[str], None] = print, shown: Path | None = None) -> None:
     """Compare a file with the published checksum; without one, say what its sha256 is.
 
     Raises:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..ase_formats import AseReader
 from ..reader import Chunk
 from .archive import unpacked
-from .base import Published, Source, register, without_strong_forces
+from .base import DownloadFile, Published, register, without_strong_forces
 
 __all__ = ["MACEOFF"]
 
@@ -32,7 +32,7 @@ class MACEOFF(Published):
     def __init__(self, max_force: float | None = None):
         self.max_force = max_force
         url = "https://api.repository.cam.ac.uk/server/api/core/bitstreams/b185b5ab-91cf-489a-9302-63bfac42824a/content"
-        self.sources = [Source(url, f"{_NAME}.tar.gz", instead=(f"{_NAME}.xyz", f"{_NAME}.xyz.gz"))]
+        self.sources = [DownloadFile(url, f"{_NAME}.tar.gz", instead=(f"{_NAME}.xyz", f"{_NAME}.xyz.gz"))]
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         path = files[0]

@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import BadData
 from ...units import KCAL_MOL
 from ..reader import Chunk
-from .base import Published, Source, frames, one_of, register
+from .base import DownloadFile, Published, frames, one_of, register
 
 __all__ = ["MD17", "MD22", "RMD17"]
 
@@ -80,7 +80,7 @@ class MD17(Published):
     def __init__(self, molecule: str):
         file = _MD17[one_of(molecule, tuple(_MD17), "md17: molecule")]
         self.level_of_theory = "CCSD(T)" if "ccsd_t" in file else "CCSD" if "ccsd" in file else "PBE+vdW-TS"
-        self.sources = [Source(f"{_GDML}/{file}", file)]
+        self.sources = [DownloadFile(f"{_GDML}/{file}", file)]
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         if files[0].suffix == ".zip":
@@ -106,7 +106,7 @@ class RMD17(Published):
     def __init__(self, molecule: str):
         self.file = f"rmd17_{_RMD17[one_of(molecule, tuple(_RMD17), 'rmd17: molecule')]}.npz"
         self.sources = [
-            Source(
+            DownloadFile(
                 "https://figshare.com/ndownloader/files/23950376",
                 "rmd17.tar.bz2",
                 sha256="cddeea2ec2c4b22a9de16a9a65a3eeedac5b29da9c99c20bbff0153912bf922b",
@@ -151,7 +151,7 @@ class MD22(Published):
 
     def __init__(self, molecule: str):
         file = _MD22[one_of(molecule, tuple(_MD22), "md22: molecule")]
-        self.sources = [Source(f"{_GDML}/{file}", file)]
+        self.sources = [DownloadFile(f"{_GDML}/{file}", file)]
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         return _of_npz(files[0], str(files[0]))

@@ -16,7 +16,7 @@ from ...units import BOHR, HARTREE, factor
 from ..collate import collate
 from ..reader import Chunk
 from ..sample import Sample
-from .base import Published, Source, frames, one_of, register
+from .base import DownloadFile, Published, frames, one_of, register
 
 __all__ = ["QM9"]
 
@@ -62,7 +62,7 @@ class QM9(Published):
         self.exclude_uncharacterized = exclude_uncharacterized
         self.reference_energies = {z: e * HARTREE for z, e in zip(_ELEMENTS.values(), _ATOMS[energy], strict=True)}
         self.sources = [
-            Source(
+            DownloadFile(
                 "https://springernature.figshare.com/ndownloader/files/3195389",
                 "dsgdb9nsd.xyz.tar.bz2",
                 sha256="3a63848ac80691bdb8d41834b575afad345b9300d7a2db0c38adb7f6eaa8360c",
@@ -71,7 +71,7 @@ class QM9(Published):
         ]
         if exclude_uncharacterized:
             self.sources.append(
-                Source(
+                DownloadFile(
                     "https://springernature.figshare.com/ndownloader/files/3195404",
                     "uncharacterized.txt",
                     sha256="3aa5115d540b356de94791d4a74c3bf1ed91c469ecf52a4f5d7cc0506fe02e24",

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..hdf5 import Group, HDF5Dataset
 from ..reader import Chunk
-from .base import Published, Source, one_of, register, without_strong_forces
+from .base import DownloadFile, Published, one_of, register, without_strong_forces
 
 __all__ = ["SPICE"]
 
@@ -53,7 +53,7 @@ class SPICE(Published):
         url, md5 = _VERSIONS[one_of(version, tuple(_VERSIONS), "spice: version")]
         self.energy = one_of(energy, ("total", "formation"), "spice: energy")
         self.subsets, self.max_force = None if subsets is None else tuple(subsets), max_force
-        self.sources = [Source(url, f"SPICE-{version}.hdf5", md5=md5, instead=(Path(url).name,))]
+        self.sources = [DownloadFile(url, f"SPICE-{version}.hdf5", md5=md5, instead=(Path(url).name,))]
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         return without_strong_forces(_Subsets(files[0], self.energy, self.subsets).chunks(), self.max_force)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..ase_formats import AseReader
 from ..reader import Chunk
-from .base import Published, Source, register
+from .base import DownloadFile, Published, register
 
 __all__ = ["WaterBox"]
 
@@ -26,7 +26,7 @@ class WaterBox(Published):
 
     def __init__(self) -> None:
         base = "https://raw.githubusercontent.com/BingqingCheng/ab-initio-thermodynamics-of-water/master/training-set"
-        self.sources = [Source(f"{base}/dataset_1593.xyz", "dataset_1593.xyz")]
+        self.sources = [DownloadFile(f"{base}/dataset_1593.xyz", "dataset_1593.xyz")]
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         units = {"energy": "hartree", "length": "bohr"}
