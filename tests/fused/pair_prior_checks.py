@@ -12,7 +12,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from pair_prior_cases import ELEMENTS, charges_of, lists, priors, reference, system, systems
 
-from torchmdnet2.fused.pair_priors.gpu import Atoms, Edges, Sums, make_term
+from torchmdnet2.fused.fast_path import Atoms, Edges, TermLaunch, TermSums
+from torchmdnet2.fused.pair_priors.gpu import make_term
 from torchmdnet2.models.base import sum_over_systems
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -21,11 +22,12 @@ PRIORS = priors()
 CASES = [(name, kind) for name, prior in PRIORS.items() for kind in systems(prior)]
 
 
-def place(atoms, order=None):
+def place(atoms, order=None, charges=None):
     """As a step holds them; in another order of the atoms within a structure."""
     batch = atoms.batch.int()
     ptr = torch.searchsorted(batch, torch.arange(atoms.num_systems + 1, dtype=torch.int32)).int()
-    return Atoms(atoms.z.int(), atoms.pos.contiguous(), batch, ptr, order)
+    charges = None if charges is None else charges.detach().float()
+    return Atoms(atoms.z.int(), torch.zeros(len(batch)), batch, ptr, atoms.pos.contiguous(), order, charges)
 
 
 def edges_of(found, atoms):
@@ -36,25 +38,22 @@ def edges_of(found, atoms):
     sender, vectors = torch.full((room,), 2**30, dtype=torch.int32), torch.full((room, 3), float("nan"))
     sender[: found.num_edges] = found.edge_index[1].int()
     vectors[: found.num_edges] = found.vectors(atoms).float()
-    return Edges(found.cutoff, found.row_ptr.int(), sender, vectors)
+    return Edges(found.row_ptr.int(), sender, vectors, found.cutoff)
 
 
-def run(prior, atoms, found, virial=True, times=1, order=None):
+def run(prior, atoms, found, virial=True, times=1, order=None, shapes=None):
     """Sums of a term, launched so many times."""
     term = make_term(prior, ELEMENTS, CPU)
     buffers = term.allocate(atoms.num_atoms)
     original = atoms if order is None else atoms.replace(z=atoms.z[order.argsort()])
     term.set_composition(buffers, original)
-    held = place(atoms, order)
-    charges = charges_of(prior, atoms)
-    held.charges = None if charges is None else charges.detach().float()
-    sums = Sums.allocate(atoms.num_atoms, CPU, charges=prior.uses_charges)
-    for value in (sums.energy, sums.forces, sums.virial, sums.charge_slope):
-        if value is not None:
-            value.fill_(float("nan"))
-    sums.begin()
-    for _ in range(times):
-        term.launch(buffers, held, edges_of(found, atoms), sums, virial, {"PDL": 0})
+    held = place(atoms, order, charges_of(prior, atoms))
+    n, nan = atoms.num_atoms, float("nan")
+    slope = torch.full((n,), nan) if prior.uses_charges else None
+    sums = TermSums(torch.full((n,), nan).double(), torch.full((n, 3), nan), torch.full((n, 9), nan), slope)
+    for k in range(times):
+        launch = TermLaunch(k == 0, k == 0, virial, shapes or term.launch_shapes(n), {"PDL": 0})
+        term.run(buffers, held, edges_of(found, atoms), sums, launch)
     return sums
 
 
@@ -91,6 +90,15 @@ def test_terms_add_up_and_repeat(name):
         torch.testing.assert_close(getattr(twice, what), 2 * first, rtol=1e-6, atol=1e-9)
     without = run(prior, atoms, found, virial=False)
     assert torch.equal(once.forces, without.forces) and without.virial.isnan().all()
+
+
+@pytest.mark.parametrize("name", ["zbl", "d3"])
+def test_another_launch_shape(name):
+    prior, atoms = PRIORS[name], system(3, 5, 2.6)
+    found = lists(prior, atoms)["own"]
+    one, other = run(prior, atoms, found, shapes=(128, 4)), run(prior, atoms, found, shapes=(64, 1))
+    torch.testing.assert_close(one.energy, other.energy, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(one.forces, other.forces, rtol=1e-5, atol=1e-7)
 
 
 def test_atoms_without_pairs_have_no_energy():

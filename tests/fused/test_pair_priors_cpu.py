@@ -13,7 +13,8 @@ from torchmdnet2.models.base import sum_over_systems
 
 pytest.importorskip("numba")
 pytest.importorskip("tad_dftd3")
-from torchmdnet2.fused.pair_priors.cpu import CpuSums, Rows, make_cpu_term
+from torchmdnet2.fused.fast_path import CpuRows, CpuSums
+from torchmdnet2.fused.pair_priors.cpu import make_cpu_term
 
 PRIORS = priors()
 CASES = [(name, kind) for name, prior in PRIORS.items() for kind in systems(prior)]
@@ -25,9 +26,10 @@ def run(prior, atoms, found, times=1):
     rows = None
     if found is not None:
         vectors = found.vectors(atoms).float().numpy()
-        rows = Rows(found.cutoff, found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors)
+        rows = CpuRows(found.row_ptr.numpy(), found.edge_index[1].numpy().copy(), vectors, found.cutoff)
     charges = charges_of(prior, atoms)
-    sums = CpuSums.zeros(atoms.num_atoms)
+    n = atoms.num_atoms
+    sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
     for _ in range(times):
         composition.add(atoms.pos.numpy(), rows, sums, None if charges is None else charges.detach().numpy())
     return sums
@@ -62,7 +64,7 @@ def test_terms_add_up_and_do_not_depend_on_threads(name):
         alone = run(prior, atoms, found)
     finally:
         numba.set_num_threads(threads)
-    for what, value in vars(once).items():
+    for what, value in once._asdict().items():
         assert np.array_equal(value, getattr(alone, what)), what
         np.testing.assert_allclose(getattr(twice, what), 2 * value, rtol=1e-13, atol=1e-18)
 

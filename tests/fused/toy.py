@@ -17,6 +17,7 @@ from torchmdnet2.fused.fast_path import (
     CpuNetwork,
     CpuOutputs,
     CpuTerm,
+    CpuTermOf,
     Edges,
     FastPath,
     GpuNetwork,
@@ -114,7 +115,7 @@ class ToyGpu(GpuNetwork):
 
     def run(self, buffers, shapes, atoms: Atoms, edges: Edges, with_virial=False) -> None:
         ToyGpu.runs += 1
-        found = network(self.weight, atoms.z, atoms.charge_input, *edges)
+        found = network(self.weight, atoms.z, atoms.charge_input, *edges[:3])
         for place, value in zip((buffers.energy, buffers.forces, buffers.virial), found, strict=True):
             place.copy_(value / self.unit)
 
@@ -145,26 +146,30 @@ class ToyPath(FastPath):
 class SpringsGpu(GpuTerm):
     cutoff = REACH
 
-    def run(self, buffers, atoms: Atoms, edges: Edges, sums: TermSums, with_virial) -> None:
-        for place, value in zip(sums, springs(*edges), strict=True):
-            place += value
+    def run(self, buffers, atoms: Atoms, edges: Edges | None, sums: TermSums, launch) -> None:
+        for place, value in zip(sums[:3], springs(*edges[:3]), strict=True):
+            place.copy_(value if launch.first else place + value)
 
 
-class SpringsCpu(CpuTerm):
+class SpringsCpu(CpuTerm, CpuTermOf):
     cutoff = REACH
 
-    def run(self, z, row_ptr, sender, vectors, with_forces) -> CpuOutputs:
-        return CpuOutputs(*(t.numpy() for t in springs(*map(torch.from_numpy, (row_ptr, sender, vectors)))))
+    def prepare(self, system) -> CpuTermOf:
+        return self
+
+    def add(self, pos, rows, sums, charges=None) -> None:
+        for place, value in zip(sums[:3], springs(*map(torch.from_numpy, rows[:3])), strict=True):
+            place += value.numpy()
 
 
 class SpringsPath(PriorPath):
     def unsupported_reason(self, prior, device) -> str:
         return ""
 
-    def gpu(self, prior, device) -> GpuTerm:
+    def gpu(self, prior, device, elements) -> GpuTerm:
         return SpringsGpu()
 
-    def cpu(self, prior) -> CpuTerm:
+    def cpu(self, prior, elements) -> CpuTerm:
         return SpringsCpu()
 
 

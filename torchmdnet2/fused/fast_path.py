@@ -9,7 +9,7 @@ Shapes: N atoms, B structures, C room for directed edges, M atoms and P pairs of
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from ..system import System
     from .differentiable_ops import MultilinearOp
     from .pair_sums import Pairs
 
 __all__ = [
-    "Array", "Atoms", "CpuNetwork", "CpuOutputs", "CpuTerm", "Edges", "FastPath", "GpuBuffers", "GpuNetwork",
-    "GpuTerm", "PairBatch", "PairNetwork", "PriorPath", "TermSums",
+    "Array", "Atoms", "CpuNetwork", "CpuOutputs", "CpuRows", "CpuSums", "CpuTerm", "CpuTermOf", "Edges", "FastPath",
+    "GpuBuffers", "GpuNetwork", "GpuTerm", "PairBatch", "PairNetwork", "PriorPath", "TermLaunch", "TermSums",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -34,12 +35,19 @@ class Atoms(NamedTuple):
     Attributes:
         z: [N] int32 atomic numbers.
         charge_input: [N] float32, `GpuNetwork.charge_input` of the total charge of each atom's structure.
-        batch: [N] int32 structure of each atom, ascending.
+        batch: [N] int32 structure of each atom, ascending; ptr: [B + 1] int32 the first row of each structure.
+        pos: [N, 3] Å, float32 or float64.
+        order: [N] int64 the atom of each row; None where row i is atom i.
+        charges: [N] float32 e, predicted by the network; None where it predicts none.
     """
 
     z: Tensor
     charge_input: Tensor
     batch: Tensor
+    ptr: Tensor
+    pos: Tensor
+    order: Tensor | None = None
+    charges: Tensor | None = None
 
 
 class Edges(NamedTuple):
@@ -49,25 +57,47 @@ class Edges(NamedTuple):
         row_ptr: [N + 1] int32.
         sender: [C] int32; entries beyond row_ptr[N] have any value.
         vectors: [C, 3] float32, Å from the atom of the row to the sender.
+        cutoff: Å, of the list.
     """
 
     row_ptr: Tensor
     sender: Tensor
     vectors: Tensor
+    cutoff: float
 
 
 class TermSums(NamedTuple):
-    """What terms add to. Rows are places of atoms; each row is written by one program, so that sums are reproducible.
+    """The sums of the terms. Rows are places of atoms; each is written by one program: sums are reproducible.
 
     Attributes:
         energy: [N] float64 eV.
         forces: [N, 3] float32 eV/Å.
         virial: [N, 9] float32 eV, Σ vec ⊗ dE/dvec over the edges of the row; not used where no stress is computed.
+        charge_slope: [N] float32 eV/e, dE/dq of predicted charges; None without.
     """
 
     energy: Tensor
     forces: Tensor
     virial: Tensor
+    charge_slope: Tensor | None = None
+
+
+class TermLaunch(NamedTuple):
+    """How a term is launched.
+
+    Attributes:
+        first: nothing is in the sums yet: write them. Otherwise add to them.
+        first_slope: the same for `charge_slope`.
+        with_virial: the virial is wanted.
+        shapes: of `GpuTerm.launch_shapes`.
+        options: of each launch of a kernel, PDL among them (triton_launch.py).
+    """
+
+    first: bool
+    first_slope: bool
+    with_virial: bool
+    shapes: Any
+    options: dict[str, Any]
 
 
 class GpuBuffers(Protocol):
@@ -118,17 +148,27 @@ class GpuTerm(ABC):
 
     Attributes:
         cutoff: Å of the list that it needs. The list that it is given may reach further: mask edges by the distance.
+            Infinity: it takes all pairs of a structure itself, and gets no list.
+        uses_charges: it needs the charges that the network predicts.
     """
 
     cutoff: float
+    uses_charges: bool = False
 
-    def allocate(self, num_atoms: int, capacity: int) -> Any:
-        """Buffers of its own, for N atoms and C edges."""
+    def launch_shapes(self, num_atoms: int) -> Any:
+        """As `GpuNetwork.launch_shapes`."""
         return None
 
+    def allocate(self, num_atoms: int) -> Any:
+        """Buffers of its own, for N atoms."""
+        return None
+
+    def set_composition(self, buffers: Any, system: System) -> None:  # noqa: B027
+        """Take over all but positions and cell. Raises ValueError for what the prior cannot do."""
+
     @abstractmethod
-    def run(self, buffers: Any, atoms: Atoms, edges: Edges, sums: TermSums, with_virial: bool) -> None:
-        """Add energies, forces and, when asked, virial rows to the sums."""
+    def run(self, buffers: Any, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
+        """Write or add energies, forces and, when asked, virial rows to the sums."""
 
 
 class CpuOutputs(NamedTuple):
@@ -166,18 +206,58 @@ class CpuNetwork(ABC):
         """
 
 
+class CpuRows(NamedTuple):
+    """Rows as in `Edges`: row_ptr [N + 1] and sender [E or more] int64, vectors [E or more, 3] float32 Å; cutoff Å."""
+
+    row_ptr: Array
+    sender: Array
+    vectors: Array
+    cutoff: float
+
+
+class CpuSums(NamedTuple):
+    """What terms add to, float64.
+
+    Attributes:
+        energy [N] eV, forces [N, 3] eV/Å, virial [N, 9] eV: as `TermSums`.
+        charge_slope: [N] eV/e, dE/dq of predicted charges.
+    """
+
+    energy: Array
+    forces: Array
+    virial: Array
+    charge_slope: Array
+
+
+class CpuTermOf(ABC):
+    """A prior for structures whose positions and cell alone change."""
+
+    @abstractmethod
+    def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
+        """Add to the sums.
+
+        Args:
+            pos: [N, 3] Å.
+            rows: within the cutoff or further; None where the cutoff is infinite.
+            charges: [N] e, predicted by the network.
+        """
+
+
 class CpuTerm(ABC):
     """A prior on the CPU.
 
     Attributes:
-        cutoff: Å of the list that it needs; as for `GpuTerm`.
+        cutoff, uses_charges: as for `GpuTerm`.
+        cost: of an edge, in the units of `thread_tuner.amount_of_work`.
     """
 
     cutoff: float
+    uses_charges: bool = False
+    cost: int = 10
 
     @abstractmethod
-    def run(self, z: Array, row_ptr: Array, sender: Array, vectors: Array, with_forces: bool) -> CpuOutputs:
-        """Energies (float64), and forces with row virials when asked."""
+    def prepare(self, system: System) -> CpuTermOf:
+        """What depends on elements and structures. Raises ValueError for what the prior cannot do."""
 
 
 class PairBatch(NamedTuple):
@@ -254,9 +334,9 @@ class PriorPath(ABC):
         """ "" when `gpu` (on a CUDA device) or `cpu` can evaluate it, else the reason in words."""
 
     @abstractmethod
-    def gpu(self, prior: nn.Module, device: torch.device) -> GpuTerm:
-        """The prior with its parameters of now."""
+    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
+        """The prior with its parameters of now, for these atomic numbers."""
 
     @abstractmethod
-    def cpu(self, prior: nn.Module) -> CpuTerm:
+    def cpu(self, prior: nn.Module, elements: Sequence[int]) -> CpuTerm:
         """As `gpu`, on the CPU."""

@@ -65,6 +65,13 @@ def note_needed(flag, needed, most):
 
 
 @triton.jit
+def note_others(flag, needed, most, OTHERS: tl.constexpr):
+    """The same for other searches: [OTHERS, 2] numbers, the first of each two."""
+    for k in tl.static_range(OTHERS):
+        note_needed(flag, needed + 2 * k, most + 2 * k)
+
+
+@triton.jit
 def virial_of_rows(virial, place, ok):
     """xx, yy, zz, yz, xz, xy of the symmetric virials of some rows, float64."""
     row = virial + place.to(tl.int64) * 9
@@ -80,9 +87,10 @@ def virial_of_rows(virial, place, ok):
 @triton.jit
 def finish_kernel(
     raw_energy, raw_forces, virial, unit, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed,
-    most, atom_energies, forces, energy, stress, parts, term_energy, term_forces, term_virial,
+    most, needed_by_others, most_of_others, atom_energies, forces, energy, stress, parts, term_energy, term_forces,
+    term_virial,
     SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, WITH_TERMS: tl.constexpr,
-    BLOCK: tl.constexpr, PDL: tl.constexpr,
+    OTHERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, p): part p of structure b.
 
@@ -92,7 +100,8 @@ def finish_kernel(
         order: [N] the atom that stands at each place (SORTED).
         isolated, reference: [N] float64, eV, by atom (not by place): what to subtract and to add.
         neutral: [B] int32. ptr: [B + 1] first place of each structure. shift: [1] eV per structure. cell: [B, 3, 3].
-        flag, needed, most: [1] state of the search, edges found, the largest number of edges found.
+        flag, needed, most: [1] state of the search, edges found, the largest number of edges found; needed_by_others,
+            most_of_others: [OTHERS, 2] of other searches, the first of each two.
         atom_energies [N] float64, forces [N, 3], energy [B] float64, stress [B, 3, 3] float64: results.
         parts: [B, MAX_PARTS, TERMS] float64, the sums of the parts (unless SINGLE: then there is only one).
         term_energy [N] float64, term_forces [N, 3], term_virial [N, 9] float32, in eV: sums of the other terms by place
@@ -148,6 +157,8 @@ def finish_kernel(
                 inverse = 1.0 / unit  # a power of two
                 xx, yy, zz = xx + v[0] * inverse, yy + v[1] * inverse, zz + v[2] * inverse
                 yz, xz, xy = yz + v[3] * inverse, xz + v[4] * inverse, xy + v[5] * inverse
+    if (b == 0) & (part == 0):
+        note_others(flag, needed_by_others, most_of_others, OTHERS)
     se = tl.sum(e, 0)
     sxx, syy, szz = tl.sum(xx, 0) * unit, tl.sum(yy, 0) * unit, tl.sum(zz, 0) * unit
     syz, sxz, sxy = tl.sum(yz, 0) * unit, tl.sum(xz, 0) * unit, tl.sum(xy, 0) * unit

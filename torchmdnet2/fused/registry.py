@@ -8,13 +8,15 @@ from __future__ import annotations
 from torch import nn
 
 from ..models.tensornet import TensorNet
+from ..priors import D2, D3, ZBL, Coulomb
 from .fast_path import FastPath, PriorPath
+from .pair_priors.path import PairPriorPath
 from .tensornet.path import TensorNetPath
 
 __all__ = ["fast_path", "prior_path", "register_fast_path", "register_prior_path"]
 
 _PATHS: dict[type[nn.Module], FastPath] = {TensorNet: TensorNetPath()}
-_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = {}
+_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = dict.fromkeys((ZBL, D2, D3, Coulomb), PairPriorPath())
 
 
 def register_fast_path(representation: type[nn.Module], path: FastPath) -> None:

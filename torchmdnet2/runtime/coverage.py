@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,7 +12,10 @@ from ..fused.registry import fast_path, prior_path
 from ..potential import Potential
 from ..system import System
 
-__all__ = ["constant_energies", "unsupported_reason"]
+__all__ = ["constant_energies", "list_cutoffs", "unsupported_reason"]
+
+_LONGER = 3.0
+"""How many times more edges a term may have to look at, so that there is one search less."""
 
 
 def unsupported_reason(potential: Potential) -> str:
@@ -31,6 +37,8 @@ def unsupported_reason(potential: Potential) -> str:
         prior_reason = "" if prior.constant else prior_path(prior).unsupported_reason(prior, device)  # type: ignore[union-attr]
         if prior_reason:
             return prior_reason
+        if prior.uses_charges:
+            return f"the fused kernels predict no charges, which {type(prior).__name__} needs"
     if len(potential.properties):
         return "the fused kernels have no heads of other properties"
     if potential.atom_filter >= 0:
@@ -45,3 +53,15 @@ def constant_energies(potential: Potential, system: System) -> Tensor:
         if prior.constant:
             total = total + prior(system, None).detach()
     return total
+
+
+def list_cutoffs(network: float, terms: Sequence[float]) -> list[float]:
+    """Å of the lists that a network and terms share, that of the network first.
+
+    A term takes a list that reaches further than its cutoff, unless that is so long that a list of its own costs less.
+    """
+    chosen: list[float] = []
+    for cutoff in sorted({c for c in terms if network < c < math.inf}, reverse=True):
+        if not chosen or chosen[-1] ** 3 > _LONGER * cutoff**3:
+            chosen.append(cutoff)
+    return [network, *chosen]

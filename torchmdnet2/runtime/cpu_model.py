@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..fused.registry import fast_path, prior_path
+from ..fused.thread_tuner import ThreadChoice
 from ..models.base import sum_over_systems
 from ..potential import Potential, Result, require_stress
 from ..system import System
@@ -37,7 +38,8 @@ class CpuModel:
         self.potential = potential
         self.net = path.cpu(potential.representation, potential.head, potential.energy_scale)
         paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
-        self.terms = [path.cpu(prior) for path, prior in paths if path is not None]
+        self.terms = [path.cpu(prior, potential.elements) for path, prior in paths if path is not None]
+        self._threads = ThreadChoice()
         # in float64, so that only the error of the atom itself remains
         exact = copy.deepcopy(potential).double()
         with torch.no_grad():
@@ -73,7 +75,7 @@ class CpuModel:
 
     def step(self, system: System) -> CpuStep:
         """A step that holds the composition of a system."""
-        return CpuStep(self.potential, self.net, self.terms, self.isolated, system)
+        return CpuStep(self.potential, self.net, self.terms, self._threads, self.isolated, system)
 
     def _step(self, system: System) -> CpuStep:
         """That of the system, kept for the next call."""

@@ -15,12 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..fused.fast_path import Array, CpuNetwork, CpuOutputs, CpuTerm
+from ..fused.fast_path import Array, CpuNetwork, CpuRows, CpuSums, CpuTerm
+from ..fused.numba_pool import run_on_threads
+from ..fused.thread_tuner import ThreadChoice
 from ..neighbors import neighbor_list
 from ..potential import Potential
 from ..refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
-from .coverage import constant_energies
+from .coverage import constant_energies, list_cutoffs
 from .cpu_pairs import all_pairs
 
 __all__ = ["CpuStep", "Values"]
@@ -34,7 +36,7 @@ class Values(NamedTuple):
 
     Attributes:
         energy: [B] eV, energies: [N] eV, both float64.
-        forces: [N, 3] eV/Å, virial: [N, 9] eV of the rows, both float32.
+        forces: [N, 3] eV/Å, virial: [N, 9] eV of the rows.
     """
 
     energy: Array
@@ -48,7 +50,7 @@ class CpuStep:
 
     Args:
         potential: of which the network and the terms are.
-        net, terms: on the CPU.
+        net, terms: on the CPU; threads: those of the terms.
         isolated: [max_z] eV float64, the network's energy of an atom alone.
         system: N atoms in B structures; copied, positions and cell do not matter.
 
@@ -57,8 +59,9 @@ class CpuStep:
     """
 
     def __init__(
-        self, potential: Potential, net: CpuNetwork, terms: Sequence[CpuTerm], isolated: Tensor, system: System
-    ):
+        self, potential: Potential, net: CpuNetwork, terms: Sequence[CpuTerm], threads: ThreadChoice, isolated: Tensor,
+        system: System,
+    ):  # fmt: skip
         potential.check(system)
         self._known = tuple(t.clone() for t in _composition(system))
         self._dtype = system.dtype
@@ -72,13 +75,11 @@ class CpuStep:
         sizes = np.bincount(self._batch, minlength=system.num_systems)
         same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
-        self._list = _Rows(potential.cutoff, system, dense)
-        self._terms: list[tuple[CpuTerm, _Rows]] = []
-        rows = {potential.cutoff: self._list}
-        for term in terms:  # each takes the network's list where that reaches, else one of its own cutoff
-            reach = max(potential.cutoff, term.cutoff)
-            self._terms.append((term, rows.setdefault(reach, _Rows(reach, system, dense))))
-        self._others = [r for r in rows.values() if r is not self._list]
+        self._list = _Rows(potential.cutoff, system, dense, True)
+        cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
+        self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]
+        self._threads = threads
+        self._terms = [_Term(term, system, [self._list, *self._others]) for term in terms]
 
     def holds(self, system: System) -> bool:
         """Whether a system differs in positions and cell at most."""
@@ -98,19 +99,46 @@ class CpuStep:
         for rows in (self._list, *self._others):
             rows.find(system)
         row_ptr = self._list.row_ptr
-        out = self._net.run(self._z, *self._list.arrays, self._charge_input, forces)
+        out = self._net.run(self._z, row_ptr, self._list.sender, self._list.vectors, self._charge_input, forces)
         energies = out.energy.astype(np.float64)
         if self._isolated is not None:
             energies -= self._isolated
             energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
         energies += self._constant
-        for term, rows in self._terms:
-            added = term.run(self._z, *rows.arrays, forces)
-            energies += added.energy
-            if forces:
-                out = CpuOutputs(out.energy, out.forces + added.forces, out.virial + added.virial)  # type: ignore[operator]
+        force, virial = out.forces, out.virial
+        if self._terms:
+            sums = self._sum_terms(system.pos.detach().numpy())
+            energies += sums.energy
+            if force is not None and virial is not None:
+                force, virial = force + sums.forces, virial + sums.virial
         energy = np.bincount(self._batch, energies, self._structures) + self._shift
-        return Values(energy, energies, out.forces, out.virial)
+        return Values(energy, energies, force, virial)
+
+    def _sum_terms(self, pos: Array) -> CpuSums:
+        n = len(pos)
+        sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+
+        def run() -> None:
+            for term in self._terms:
+                term.term.add(pos, None if term.list is None else term.list.rows, sums)
+
+        run_on_threads(run, self._threads, sum(term.work() for term in self._terms), n, True)
+        return sums
+
+
+class _Term:
+    """A term, and the shortest list that reaches its cutoff; None where it needs none."""
+
+    def __init__(self, term: CpuTerm, system: System, lists: list[_Rows]):
+        self.term, self._cost = term.prepare(system), term.cost
+        found = [rows for rows in lists if rows.cutoff >= term.cutoff]
+        self.list = min(found, key=lambda rows: rows.cutoff) if found else None
+        size = np.bincount(system.batch.numpy(), minlength=1)
+        self._pairs = int(size @ size)
+
+    def work(self) -> int:
+        """In the units of `thread_tuner.amount_of_work`."""
+        return self._cost * (self._pairs if self.list is None else int(self.list.row_ptr[-1]))
 
 
 class _Rows:
@@ -120,23 +148,23 @@ class _Rows:
         row_ptr: [N + 1], sender: [≥ E] int64, vectors: [≥ E, 3] float32 Å.
     """
 
-    def __init__(self, cutoff: float, system: System, dense: bool):
-        self._cutoff, self._dense = cutoff, dense
+    def __init__(self, cutoff: float, system: System, dense: bool, first: bool):
+        self.cutoff, self._dense, self._first = cutoff, dense, first
         self.row_ptr = np.zeros(system.num_atoms + 1, np.int64)
         self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array]:
-        """Row pointers, senders and vectors."""
-        return self.row_ptr, self.sender, self.vectors
+    def rows(self) -> CpuRows:
+        return CpuRows(self.row_ptr, self.sender, self.vectors, self.cutoff)
 
     def find(self, system: System) -> None:
         """Take the edges of these positions and this cell."""
         if self._dense:
             self._all_pairs(system)
             return
-        found = neighbor_list(system, self._cutoff)
-        refuse_coincident(found, system)
+        found = neighbor_list(system, self.cutoff)
+        if self._first:
+            refuse_coincident(found, system)
         self.row_ptr, self.sender = found.row_ptr.numpy(), found.edge_index[1].numpy()
         self.vectors = found.vectors(system).detach().float().contiguous().numpy()
 
@@ -145,10 +173,10 @@ class _Rows:
         if not np.isfinite(system.cell.detach().numpy()).all():
             system.validate()
         while True:
-            found = all_pairs(pos, self._cutoff, self.row_ptr, self.sender, self.vectors, SAME_PLACE)
+            found = all_pairs(pos, self.cutoff, self.row_ptr, self.sender, self.vectors, SAME_PLACE)
             if found < 0:
                 system.validate()  # names the atom
-                raise coincident(neighbor_list(system, self._cutoff), system)
+                raise coincident(neighbor_list(system, self.cutoff), system)
             if found <= len(self.sender):
                 return
             room = found + found // 8

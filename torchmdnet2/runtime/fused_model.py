@@ -39,7 +39,7 @@ class FusedModel:
         device = potential.device
         self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
         paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
-        self.terms = [path.gpu(prior, device) for path, prior in paths if path is not None]
+        self.terms = [path.gpu(prior, device, potential.elements) for path, prior in paths if path is not None]
         # in float64, so that only the error of the atom itself remains
         exact = copy.deepcopy(potential).cpu().double()
         self.isolated = (exact.isolated_energies() * potential.energy_scale).to(device)
@@ -66,8 +66,7 @@ class FusedModel:
         """Take over all but positions and cell."""
         charge = system.charge.to(self.potential.dtype)
         constant = constant_energies(self.potential, system)
-        step.set_composition(system.z, system.batch, charge, self.isolated[system.z], constant)
-        step.pbc.copy_(system.pbc)
+        step.set_composition(system, charge, self.isolated[system.z], constant)
 
     def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
         """A step for N atoms in B structures; options as those of `FusedStep`."""

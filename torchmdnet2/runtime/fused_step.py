@@ -12,10 +12,12 @@ import torch
 import triton
 from torch import Tensor
 
-from ..fused.fast_path import Atoms, Edges, GpuBuffers, GpuNetwork, GpuTerm, TermSums
+from ..fused.fast_path import Atoms, Edges, GpuBuffers, GpuNetwork, GpuTerm, TermLaunch, TermSums
 from ..fused.finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
 from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential import Result
+from ..system import System
+from .coverage import list_cutoffs
 from .outputs import Outputs
 from .spatial_order import SORT_FROM, SpatialOrder
 from .step import FEWEST_EDGES, Step
@@ -33,7 +35,7 @@ class FusedStep(Step):
     Args:
         net: the network.
         terms: what is added to it. Each gets the shortest list that reaches its cutoff: that of the network, or one of
-            the longer cutoffs of the terms.
+            those that `list_cutoffs` chooses.
         num_atoms, num_systems: N and B.
         cutoff: Å, of the network.
         dtype: of the positions, float32 or float64.
@@ -42,7 +44,8 @@ class FusedStep(Step):
         energy_shift: eV per structure.
         capacity: C at first; `make_room()` finds what is needed.
         method, thin: of the neighbor search.
-        shapes, sort, parts: launch shapes, spatial order, programs per structure in the sums; None chooses by N and B.
+        shapes, term_shapes, sort, parts: launch shapes of the network and the terms, spatial order, programs per
+            structure in the sums; None chooses by N and B.
 
     Attributes:
         z [N] int32, charge_input [N] float32, neutral [B] int32; isolated and reference [N] float64 eV, what is
@@ -65,6 +68,7 @@ class FusedStep(Step):
         method: str = "auto",
         thin: bool = False,
         shapes: Hashable = None,
+        term_shapes: Sequence[Hashable] | None = None,
         sort: bool | None = None,
         parts: int | None = None,
     ):
@@ -81,19 +85,18 @@ class FusedStep(Step):
         self.isolated, self.reference = new(N, dtype=torch.float64), new(N, dtype=torch.float64)
         self.shift = torch.full((1,), energy_shift, dtype=torch.float64, device=self.device)
         self._shapes = shapes if shapes is not None else net.launch_shapes(N)
+        self._term_shapes = tuple(term_shapes or [term.launch_shapes(N) for term in terms])
         self._num_parts = parts or max(1, min(MAX_PARTS, -(-N // (B * _ATOMS_PER_PART))))
         self._parts = new(B * self._num_parts, TERMS, dtype=torch.float64)
         if sort is None:
             sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B
         self.order = SpatialOrder(N, B, self.pos, self.z) if sort else None
         self._batch = new(N, dtype=torch.int32)
-        # one piece of memory, cleared by one launch
-        self._term_memory = new(sum(_term_sizes(N)) if terms else 0, dtype=torch.uint8)
+        cutoffs = list_cutoffs(self.cutoff, [float(term.cutoff) for term in terms])
+        self._terms = [_Term(term, min((c for c in cutoffs if c >= term.cutoff), default=None), N) for term in terms]
         self._sums = self._sums_of_terms() if terms else None
-        self._terms = [_Term(term, max(self.cutoff, float(term.cutoff))) for term in terms]
-        cutoffs = {self.cutoff: capacity, **{term.list_cutoff: capacity for term in self._terms}}
         self._buffers: GpuBuffers | None = None
-        self._make_searches(cutoffs, method, thin)
+        self._make_searches(dict.fromkeys(cutoffs, capacity), method, thin)
         self.set_capacity(capacity)
 
     # --- sizes ---------------------------------------------------------------------------------------------------
@@ -101,7 +104,9 @@ class FusedStep(Step):
     @property
     def nbytes(self) -> int:
         fields = [v for search in self.searches.values() for v in vars(search).values() if isinstance(v, Tensor)]
-        fields += [self.pos, self.isolated, self.reference, self.out.packed, self._term_memory]
+        fields += [self.pos, self.isolated, self.reference, self.out.packed]
+        for held in (self._sums or (), *(term.buffers for term in self._terms)):
+            fields += [v for v in (held if isinstance(held, tuple) else (held,)) if isinstance(v, Tensor)]
         order = 0 if self.order is None else self.order.nbytes
         network = 0 if self._buffers is None else self._buffers.nbytes
         return network + order + sum(t.numel() * t.element_size() for t in fields)
@@ -111,6 +116,7 @@ class FusedStep(Step):
         """The choices that decide which kernels run; the arguments of another step that runs the same."""
         return {
             "shapes": self._shapes,
+            "term_shapes": self._term_shapes,
             "method": self.search.method,
             "sort": self.order is not None,
             "parts": self._num_parts,
@@ -124,17 +130,12 @@ class FusedStep(Step):
 
     def _resize(self, search: TritonNeighborSearch, capacity: int) -> None:
         capacity = _aligned(capacity)
-        terms = [term for term in self._terms if self.searches[term.list_cutoff] is search]
-        for term in terms:
-            term.buffers = None
         if search is self.search:
             self._buffers = None  # free the old before the new: they may fill half of the memory
         if capacity != search.capacity:
             search.set_capacity(capacity)
         if search is self.search:
             self._buffers = self.net.allocate(self.num_atoms, capacity, self._shapes)
-        for term in terms:
-            term.buffers = term.term.allocate(self.num_atoms, capacity)
 
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
         return TritonNeighborSearch(
@@ -143,25 +144,28 @@ class FusedStep(Step):
         )  # fmt: skip
 
     def _sums_of_terms(self) -> TermSums:
-        n = self.num_atoms
-        energy, forces, virial = self._term_memory.split(_term_sizes(n))
-        return TermSums(
-            energy.view(torch.float64)[:n],
-            forces.view(torch.float32)[: 3 * n].view(n, 3),
-            virial.view(torch.float32)[: 9 * n].view(n, 9),
-        )
+        n, device = self.num_atoms, self.device
+        energy = torch.zeros(n, dtype=torch.float64, device=device)
+        return TermSums(energy, torch.zeros(n, 3, device=device), torch.zeros(n, 9, device=device))
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
-    def set_composition(self, z: Tensor, batch: Tensor, charge: Tensor, isolated: Tensor, reference: Tensor) -> None:
-        """What a structure is made of.
+    def set_composition(self, system: System, charge: Tensor, isolated: Tensor, reference: Tensor) -> None:
+        """What structures are made of.
 
         Args:
-            z, batch: [N] integers, batch ascending.
+            system: N atoms in B structures, its batch ascending; positions and cell do not matter.
             charge: [B] e.
             isolated, reference: [N] float64 eV, see the class.
+
+        Raises:
+            ValueError: a term cannot do such a structure.
         """
-        self.z.copy_(z)
+        for term in self._terms:
+            term.term.set_composition(term.buffers, system)
+        batch = system.batch
+        self.z.copy_(system.z)
+        self.pbc.copy_(system.pbc)
         self._batch.copy_(batch)
         for search in self.searches.values():
             search.set_batch(self._batch)
@@ -176,20 +180,20 @@ class FusedStep(Step):
         with self._on_device():
             pos, z = self._place()
             # structures stay in their sequence, so that what belongs to a structure is in order too
-            atoms = Atoms(z, self.charge_input, self._batch)
+            order = None if self.order is None else self.order.order
+            atoms = Atoms(z, self.charge_input, self._batch, self.search.ptr, pos, order)
             lists = {}
             for cutoff, search in self.searches.items():
                 search(pos, self.cell, self.pbc)
                 assert search.vectors is not None
-                lists[cutoff] = Edges(search.row_ptr, search.sender, search.vectors)
+                lists[cutoff] = Edges(search.row_ptr, search.sender, search.vectors, cutoff)
             self.net.run(self._buffers, self._shapes, atoms, lists[self.cutoff], self.stress)
-            if self._sums is not None:
-                self._term_memory.zero_()
-                for term in self._terms:
-                    term.term.run(term.buffers, atoms, lists[term.list_cutoff], self._sums, self.stress)
-                for search, most in zip(self.searches.values(), self._most, strict=True):
-                    if search is not self.search:  # that one is noted by the last kernel
-                        torch.maximum(most, search.needed, out=most)
+            options = self.net.launch_options(self._shapes)
+            for k, (term, shapes) in enumerate(zip(self._terms, self._term_shapes, strict=True)):
+                assert self._sums is not None
+                edges = None if term.list_cutoff is None else lists[term.list_cutoff]
+                launch = TermLaunch(k == 0, k == 0, self.stress, shapes, options)
+                term.term.run(term.buffers, atoms, edges, self._sums, launch)
             self._finish()
 
     def _place(self) -> tuple[Tensor, Tensor]:
@@ -209,17 +213,16 @@ class FusedStep(Step):
         order = self.z if self.order is None else self.order.order
         most = self._most[0]
         launch = self.net.launch_options(self._shapes)
-        if self._terms:
-            launch = {"PDL": 0}  # launches of PyTorch lie between the network's and this one
         sums = self._sums or TermSums(b.energy, b.energy, b.energy)
         wide = self.num_atoms > 256 * self.num_systems * parts
         finish_kernel[(self.num_systems, parts)](
             b.energy, b.forces, b.virial, self.net.unit, search.row_ptr, order, self.isolated, self.reference,
-            self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most, out.atom_energies,
-            out.forces, out.energy, stress, self._parts, *sums,
+            self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most,
+            self._needed_by_others, self._most_of_others, out.atom_energies, out.forces, out.energy, stress,
+            self._parts, *sums[:3],
             SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
-            WITH_TERMS=self._sums is not None, BLOCK=1024 if wide else 256, num_warps=8 if wide else 4,
-            enable_fp_fusion=False, **launch,
+            WITH_TERMS=self._sums is not None, OTHERS=len(self.searches) - 1, BLOCK=1024 if wide else 256,
+            num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
         )  # fmt: skip
         if parts > 1:
             totals_kernel[(self.num_systems,)](
@@ -234,16 +237,11 @@ class FusedStep(Step):
 
 
 class _Term:
-    """A term with its buffers and the cutoff of its list."""
+    """A term with its buffers and the cutoff of its list, None where it needs none."""
 
-    def __init__(self, term: GpuTerm, list_cutoff: float):
+    def __init__(self, term: GpuTerm, list_cutoff: float | None, num_atoms: int):
         self.term, self.list_cutoff = term, list_cutoff
-        self.buffers: Any = None
-
-
-def _term_sizes(num_atoms: int) -> list[int]:
-    """Bytes of the fields of TermSums."""
-    return [_aligned(size * num_atoms) for size in (8, 12, 36)]
+        self.buffers = term.allocate(num_atoms)
 
 
 def _aligned(size: int) -> int:

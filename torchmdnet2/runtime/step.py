@@ -162,9 +162,13 @@ class Step(ABC):
         self.searches = {c: self._new_search(c, capacity, method, thin) for c, capacity in capacities.items()}
         for search in self.searches.values():
             search.flag = self.out.status.view(torch.int32)[:1]
-        others = torch.zeros(len(self.searches) - 1, 1, dtype=torch.int64, device=self.device)
-        # the most edges that a search found since `clear`
-        self._most = [self.out.status[1:], *others]
+        others = len(self.searches) - 1
+        # edges that the searches other than the network's found, and the most that each search found since `clear`
+        shape = 2, others, 2  # every second number, so that each is aligned
+        self._needed_by_others, self._most_of_others = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self._most = [self.out.status[1:], *self._most_of_others[:, :1]]
+        for search, needed in zip(list(self.searches.values())[1:], self._needed_by_others[:, :1], strict=True):
+            search.needed = needed
 
     @abstractmethod
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:

@@ -7,53 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ...priors.base import Prior
 from ...priors.pairs import require_molecules
 from ...system import System
+from ..fast_path import Array, CpuRows, CpuSums, CpuTerm, CpuTermOf
 from .numba.d3 import coordination, coordination_forces, dispersion
 from .numba.frame import KERNELS
 from .parameters import D3Parameters, PairParameters, describe
 
-__all__ = ["CpuD3Term", "CpuPairTerm", "CpuSums", "Rows", "make_cpu_term"]
+__all__ = ["CpuD3Term", "CpuPairTerm", "make_cpu_term"]
 
-Array = NDArray[Any]
 _FAR = 1e100  # Å; infinity is not a number that the kernels can compare with
-
-
-@dataclass(eq=False)
-class Rows:
-    """The directed pairs within a cutoff in Å: row_ptr [N + 1], sender [≥ E] int64, vectors [≥ E, 3] float32."""
-
-    cutoff: float
-    row_ptr: Array
-    sender: Array
-    vectors: Array
-
-
-@dataclass(eq=False)
-class CpuSums:
-    """What the terms add to, float64.
-
-    Attributes:
-        energy [N] eV, forces [N, 3] eV/Å, virial [N, 9] eV of the rows.
-        charge_slope: [N] eV/e, dE/dq of predicted charges.
-    """
-
-    energy: Array
-    forces: Array
-    virial: Array
-    charge_slope: Array
-
-    @classmethod
-    def zeros(cls, num_atoms: int) -> CpuSums:
-        return cls(np.zeros(num_atoms), np.zeros((num_atoms, 3)), np.zeros((num_atoms, 9)), np.zeros(num_atoms))
 
 
 def make_cpu_term(prior: Prior, elements: Iterable[int]) -> CpuPairTerm | CpuD3Term:
@@ -67,28 +35,18 @@ def make_cpu_term(prior: Prior, elements: Iterable[int]) -> CpuPairTerm | CpuD3T
     return CpuD3Term(parameters) if isinstance(parameters, D3Parameters) else CpuPairTerm(parameters)
 
 
-class CpuPairTerm:
-    """A sum over pairs of one function of the distance.
-
-    Attributes:
-        cutoff: Å of the edges that it needs, or further; infinity for none.
-        uses_charges: it needs the charges of the network, and adds to `CpuSums.charge_slope`.
-    """
+class CpuPairTerm(CpuTerm):
+    """A sum over pairs of one function of the distance."""
 
     def __init__(self, parameters: PairParameters):
         self.parameters = parameters
         self.cutoff, self.uses_charges = parameters.cutoff, parameters.source == "predicted"
 
-    def prepare(self, system: System) -> CpuPairComposition:
-        """What depends on elements and structures.
-
-        Raises:
-            ValueError: a structure is periodic, and all pairs are summed.
-        """
-        return CpuPairComposition(self.parameters, system)
+    def prepare(self, system: System) -> CpuPairTermOf:
+        return CpuPairTermOf(self.parameters, system)
 
 
-class CpuPairComposition:
+class CpuPairTermOf(CpuTermOf):
     """A term for structures whose positions and cell alone change."""
 
     def __init__(self, parameters: PairParameters, system: System):
@@ -109,14 +67,7 @@ class CpuPairComposition:
             self._ptr = np.zeros(system.num_systems + 1, np.int64)
             self._ptr[1:] = np.bincount(self._batch, minlength=system.num_systems).cumsum()
 
-    def add(self, pos: Array, rows: Rows | None, sums: CpuSums, charges: Array | None = None) -> None:
-        """Add to the sums.
-
-        Args:
-            pos: [N, 3] Å.
-            rows: within the cutoff or further; None for all pairs.
-            charges: [N] e, predicted by the network.
-        """
+    def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
         p = self._parameters
         if p.source == "predicted":
             assert charges is not None
@@ -143,20 +94,19 @@ class CpuPairComposition:
             )  # fmt: skip
 
 
-class CpuD3Term:
+class CpuD3Term(CpuTerm):
     """D3(BJ)."""
 
-    uses_charges = False
+    cost = 35
 
     def __init__(self, parameters: D3Parameters):
         self.parameters, self.cutoff = parameters, parameters.cutoff
 
-    def prepare(self, system: System) -> CpuD3Composition:
-        """What depends on elements and structures."""
-        return CpuD3Composition(self.parameters, system)
+    def prepare(self, system: System) -> CpuD3TermOf:
+        return CpuD3TermOf(self.parameters, system)
 
 
-class CpuD3Composition:
+class CpuD3TermOf(CpuTermOf):
     """D3(BJ) for structures whose positions and cell alone change."""
 
     def __init__(self, parameters: D3Parameters, system: System):
@@ -171,8 +121,8 @@ class CpuD3Composition:
         self._weights, self._mixed = np.empty((n, 8)), np.empty((n, len(self._reference), 2, 8))
         self._by_coordination = np.empty(n)
 
-    def add(self, pos: Array, rows: Rows, sums: CpuSums, charges: Array | None = None) -> None:
-        """As `CpuPairComposition.add`."""
+    def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
+        assert rows is not None
         p = self._parameters
         edges = rows.row_ptr, rows.sender, rows.vectors, self._z, self._elements
         limits = _limit(rows, p.cutoff), p.start, p.inverse
@@ -184,6 +134,6 @@ class CpuD3Composition:
         coordination_forces(*edges, self._by_coordination, *limits, sums.energy, sums.forces, sums.virial)
 
 
-def _limit(rows: Rows, cutoff: float) -> float:
+def _limit(rows: CpuRows, cutoff: float) -> float:
     """Å from which on edges do not count: rows of the term's own list end where it ends, to the last bit."""
     return _FAR if rows.cutoff <= cutoff else cutoff
