@@ -1,4 +1,4 @@
-"""ensemble.json: which model files make an ensemble, each with its checksum."""
+"""ensemble.json: the model files of an ensemble, with their checksums."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data: labelled structures from files, in the package's units, checked."""
+"""Data: labelled structures from files, checked and converted to the package's units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sample must satisfy before anything is trained on it."""
+"""Checks of every sample before training."""
 
 from __future__ import annotations
 

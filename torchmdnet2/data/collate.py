@@ -1,4 +1,4 @@
-"""Several samples as one batch, and some of a batch."""
+"""Joining samples to a batch, and selecting structures of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether forces and stress are derivatives of the energies beside them: signs and units are easily mistaken."""
+"""Consistency checks: forces and stress must be derivatives of the energies. They find wrong signs and units."""
 
 from __future__ import annotations
 

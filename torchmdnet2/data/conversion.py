@@ -1,4 +1,4 @@
-"""Declared units and label keys: what a file's numbers are multiplied by, and which of its entries are read."""
+"""Declared units and label keys: conversion factors of a file, and the entries that are read from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sets: samples by index, some of them, several after each other."""
+"""Data sets: samples by index, subsets and concatenations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Neighbor lists in flat files beside the frames that they belong to."""
+"""Neighbor lists, stored in flat files with the cached frames."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of single frames in flat files beside the frames that they belong to."""
+"""Statistics of single frames, stored in flat files with the cached frames."""
 
 from __future__ import annotations
 

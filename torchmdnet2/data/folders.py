@@ -1,4 +1,4 @@
-"""Folders that are made once: complete or not there, with a checked index.json."""
+"""Folders written atomically: complete or absent, with an index.json that has a checksum."""
 
 from __future__ import annotations
 

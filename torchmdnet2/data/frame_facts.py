@@ -1,4 +1,4 @@
-"""What single frames contribute to the statistics of a data set: found in one pass, for any choice of frames.
+"""Contribution of each frame to the statistics of a data set, computed in one pass, for any choice of frames.
 
 Shapes: S frames, K elements.
 """

@@ -1,4 +1,4 @@
-"""Readers go through a source once, from front to back, a bounded number of frames at a time."""
+"""Readers: they read a source once, in order, a bounded number of frames at a time."""
 
 from __future__ import annotations
 

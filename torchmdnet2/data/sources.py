@@ -1,4 +1,4 @@
-"""From files to a data set: which reader reads what, and when a cache made earlier can be used again."""
+"""Caches of data files: where they are, and whether an existing one is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frames train, which validate, which test: lists of indices, kept in a JSON file.
+"""Splits into training, validation and test frames: lists of indices, stored in a JSON file.
 
 The file has an entry per subset: {"train": {"files": […], "fingerprint": "…", "indices": […]}, …}.
 """

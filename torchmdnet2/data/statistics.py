@@ -1,4 +1,4 @@
-"""What is in a data set, in numbers; all sums are in float64."""
+"""Statistics of a data set; all sums are in float64."""
 
 from __future__ import annotations
 

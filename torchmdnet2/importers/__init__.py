@@ -1,4 +1,4 @@
-"""Models of other programs, read safely."""
+"""Import of models of other programs without executing anything."""
 
 from .export import export_checkpoint, export_state
 from .torchmd_net import convert, import_checkpoint, read_checkpoint

@@ -1,4 +1,4 @@
-"""The way back: a potential as a checkpoint that TorchMD-Net 3.x reads, where an exact equivalent exists."""
+"""Export of a potential as a checkpoint for TorchMD-Net 3.x, if an exact equivalent exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version of TorchMD-Net wrote a TensorNet, proved from what the checkpoint holds.
+"""Detection of the version of TorchMD-Net that wrote a TensorNet, from the tensors of the checkpoint.
 
 Version 3 changed two things that no name tells: the order of the rows of some linear layers, (F, 3) before and (3, F)
 since, and the sign of the antisymmetric part of the embedding (which only SO(3) models feel).

@@ -1,4 +1,4 @@
-"""What the Transformer and the Equivariant Transformer share.
+"""Layers shared by the Transformer and the Equivariant Transformer.
 
 Source: P. Thölke, G. De Fabritiis, "TorchMD-NET: Equivariant Transformers for Neural Network based Molecular
 Potentials", ICLR 2022, arXiv 2202.02541.

@@ -1,4 +1,4 @@
-"""What a model is made of: a representation that turns a structure into per-atom features, and a head that reads them.
+"""Parts of a model: a representation turns a structure into per-atom features, a head reads them.
 
 Shapes: N atoms, E directed edges, B structures, F features.
 """

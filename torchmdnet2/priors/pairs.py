@@ -1,4 +1,4 @@
-"""Sums over pairs of atoms, which the priors share.
+"""Pair lists and sums over pairs, shared by the priors.
 
 Shapes: N atoms, E directed edges.
 """
