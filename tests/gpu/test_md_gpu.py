@@ -3,6 +3,7 @@ edges), R10 (drift), R11 (only finite frames), R19 and R20 (restarts to the bit)
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -180,7 +181,7 @@ def test_more_room_in_the_middle(potential, tmp_path):
             return result
 
     o = MDOptions(160, timestep=1.0, every=40, output=f"{tmp_path}/g")
-    simulation = Watched(weak, frame, o, "cuda", None, None, None, None)
+    simulation = Watched((copy.deepcopy(weak).to("cuda"), None), frame, o, None, None, None)
     first = simulation.engine.step.capacity
     here = simulation.run()
     assert captures[0][0] >= 2 and captures[0][1] > 1.5 * first

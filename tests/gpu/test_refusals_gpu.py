@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -61,12 +62,17 @@ def test_looking_does_not_wait(make):
     system = water()
     step = evaluator.bind(system)
     evaluator(system), evaluator(system)
+    moved = system.replace(pos=system.pos + 0.01)
     torch.cuda.set_sync_debug_mode("error")
     try:
         step.replay()
-        evaluator(system.replace(pos=system.pos + 0.01))
+        torch.cuda.set_sync_debug_mode("warn")
+        with warnings.catch_warnings(record=True) as waits:
+            warnings.simplefilter("always")
+            evaluator(moved)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in waits if "synchronizing" in str(w.message)]) == 1
 
 
 def test_two_atoms_at_the_same_place_in_the_first_structure():
