@@ -25,7 +25,7 @@ MIXED = {
 }
 
 
-def in_halves(tiles: Tiles, shape: Block) -> Tiles:
+def split_fp16(tiles: Tiles, shape: Block) -> Tiles:
     """Products in half precision: all but the last of the read-out, whose block takes all columns."""
     names = [k for k, v in vars(tiles).items() if isinstance(v, Block) and k != "readout"]
     return replace(tiles, **dict.fromkeys(names, shape))
@@ -94,12 +94,20 @@ if __name__ == "__main__":
     case("images of itself, O(3)", "O(3)", system(2, TINY, 0.0), hundreds)
     case("one atom", "O(3)", system(1, None, 0.0), hundreds)
     case("rows and lanes side by side", "O(3)", system(5, BOX, 0.0), replace(tens, **MIXED))
-    case("matrix units", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
+    case("Tensor Cores", "SO(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32))
     case("256 channels", "O(3)", system(2, None, 0.0), Tiles.for_atoms(100_000, 256), 256)
-    case("halves, parts of K", "SO(3)", system(3, BOX, -1.0), in_halves(hundreds, Block(8, 32, 32, 4, 1, 2)))
+    case("split fp16, parts of K", "SO(3)", system(3, BOX, -1.0), split_fp16(hundreds, Block(8, 32, 32, 4, 1, 2)))
     case(
-        "halves, two programs", "O(3)", system(9, None, 0.0), in_halves(Tiles.for_atoms(1000, 32), Block(8, 32, 16, 2))
+        "split fp16, two programs",
+        "O(3)",
+        system(9, None, 0.0),
+        split_fp16(Tiles.for_atoms(1000, 32), Block(8, 32, 16, 2)),
     )
     case(
-        "halves, tiny energies", "O(3)", system(2, None, 0.0), in_halves(hundreds, Block(8, 32, 32, 4, 1, 2)), 32, 1e-9
+        "split fp16, tiny energies",
+        "O(3)",
+        system(2, None, 0.0),
+        split_fp16(hundreds, Block(8, 32, 32, 4, 1, 2)),
+        32,
+        1e-9,
     )

@@ -1,4 +1,4 @@
-"""Energies of a thousand atoms and more: how the matrix units add, and how long the sums are that are left to them."""
+"""Energies of a thousand atoms and more: how Tensor Cores add, and how long the sums are that are left to them."""
 
 from __future__ import annotations
 

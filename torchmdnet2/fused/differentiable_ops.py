@@ -1,9 +1,9 @@
-"""Multilinear forms: operations whose derivatives of every order are operations of the same kind.
+"""Operations with derivatives of every order: multilinear ones, and functions of one tensor.
 
 Training on forces differentiates the network twice. The operations of TensorNet between its matrix products are
 multilinear: with a cotangent g of the result, T(a, b, …, g) is linear in each argument, and the result is ∂T/∂g.
-The gradient of ∂T/∂(slot k) with cotangent u is ∂T/∂(slot l) with u in slot k, so that the partial derivatives of T
-are all that ever has to be written: first and second (and any further) derivatives come from the same few kernels.
+The gradient of ∂T/∂(slot k) with cotangent u is ∂T/∂(slot l) with u in slot k. Only the partial derivatives of T are
+therefore needed: first, second and higher derivatives run on the same kernels.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...triton_launch import FUSED_ARITHMETIC
 from ..fast_path import Atoms, Edges, GpuNetwork
 from .launch_shapes import Block, MessageTile, Tiles
-from .packed_weights import HalfWeights, PackedWeights
+from .packed_weights import PackedWeights, SplitWeights
 from .triton import force, message, node, scalar
 from .weights import FrozenTensorNet
 
@@ -73,7 +73,7 @@ class FusedTensorNet(GpuNetwork):
 
     Args:
         weights: the prepared model.
-        precision: "tf32x3" (float32-accurate on the matrix units), "tf32" or "ieee".
+        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
 
     Attributes:
         unit: eV, a power of two. Energies and their gradients are computed in it, so that those are near 1 whatever the
@@ -100,7 +100,7 @@ class FusedTensorNet(GpuNetwork):
         w, tiles = self.weights, shapes
         f, layers = w.channels, w.num_layers
         if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
-            _ = self._halves  # a step launches and does nothing else
+            _ = self._split  # a step launches and does nothing else
         n = max(num_atoms, 1)
         capacity = max(capacity, 1)  # a multiple of 16 keeps rows of the edge arrays aligned
 
@@ -241,12 +241,12 @@ class FusedTensorNet(GpuNetwork):
         )  # fmt: skip
 
     @cached_property
-    def _halves(self) -> HalfWeights:
-        return HalfWeights(self.weights)
+    def _split(self) -> SplitWeights:
+        return SplitWeights(self.weights)
 
-    def _packed(self, block: dict[str, Any]) -> PackedWeights | HalfWeights:
+    def _packed(self, block: dict[str, Any]) -> PackedWeights | SplitWeights:
         """The packed weights for kernels of these blocks."""
-        return self._halves if block["BM"] == 8 else self.packed
+        return self._split if block["BM"] == 8 else self.packed
 
     def _message(self, n: int, tiles: Tiles, walk: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a message kernel."""

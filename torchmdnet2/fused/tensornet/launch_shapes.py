@@ -1,7 +1,7 @@
 """Block shapes of the fused kernels by system size, as measured on one NVIDIA H200 (docs/performance.md).
 
-Few atoms need parallelism within an atom (slices of channels, edges side by side, one atom per program in the
-products); many atoms need reuse of what is loaded (atoms side by side, matrix units).
+Few atoms need parallelism within an atom: slices of channels, several edges at once, one atom per program in the
+products. Many atoms need reuse of what is loaded: several atoms at once, Tensor Cores.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Block", "MessageTile", "Tiles"]
 
 @dataclass(frozen=True)
 class MessageTile:
-    """Of a message kernel: atoms × edges of an atom × channels at a time, and warps."""
+    """Of a message kernel: atoms × edges of an atom × channels at a time, and number of warps."""
 
     atoms: int
     edges: int
@@ -31,11 +31,10 @@ class MessageTile:
 class Block:
     """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
 
-    rows = 1, 2 or 4 do without the matrix units; split is then the number of columns of a thread, 1 or 2
-    (cuda_core_products.py). All but `readout` also know 8 rows, float32-accurate in half precision
-    (split_fp16_products.py), with
-    split · cols/16 warps; split is then the number of parts of the sum that are computed side by side, and above 1 the
-    whole sum is taken at once. From 16 rows on numbers are multiplied as FusedTensorNet.precision says, and split is 1.
+    rows = 1, 2 or 4: on CUDA cores (cuda_core_products.py); split is the number of columns of a thread, 1 or 2.
+    rows = 8: on Tensor Cores in split fp16 (split_fp16_products.py), with split · cols/16 warps, for all kernels but
+    `readout`; split is the number of parts of the sum that are computed side by side, and above 1 the whole sum is
+    taken at once. rows = 16 or more: on Tensor Cores with FusedTensorNet.precision, split is 1.
 
     Raises:
         ValueError: split is above 1 with 16 rows or more.
@@ -72,7 +71,7 @@ class Tiles:
     interaction: MessageTile = MessageTile(16, 1, 32, 16)
     message_backward: MessageTile = MessageTile(1, 1, 32, 1)
     embedding_backward: MessageTile = MessageTile(1, 2, 64, 1)
-    # sums of 32 by themselves here, in the gate and the read-out: the matrix units round towards zero, energies shift
+    # sums of 32 by themselves here, in the gate and the read-out: Tensor Cores round towards zero, energies shift
     hidden: Block = Block(32, 64, 32, 4, 1)
     gate: Block = Block(16, 64, 32, 4, 3)
     gate_backward: Block = Block(32, 64, 32, 4, 3)
@@ -109,13 +108,13 @@ def _limit(shape: Block, channels: int) -> Block:
     cols, split, warps = min(shape.cols, channels), shape.split, shape.warps
     if shape.at_once and channels > 128:  # as many weights in the registers as for 128 channels
         cols = max(cols * 128 // channels, 16 if shape.rows == 8 else 4)
-    if shape.rows == 8:  # the matrix units take sixteen numbers of a sum in half precision
+    if shape.rows == 8:  # Tensor Cores take sixteen numbers of a sum in half precision
         split = min(split, channels // 16)
         warps = max(1, split * cols // 16)
     return replace(shape, cols=cols, depth=min(shape.depth, channels), warps=warps, split=split)
 
 
-_FEW = Block(1, 16, 128, 4, 1, 2)
+_CUDA_CORES = Block(1, 16, 128, 4, 1, 2)
 _TENS = Tiles(
     overlap=2,
     embedding=MessageTile(1, 16, 16, 2),
@@ -128,57 +127,57 @@ _TENS = Tiles(
     readout=Block(1, 64, 128, 4),
     readout_gradient=Block(1, 16, 128, 4),
     embedding_mix=Block(1, 8, 128, 2),
-    mix=_FEW,
-    update=_FEW,
-    gradient_product=_FEW,
-    gradient_mix=_FEW,
-    gradient_embedding=_FEW,
+    mix=_CUDA_CORES,
+    update=_CUDA_CORES,
+    gradient_product=_CUDA_CORES,
+    gradient_mix=_CUDA_CORES,
+    gradient_embedding=_CUDA_CORES,
 )
-_HALVES = Block(8, 16, 32, 4, 1, 4)
-_WIDE_HALVES = Block(8, 32, 32, 8, 1, 4)
+_SPLIT = Block(8, 16, 32, 4, 1, 4)
+_WIDE_SPLIT = Block(8, 32, 32, 8, 1, 4)
 _HUNDREDS = Tiles(
     overlap=2,
     embedding=MessageTile(1, 8, 32, 4),
     interaction=MessageTile(1, 8, 32, 2),
     message_backward=MessageTile(1, 8, 32, 2),
     embedding_backward=MessageTile(1, 16, 32, 4),
-    hidden=_WIDE_HALVES,
-    gate_backward=_HALVES,
-    readout_hidden=_WIDE_HALVES,
+    hidden=_WIDE_SPLIT,
+    gate_backward=_SPLIT,
+    readout_hidden=_WIDE_SPLIT,
     readout=Block(1, 64, 128, 4),
-    readout_gradient=_WIDE_HALVES,
-    embedding_mix=_HALVES,
-    mix=_WIDE_HALVES,
-    update=_HALVES,
-    gradient_product=_HALVES,
-    gradient_mix=_HALVES,
-    gradient_embedding=_WIDE_HALVES,
+    readout_gradient=_WIDE_SPLIT,
+    embedding_mix=_SPLIT,
+    mix=_WIDE_SPLIT,
+    update=_SPLIT,
+    gradient_product=_SPLIT,
+    gradient_mix=_SPLIT,
+    gradient_embedding=_WIDE_SPLIT,
 )
 _THOUSAND = Tiles(
     message_backward=MessageTile(16, 1, 32, 16),
     embedding_backward=MessageTile(1, 2, 64, 1),
-    hidden=_WIDE_HALVES,
-    gate_backward=_HALVES,
-    readout_hidden=_WIDE_HALVES,
-    readout_gradient=_WIDE_HALVES,
+    hidden=_WIDE_SPLIT,
+    gate_backward=_SPLIT,
+    readout_hidden=_WIDE_SPLIT,
+    readout_gradient=_WIDE_SPLIT,
     embedding_mix=Block(16, 64, 16, 4, 3),
-    mix=_WIDE_HALVES,
-    update=_WIDE_HALVES,
-    gradient_product=_WIDE_HALVES,
-    gradient_mix=_WIDE_HALVES,
-    gradient_embedding=_WIDE_HALVES,
+    mix=_WIDE_SPLIT,
+    update=_WIDE_SPLIT,
+    gradient_product=_WIDE_SPLIT,
+    gradient_mix=_WIDE_SPLIT,
+    gradient_embedding=_WIDE_SPLIT,
 )
 _THOUSANDS = Tiles(
     interaction=MessageTile(1, 4, 32, 1),
     embedding_backward=MessageTile(1, 2, 64, 1),
-    hidden=_WIDE_HALVES,
-    readout_hidden=_WIDE_HALVES,
-    readout_gradient=_WIDE_HALVES,
+    hidden=_WIDE_SPLIT,
+    readout_hidden=_WIDE_SPLIT,
+    readout_gradient=_WIDE_SPLIT,
     embedding_mix=Block(16, 64, 32, 4, 2),
-    mix=_WIDE_HALVES,
-    update=_WIDE_HALVES,
-    gradient_product=_WIDE_HALVES,
-    gradient_mix=_WIDE_HALVES,
-    gradient_embedding=_WIDE_HALVES,
+    mix=_WIDE_SPLIT,
+    update=_WIDE_SPLIT,
+    gradient_product=_WIDE_SPLIT,
+    gradient_mix=_WIDE_SPLIT,
+    gradient_embedding=_WIDE_SPLIT,
 )
 _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))

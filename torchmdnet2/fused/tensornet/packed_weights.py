@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .weights import FrozenTensorNet
 
-__all__ = ["HalfWeights", "PackedWeights", "pack", "pack_halves"]
+__all__ = ["PackedWeights", "SplitWeights", "pack", "pack_split"]
 
 
 def pack(w: Tensor) -> Tensor:
@@ -49,10 +49,10 @@ class PackedWeights(_Maps):
         self.readout = pack(w.readout[2])
 
 
-def pack_halves(w: Tensor) -> Tensor:
+def pack_split(w: Tensor) -> Tensor:
     """[.., K, N] → [.., 2, N/16, K/16, 8, 4, 8] float16, with W = high + low/2048.
 
-    Eight numbers of a thread of the matrix units: columns n and n + 8, k, k + 1, k + 2, k + 3 of 16 columns and 16 k.
+    Eight numbers of a thread of Tensor Cores: columns n and n + 8, k, k + 1, k + 2, k + 3 of 16 columns and 16 k.
     """
     k, n = w.shape[-2:]
     w = w.unflatten(-2, (k // 16, 4, 2, 2)).unflatten(-1, (n // 16, 2, 8))  # [.., k/16, 4, 2, 2, n/16, 2, 8]
@@ -68,9 +68,9 @@ def pack_halves(w: Tensor) -> Tensor:
     return torch.stack([high, ((w.double() - high.double()) * 2048).half()], kept)
 
 
-class HalfWeights(_Maps):
-    """All matrices but the last of the read-out, as `pack_halves` gives them, sums over 3F in three parts."""
+class SplitWeights(_Maps):
+    """All matrices but the last of the read-out, as `pack_split` gives them, sums over 3F in three parts."""
 
     def __init__(self, w: FrozenTensorNet):
         f = w.channels
-        super().__init__(w, lambda m: pack_halves(m.unflatten(0, (3, f)) if m.shape[0] == 3 * f else m))
+        super().__init__(w, lambda m: pack_split(m.unflatten(0, (3, f)) if m.shape[0] == 3 * f else m))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...models.tensornet import TensorNet
 
-__all__ = ["FilterTable", "FrozenTensorNet", "tabulate", "why_not_fused"]
+__all__ = ["FilterTable", "FrozenTensorNet", "tabulate"]
 
 
 Filters = Callable[[Tensor], Tensor]
@@ -107,22 +107,6 @@ def _slope_error(filters: Filters, table: FilterTable) -> float:
     t, segments = (place * h)[:, None, None], tabulate(filters, table)[:-1]
     error = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3]) - exact
     return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
-
-
-def why_not_fused(model: nn.Module, dtype: torch.dtype) -> str:
-    """ "" when the fused kernels can run this representation, else the reason."""
-    if not isinstance(model, TensorNet):
-        return f"there are no fused kernels for {type(model).__name__}"
-    if dtype != torch.float32:
-        return f"the fused kernels compute in float32, the model is {dtype}"
-    f = model.hidden_channels
-    if f < 32 or f & (f - 1):
-        return f"the fused kernels need hidden_channels to be a power of two of at least 32, not {f}"
-    if not isinstance(model.act, nn.SiLU):
-        return "the fused kernels have the activation silu only"
-    if len(model.layers) == 0 or model.envelope.lower > 0:
-        return "the fused kernels need at least one interaction layer and no lower cutoff"
-    return ""
 
 
 class FrozenTensorNet:

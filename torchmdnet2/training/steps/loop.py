@@ -17,13 +17,13 @@ from .muon import Muon
 from .network import PackedNetwork
 from .optimizers import AdamW
 from .packed_frames import PackedFrames
-from .packing import frame_bytes, pack, reason_against
+from .packing import frame_bytes, pack, unsupported_reason
 from .replay import EvaluationPass, GraphedPass, TrainingPass
 
 if TYPE_CHECKING:
     from .trainer import Trainer
 
-__all__ = ["PackedLoop", "pays_on_cpu", "wants_numba", "why_not_packed"]
+__all__ = ["PackedLoop", "pays_on_cpu", "unsupported_training", "wants_numba"]
 
 _CHECK_EVERY = 25
 _SAMPLE = 200
@@ -31,11 +31,11 @@ _CPU_ROOM = 2**31
 """Bytes of frames that are packed on a CPU, whose free memory is not known."""
 
 
-def why_not_packed(trainer: Trainer) -> str | None:
+def unsupported_training(trainer: Trainer) -> str | None:
     """Why a training cannot be packed on its device, in words; None when it can."""
     loss = trainer.config.loss
     labels = [n for n in trainer.train[0].sample.labels if loss.weight(n) > 0 or loss.final.weight(n) > 0]
-    reason = reason_against(trainer.potential, labels)
+    reason = unsupported_reason(trainer.potential, labels)
     if reason is None and not isinstance(trainer.optimizer, AdamW | Muon):
         reason = f"the optimizer {type(trainer.optimizer).__name__}"
     if reason is None:

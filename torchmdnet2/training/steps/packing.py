@@ -17,13 +17,13 @@ from .batches import Batch, Frames, in_order
 from .loss import frame_weights
 from .packed_frames import PackedFrames, Part
 
-__all__ = ["frame_bytes", "pack", "reason_against"]
+__all__ = ["frame_bytes", "pack", "unsupported_reason"]
 
 _AT_ONCE = 512
 LABELS = ("energy", "forces", "stress")
 
 
-def reason_against(potential: Potential, labels: Sequence[str]) -> str | None:
+def unsupported_reason(potential: Potential, labels: Sequence[str]) -> str | None:
     """Why a training cannot run on packed frames, in words; None when it can.
 
     Args:

@@ -181,9 +181,9 @@ class Trainer:
         """
         if self.device.type == "cuda" and find_spec("triton") is None:  # comes with PyTorch for GPUs
             return "a missing package (pip install triton)"
-        from .loop import PackedLoop, why_not_packed
+        from .loop import PackedLoop, unsupported_training
 
-        reason = why_not_packed(self)
+        reason = unsupported_training(self)
         if reason is None:
             self.packed = PackedLoop(self, devices)
         return reason

@@ -1,8 +1,8 @@
 """Tensor algebra of TensorNet on nine components for the CPU: numba functions, inlined into the kernels.
 
-The same functions as algebra.py (Triton), on scalars: a field of 3×3 tensors is the nine components of
-models/tensornet.py, passed as tuples, which the compiler keeps in registers and works on for several channels at once.
-Constants are float32: numba would else compute in float64.
+They are the functions of triton/algebra.py on scalars. A 3×3 tensor is passed as a tuple of its nine components
+(models/tensor_algebra.py); the compiler keeps them in registers and processes several channels at once. Constants are
+float32, since numba would compute in float64 otherwise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The edges of one atom, on the CPU: numba functions, inlined into the kernels of cpu_steps.py.
+"""The edges of one atom, on the CPU: numba functions, inlined into the kernels of steps.py.
 
-Each walks one CSR row, and adds into the atom's own row: nothing is shared between threads, and the sums have
-the same order every time. Filters are cubics from the tables [knots, 12F] (see message.py, the Triton version);
-inner loops run over contiguous channels, so that the compiler vectorises them.
+Each function reads one CSR row and adds to the atom's own row. Threads share nothing, and sums always have the same
+order. Filters are cubic polynomials from the tables [knots, 12F] (see triton/message.py). Inner loops run over
+contiguous channels, so that the compiler vectorises them.
 
 Shapes: F channels (a constant when compiled), E edges. Rows of fields are [9F], all float32.
 """

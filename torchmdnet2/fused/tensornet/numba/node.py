@@ -1,7 +1,7 @@
-"""What happens in an atom, on the CPU: channel mixing, layer norms, activations, products and their gradients.
+"""Operations of single atoms on the CPU: channel mixing, layer norms, activations, products and their gradients.
 
-Numba functions, inlined into the kernels of cpu_steps.py. They work on ROWS atoms at a time, so that the weights are
-read once for all of them and what one function writes is still in the cache for the next.
+These are numba functions, inlined into the kernels of steps.py. They process ROWS atoms at a time: the weights are read
+once for all of them, and results are still in the cache for the next function.
 
 Shapes: F channels (a constant when compiled). Fields are [N, 9F], float32, N a multiple of ROWS.
 """

@@ -1,7 +1,7 @@
-"""The kernels of TensorNet on the CPU, compiled by numba for a number of channels. Forward and hand-written backward.
+"""The kernels of TensorNet on the CPU, compiled by numba for a number of channels: forward and hand-written backward.
 
-Threads share out the atoms, ROWS at a time; a kernel ends where atoms need what their neighbors have computed. Every
-atom writes its own rows, and sums have the same order every time: results do not depend on the number of threads.
+Threads share the atoms, ROWS at a time. A kernel ends where atoms need results of their neighbors. Each atom writes its
+own rows, and sums always have the same order: results do not depend on the number of threads.
 
 Shapes: N atoms (fields padded to a multiple of ROWS), E edges, F channels, H = F/2. Fields are [N, 9F] float32.
 """

@@ -1,4 +1,4 @@
-"""The embedding of TensorNet as a form: tensors from the geometry of the pairs of atoms.
+"""The embedding of TensorNet as a multilinear operation: tensors from the geometry of the pairs of atoms.
 
 Shapes as in pair_ops.py.
 """

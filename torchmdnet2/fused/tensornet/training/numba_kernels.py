@@ -1,9 +1,10 @@
-"""Kernels of the forms on the CPU, compiled by numba: each reads its fields once, and makes nothing in between.
+"""Kernels of the training operations on the CPU, compiled by numba. Each reads its fields once and stores no
+intermediate results.
 
-The counterpart of the Triton kernels in node_ops.py, tensor_ops.py, pair_ops.py and embedding_op.py, for
+They are the counterpart of the Triton kernels in node_ops.py, tensor_ops.py, pair_ops.py and embedding_op.py, for
 O(3), in float32 and float64. Sums run row by row, on one thread, always in the same order.
 
-Kernels over pairs do those that are real, and leave the rows of the others and of an atom itself.
+Kernels over pairs process real pairs only; rows of unused pairs and of an atom with itself are left unchanged.
 
 Shapes: M atoms, P pairs, F features. Fields of tensors are [9, M, F], filters [P + 1, 3, F], geometry [P + 1, 9].
 """

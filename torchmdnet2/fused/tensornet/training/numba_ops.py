@@ -1,4 +1,5 @@
-"""The forms of TensorNet on the CPU, for O(3): as in node_ops.py and its neighbors, with numba_kernels.py.
+"""The training operations of TensorNet on the CPU, for O(3): those of node_ops.py, tensor_ops.py, pair_ops.py and
+embedding_op.py with the kernels of numba_kernels.py.
 
 Importing it needs numba. Shapes: M atoms, P pairs, F features.
 """

@@ -1,8 +1,8 @@
-"""Messages between atoms: operations over pairs.
+"""Multilinear operations over pairs of atoms: messages.
 
 Shapes: M atoms, P pairs (each unordered pair once), E directed edges, F features. Fields of 3×3 tensors are
 [9, M, F], see node_ops.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
-No sum is left to atomics: rows of edges are summed atom by atom, so that results do not vary from run to run.
+There are no atomics: rows of edges are summed atom by atom, so that results are reproducible.
 """
 
 from __future__ import annotations

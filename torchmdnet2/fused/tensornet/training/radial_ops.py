@@ -1,7 +1,7 @@
-"""Radial basis, cutoff function and geometry of pairs, as functions of fixed vectors.
+"""Radial basis, cutoff function and geometry of pairs.
 
-In training the vectors r of the pairs do not change: the values and their derivatives are constants. What is left to
-differentiate are the linear maps between cotangents of the values and of r.
+Positions are fixed in training, so radial values and slopes are precomputed. Only linear maps between the cotangents of
+the values and of the vectors r are differentiated.
 
 Shapes: P pairs, R radial functions. Rows are P + 1: the last is an atom and itself, at distance 0.
 """

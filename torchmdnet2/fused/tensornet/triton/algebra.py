@@ -1,6 +1,6 @@
 """Tensor algebra of TensorNet on nine components, channel by channel, for Triton kernels.
 
-A field of 3×3 tensors is nine components (tensors.py): i, a01, a02, a12, s00, s01, s02, s11, s12. Each
+A field of 3×3 tensors is nine components (models/tensor_algebra.py): i, a01, a02, a12, s00, s01, s02, s11, s12. Each
 function takes and returns them as separate values, so that they stay in registers. The plain-PyTorch versions in
 tensors.py are the specification; `adjoint` functions are the transposes of the linear maps there.
 """
@@ -246,7 +246,7 @@ def load9(base, mask, F: tl.constexpr):
 
 @triton.jit
 def load9_early(base, mask, F: tl.constexpr):
-    """`load9` past the L1 cache, for what is read before `after_previous` (launch.py)."""
+    """`load9` past the L1 cache, for what is read before `after_previous` (triton_launch.py)."""
     return (
         tl.load(base, mask, other=0.0, cache_modifier=".cg"),
         tl.load(base + F, mask, other=0.0, cache_modifier=".cg"),

@@ -1,12 +1,12 @@
-"""Products with weights for few atoms, on the ordinary units: inlined into Triton kernels.
+"""Products with weights on CUDA cores, for few atoms: inlined into Triton kernels.
 
-A thread keeps weights of G output columns in registers, four along K next to each other, and reads the atom's numbers
-as a broadcast; the sum over K runs through the registers, then over the warps. The weights do not depend on the
-kernel before, so that they are read while that one still runs (launch.py). What limits these products is the width of
-the way from the caches to the registers: two columns a thread take half the reads of one.
+Each thread keeps the weights of G output columns in registers, four neighboring entries along K together, and reads the
+atom's numbers as a broadcast. The sum over K runs first through the registers, then over the warps. Weights do not
+depend on the previous kernel, so they are read while it still runs (triton_launch.py). These products are limited by
+the bandwidth from the caches to the registers: with two columns per thread, half as much is read.
 
 Packed weights are [K/4, N, 4] for W [K, N] (packed_weights.py). Shapes: K inputs, N outputs, BN = G·H of them and
-BM atoms (1, 2 or 4) a program, G 1 or 2.
+BM atoms (1, 2 or 4) per program; G is 1 or 2.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ....triton_launch import after_previous
 
-__all__ = ["add9", "dense3_few", "dense_few", "mix_few", "weights"]
+__all__ = ["add9", "dense3_cuda", "dense_cuda", "mix_cuda", "weights"]
 
 
 @triton.jit
@@ -89,7 +89,7 @@ def mix_atom(x, atom, wi, wa, ws, vi, va, vs, F: tl.constexpr, H: tl.constexpr):
 
 
 @triton.jit
-def mix_few(
+def mix_cuda(
     x, w, num_atoms, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, G: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """X @ W by parts for the atoms of this program: nine [BM, BN]. Waits for the kernel before when it has W."""
@@ -142,7 +142,7 @@ def dense_atom(
     a, w0, w1, w2, mean, num_atoms, i: tl.constexpr, STRIDE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """The i-th atom of `dense_few`: partial sums [BN, K/4]."""
+    """The i-th atom of `dense_cuda`: partial sums [BN, K/4]."""
     at = a + atom_of(i, BM, num_atoms) * STRIDE + along(K, BN)
     mean = row_of(mean, i, BM)
     y = tl.sum((tl.load(at, cache_modifier=".cg") - mean) * w0, 2)
@@ -153,7 +153,7 @@ def dense_atom(
 
 
 @triton.jit
-def dense_few(
+def dense_cuda(
     a, w0, w1, w2, mean, num_atoms, STRIDE: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr,
 ):  # fmt: skip
@@ -180,7 +180,7 @@ def dense3_atom(a, w0, w1, w2, atom, K: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def dense3_few(a, w0, w1, w2, num_atoms, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+def dense3_cuda(a, w0, w1, w2, num_atoms, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
     """A @ W for three W: three [BM, BN]."""
     r0 = dense3_atom(a, w0, w1, w2, atom_of(0, BM, num_atoms), K, BN)
     r1, r2, r3 = r0, r0, r0

@@ -1,7 +1,7 @@
 """Building blocks of the scalar networks, inlined into Triton kernels: products with weights, layer norm, silu.
 
-A program computes BM rows × BN columns: from 16 rows on as here, by the matrix units; with 8 by them in half precision
-(halves.py); below by the ordinary units (few.py).
+A program computes BM rows × BN columns. From 16 rows on the products here run on Tensor Cores. With 8 rows they run on
+Tensor Cores in split fp16 (split_fp16_products.py), with fewer on CUDA cores (cuda_core_products.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def dot(a, b, y, PREC: tl.constexpr):
     """y + A @ B. "tf32x3" is as accurate as float32: the product of the two rests alone is left out."""
     if PREC == "tf32x3":
         a_high, b_high = leading(a), leading(b)
-        # the small terms first, and each block's sum by itself: the matrix units do not round sums to the nearest
+        # the small terms first, and each block's sum by itself: Tensor Cores do not round sums to the nearest
         part = tl.dot(a - a_high, b_high, input_precision="tf32")
         part = tl.dot(a_high, b - b_high, part, input_precision="tf32")
         return y + tl.dot(a_high, b_high, part, input_precision="tf32")
@@ -51,7 +51,7 @@ def plus(a, b):
 def settle(y, BM: tl.constexpr, BN: tl.constexpr):
     """y, laid out as loads and stores want it.
 
-    Triton would keep the layout of the matrix units through everything that follows and rearrange each tile that is
+    Triton would keep the layout of Tensor Cores through everything that follows and rearrange each tile that is
     read or written; a scan over one element is where its propagation of layouts ends.
     """
     return tl.reshape(tl.associative_scan(tl.reshape(y, (1, BM, BN)), 0, plus), (BM, BN))

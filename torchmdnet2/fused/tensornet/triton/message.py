@@ -1,14 +1,15 @@
-"""Message passing over CSR rows with tabulated radial filters: Triton kernels.
+"""Message passing over CSR rows with tabulated radial filters (Triton kernels).
 
-One program per receiver and slice of channels; it walks the edges of its row a few at a time, adds into registers
-and writes once: no atomics, no tensors of the size of the edges times channels, the same result every time.
+There is one program per receiver and slice of channels. It reads the edges of its row a few at a time, sums in
+registers and writes once. There are no atomics and no tensors of the size edges × channels, and results are
+reproducible.
 
-The radial filters are functions of the distance alone. They are read from a table [knots, 4, 3, F] of cubics
-between knots that are dense where the filters vary; the embedding finds the knot below each edge's length and the
-distance from it. Coefficients rather than values at the knots: the slope is then free of cancellation, and
-forces are as accurate as energies. Rows are not padded: work is proportional to the edges.
+The radial filters are functions of the distance alone. They are read from a table [knots, 4, 3, F] of cubic polynomials
+between knots, which are dense where the filters vary. The embedding finds the knot below each edge length and the
+distance from it. The table holds coefficients instead of values at the knots: the slope is then free of cancellation,
+and forces are as accurate as energies. Rows are not padded; the work is proportional to the number of edges.
 
-Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (tensors.py).
+Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (models/tensor_algebra.py).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def edge(sender, knot, offset, e, mask):
 
 @triton.jit
 def edge_early(sender, knot, offset, e, mask):
-    """`edge` past the L1 cache, for what is read before `after_previous` (launch.py)."""
+    """`edge` past the L1 cache, for what is read before `after_previous` (triton_launch.py)."""
     j = tl.load(sender + e, mask, other=0, cache_modifier=".cg")
     k = tl.load(knot + e, mask, other=0, cache_modifier=".cg")
     return j, k, tl.load(offset + e, mask, other=0.0, cache_modifier=".cg")

@@ -1,15 +1,16 @@
-"""Per-atom blocks of TensorNet fused around the channel-mixing matrix products: Triton kernels.
+"""Per-atom kernels of TensorNet, fused around the channel-mixing matrix products (Triton).
 
-A program holds BM atoms × 9 components × BN channels in registers: everything that is done channel by channel
-(norms, gates, tensor products, their gradients) is done on the result of the product before it is written.
+A program holds BM atoms × 9 components × BN channels in registers. All operations that act channel by channel (norms,
+gates, tensor products, their gradients) are applied to the result of the product before it is written.
 
-From 16 atoms a program the three maps of I, A and S run over the matrix units, BK of K at a time; with 8 over the same
-units in half precision, in KS parts of K (halves.py); below over the ordinary ones (few.py). Where all of K is taken at
-once, what the kernel before does not write is read before that one has ended (launch.py). PREC is the precision on the
-matrix units from 16 atoms on: "tf32x3" is as accurate as float32, "tf32" is faster, "ieee" uses the ordinary units.
+From 16 atoms per program on, the three maps of I, A and S run on Tensor Cores, BK of K at a time. With 8 atoms they run
+on Tensor Cores in split fp16, in KS parts of K (split_fp16_products.py), with fewer on CUDA cores
+(cuda_core_products.py). Kernels that take all of K at once read their weights, which the previous kernel does not
+write, before that kernel has ended (triton_launch.py). PREC is the precision on Tensor Cores from 16 atoms on: "tf32x3"
+is as accurate as float32, "tf32" is faster, "ieee" uses CUDA cores.
 
-Shapes: N atoms, F channels. Fields are [N, 9, F]; mixing weights W [3, F, F] are applied as X_part @ W[part], and come
-packed as [3, F/4, F, 4] for few atoms, [3, 2, F/16, F/16, 8, 4, 8] for 8.
+Shapes: N atoms, F channels. Fields are [N, 9, F]. Mixing weights W [3, F, F] are applied as X_part @ W[part]; they are
+packed as [3, F/4, F, 4] for fewer than 8 atoms and as [3, 2, F/16, F/16, 8, 4, 8] for 8.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from .algebra import (
     squared_norm,
     store9,
 )
-from .cuda_core_products import dense3_few, dense_few, mix_few, weights
+from .cuda_core_products import dense3_cuda, dense_cuda, mix_cuda, weights
 from .dense import dense, dot, settle, silu, silu_slope, statistics
-from .split_fp16_products import dense_halves, half_weights, mix_halves
+from .split_fp16_products import dense_split, mix_split, split_weights
 
 __all__ = [
     "embedding_mix_kernel",
@@ -55,9 +56,9 @@ def mix9(
     """
     if BM == 8:
         there = tl.minimum(rows, num_atoms - 1)
-        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_halves(x, w, there, F, BN, BK, KS, PDL)
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_split(x, w, there, F, BN, BK, KS, PDL)
     elif BM < 16:
-        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_few(x, w, num_atoms, F, BM, BN, KS, PDL)
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = mix_cuda(x, w, num_atoms, F, BM, BN, KS, PDL)
     else:
         after_previous(PDL)
         y0 = tl.zeros([BM, BN], tl.float32)
@@ -121,19 +122,19 @@ def embedding_mix_kernel(
         store9(mixed + at, m, F, y0, y1, y2, y3, y4, y5, y6, y7, y8)
         first = tl.program_id(1) * BN
         if BM == 8:
-            ih, il = half_weights(w2, first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
-            ah, al = half_weights(w2, F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
-            sh, sl = half_weights(w2, 2 * F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            ih, il = split_weights(w2, first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            ah, al = split_weights(w2, F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+            sh, sl = split_weights(w2, 2 * F + first, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
             after_previous(PDL)
             there = tl.minimum(rows, num_atoms - 1)
-            hi = dense_halves(active, ih, il, there, 2 * F, 2 * F, BN, KS)
-            ha = dense_halves(active, ah, al, there, 2 * F, 2 * F, BN, KS)
-            hs = dense_halves(active, sh, sl, there, 2 * F, 2 * F, BN, KS)
+            hi = dense_split(active, ih, il, there, 2 * F, 2 * F, BN, KS)
+            ha = dense_split(active, ah, al, there, 2 * F, 2 * F, BN, KS)
+            hs = dense_split(active, sh, sl, there, 2 * F, 2 * F, BN, KS)
         else:
             w_i, w_a = weights(w2, 3 * F, 2 * F, BN, first), weights(w2, 3 * F, 2 * F, BN, F + first)
             w_s = weights(w2, 3 * F, 2 * F, BN, 2 * F + first)
             after_previous(PDL)
-            hi, ha, hs = dense3_few(active, w_i, w_a, w_s, num_atoms, 2 * F, BM, BN)
+            hi, ha, hs = dense3_cuda(active, w_i, w_a, w_s, num_atoms, 2 * F, BM, BN)
         hi += tl.load(b2 + cols)[None, :]
         ha += tl.load(b2 + F + cols)[None, :]
         hs += tl.load(b2 + 2 * F + cols)[None, :]
@@ -311,21 +312,21 @@ def gradient_embedding_kernel(
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
         first = tl.program_id(1) * BN
         if BM == 8:
-            w_t, w_l = half_weights(w1t, first, 0, 2 * F, F, BN, 2 * F // KS, KS)
+            w_t, w_l = split_weights(w1t, first, 0, 2 * F, F, BN, 2 * F // KS, KS)
         else:
             w_t = weights(w1t, F, 2 * F, BN, first)
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, 0)
         after_previous(PDL)
         if BM == 8:
-            t = dense_halves(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+            t = dense_split(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
         else:
             zero = tl.zeros([BM, 1], tl.float32)
-            t = dense_few(dhidden, w_t, w_t, w_t, zero, num_atoms, 2 * F, 2 * F, 1, BM, BN)
+            t = dense_cuda(dhidden, w_t, w_t, w_t, zero, num_atoms, 2 * F, 2 * F, 1, BM, BN)
     else:
         g0, g1, g2, g3, g4, g5, g6, g7, g8 = mix9(dmixed, w, rows, cols, ok, num_atoms, F, BM, BN, BK, KS, PREC, PDL)
         if BM == 8:
-            w_t, w_l = half_weights(w1t, tl.program_id(1) * BN, 0, 2 * F, F, BN, 2 * F // KS, KS)
-            t = dense_halves(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+            w_t, w_l = split_weights(w1t, tl.program_id(1) * BN, 0, 2 * F, F, BN, 2 * F // KS, KS)
+            t = dense_split(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
         else:
             t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, PREC), BM, BN)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)

@@ -1,13 +1,13 @@
-"""The scalar networks of TensorNet with their gradients: the gate of the embedding and the read-out. Triton kernels.
+"""The scalar networks of TensorNet with their gradients: the gate of the embedding and the read-out (Triton kernels).
 
-Each is cut where a product needs all channels of the atom: a program computes BN outputs for BM atoms, so that few
-atoms still fill the device. The means in the gradient of a layer norm are sums over outputs of the layer after it,
-which is linear, so that they need no pass of their own:
+Each network is divided into kernels where a product needs all channels of an atom. A program computes BN outputs for BM
+atoms, so that few atoms fill the device. The means in the gradient of a layer norm are sums over the outputs of the
+next layer, which is linear; they need no extra pass:
 
     h = W n̂ + b, n̂ = γ n + β, g = γ ⊙ Wᵀ a   ⇒   Σ g = a · (W γ),   Σ g n = a · (h − b − W β).
 
-Products as in node.py. Weights come packed below 16 atoms a program (few.py; with 8, halves.py), W1 of a layer norm
-then as γ ⊙ W1; else as they are.
+Products are as in node.py. Below 16 atoms per program the weights are packed (cuda_core_products.py,
+split_fp16_products.py), and W1 after a layer norm is γ ⊙ W1.
 
 Shapes: N atoms, F channels, H = F/2 in the head.
 """
@@ -19,9 +19,9 @@ import triton.language as tl
 
 from ....triton_launch import after_previous, before_next
 from .algebra import add_square_adjoint, load9, load9_early, store9
-from .cuda_core_products import dense3_few, dense_few, weights
+from .cuda_core_products import dense3_cuda, dense_cuda, weights
 from .dense import dense, dense_normed, settle, silu, silu_slope, statistics
-from .split_fp16_products import add_dense, dense_halves, half_weights, sum_halves
+from .split_fp16_products import add_dense, dense_split, split_weights, sum_split
 
 __all__ = [
     "gate_backward_kernel",
@@ -44,17 +44,17 @@ def hidden_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     if BM == 8:
-        wh, wl = half_weights(w1, tl.program_id(1) * BN, 0, F, 2 * F, BN, F // KS, KS)
+        wh, wl = split_weights(w1, tl.program_id(1) * BN, 0, F, 2 * F, BN, F // KS, KS)
         after_previous(PDL)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
         y, small = add_dense(None, None, norm, mean, wh, wl, tl.minimum(rows, num_atoms - 1), F, F, BN, KS)
-        h = sum_halves(y, small, BN, KS) * rstd + tl.load(offset + cols)[None, :]
+        h = sum_split(y, small, BN, KS) * rstd + tl.load(offset + cols)[None, :]
     elif BM < 16:
         w = weights(w1, 2 * F, F, BN, tl.program_id(1) * BN)
         b = tl.load(offset + cols)[None, :]
         after_previous(PDL)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
-        h = dense_few(norm, w, w, w, mean, num_atoms, F, F, 1, BM, BN) * rstd + b
+        h = dense_cuda(norm, w, w, w, mean, num_atoms, F, F, 1, BM, BN) * rstd + b
     else:
         after_previous(PDL)
         mean, rstd = statistics(norm, rows, ok, eps, F, F)
@@ -77,9 +77,9 @@ def gate_kernel(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     if BM == 8:
-        wh, wl = half_weights(w2, tl.program_id(1) * BN, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
+        wh, wl = split_weights(w2, tl.program_id(1) * BN, 0, 2 * F, 3 * F, BN, 2 * F // KS, KS)
         after_previous(PDL)
-        g = dense_halves(active, wh, wl, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
+        g = dense_split(active, wh, wl, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
     else:
         after_previous(PDL)
         g = dense(active, w2, rows, cols, ok, 2 * F, 3 * F, BM, BN, BK, PREC)
@@ -101,16 +101,16 @@ def gate_backward_kernel(
     at = rows[:, None].to(tl.int64) * (2 * F) + cols[None, :]
     if BM == 8:
         first = tl.program_id(1) * BN
-        ih, il = half_weights(w2t, first, 0, F, 2 * F, BN, F // KS, KS)
-        ah, al = half_weights(w2t + 4 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
-        sh, sl = half_weights(w2t + 8 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
+        ih, il = split_weights(w2t, first, 0, F, 2 * F, BN, F // KS, KS)
+        ah, al = split_weights(w2t + 4 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
+        sh, sl = split_weights(w2t + 8 * F * F, first, 0, F, 2 * F, BN, F // KS, KS)
         slope = silu_slope(tl.load(hidden + at, ok[:, None], other=0.0, cache_modifier=".cg"))
         after_previous(PDL)
         there = tl.minimum(rows, num_atoms - 1)
         y, small = add_dense(None, None, dgate, None, ih, il, there, 3 * F, F, BN, KS)
         y, small = add_dense(y, small, dgate + F, None, ah, al, there, 3 * F, F, BN, KS)
         y, small = add_dense(y, small, dgate + 2 * F, None, sh, sl, there, 3 * F, F, BN, KS)
-        a = sum_halves(y, small, BN, KS)
+        a = sum_split(y, small, BN, KS)
     elif BM < 16:
         first = tl.program_id(1) * BN
         w0 = weights(w2t, 2 * F, F, BN, first)
@@ -118,7 +118,7 @@ def gate_backward_kernel(
         w2 = weights(w2t + 4 * F * F, 2 * F, F, BN, first)
         slope = silu_slope(tl.load(hidden + at, ok[:, None], other=0.0, cache_modifier=".cg"))
         after_previous(PDL)
-        a = dense_few(dgate, w0, w1, w2, tl.zeros([BM, 1], tl.float32), num_atoms, 3 * F, F, 3, BM, BN)
+        a = dense_cuda(dgate, w0, w1, w2, tl.zeros([BM, 1], tl.float32), num_atoms, 3 * F, F, 3, BM, BN)
     else:
         after_previous(PDL)
         a = dense(dgate, w2t, rows, cols, ok, 3 * F, 2 * F, BM, BN, BK, PREC)
@@ -139,16 +139,16 @@ def readout_hidden_kernel(
     ok = rows < num_atoms
     if BM == 8:
         first = tl.program_id(1) * BN
-        ih, il = half_weights(w1, first, 0, F, F, BN, F // KS, KS)
-        ah, al = half_weights(w1 + 2 * F * F, first, 0, F, F, BN, F // KS, KS)
-        sh, sl = half_weights(w1 + 4 * F * F, first, 0, F, F, BN, F // KS, KS)
+        ih, il = split_weights(w1, first, 0, F, F, BN, F // KS, KS)
+        ah, al = split_weights(w1 + 2 * F * F, first, 0, F, F, BN, F // KS, KS)
+        sh, sl = split_weights(w1 + 4 * F * F, first, 0, F, F, BN, F // KS, KS)
         after_previous(PDL)
         there = tl.minimum(rows, num_atoms - 1)
         mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
         y, small = add_dense(None, None, norms, mean, ih, il, there, 3 * F, F, BN, KS)
         y, small = add_dense(y, small, norms + F, mean, ah, al, there, 3 * F, F, BN, KS)
         y, small = add_dense(y, small, norms + 2 * F, mean, sh, sl, there, 3 * F, F, BN, KS)
-        h = sum_halves(y, small, BN, KS) * rstd + tl.load(offset + cols)[None, :]
+        h = sum_split(y, small, BN, KS) * rstd + tl.load(offset + cols)[None, :]
     elif BM < 16:
         first = tl.program_id(1) * BN
         w_i, w_a = weights(w1, F, F, BN, first), weights(w1 + F * F, F, F, BN, first)
@@ -156,7 +156,7 @@ def readout_hidden_kernel(
         b = tl.load(offset + cols)[None, :]
         after_previous(PDL)
         mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
-        h = dense_few(norms, w_i, w_a, w_s, mean, num_atoms, 3 * F, F, 3, BM, BN) * rstd + b
+        h = dense_cuda(norms, w_i, w_a, w_s, mean, num_atoms, 3 * F, F, 3, BM, BN) * rstd + b
     else:
         after_previous(PDL)
         mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
@@ -184,7 +184,7 @@ def readout_kernel(
         # W2ᵀ [H, F] read transposed: the products are summed along H where `a` lies
         wt = tl.load(w2t + k[None, :] * F + c[:, None])
         after_previous(PDL)
-        a = dense_few(active, w, w, w, tl.zeros([BM, 1], tl.float32), num_atoms, F, F, 1, BM, H)
+        a = dense_cuda(active, w, w, w, tl.zeros([BM, 1], tl.float32), num_atoms, F, F, 1, BM, H)
     else:
         after_previous(PDL)
         a = dense(active, w2, rows, k, ok, F, H, BM, H, BK, PREC)
@@ -224,9 +224,9 @@ def readout_gradient_kernel(
     if BM < 16:
         first = tl.program_id(1) * BN
         if BM == 8:
-            ih, il = half_weights(w1t, first, 0, F, 3 * F, BN, F // KS, KS)
-            ah, al = half_weights(w1t, F + first, 0, F, 3 * F, BN, F // KS, KS)
-            sh, sl = half_weights(w1t, 2 * F + first, 0, F, 3 * F, BN, F // KS, KS)
+            ih, il = split_weights(w1t, first, 0, F, 3 * F, BN, F // KS, KS)
+            ah, al = split_weights(w1t, F + first, 0, F, 3 * F, BN, F // KS, KS)
+            sh, sl = split_weights(w1t, 2 * F + first, 0, F, 3 * F, BN, F // KS, KS)
         else:
             w_i, w_a = weights(w1t, 3 * F, F, BN, first), weights(w1t, 3 * F, F, BN, F + first)
             w_s = weights(w1t, 3 * F, F, BN, 2 * F + first)
@@ -236,11 +236,11 @@ def readout_gradient_kernel(
         after_previous(PDL)
         if BM == 8:
             there = tl.minimum(rows, num_atoms - 1)
-            gi = dense_halves(dhidden, ih, il, there, F, F, BN, KS)
-            ga = dense_halves(dhidden, ah, al, there, F, F, BN, KS)
-            gs = dense_halves(dhidden, sh, sl, there, F, F, BN, KS)
+            gi = dense_split(dhidden, ih, il, there, F, F, BN, KS)
+            ga = dense_split(dhidden, ah, al, there, F, F, BN, KS)
+            gs = dense_split(dhidden, sh, sl, there, F, F, BN, KS)
         else:
-            gi, ga, gs = dense3_few(dhidden, w_i, w_a, w_s, num_atoms, F, BM, BN)
+            gi, ga, gs = dense3_cuda(dhidden, w_i, w_a, w_s, num_atoms, F, BM, BN)
     else:
         after_previous(PDL)
         gi = settle(dense(dhidden, w1t, rows, cols, ok, F, 3 * F, BM, BN, BK, PREC), BM, BN)
