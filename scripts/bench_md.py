@@ -25,7 +25,7 @@ from rich.console import Console
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.md.output import Row
+from torchmdnet2.md.output import TableRow
 from torchmdnet2.md.run import Simulation
 from torchmdnet2.md.state import State
 from torchmdnet2.runtime.reference import BoundStep
@@ -51,7 +51,7 @@ class TimedSimulation(Simulation):
         self.since, self.known = time.process_time(), self.state.step
         super()._advance()
 
-    def _keep(self, state: State, rows: list[Row]) -> None:
+    def _keep(self, state: State, rows: list[TableRow]) -> None:
         super()._keep(state, rows)
         now = time.process_time()
         self.blocks += now - self.since

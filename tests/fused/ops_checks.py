@@ -8,6 +8,7 @@ import torch
 
 from torchmdnet2.fused.pair_sums import Pairs, PairSum, SegmentSum
 from torchmdnet2.fused.tensornet.training.embedding_op import Embedding
+from torchmdnet2.fused.tensornet.training.network import _kernel_basis
 from torchmdnet2.fused.tensornet.training.node_ops import Inner, Mix, Product, Scale
 from torchmdnet2.fused.tensornet.training.pair_ops import Message
 from torchmdnet2.fused.tensornet.training.radial_ops import PairGeometry
@@ -17,7 +18,6 @@ from torchmdnet2.models.layers import safe_divide
 from torchmdnet2.models.radial import CosineCutoff, radial_basis
 from torchmdnet2.models.tensornet import TensorEmbedding
 from torchmdnet2.neighbors.result import safe_norm
-from torchmdnet2.training.steps.network import _kernel_basis
 
 M, F, PADDING = 7, 6, 3
 

@@ -1,8 +1,8 @@
-"""Structures with room to spare, so that a model can be replayed on tensors whose sizes never change.
+"""Structures with spare room, so that a model can be replayed on tensors whose sizes never change.
 
-A padded structure ends with two atoms more, in a structure of their own and twice the cutoff apart; the edges of a list
-that are not taken join these two. So they add nothing to any other atom, whatever the model does with its edges, and
-nothing to these two where the model goes to zero at the cutoff.
+A padded structure ends with two dummy atoms in a structure of their own, twice the cutoff apart. Unused list entries
+connect these two, so real atoms are unaffected, whatever the model does with its edges. Models that vanish at the
+cutoff give no interaction between the dummy atoms either.
 
 Shapes: N atoms, B structures, C edge capacity.
 """
@@ -25,7 +25,7 @@ SPARE_ATOMS = 2
 
 @dataclass(eq=False)
 class PaddedList(NeighborList):
-    """The pairs of a padded structure; its vectors do not depend on values that would have to be looked at."""
+    """The pairs of a padded structure; its vectors are computed without copying values to the host."""
 
     def vectors(self, system: System) -> Tensor:
         receiver, sender = self.edge_index

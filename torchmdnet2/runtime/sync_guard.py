@@ -1,4 +1,4 @@
-"""Where a computation would wait for the GPU, which a captured graph cannot do."""
+"""Finds operations that synchronise the host with the GPU, which a captured graph cannot do."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class NotCapturable(RuntimeError):
 
 
 class HostSync(NotCapturable):
-    """It would wait for the GPU; the message names the function and the operation."""
+    """An operation synchronises the host with the GPU; the message names the function and the operation."""
 
 
 class ForbidHostSync(TorchDispatchMode):
-    """Within it, operations of this thread that would wait for the GPU raise HostSync, on a CPU too.
+    """A context in which operations of this thread that would synchronise with the GPU raise HostSync, on a CPU too.
 
-    These look at values on the host, have results whose size depends on values, or copy constants to the device.
+    Such operations copy values to the host, have results whose size depends on values, or copy constants to the device.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

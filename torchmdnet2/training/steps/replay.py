@@ -1,6 +1,6 @@
-"""Training steps that the device repeats by itself: batch, forces, second derivatives, update, in one CUDA graph.
+"""Whole training steps in CUDA graphs: batch, forces, second derivatives, update of the weights.
 
-Shapes as in packed.py.
+Shapes as in packed_frames.py.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ _PROPERTIES = ("energy", "forces", "stress")
 
 
 class GraphedPass:
-    """Something done to batches of packed frames, captured once per size of batch.
+    """Work on batches of packed frames, captured in a CUDA graph once per size of batch.
 
     Args:
         store: the frames.
         frames: B, the most that a batch holds.
-        body: what to do with a batch; it must read nothing back from the device, and write its results to tensors
-            that exist beforehand.
-        warm_up: done before a capture, outside of it: compiles kernels, makes those tensors.
-        tf32: matrix products of float32 numbers rounded to 10 bits of mantissa, on tensor cores.
+        body: the work; it must not copy values to the host, and must write its results to existing tensors.
+        warm_up: done before a capture, outside of it: compiles kernels, allocates those tensors.
+        tf32: matrix products of float32 numbers rounded to 10 bits of mantissa, on Tensor Cores.
 
     On devices that are not CUDA nothing is captured.
     """
