@@ -125,7 +125,7 @@ def test_stacked_matrices_are_as_alone(fill):
 
 
 def test_groups(raw_config):
-    from torchmdnet2.training.config.parts import untrained
+    from torchmdnet2.training.config.build_potential import untrained
 
     potential = untrained(parse_config(raw_config).parts())
     names = {id(p): name for name, p in potential.named_parameters()}

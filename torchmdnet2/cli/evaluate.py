@@ -56,8 +56,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
     from ..files import written_aside
     from ..potential import Result
+    from ..training.config.build_potential import predicted_shapes
     from ..training.config.labels import label_keys, label_units
-    from ..training.config.parts import predicted_shapes
     from ..training.reporting.evaluation import evaluate
     from ..training.reporting.predictions import predicted_frames, write_frames
     from ..training.steps.batches import Batch, Frames

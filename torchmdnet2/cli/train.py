@@ -37,6 +37,6 @@ def _train(options: argparse.Namespace) -> None:
 
         run_training(config, resume=options.resume, check=options.check)
     else:
-        from ..training.run.members import run_members
+        from ..training.run.ensemble import run_members
 
         run_members(config, options.members, options.bootstrap, options.resume, options.check)

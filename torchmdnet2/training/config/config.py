@@ -20,10 +20,10 @@ from ...registry import HEADS, REPRESENTATIONS
 from ...yaml_reader import apply_override, parse_yaml
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .base_model import complete
+from .build_potential import PriorConfig, PropertyConfig, predicted_shapes, untrained
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
 from .labels import check_labels
 from .loss_config import LossConfig, Moment, epoch_of
-from .parts import PriorConfig, PropertyConfig, predicted_shapes, untrained
 from .schema import Section, first_error, homes, section_of, validate_choice
 
 __all__ = [

@@ -15,7 +15,7 @@ from ...data.outlying import Usual
 from ...potential import SYMBOLS
 from ..config.loss_config import epoch_of
 from ..steps.batches import Frames
-from .initial import reference_energies
+from .fine_tuning import reference_energies
 from .isolated import singles
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from ...errors import BadConfig, BadData
 from ...files import same_file
 from ..config.config import Config
 from ..steps.state import load_state
-from .identity import check_identity
 from .isolated import atom_files
+from .run_fingerprint import check_identity
 
 __all__ = ["BEST", "DONE", "HEADER", "STATE", "clear", "occupied", "prepare", "spare", "spare_config"]
 

@@ -13,9 +13,9 @@ from ...data import LABELS
 from ...errors import BadConfig
 from ...potential import SYMBOLS, Potential
 from ...system import System
+from ..config.build_potential import load_baselines, with_baseline
 from ..config.config import Config
 from ..config.labels import DIPOLE_NORM, property_of
-from ..config.parts import load_baselines, with_baseline
 from ..steps.batches import Frames, in_order
 
 __all__ = ["energy_scale", "fit_references", "least_norm", "potential_config"]

@@ -34,8 +34,8 @@ from ..steps.trainer import Hooks, Trainer
 from .data_notes import data_notes
 from .finish import describe, finish, package_versions
 from .folder import BEST, DONE, HEADER, STATE, clear, occupied, prepare
-from .identity import check_identity, require_alike
 from .interrupts import noticed
+from .run_fingerprint import check_identity, require_alike
 from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
 
 __all__ = ["run_training"]

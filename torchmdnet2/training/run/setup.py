@@ -15,13 +15,13 @@ from ...data import Statistics, splits_entry, statistics
 from ...errors import BadConfig, BadData
 from ...potential import SYMBOLS, Potential
 from ..config.base_model import open_base
+from ..config.build_potential import load_baselines, predicted_shapes, untrained
 from ..config.config import Config
 from ..config.labels import FRAME_LABELS, label_keys, label_units, property_of
-from ..config.parts import load_baselines, predicted_shapes, untrained
 from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
-from .initial import fine_tuned, freeze, refit_references
+from .fine_tuning import fine_tuned, freeze, refit_references
 from .isolated import atom_files, told, trusted, with_isolated
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, require_searchable, survey

@@ -25,7 +25,7 @@ from ...potential import Potential
 from ...refusals import rename
 from ...system import System
 from ..config.config import TrainingConfig
-from .message import Message
+from .worker_transport import Message
 
 __all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "measured_batches", "most_frames",
            "require_known", "training_batches"]  # fmt: skip

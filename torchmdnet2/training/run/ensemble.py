@@ -26,7 +26,7 @@ from ..config.loss_config import LossConfig
 from ..reporting.log import TrainingLog
 from ..reporting.plots import spread_picture
 from ..reporting.report import ensemble_page
-from ..reporting.spread import Spread
+from ..reporting.uncertainty import Spread
 from ..steps.batches import Loader, measured_batches
 from ..steps.distributed import Devices
 from ..steps.loss import atoms_per_system, residuals

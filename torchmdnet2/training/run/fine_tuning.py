@@ -16,7 +16,7 @@ from ...errors import BadConfig
 from ...potential import SYMBOLS, Potential
 from ...priors import Atomref
 from ...registry import did_you_mean
-from ..config.parts import load_baselines, with_baseline
+from ..config.build_potential import load_baselines, with_baseline
 from ..steps.batches import Frames, Loader, in_order
 from ..steps.trainer import Properties, predict
 from .references import least_norm, require_references
