@@ -32,9 +32,11 @@ from torchmdnet2 import Potential, checkpoint
 from torchmdnet2.data import open_dataset
 from torchmdnet2.training.config.config import Config, parse_config
 from torchmdnet2.training.reporting.evaluation import evaluate
-from torchmdnet2.training.run.run import describe, make_setup, make_trainer, own_torch_state
-from torchmdnet2.training.run.setup import Setup
+from torchmdnet2.training.run.finish import describe
+from torchmdnet2.training.run.setup import Setup, make_setup
+from torchmdnet2.training.run.start import make_trainer, own_torch_state
 from torchmdnet2.training.steps.batches import Frames
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import Hooks, Trainer
 from torchmdnet2.yaml_reader import apply_override, parse_yaml
 
@@ -103,7 +105,7 @@ class Job:
         trainer = self.trainer
         assert trainer is not None
         with lock:
-            if trainer.config.cuda_graphs and trainer.device.type == "cuda" and (reason := trainer.pack()):
+            if trainer.config.cuda_graphs and trainer.device.type == "cuda" and (reason := pack_trainer(trainer)):
                 print(f"{self.name}: steps are not replayed, because of {reason}", flush=True)
         began, said = time.time(), [0.0]
 

@@ -23,9 +23,10 @@ import torch
 from bench_parts import Row, machine
 
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
-from torchmdnet2.training.run.setup import device_of
+from torchmdnet2.training.run.setup import device_of, make_setup
+from torchmdnet2.training.run.start import make_trainer, own_torch_state
 from torchmdnet2.training.steps.distributed import Devices
+from torchmdnet2.training.steps.loop import pack_trainer
 
 GROUPS = 5
 GOAL = 0.85  # of perfect: 3.4 times on four GPUs
@@ -49,7 +50,7 @@ def measure(options: argparse.Namespace) -> None:
         )  # fmt: skip
         with own_torch_state(config):
             trainer = make_trainer(make_setup(config), None)
-        if reason := trainer.pack(devices):
+        if reason := pack_trainer(trainer, devices):
             raise RuntimeError(f"cannot be packed: {reason}")
         packed = trainer.packed
         assert packed is not None

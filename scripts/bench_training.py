@@ -22,7 +22,9 @@ import torch
 from bench_parts import Row, add_options, attempt, over, run_parts
 
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.start import make_trainer, own_torch_state
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import Trainer
 
 MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
@@ -74,7 +76,7 @@ def first_batch(trainer: Trainer, batch: int) -> list[int]:
 
 
 def replayed(trainer: Trainer, batch: int) -> Callable[[], Any]:
-    reason = trainer.pack()
+    reason = pack_trainer(trainer)
     if reason is not None or trainer.packed is None:
         raise RuntimeError(f"cannot be packed: {reason}")
     packed, chosen = trainer.packed, first_batch(trainer, batch)
@@ -113,7 +115,7 @@ def peer(trainer: Trainer, batch: int) -> Callable[[], Any]:
 def losses(path: str, replay: bool, options: argparse.Namespace) -> list[float]:
     """Of some steps with 8 frames each, 100 if there is no other wish."""
     trainer = trainer_for(path, 8, "float32", options)
-    if replay and (reason := trainer.pack()):
+    if replay and (reason := pack_trainer(trainer)):
         raise RuntimeError(f"cannot be packed: {reason}")
     epochs = -(-8 * options.steps // len(trainer.train))
     order = torch.randperm(len(trainer.train), generator=torch.Generator().manual_seed(0)).repeat(epochs)

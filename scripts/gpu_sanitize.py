@@ -75,7 +75,8 @@ def training() -> None:
     from ase.io import write
 
     from torchmdnet2.training.config.config import parse_config
-    from torchmdnet2.training.run.run import make_setup, make_trainer
+    from torchmdnet2.training.run.setup import make_setup
+    from torchmdnet2.training.run.start import make_trainer
 
     rng = np.random.default_rng(0)
     frames = []

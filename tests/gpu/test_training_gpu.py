@@ -12,7 +12,9 @@ from training.test_packed import CUTOFF, objective, packed, structures
 
 from torchmdnet2 import Potential
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.start import make_trainer, own_torch_state
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.network import PackedNetwork
 from torchmdnet2.training.steps.packed_frames import Capacity
 from torchmdnet2.training.steps.trainer import Hooks, TrainingDiverged
@@ -63,7 +65,7 @@ def trainer(tmp_path, device, packing, **changes):
     with own_torch_state(config):
         made = make_trainer(make_setup(config), tmp_path / f"state-{device}")
         if packing:
-            assert made.pack() is None
+            assert pack_trainer(made) is None
     return made
 
 
@@ -99,7 +101,7 @@ def test_resuming_gives_the_same_bits(tmp_path, optimizer):
     first.end_epoch(Hooks())
     second = trainer(tmp_path, "cuda", False, **settings)
     second.restore(second.state_path)
-    assert second.pack() is None
+    assert pack_trainer(second) is None
     second.run(Hooks())
     for a, b in zip(whole.average.parameters(), second.average.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -16,8 +16,11 @@ import yaml
 
 from torchmdnet2 import load
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.run import make_setup, make_trainer, run_training
+from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.start import make_trainer
 from torchmdnet2.training.steps.distributed import Devices
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.state import load_state
 
 
@@ -317,7 +320,7 @@ def test_a_packed_loop_releases_its_graphs_at_the_end(raw_config):
     gone: list[Graph] = []
     devices = Devices()
     trainer = make_trainer(make_setup(parse_config(raw_config)), None)
-    assert trainer.pack(devices) is None
+    assert pack_trainer(trainer, devices) is None
     graphs = [Graph(), Graph()]
     for replayed, graph in zip((trainer.packed.step, trainer.packed.measure), graphs, strict=True):
         replayed._graphs["some size"] = graph

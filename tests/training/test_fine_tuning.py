@@ -160,7 +160,7 @@ def test_kept_references(raw, base, data_file, tmp_path):
 
 def test_rates_by_depth(raw):
     raw["training"]["layer_lr_decay"] = 0.5
-    from torchmdnet2.training.run.run import make_trainer
+    from torchmdnet2.training.run.start import make_trainer
 
     trainer = make_trainer(make_setup(parse_config(raw)), None)
     deep = depths(trainer.potential)

@@ -10,7 +10,7 @@ import pytest
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run import folder as folder_module
-from torchmdnet2.training.run.folder import occupied
+from torchmdnet2.training.run.folder import exclusive_folder
 from torchmdnet2.training.run.run import run_training
 
 
@@ -100,5 +100,5 @@ def test_one_process_at_a_time(quick, tmp_path, monkeypatch):
             run_training(parse_config(quick), resume="auto")
         assert not contents(tmp_path / "run")
         other.kill()
-    with occupied(tmp_path / "run"):  # whatever ended the other one
+    with exclusive_folder(tmp_path / "run"):  # whatever ended the other one
         pass

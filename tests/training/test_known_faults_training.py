@@ -22,10 +22,12 @@ from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.run import check
 from torchmdnet2.training.run.data_notes import data_notes
 from torchmdnet2.training.run.ensemble import run_members
-from torchmdnet2.training.run.run import make_trainer, own_torch_state, run_training
+from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup, require_usable
+from torchmdnet2.training.run.start import make_trainer, own_torch_state
 from torchmdnet2.training.run.subsets import require_searchable
 from torchmdnet2.training.steps.batches import Frames
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import Hooks, predict
 
 from .conftest import REFERENCES, make_frames
@@ -226,7 +228,7 @@ def trained(raw, packing, **loss):
     with own_torch_state(config):
         trainer = make_trainer(make_setup(config), None)
         if packing:
-            assert trainer.pack() is None
+            assert pack_trainer(trainer) is None
         trainer.run(Hooks())
     return trainer
 

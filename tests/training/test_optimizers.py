@@ -197,8 +197,8 @@ def test_swa_rate_and_shares():
 
 
 def test_average_of_the_last_stage_is_the_plain_mean(raw_config):
-    from torchmdnet2.training.run.run import make_trainer, own_torch_state
     from torchmdnet2.training.run.setup import make_setup
+    from torchmdnet2.training.run.start import make_trainer, own_torch_state
     from torchmdnet2.training.steps.trainer import Hooks
 
     raw_config["training"].update(max_epochs=3, swa={"start": 2}, precision="float64")

@@ -17,7 +17,9 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.fused.tensornet.training.node_ops import Mix
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.start import make_trainer, own_torch_state
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.network import PackedNetwork
 from torchmdnet2.training.steps.packed_frames import Capacity, PackedFrames, Part, pairs_of
 from torchmdnet2.training.steps.trainer import Hooks, TrainingDiverged
@@ -139,7 +141,7 @@ def test_one_result_at_a_time(raw_config, monkeypatch):
     monkeypatch.setattr(PackedNetwork, "__call__", counted)
     with own_torch_state(parse_config(raw_config)):
         trainer = make_trainer(make_setup(parse_config(raw_config)), None)
-    assert trainer.pack() is None
+    assert pack_trainer(trainer) is None
     for _ in trainer.packed.steps([[0, 1], [2, 3]]):
         pass
     trainer.packed.validate([[0, 1]])
@@ -167,7 +169,7 @@ def trained(raw, packing: bool, **changes):
     with own_torch_state(config):
         trainer = make_trainer(make_setup(config), None)
         if packing:
-            assert trainer.pack() is None
+            assert pack_trainer(trainer) is None
         trainer.run(Hooks())
     return trainer
 
@@ -207,12 +209,12 @@ def test_resuming_gives_the_same_bits(raw_config, tmp_path, optimizer):
     with own_torch_state(config):
         whole, first, second = (make_trainer(make_setup(config), tmp_path / "state") for _ in range(3))
         for each in (whole, first):
-            assert each.pack() is None
+            assert pack_trainer(each) is None
         whole.run(Hooks())
         first.train_epoch(Hooks())
         first.end_epoch(Hooks())
         second.restore(tmp_path / "state")
-        assert second.pack() is None
+        assert pack_trainer(second) is None
         second.run(Hooks())
     assert len(second.history) == 3
     for a, b in zip(whole.average.parameters(), second.average.parameters(), strict=True):
@@ -239,7 +241,7 @@ def test_a_step_keeps_its_tensors_and_reads_its_rates_from_them(raw_config, opti
             trainer.step(next(iter(trainer.train_loader([[0, 1]]))))
             del trainer.optimizer.state[trainer.parameters[0]]
             first = {p: state["step"].clone() for p, state in trainer.optimizer.state.items() if "step" in state}
-        assert trainer.pack() is None
+        assert pack_trainer(trainer) is None
     work, groups = trainer.packed.training, len(trainer.optimizer.param_groups)
     if partial:
         assert len(trainer.optimizer.state) == len(trainer.parameters)
@@ -269,7 +271,7 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_names_the_frames(raw_co
     config = parse_config(raw_config)
     with own_torch_state(config):
         trainer = make_trainer(make_setup(config), None)
-        assert trainer.pack() is None
+        assert pack_trainer(trainer) is None
         trainer.packed.step.store._r[0] = float("inf")
         with pytest.raises(TrainingDiverged, match=r"step .* not finite"):
             trainer.train_epoch(Hooks())
@@ -282,7 +284,7 @@ def test_what_cannot_be_packed_says_why(raw_config):
     config = parse_config(raw_config)
     with own_torch_state(config):
         trainer = make_trainer(make_setup(config), None)
-    assert "ScheduleFreeAdamW" in trainer.pack()
+    assert "ScheduleFreeAdamW" in pack_trainer(trainer)
     assert trainer.packed is None
 
 
@@ -297,14 +299,16 @@ sys.modules["triton"] = sys.modules["numba"] = None
 importlib.util.find_spec = lambda name, *a: None if name in ("triton", "numba") else real(name, *a)
 import torchmdnet2.cli
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.run import make_setup, make_trainer, own_torch_state
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.start import make_trainer, own_torch_state
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import Hooks
 config = parse_config(json.load(open({str(tmp_path / "config.json")!r})))
 with own_torch_state(config):
     trainer = make_trainer(make_setup(config), None)
-    assert trainer.pack() is None
+    assert pack_trainer(trainer) is None
     trainer.run(Hooks())
     trainer.device = type("Device", (), {{"type": "cuda"}})
-    assert "pip install triton" in trainer.pack()
+    assert "pip install triton" in pack_trainer(trainer)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,6 +16,7 @@ from torchmdnet2.system import System
 from torchmdnet2.training.config.config import load_config, parse_config
 from torchmdnet2.training.reporting.card import model_card
 from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import TrainingDiverged
 
 from .conftest import REFERENCES, make_frames
@@ -190,12 +191,12 @@ def test_check_writes_nothing(raw_config, tmp_path, capsys):
 
 def test_check_of_replayed_steps(raw_config, monkeypatch, capsys):
     """What is measured on a GPU, here without one."""
-    from torchmdnet2.training.run.run import check
+    from torchmdnet2.training.run import check
 
     measure = check._measure
 
     def packed(trainer):
-        assert trainer.pack() is None
+        assert pack_trainer(trainer) is None
         return measure(trainer)
 
     monkeypatch.setattr(check, "_measure", packed)

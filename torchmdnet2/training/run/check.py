@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,14 +11,14 @@ from ...potential import SYMBOLS
 from ...units import KB
 from ..config.config import Config
 from ..config.labels import property_of
+from ..reporting.log import TrainingLog
 from ..steps.batches import training_batches
 from ..steps.distributed import Devices
 from ..steps.metrics import UNITS
+from ..steps.trainer import Trainer
 from .data_notes import closest_pair
-
-if TYPE_CHECKING:
-    from ..reporting.log import TrainingLog
-    from ..steps.trainer import Trainer
+from .setup import make_setup, require_usable
+from .start import introduce, make_trainer, own_torch_state, pack_steps
 
 __all__ = ["run_check"]
 
@@ -38,9 +37,6 @@ def run_check(config: Config, log: TrainingLog) -> None:
     Raises:
         BadConfig, BadData, FileNotFoundError, TrainingDiverged: as the training would.
     """
-    from .run import introduce, make_trainer, own_torch_state, pack_steps
-    from .setup import make_setup, require_usable
-
     with own_torch_state(config):
         setup = make_setup(config)
         require_usable(setup)

@@ -33,8 +33,9 @@ from ..steps.loss import atoms_per_system, residuals
 from ..steps.metrics import UNITS, ErrorSums, in_words, shown
 from ..steps.trainer import with_volume
 from .folder import spare
-from .run import own_torch_state, run_training
+from .run import run_training
 from .setup import Setup, device_of, make_setup
+from .start import own_torch_state
 
 __all__ = ["member_config", "run_members"]
 

@@ -17,7 +17,7 @@ from ..steps.state import load_state
 from .isolated import atom_files
 from .run_fingerprint import check_identity
 
-__all__ = ["BEST", "DONE", "HEADER", "STATE", "clear", "occupied", "prepare", "spare", "spare_config"]
+__all__ = ["BEST", "DONE", "HEADER", "STATE", "clear", "exclusive_folder", "prepare", "spare", "spare_config"]
 
 STATE, BEST, DONE = "state.safetensors", "best.tmn", "metrics.json"
 HEADER = "# The configuration of this run, with all defaults.\n"
@@ -133,7 +133,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def occupied(folder: Path) -> Iterator[None]:
+def exclusive_folder(folder: Path) -> Iterator[None]:
     """Within the block, no other process trains in this folder, which is made; whatever ends the process frees it.
 
     Raises:

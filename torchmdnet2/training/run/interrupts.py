@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["Interrupted", "noticed"]
+__all__ = ["Interrupted", "catch_signals"]
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -27,7 +27,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 @contextmanager
-def noticed() -> Iterator[Callable[[], int | None]]:
+def catch_signals() -> Iterator[Callable[[], int | None]]:
     """Within the block, the first SIGINT or SIGTERM is only noted; a second one is a KeyboardInterrupt at once.
 
     Yields:

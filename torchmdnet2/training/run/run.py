@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich.console import Console
 
 from ... import checkpoint
@@ -22,21 +21,20 @@ from ...data.sources import file_facts
 from ...errors import BadCheckpoint, BadConfig
 from ...files import atomic_write
 from ...potential import Potential
-from ...version import __version__
 from ..config.config import Config
 from ..config.defaults import config_yaml
-from ..config.labels import property_of
 from ..reporting.log import TrainingLog, write_metrics
 from ..reporting.trackers import Tracker, open_trackers
 from ..steps.distributed import Devices
 from ..steps.state import load_state
 from ..steps.trainer import Hooks, Trainer
-from .data_notes import data_notes
+from .check import run_check
 from .finish import describe, finish, package_versions
-from .folder import BEST, DONE, HEADER, STATE, clear, occupied, prepare
-from .interrupts import noticed
+from .folder import BEST, DONE, HEADER, STATE, clear, exclusive_folder, prepare
+from .interrupts import catch_signals
 from .run_fingerprint import check_identity, require_alike
-from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
+from .setup import Setup, device_of, make_setup, require_usable
+from .start import introduce, make_trainer, own_torch_state, pack_steps
 
 __all__ = ["run_training"]
 
@@ -65,8 +63,6 @@ def run_training(
     """
     folder = Path(config.output.folder)
     if check:
-        from .check import run_check
-
         open_trackers(config, None)
         log = log or TrainingLog(None)
         try:
@@ -88,7 +84,7 @@ def _run(
     with devices.together():
         if devices.main:
             prepare(folder, config, resume)  # which makes no folder
-            held.enter_context(occupied(folder))
+            held.enter_context(exclusive_folder(folder))
         resuming = devices.main and prepare(folder, config, resume)
         finished = resuming and (folder / DONE).is_file() and not _extended(folder, config)
         if resuming and _has_best(folder):
@@ -134,97 +130,6 @@ def _run(
             for tracker in trackers:
                 tracker.close(errors)
         return folder / BEST
-
-
-@contextmanager
-def own_torch_state(config: Config) -> Iterator[None]:
-    """Random numbers and the number of threads of this run; torch's own are as before afterwards."""
-    threads = torch.get_num_threads()
-    device = device_of(config.training.device)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(config.training.seed)
-        torch.set_num_threads(config.training.num_threads or threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-
-def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
-    """The training loop of a setup."""
-    config = setup.config
-    return Trainer(
-        setup.potential,
-        setup.frames["train"],
-        setup.frames.get("validation"),
-        config.training,
-        setup.properties,
-        num_workers=config.data.num_workers,
-        state_path=state_path,
-        save_every=config.output.save_every_steps,
-        save_after=config.output.save_every_seconds,
-        identity={"config": config.to_dict(), "data": setup.digests},
-    )
-
-
-def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
-    """Steps from packed frames where that can be done and pays, replayed on a GPU; shared among the devices.
-
-    Returns:
-        What there is to say of it.
-
-    Raises:
-        BadConfig: it was asked for and cannot be.
-    """
-    from ..steps.loop import pays_on_cpu, wants_numba
-
-    wanted = trainer.config.cuda_graphs
-    on_gpu, shared = trainer.device.type == "cuda", devices.size > 1
-    if wanted is True and not on_gpu:
-        raise BadConfig(f"training.cuda_graphs: there are none on {trainer.device}; set it to auto or false")
-    if not shared and (not wanted or not (on_gpu or pays_on_cpu(trainer))):
-        if wanted and wants_numba(trainer):
-            return "note: steps take about half the time with numba: pip install 'torchmdnet2[cpu]'"
-        return None
-    if shared and not wanted:
-        raise BadConfig("training.cuda_graphs: several devices need it; set it to auto or true")
-    reason = trainer.pack(devices)
-    if reason is not None and shared:
-        raise BadConfig(f"several devices cannot be used with {reason}; start one process, without torchrun")
-    if reason is not None and wanted is True:
-        raise BadConfig(f"training.cuda_graphs: cannot be used with {reason}; set it to auto or false")
-    if reason is not None:
-        return f"note: steps are not replayed from CUDA graphs, because of {reason}" if on_gpu else None
-    assert trainer.packed is not None
-    memory = f"{trainer.packed.num_bytes / 1e6:.0f} MB of frames on each device"
-    if shared:
-        return f"{devices.size} processes, each with a share of every batch; {memory}"
-    if on_gpu:
-        return f"steps are replayed from CUDA graphs; {memory}"
-    return "steps run on compiled kernels; the first step may wait half a minute for them, once"
-
-
-def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
-    """Say what is about to be trained on what."""
-    facts = setup.facts
-    parameters = sum(p.numel() for p in trainer.parameters)
-    counts = ", ".join(f"{len(setup.frames[name])} {name}" for name in SUBSETS if name in setup.frames)
-    total = len(setup.frames["train"])
-    log.say(f"torchmdnet2 {__version__}, {trainer.device}, {setup.config.training.precision}")
-    log.say(f"frames: {counts}")
-    for name, labelled in facts["labelled"].items():
-        if labelled < total:
-            log.say(
-                f"note: {total - labelled} of {total} training frames have no {property_of(name)}; they are left out "
-                "of that loss"
-            )
-    for note in setup.notes:
-        log.say(note)
-    log.say(f"{setup.config.model['name']}: {parameters} parameters, cutoff {setup.potential.cutoff} Å")
-    for note in [] if trainer.step_count else data_notes(setup, trainer.total_steps):
-        log.say(f"note: {note}")
-    if trainer.step_count:
-        log.say(f"resumed at epoch {trainer.epoch + 1}, step {trainer.step_count}")
 
 
 def _require_same_files(folder: Path) -> None:
@@ -286,7 +191,7 @@ class _Best:
 @contextmanager
 def _stop(trainer: Trainer, devices: Devices) -> Iterator[Callable[[], int | None]]:
     """Whether a signal asked one of the processes to stop; looked for as often as the steps are waited for."""
-    with noticed() as signalled:
+    with catch_signals() as signalled:
         yield devices.any(signalled, trainer.packed.check_every if trainer.packed is not None else 1)
 
 

@@ -25,7 +25,7 @@ from ...potential import Potential
 from ...refusals import rename
 from ...system import System
 from ..config.config import TrainingConfig
-from .worker_transport import Message
+from .worker_transport import BatchMessage
 
 __all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "measured_batches", "most_frames",
            "require_known", "training_batches"]  # fmt: skip
@@ -226,7 +226,7 @@ class _Order(Sampler[list[int]]):
         return len(self.batches)
 
 
-def _sent(batch: Batch) -> Message:
+def _sent(batch: Batch) -> BatchMessage:
     """The batch as a worker sends it; shifts that are all zero stay at home."""
     neighbors = batch.neighbors
     tensors = {f"system.{name}": value for name, value in vars(batch.sample.system).items()}
@@ -234,10 +234,10 @@ def _sent(batch: Batch) -> Message:
     tensors |= {"edge_index": neighbors.edge_index, "row_ptr": neighbors.row_ptr}
     if bool(neighbors.shift.any()):
         tensors["shift"] = neighbors.shift
-    return Message.of(tensors, (neighbors.cutoff, batch.frames))
+    return BatchMessage.of(tensors, (neighbors.cutoff, batch.frames))
 
 
-def _received(message: Message) -> Batch:
+def _received(message: BatchMessage) -> Batch:
     tensors = message.tensors()
     cutoff, frames = message.rest
 

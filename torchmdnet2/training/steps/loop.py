@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,16 +18,29 @@ from .optimizers import AdamW
 from .packed_frames import PackedFrames
 from .packing import frame_bytes, pack, unsupported_reason
 from .replay import EvaluationPass, GraphedPass, TrainingPass
+from .trainer import Trainer
 
-if TYPE_CHECKING:
-    from .trainer import Trainer
-
-__all__ = ["PackedLoop", "pays_on_cpu", "unsupported_training", "wants_numba"]
+__all__ = ["PackedLoop", "pack_trainer", "pays_on_cpu", "unsupported_training", "wants_numba"]
 
 _CHECK_EVERY = 25
 _SAMPLE = 200
 _CPU_ROOM = 2**31
 """Bytes of frames that are packed on a CPU, whose free memory is not known."""
+
+
+def pack_trainer(trainer: Trainer, devices: Devices | None = None) -> str | None:
+    """Let a trainer take its steps from packed frames; returns why that is not possible, in words, or None.
+
+    Args:
+        trainer: at the start, or restored.
+        devices: processes that each take a share of every batch; None: this one alone.
+    """
+    if trainer.device.type == "cuda" and find_spec("triton") is None:  # comes with PyTorch for GPUs
+        return "a missing package (pip install triton)"
+    reason = unsupported_training(trainer)
+    if reason is None:
+        trainer.packed = PackedLoop(trainer, devices)
+    return reason
 
 
 def unsupported_training(trainer: Trainer) -> str | None:

@@ -14,8 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -27,15 +26,11 @@ from ..config.config import TrainingConfig
 from ..config.loss_config import LossConfig
 from ..run.interrupts import Interrupted
 from .batches import Batch, Frames, Loader, measured_batches, training_batches
-from .distributed import Devices
 from .loss import frame_weights, penalty_sums, residuals, total_loss
 from .metrics import ErrorSums
 from .optimizers import ScheduleFreeAdamW, make_optimizer, set_rate
 from .schedule import BestEpoch, LearningRate, copy_averaged, update_average
 from .state import load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
-
-if TYPE_CHECKING:
-    from .loop import PackedLoop
 
 __all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict", "with_volume"]
 
@@ -69,6 +64,26 @@ class Hooks:
     best: Callable[[Trainer], None] = field(default=lambda trainer: None)
     save: Callable[[Trainer], None] = field(default=lambda trainer: None)
     stop: Callable[[], int | None] = field(default=lambda: None)
+
+
+class PackedSteps(Protocol):
+    """Steps and validation by a faster method than `Trainer.step`; `loop.PackedLoop` is one.
+
+    Attributes:
+        check_every: steps between two calls of `check`.
+        num_bytes: memory of the frames on the device.
+    """
+
+    check_every: int
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def steps(self, order: Sequence[Sequence[int]]) -> Iterator[float]: ...
+
+    def check(self) -> None: ...
+
+    def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums: ...
 
 
 class Trainer:
@@ -118,7 +133,7 @@ class Trainer:
         self.sums = ErrorSums(self.loss, self.device)
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0  # of this epoch, over all its interruptions
-        self.packed: PackedLoop | None = None
+        self.packed: PackedSteps | None = None  # see loop.py
 
     @property
     def loss(self) -> LossConfig:
@@ -172,21 +187,6 @@ class Trainer:
         else:
             for batch in self.train_loader(order):
                 yield self.step(batch.to(self.device))
-
-    def pack(self, devices: Devices | None = None) -> str | None:
-        """Take the steps from packed frames from now on; returns why that cannot be, in words, or None.
-
-        Args:
-            devices: processes that each take a share of every batch; None: this one alone.
-        """
-        if self.device.type == "cuda" and find_spec("triton") is None:  # comes with PyTorch for GPUs
-            return "a missing package (pip install triton)"
-        from .loop import PackedLoop, unsupported_training
-
-        reason = unsupported_training(self)
-        if reason is None:
-            self.packed = PackedLoop(self, devices)
-        return reason
 
     def step(self, batch: Batch) -> float:
         """One step of the optimizer; returns the loss."""

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Message"]
+__all__ = ["BatchMessage"]
 
 
 @dataclass(eq=False)
-class Message:
+class BatchMessage:
     """Named tensors in one buffer, and other small things.
 
     Attributes:
@@ -27,7 +27,7 @@ class Message:
     rest: Any
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], rest: Any) -> Message:
+    def of(cls, tensors: Mapping[str, Tensor], rest: Any) -> BatchMessage:
         """Copy tensors into a buffer."""
         layout, first = [], 0
         for name, tensor in tensors.items():
@@ -48,6 +48,6 @@ class Message:
             views[name] = self.buffer[first : first + size].view(dtype).view(shape)
         return views
 
-    def pin_memory(self) -> Message:
+    def pin_memory(self) -> BatchMessage:
         """The same in page-locked memory."""
-        return Message(self.buffer.pin_memory(), self.layout, self.rest)
+        return BatchMessage(self.buffer.pin_memory(), self.layout, self.rest)
