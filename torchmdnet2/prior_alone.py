@@ -52,4 +52,4 @@ class _ChargesByElement(PropertyHead):
     def forward(self, features: Features, graph: Graph) -> Tensor:
         charges = 0.1 * graph.z.double()
         missing = graph.charge.double() - sum_over_systems(charges, graph.batch, graph.num_systems)
-        return charges + (missing / atom_counts(graph).clamp(min=1))[graph.batch]
+        return charges + (missing / atom_counts(graph).clamp(min=1)).index_select(0, graph.batch)

@@ -91,6 +91,6 @@ class NeighborEmbedding(nn.Module):
     def forward(self, x: Tensor, graph: Graph, rbf: Tensor) -> Tensor:
         """x [N, F], radial basis on the graph's edges [E, R] → [N, F]."""
         weight = self.distance_proj(rbf) * self.cutoff(graph.distances)[:, None]
-        messages = self.embedding(graph.z)[graph.sender] * weight
+        messages = self.embedding(graph.z).index_select(0, graph.sender) * weight
         neighbors = torch.zeros_like(x).index_add(0, graph.receiver, messages)
         return self.combine(torch.cat([x, neighbors], 1))

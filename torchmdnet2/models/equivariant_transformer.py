@@ -62,11 +62,11 @@ class EquivariantAttention(nn.Module):
         q, k, values = (p(x).unflatten(1, (num_heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
         v1, v2, v3 = self.vec_proj(v).chunk(3, 2)
 
-        score = q[edges.receiver] * k[edges.sender]
+        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
         if self.dk_proj is not None:
             score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
         attention = self.attn_activation(score.sum(2))
-        value = values[edges.sender]
+        value = values.index_select(0, edges.sender)
         if self.vector_cutoff:
             value = value * edges.envelope[:, None, None]
         else:
@@ -75,7 +75,8 @@ class EquivariantAttention(nn.Module):
             value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
         message, s1, s2 = value.chunk(3, 2)
         message = (message * attention[:, :, None]).flatten(1)
-        vectors = v[edges.sender] * s1.flatten(1)[:, None] + s2.flatten(1)[:, None] * edges.directions[:, :, None]
+        vectors = v.index_select(0, edges.sender) * s1.flatten(1)[:, None]
+        vectors = vectors + s2.flatten(1)[:, None] * edges.directions[:, :, None]
 
         o1, o2, o3 = self.o_proj(torch.zeros_like(x).index_add(0, edges.receiver, message)).chunk(3, 1)
         change_v = v3 * o1[:, None] + torch.zeros_like(v).index_add(0, edges.receiver, vectors)

@@ -48,7 +48,7 @@ class ContinuousFilter(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, filters: Tensor, envelope: Tensor) -> Tensor:
         """x [N, F], filters W [E, F'] without the cutoff function, cutoff function [E] → [N, F]."""
-        messages = self.lin1(x)[graph.sender] * filters
+        messages = self.lin1(x).index_select(0, graph.sender) * filters
         envelope = envelope[:, None]
 
         def total(values: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class ContinuousFilter(nn.Module):
         size = weight + (1 - weight).clamp(min=0) ** 3 / 3
         if self.aggregation == "mean":
             return self.lin2(total(messages * envelope) / size)
-        share = envelope * torch.exp(messages - largest(messages.detach())[graph.receiver])
+        share = envelope * torch.exp(messages - largest(messages.detach()).index_select(0, graph.receiver))
         return self.lin2(safe_divide(total(share * messages), total(share)) * weight / size)
 
 

@@ -29,7 +29,7 @@ def centered_positions(graph: Graph) -> Tensor:
     pos = system.pos.double()
     mass = sum_over_systems(masses, graph.batch, graph.num_systems).clamp(min=1e-300)
     centre = sum_over_systems(masses[:, None] * pos, graph.batch, graph.num_systems) / mass[:, None]
-    return pos - centre[graph.batch]
+    return pos - centre.index_select(0, graph.batch)
 
 
 @lru_cache
@@ -97,7 +97,7 @@ class ChargesHead(_AtomNetwork):
         ones = torch.ones_like(charges)
         size = sum_over_systems(ones, graph.batch, graph.num_systems).clamp(min=1)
         missing = graph.charge.double() - sum_over_systems(charges, graph.batch, graph.num_systems)
-        return charges + (missing / size)[graph.batch]
+        return charges + (missing / size).index_select(0, graph.batch)
 
 
 @HEADS.register("dipole")

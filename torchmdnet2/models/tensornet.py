@@ -70,7 +70,7 @@ class TensorEmbedding(nn.Module):
         of_receiver, of_sender = self.emb2.weight.chunk(2, 1)
         z = self.emb(graph.z)
         z_receiver, z_sender = z @ of_receiver.T + self.emb2.bias, z @ of_sender.T
-        z_pair = z_receiver[graph.receiver] + z_sender[graph.sender]
+        z_pair = z_receiver.index_select(0, graph.receiver) + z_sender.index_select(0, graph.sender)
         weight = envelope[:, None] * z_pair
         f = torch.stack([p(rbf) for p in (self.distance_proj1, self.distance_proj2, self.distance_proj3)], 1)
         # skew(u) is written for u from sender to receiver; our edge vectors point from receiver to sender
@@ -146,7 +146,7 @@ class Interaction(nn.Module):
         y = mix_channels(x, self.linears_tensor, 0)
         g = per_component(self.radial_filter(rbf, envelope))
         g_self = per_component(self.radial_filter(rbf_self, self.cutoff(rbf_self.new_zeros(1))))
-        m = (g_self * y).index_add(0, graph.receiver, g * y[graph.sender])
+        m = (g_self * y).index_add(0, graph.receiver, g * y.index_select(0, graph.sender))
 
         y_full, m_full = compose(y), compose(m)
         q = q[:, None, None, None]

@@ -45,7 +45,7 @@ def equilibrate(charges: Tensor, weights: Tensor, graph: Graph, exact: bool = Tr
     charges, u = charges.double(), weights.double() ** 2 + (_SOFTENING if exact else 0.0)
     total_u = sum_over_systems(u, batch, num) + (0.0 if exact else _SOFTENING)
     missing = graph.charge.double()[:, None] - sum_over_systems(charges, batch, num)
-    return charges + u * (missing / total_u.clamp(min=1e-300))[batch]
+    return charges + u * (missing / total_u.clamp(min=1e-300)).index_select(0, batch)
 
 
 class ChargePredict(nn.Module):
@@ -157,7 +157,7 @@ class TensorNet2(Representation):
             edge, self_edge = rbf, rbf_self
             if self.q_dim:
                 q = stages[-1].to(rbf.dtype)
-                edge = torch.cat([rbf, q[graph.receiver], q[graph.sender]], 1)
+                edge = torch.cat([rbf, q.index_select(0, graph.receiver), q.index_select(0, graph.sender)], 1)
                 self_edge = torch.cat([rbf_self.expand(graph.num_atoms, -1), q, q], 1)
             x = layer(x, graph, edge, envelope, self_edge, no_charge)
             if self.q_dim:

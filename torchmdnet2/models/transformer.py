@@ -50,11 +50,11 @@ class Attention(nn.Module):
         num_heads = self.num_heads
         x = self.layernorm(x)
         q, k, values = (p(x).unflatten(1, (num_heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        score = q[edges.receiver] * k[edges.sender]
+        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
         if self.dk_proj is not None:
             score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
         attention = self.attn_activation(score.sum(2)) * edges.envelope[:, None]
-        value = values[edges.sender]
+        value = values.index_select(0, edges.sender)
         if self.dv_proj is not None:
             value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
         messages = (value * attention[:, :, None]).flatten(1)

@@ -167,7 +167,7 @@ class Electrostatics(nn.Module):
 def _products(q: Tensor, neighbors: NeighborList) -> Tensor:
     """Σ_c q_ic q_jc of each pair, [E]."""
     receiver, sender = neighbors.edge_index
-    return (q[receiver] * q[sender]).sum(1)
+    return (q.index_select(0, receiver) * q.index_select(0, sender)).sum(1)
 
 
 def _long_range(potential: Tensor, cell: Tensor, q: Tensor, alpha: float) -> Tensor:
