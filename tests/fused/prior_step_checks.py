@@ -16,6 +16,7 @@ from fused.toy import potential
 from torchmdnet2 import Evaluator, System
 from torchmdnet2.fused.pair_priors import gpu
 from torchmdnet2.priors import D2, D3, ZBL, Atomref, Coulomb
+from torchmdnet2.runtime import check
 from torchmdnet2.runtime import step as steps
 from torchmdnet2.runtime.fused_model import FusedModel
 from torchmdnet2.runtime.graphed_step import GraphedStep
@@ -83,6 +84,13 @@ def test_atoms_in_spatial_order():
     graphed.run()
     assert not torch.equal(step.order.order, torch.arange(10))
     assert_same(step.results(), model, atoms, stress=True)
+
+
+def test_charges_of_atoms_are_checked_on_a_part_of_a_large_structure(monkeypatch):
+    monkeypatch.setattr(check, "CHECKED_ATOMS", 6)
+    model = potential([Coulomb(torch.linspace(-0.5, 0.5, 9).tolist(), "reaction_field", cutoff=6.0)])
+    atoms = system(9, 3, 7.0)
+    assert_same(Evaluator(model)(atoms), model, atoms)
 
 
 def test_each_list_grows(monkeypatch):

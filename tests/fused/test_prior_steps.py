@@ -13,6 +13,7 @@ from interpreter import needs_triton, run_checks
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.priors import D2, D3, ZBL, Atomref, Coulomb
+from torchmdnet2.runtime import check
 from torchmdnet2.runtime.coverage import list_cutoffs
 
 pytest.importorskip("tad_dftd3")
@@ -75,6 +76,14 @@ def test_tensornet_with_priors_on_the_cpu():
     result = evaluator(apart)
     torch.testing.assert_close(result.atom_energies, model.prior_energies(apart).detach(), rtol=1e-9, atol=0)
     assert float(result.energy) < 0
+
+
+def test_charges_of_atoms_are_checked_on_a_part_of_a_large_structure(monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(check, "CHECKED_ATOMS", 6)
+    model = potential([Coulomb(torch.linspace(-0.5, 0.5, 9).tolist(), "reaction_field", cutoff=6.0)])
+    atoms = system(9, 3, 7.0)
+    torch.testing.assert_close(Evaluator(model)(atoms).forces, model(atoms).forces, rtol=1e-5, atol=1e-5)
 
 
 def test_lists_that_terms_share():

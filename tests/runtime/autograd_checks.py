@@ -55,7 +55,8 @@ def test_sizes_come_twice_before_they_are_built():
 
 def test_all_pairs_follow_the_composition():
     one = evaluator("tensornet2_all_pairs")
-    batches = [System.concatenate([SYSTEMS["molecule"], SYSTEMS["ion"]])]
+    ion = SYSTEMS["ion"].replace(pos=SYSTEMS["ion"].pos + 20.0)  # away from the molecule, which gets atoms of it
+    batches = [System.concatenate([SYSTEMS["molecule"], ion])]
     other = batches[0].batch.clone()
     other[4:6] = 1
     batches.append(batches[0].replace(batch=other))

@@ -56,6 +56,10 @@ class Prior(Float64Buffers, ABC):
     def check(self, system: System) -> None:
         """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""
 
+    def for_atoms(self, places: Tensor) -> Prior:
+        """The prior of a structure made of some atoms of each of its structures, by their places there: itself."""
+        return self
+
     @abstractmethod
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -89,6 +90,13 @@ class Coulomb(Prior):
                 f"system {first} has {int(size[first])} atoms, and the prior 'coulomb' has fixed charges of "
                 f"{self.per_atom.shape[0]} atoms"
             )
+
+    def for_atoms(self, places: Tensor) -> Coulomb:
+        if self.source != "atom":
+            return self
+        part = copy.deepcopy(self)
+        part.per_atom = self.per_atom[places]
+        return part
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         assert neighbors is not None

@@ -6,9 +6,10 @@ Shapes: N atoms.
 from __future__ import annotations
 
 import copy
+import operator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..neighbors import neighbor_list
 from ..potential import Potential, Result
@@ -24,9 +25,17 @@ CHECKED_ATOMS = 512
 """Up to so many atoms the structure itself is checked, else a compact cluster of half as many."""
 
 
-def extract_checked(system: System, stress: bool) -> System:
-    """The structure itself, or a cluster of one that is large."""
-    return extract_cluster(system, CHECKED_ATOMS // 2, stress) if system.num_atoms > CHECKED_ATOMS else system
+def extract_checked(potential: Potential, system: System, stress: bool) -> tuple[Potential, System]:
+    """The structure itself, or a cluster of one that is large with the potential of its atoms."""
+    if system.num_atoms <= CHECKED_ATOMS:
+        return potential, system
+    system, places = extract_cluster(system, CHECKED_ATOMS // 2, stress)
+    priors = [prior.for_atoms(places) for prior in potential.priors]
+    if all(map(operator.is_, priors, potential.priors)):
+        return potential, system
+    part = copy.copy(potential)
+    part._modules = {**potential._modules, "priors": nn.ModuleList(priors)}
+    return part, system
 
 
 def reference(potential: Potential, system: System, stress: bool) -> Result:
@@ -79,14 +88,19 @@ def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> N
         )
 
 
-def extract_cluster(system: System, num_atoms: int, stress: bool) -> System:
-    """The atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked)."""
+def extract_cluster(system: System, num_atoms: int, stress: bool) -> tuple[System, Tensor]:
+    """The atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked).
+
+    Also their places in its structure, which ascend.
+    """
     same = (system.batch == system.batch[0]).nonzero()[:, 0]
     distance = (system.pos[same] - system.pos[0]).norm(dim=1)
-    chosen = same[torch.argsort(distance)[:num_atoms]].sort().values
+    places = torch.argsort(distance)[:num_atoms].sort().values
+    chosen = same[places]
     pos = system.pos[chosen]
     box = (1000 if stress else 0) * torch.eye(3, dtype=pos.dtype, device=pos.device)
-    return System(
+    cluster = System(
         z=system.z[chosen], pos=pos, cell=box, pbc=torch.zeros(3, dtype=torch.bool, device=pos.device),
         charge=system.charge[system.batch[:1]],
     )  # fmt: skip
+    return cluster, places

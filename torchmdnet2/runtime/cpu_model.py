@@ -11,6 +11,7 @@ import threading
 import torch
 from torch import Tensor
 
+from ..fused.fast_path import CpuTerm
 from ..fused.registry import fast_path, prior_path
 from ..fused.thread_tuner import ThreadChoice
 from ..models.base import sum_over_systems
@@ -37,8 +38,7 @@ class CpuModel:
         assert potential.head is not None and path is not None
         self.potential = potential
         self.net = path.cpu(potential.representation, potential.head, potential.energy_scale)
-        paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
-        self.terms = [path.cpu(prior, potential.elements) for path, prior in paths if path is not None]
+        self.terms = _terms(potential)
         self._threads = ThreadChoice()
         # in float64, so that only the error of the atom itself remains
         exact = copy.deepcopy(potential).double()
@@ -86,16 +86,24 @@ class CpuModel:
 
     def _check(self, system: System) -> None:
         """Compare with the potential in float64, on this structure or on a cluster from it."""
-        system = extract_checked(system, False)
+        potential, system = extract_checked(self.potential, system, False)
         periodic = bool((system.volume > 0).all())
-        expected = reference(self.potential, system, periodic)
-        values = self.step(system)(system, True)
+        expected = reference(potential, system, periodic)
+        model = copy.copy(self)
+        model.potential, model.terms = potential, _terms(potential)
+        values = model.step(system)(system, True)
         assert expected.atom_energies is not None and values.forces is not None
         energy, energies, forces = (torch.from_numpy(v) for v in (values.energy, values.energies, values.forces))
         network = expected.atom_energies - constant_energies(self.potential, system)
         scale = float((network.abs() + self.isolated[system.z].abs()).max())
         found = Result(energy, forces, None, energies)
         require_result(found, _virial(values, system), expected, system, "native", scale)
+
+
+def _terms(potential: Potential) -> list[CpuTerm]:
+    """The priors that depend on positions."""
+    paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
+    return [path.cpu(prior, potential.elements) for path, prior in paths if path is not None]
 
 
 def _virial(values: Values, system: System) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..fused.fast_path import GpuTerm
 from ..fused.registry import fast_path, prior_path
 from ..potential import Potential, Result
 from ..system import System
@@ -38,8 +39,7 @@ class FusedModel:
         self.potential, self.precision = potential, precision
         device = potential.device
         self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
-        paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
-        self.terms = [path.gpu(prior, device, potential.elements) for path, prior in paths if path is not None]
+        self.terms = _terms(potential)
         # in float64, so that only the error of the atom itself remains
         exact = copy.deepcopy(potential).cpu().double()
         self.isolated = (exact.isolated_energies() * potential.energy_scale).to(device)
@@ -81,12 +81,14 @@ class FusedModel:
         Raises:
             RuntimeError: energies, forces or stress differ from the reference.
         """
-        system = extract_checked(system, step.stress)
+        potential, system = extract_checked(self.potential, system, step.stress)
+        model = copy.copy(self)
+        model.potential, model.terms = potential, _terms(potential)
         # a step of its own: it may be one that other results are read from
-        own = self.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
-        self._loaded(own, system)
+        own = model.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
+        model._loaded(own, system)
         own.launch()
-        self._compare(own, reference(self.potential, system, step.stress), system)
+        self._compare(own, reference(potential, system, step.stress), system)
 
     def _compare(self, step: FusedStep, expected: Result, system: System) -> None:
         network = step.out.atom_energies - step.reference
@@ -96,3 +98,9 @@ class FusedModel:
             virial = step.out.stress * system.volume.double()[:, None, None]
         found = Result(step.out.energy, step.out.forces, None, step.out.atom_energies)
         require_result(found, virial, expected, system, self.precision, scale)
+
+
+def _terms(potential: Potential) -> list[GpuTerm]:
+    """The priors that depend on positions."""
+    paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
+    return [path.gpu(prior, potential.device, potential.elements) for path, prior in paths if path is not None]
