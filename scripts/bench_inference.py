@@ -5,7 +5,8 @@
 Each system is evaluated as a whole step: neighbor search, energy, forces. "replay" is a step without leaving the device
 (`Evaluator.bind`); "call" is `evaluator(system)` with its results back in Python; "potential" is the reference path,
 eager. Errors are the largest of any force component and of the energy against the Potential in float64. All use the
-same weights. "startup" is a fresh process: seconds to its first result and to that of a second molecule.
+same weights. "composed" replays the network with priors. "startup" is a fresh process: seconds to its first result and
+to that of a second molecule.
 
 Each part runs in a process of its own, and what it has found is written after every system: a part that fails or meets
 the end of the time loses nothing of the others. Parts joined by + run at the same time: those that are not timed,
@@ -26,6 +27,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ import torch
 from bench_peer import MODES, peer_step
 from bench_report import plot, summary, table
 from bench_systems import (
+    COMPOSED,
     MODEL,
     WATER,
     make_potential,
@@ -46,12 +49,13 @@ from bench_systems import (
 from safetensors.torch import load_file, save_file
 
 from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.errors import MissingBackend
 from torchmdnet2.neighbors import neighbor_list
 
 __all__ = ["MODEL", "once", "read_pdb", "timed", "water_box"]
 
 _COMPILATION = "+".join(f"{part}:{k}/2" for part in ("warm", "warm_tf32", "warm_compile") for k in range(2))
-PARTS = (f"exact+{_COMPILATION}", "ours", "eager", "graph", "compile", "potential", "tf32", "startup")
+PARTS = (f"exact+{_COMPILATION}", "ours", "composed", "eager", "graph", "compile", "potential", "tf32", "startup")
 EXACT_UP_TO = 31_000  # atoms; in float64
 EAGER_UP_TO = 31_000
 PEER_UP_TO = 100_000
@@ -104,6 +108,21 @@ def ours(potential: Potential, system: System, exact: Any, precision: str = "flo
     _, second = once(lambda: evaluator(system))
     row = {"mode": f"call{suffix}", "first_s": first, "second_s": second, **timed(lambda: evaluator(system))}
     yield {**row, **errors(exact, result.forces, result.energy), "peak_GB": peak(), "report": evaluator.report()}
+
+
+def composed(system: System) -> Iterator[Row]:
+    """Rows "replay" of the network with priors, one after the other beside the plain network."""
+    for name in (*COMPOSED, "morse"):
+        potential = make_potential(name).to(system.pos.device)
+        try:
+            evaluator = Evaluator(potential)
+            bound, first = once(partial(evaluator.bind, system))
+            row: Row = {"mode": f"replay, {name}", "first_s": first, **timed(bound.replay), "peak_GB": peak()}
+            yield {**row, "report": evaluator.report()}
+            del bound
+        except (RuntimeError, ValueError, MissingBackend) as error:
+            yield {"mode": f"replay, {name}", "error": str(error)[:300]}
+        forget()
 
 
 def eager(potential: Potential, system: System, exact: Any) -> Iterator[Row]:
@@ -201,6 +220,7 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             "warm_compile": lambda s=system: warm(potential, s, "compile"),  # type: ignore[misc]
             "ours": lambda s=system, e=exact: ours(potential, s, e),  # type: ignore[misc]
             "tf32": lambda s=system, e=exact: ours(potential, s, e, "tf32"),  # type: ignore[misc]
+            "composed": lambda s=system: composed(s),  # type: ignore[misc]
             "potential": lambda s=system, e=exact: eager(potential, s, e),  # type: ignore[misc]
             **{m: lambda s=system, e=exact, m=m: peer(potential, s, e, m) for m in MODES},  # type: ignore[misc]
         }

@@ -12,8 +12,20 @@ import numpy as np
 import torch
 
 from torchmdnet2 import Potential, System
+from torchmdnet2.priors.base import Prior
 
-__all__ = ["MODEL", "PDB", "WATER", "make_potential", "named_systems", "once", "read_pdb", "timed", "water_box"]
+__all__ = [
+    "COMPOSED",
+    "MODEL",
+    "PDB",
+    "WATER",
+    "make_potential",
+    "named_systems",
+    "once",
+    "read_pdb",
+    "timed",
+    "water_box",
+]
 
 PDB = ("alanine_dipeptide", "testosterone", "chignolin", "dhfr", "factorIX", "stmv")
 WATER = (7, 15, 32, 70)  # molecules along each side: 1,029, 10,125, 98,304 and 1,029,000 atoms
@@ -21,10 +33,37 @@ NUMBERS = {"H": 1, "C": 6, "N": 7, "O": 8, "P": 15, "S": 16, "NA": 11, "CL": 17,
 MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0, "max_z": 128}
 
 
-def make_potential() -> Potential:
-    """The model with random weights, always the same."""
+COMPOSED: dict[str, list[dict[str, Any]]] = {
+    "plain": [],
+    "zbl": [{"name": "zbl", "cutoff": 4.0}],
+    "d2": [{"name": "d2", "cutoff": 9.0}],
+    "reaction_field": [
+        {"name": "coulomb", "charges": {"H": 0.41, "O": -0.82}, "method": "reaction_field", "cutoff": 9.0}
+    ],
+    "d3": [{"name": "d3", "elements": [1, 6, 7, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 9.0}],
+}
+"""Priors beside the network, by name; "morse" is that of docs/extending.md."""
+COMPOSED["zbl+d3+reaction_field"] = [*COMPOSED["zbl"], *COMPOSED["d3"], *COMPOSED["reaction_field"]]
+
+
+class Morse(Prior):
+    """The prior of docs/extending.md: a user's, without kernels."""
+
+    cutoff = 4.0
+
+    def forward(self, system: System, neighbors: Any, charges: Any = None) -> torch.Tensor:
+        d = neighbors.distances(system).double()
+        pair = 0.2 * ((1 - torch.exp(-1.5 * (d - 1.2))) ** 2 - 1) * (1 - (d / self.cutoff) ** 2) ** 3
+        return pair.new_zeros(system.num_atoms).index_add(0, neighbors.edge_index[0], pair / 2)
+
+
+def make_potential(composed: str = "plain") -> Potential:
+    """The model with random weights, always the same, and priors by their name in COMPOSED."""
     torch.manual_seed(1)
-    return Potential.from_config({"model": MODEL}).eval().requires_grad_(False)
+    potential = Potential.from_config({"model": MODEL, "priors": COMPOSED.get(composed, [])})
+    if composed == "morse":
+        potential.priors = torch.nn.ModuleList([Morse()])  # type: ignore[assignment]
+    return potential.eval().requires_grad_(False)
 
 
 def read_pdb(path: Path) -> System:

@@ -128,6 +128,23 @@ def inference(capability: int, sizes: list[int], channels: int) -> None:
         model.step(500, 4, torch.float32, True, capacity=30000, thin=True).launch()
 
 
+def priors(capability: int) -> None:
+    """Launch steps with the priors that have kernels, of few and of many atoms."""
+    charges = {"name": "coulomb", "charges": {"H": 0.4, "O": -0.8}}
+    field = {**charges, "method": "reaction_field", "cutoff": 6.0}
+    damped = [{**field, "damping": damping} for damping in ("exp", "cosine")]
+    d3 = {"name": "d3", "elements": [1, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 6.0}
+    zbl = [{"name": "zbl"}, {"name": "zbl", "envelope": "covalent"}]
+    model = {"name": "tensornet", "hidden_channels": 32}
+    listed = [*zbl, {"name": "d2", "cutoff": 6.0}, d3, field, *damped, charges]
+    potential = Potential.from_config({"model": model, "priors": listed}).eval()
+    fused = FusedModel(potential, "native")
+    fused.net.can_overlap = capability >= 90  # type: ignore[attr-defined]
+    for num_atoms in (100, 5000):
+        print(f"priors, {num_atoms} atoms")
+        fused.step(num_atoms, 1, torch.float64, True, capacity=1000).launch()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, default=89, choices=sorted(SHARED))
@@ -137,6 +154,7 @@ def main() -> int:
     print(f"triton {triton.__version__}, compute capability {options.capability / 10}")
     compiled = pretend(options.capability)
     inference(options.capability, options.atoms, options.channels)
+    priors(options.capability)
     print(f"{compiled.count} kernels, {compiled.failed} do not compile or do not fit")
     return int(compiled.failed > 0)
 

@@ -1,0 +1,123 @@
+"""Priors on kernels of their own beside TensorNet's: R15 (the Potential in float64), R8, R16, R19. Twins without a GPU:
+tests/fused/test_pair_priors_gpu.py and test_prior_steps.py."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from test_evaluator_gpu import make, random_atoms
+
+from torchmdnet2 import Evaluator, System
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+REFERENCES = {"name": "atomref", "energies": {"1": -13.6, "6": -1030.0, "7": -1486.0, "8": -2041.3}}
+ZBL = {"name": "zbl", "cutoff": 4.0}
+COVALENT = {"name": "zbl", "envelope": "covalent", "screening": "refitted"}
+D2 = {"name": "d2", "cutoff": 9.0}
+D3 = {"name": "d3", "elements": [1, 6, 7, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 9.0}
+CHARGES = {"name": "coulomb", "charges": {"H": 0.4, "C": -0.15, "N": -0.5, "O": -0.8}}
+FIELD = {**CHARGES, "method": "reaction_field", "cutoff": 9.0}
+DAMPED = {**FIELD, "damping": "exp", "damping_upper": 4.6, "cutoff": 7.0, "dielectric": 78.0}
+COMBINATIONS = {
+    "zbl": [REFERENCES, ZBL],
+    "d2": [D2],
+    "d3": [D3],
+    "reaction field": [FIELD],
+    "zbl, d3, reaction field": [REFERENCES, COVALENT, D3, DAMPED],
+    "d2, three lists": [D2, {**D3, "cutoff": 16.0}],
+}
+
+
+def model(priors):
+    potential = make(priors=priors)
+    return potential, copy.deepcopy(potential).double()
+
+
+def assert_same(result, expected):
+    """1e-6 of the absolute energy, 1e-4 eV/Å; the priors have forces of up to thousands of eV/Å at 0.9 Å."""
+    torch.testing.assert_close(result.energy, expected.energy, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(result.atom_energies, expected.atom_energies, rtol=1e-6, atol=3e-5)
+    largest = float(expected.forces.abs().max())
+    assert float((result.forces.double() - expected.forces).abs().max()) <= max(1e-4, 3e-6 * largest)
+    if expected.stress is not None:
+        bound = 1e-5 * max(float(expected.stress.abs().max()), 1e-2)
+        assert float((result.stress.double() - expected.stress).abs().max()) <= bound
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+@pytest.mark.parametrize(("n", "cell"), [(1, False), (22, False), (166, True), (700, True), (1500, False)])
+def test_energies_forces_stress(name, n, cell):
+    potential, exact = model(COMBINATIONS[name])
+    evaluator, system = Evaluator(potential, graphs=True), random_atoms(n, seed=n, cell=cell)
+    found = evaluator(system, stress=cell)
+    assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
+    assert_same(found, exact(system.to(dtype=torch.float64), stress=cell))
+    again = evaluator(system, stress=cell)
+    assert torch.equal(found.forces, again.forces) and torch.equal(found.atom_energies, again.atom_energies)
+
+
+@pytest.mark.parametrize("sort", [False, True])
+def test_many_atoms(sort, monkeypatch):
+    """One warp per row, and atoms in spatial order; charges by atom go with their atoms."""
+    n = 6000
+    monkeypatch.setattr("torchmdnet2.runtime.fused_step.SORT_FROM", 100 if sort else 10**9)
+    charges = torch.linspace(-0.5, 0.5, n).tolist()
+    priors = [ZBL, D3, {"name": "coulomb", "charges": charges, "method": "reaction_field", "cutoff": 6.0}]
+    potential, _ = model(priors)
+    system = random_atoms(n, seed=3, cell=True)
+    shuffled = system.replace(pos=system.pos + 3 * system.cell[0, 0, 0] * torch.tensor([1.0, -1, 0], device="cuda"))
+    evaluator = Evaluator(potential, graphs=True)
+    for one in (system, shuffled):
+        found, expected = evaluator(one, stress=True), potential(one, stress=True)
+        torch.testing.assert_close(found.energy, expected.energy, rtol=1e-6, atol=1e-3)
+        largest = float(expected.forces.abs().max())
+        assert float((found.forces - expected.forces).abs().max()) <= max(2e-4, 1e-5 * largest)
+        torch.testing.assert_close(found.stress, expected.stress, rtol=1e-3, atol=1e-5)
+    assert ("spatial order" in evaluator.report()) == sort
+
+
+def test_batches_and_thin_cells():
+    potential, exact = model(COMBINATIONS["zbl, d3, reaction field"])
+    thin = random_atoms(4, seed=1, cell=True)  # narrower than every cutoff
+    batch = System.concatenate([random_atoms(40, seed=2, cell=True), thin, random_atoms(9, seed=3, cell=True)])
+    evaluator = Evaluator(potential, graphs=True)
+    for system in (batch, batch.replace(cell=batch.cell * 1.02), batch.replace(z=batch.z.flip(0)), batch):
+        assert_same(evaluator(system, stress=True), exact(system.to(dtype=torch.float64), stress=True))
+
+
+def test_all_pairs_of_molecules():
+    potential, exact = model([CHARGES, D2])
+    batch = System.concatenate([random_atoms(n, seed=n) for n in (22, 1, 300)])
+    assert_same(Evaluator(potential, graphs=True)(batch), exact(batch.to(dtype=torch.float64)))
+    with pytest.raises(ValueError, match="system 0 is periodic"):
+        Evaluator(potential)(random_atoms(9, cell=True))
+
+
+def test_overflow_of_each_list_under_replay(monkeypatch):
+    monkeypatch.setattr("torchmdnet2.runtime.step.next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
+    potential, exact = model([D2, FIELD])
+    system = random_atoms(60, seed=4)
+    bound = Evaluator(potential, graphs=True).bind(system.replace(pos=system.pos * 6))
+    for scale in (4.0, 2.0, 1.0):
+        moved = system.replace(pos=system.pos * scale)
+        bound.pos.copy_(moved.pos)
+        bound.replay()
+        while not bound.check():
+            assert bound.forces.isnan().all()
+            bound.replay()
+        assert_same(bound, exact(moved.to(dtype=torch.float64)))
+
+
+def test_no_waiting_in_a_bound_step():
+    potential, _ = model(COMBINATIONS["zbl, d3, reaction field"])
+    bound = Evaluator(potential).bind(random_atoms(100, seed=5))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            bound.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bound.check()
