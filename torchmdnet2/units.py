@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["AMU_A2_FS2", "BOHR", "COULOMB", "HARTREE", "KB", "KCAL_MOL", "KJ_MOL", "UNITS", "factor"]
+__all__ = ["AMU_A2_FS2", "BOHR", "COULOMB", "HARTREE", "KB", "KCAL_MOL", "KJ_MOL", "OWN_UNITS", "UNITS", "factor"]
 
 _ELEMENTARY_CHARGE = 1.602176634e-19  # C, exact
 _AVOGADRO = 6.02214076e23  # 1/mol, exact
@@ -43,6 +43,9 @@ UNITS: dict[str, dict[str, float]] = {
     "dipole": {"e*angstrom": 1.0, "e*bohr": BOHR, "debye": _DEBYE},
 }
 """kind -> unit name -> size of that unit in the package's own unit."""
+
+OWN_UNITS = {"energy": "eV", "length": "Å", "charge": "e", "dipole": "e·Å", "force": "eV/Å", "stress": "eV/Å³"}
+"""kind -> the package's own unit, as people read it."""
 
 _ALIASES = {
     "å": "angstrom",

@@ -18,11 +18,12 @@ from .collate import collate
 from .dataset import ConcatDataset, Dataset, Subset
 from .hdf5 import HDF5Dataset
 from .hdf5_writer import write_hdf5
+from .labels import LABELS
 from .memory import InMemoryDataset, LoadedDataset
 from .npy_format import NpyReader
 from .npz_format import NpzReader
 from .reader import Reader
-from .sample import LABELS, Sample
+from .sample import Sample
 from .sampler import epoch_batches, epoch_order, in_order
 from .sources import AUTO_BYTES, cache_folder, cache_root, cached, missing_keys
 from .splits import make_splits, read_splits, splits_entry

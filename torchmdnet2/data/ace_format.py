@@ -23,8 +23,9 @@ from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
 from .hdf5 import opened_hdf5
+from .labels import LABELS, label_names
 from .reader import Chunk, Reader
-from .sample import LABELS, Sample, label_names
+from .sample import Sample
 
 __all__ = ["AceReader", "is_ace"]
 

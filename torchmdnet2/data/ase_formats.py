@@ -18,9 +18,9 @@ from .check import check_sample, whole_number
 from .conversion import checked_keys, label_factors
 from .extxyz import STRUCTURE, Frame, read_extxyz
 from .kinds import CONFIG_TYPE, kind_code
+from .labels import LABELS
 from .memory import LoadedDataset
 from .reader import Chunk, FrameRow, Reader, joined, stacked
-from .sample import LABELS
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -28,8 +28,9 @@ from .edge_cache import CachedEdges, write_edges
 from .facts_cache import stored_facts, write_facts
 from .folders import build_folder, read_index, write_index
 from .frame_facts import FrameFacts
+from .labels import LABELS
 from .reader import Chunk
-from .sample import LABELS, Sample
+from .sample import Sample
 
 __all__ = ["CacheWriter", "CachedDataset", "write_cache"]
 

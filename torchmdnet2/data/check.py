@@ -13,7 +13,8 @@ from ..errors import BadData
 from ..registry import did_you_mean
 from ..system import System
 from .collate import select
-from .sample import LABELS, Sample
+from .labels import LABELS
+from .sample import Sample
 
 __all__ = ["check_batch", "check_sample", "whole_number"]
 

@@ -9,7 +9,8 @@ import torch
 
 from ..system import System
 from .columns import expand
-from .sample import LABELS, Sample, label_names
+from .labels import LABELS, label_names
+from .sample import Sample
 
 __all__ = ["collate", "select"]
 

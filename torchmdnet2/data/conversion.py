@@ -7,14 +7,20 @@ from collections.abc import Iterable, Mapping
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..units import UNITS, factor
-from .sample import LABELS
+from .labels import LABELS
 
-__all__ = ["KEYS", "UNIT_NAMES", "any_factor", "checked_keys", "label_factors", "missing_key"]
+__all__ = ["any_factor", "checked_keys", "key_names", "label_factors", "missing_key", "unit_names"]
 
-KEYS = ("energy", "forces", "stress", "virial", "dipole", "charges", "charge", "spin")
-"""What a key can be given for: the labels, the virial (instead of the stress), total charge and spin multiplicity."""
 
-UNIT_NAMES = ("energy", "length", "forces", "stress", "dipole", "charge")
+def key_names() -> list[str]:
+    """What a key can be given for: the labels, the virial (instead of the stress), total charge and spin."""
+    return [*(key for name in LABELS for key in ((name, "virial") if name == "stress" else (name,))), "charge", "spin"]
+
+
+def unit_names() -> list[str]:
+    """What a unit can be given for, besides further labels."""
+    given = [spec.unit_key for spec in LABELS.values() if spec.unit_key is not None]
+    return [given[0], "length", *given[1:]]
 
 
 def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
@@ -23,9 +29,10 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
     Raises:
         BadData: a key is given for something unknown, or both for stress and virial.
     """
+    known = key_names()
     for name in keys:
-        if name not in KEYS and name not in LABELS:
-            raise BadData(f"{where}: unknown label '{name}'{did_you_mean(name, KEYS)} Known: {', '.join(KEYS)}")
+        if name not in known and name not in LABELS:
+            raise BadData(f"{where}: unknown label '{name}'{did_you_mean(name, known)} Known: {', '.join(known)}")
     asked = {name: key for name, key in keys.items() if key is not None}
     if "stress" in asked and "virial" in asked:
         raise BadData(f"{where}: give a key for stress or for virial, not for both")
@@ -61,30 +68,30 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
     for name in given:
         if ":" in name and name in LABELS:
             factors[name] = any_factor(given[name], where)
-        elif name not in UNIT_NAMES:
-            hint = did_you_mean(name, UNIT_NAMES)
-            raise BadData(f"{where}: unknown entry '{name}' in units{hint} Known: {', '.join(UNIT_NAMES)}")
-    for name, kind, result in (
-        ("energy", "energy", "energy"),
-        ("length", "length", "length"),
-        ("forces", "force", "forces"),
-        ("stress", "stress", "stress"),
-        ("dipole", "dipole", "dipole"),
-        ("charge", "charge", "charges"),
-    ):
+        elif name not in unit_names():
+            known = unit_names()
+            raise BadData(
+                f"{where}: unknown entry '{name}' in units{did_you_mean(name, known)} Known: {', '.join(known)}"
+            )
+    wanted = [("length", "length", "length")]
+    wanted += [(spec.unit_key, spec.kind, name) for name, spec in LABELS.items() if spec.unit_key and spec.kind]
+    for name, kind, result in wanted:
         if name in given:
             try:
                 factors[result] = factor(kind, given[name])
             except ValueError as error:
                 raise BadData(f"{where}: {error}") from error
-    factors.setdefault("charges", 1.0)
+    by_kind: dict[str | None, float] = {None: 1.0, "charge": 1.0}  # where the label's own unit is not given
     if "energy" in factors:
-        factors["virial"] = factors["energy"]
-    if "energy" in factors and "length" in factors:
-        factors.setdefault("forces", factors["energy"] / factors["length"])
-        factors.setdefault("stress", factors["energy"] / factors["length"] ** 3)
+        by_kind["energy"] = factors["virial"] = factors["energy"]
     if "length" in factors:
-        factors.setdefault("dipole", factors["length"])
+        by_kind["dipole"] = factors["length"]
+    if "energy" in factors and "length" in factors:
+        by_kind["force"] = factors["energy"] / factors["length"]
+        by_kind["stress"] = factors["energy"] / factors["length"] ** 3
+    for name, spec in LABELS.items():
+        if spec.kind in by_kind:
+            factors.setdefault(name, by_kind[spec.kind])
     return factors
 
 

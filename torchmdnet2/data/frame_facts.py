@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .sample import LABELS, Sample
+from .labels import LABELS
+from .sample import Sample
 
 __all__ = ["FrameFacts", "read_facts", "structure_keys"]
 

@@ -42,8 +42,9 @@ from .check import check_batch, check_sample, whole_number
 from .collate import collate
 from .conversion import any_factor, checked_keys, label_factors
 from .dataset import Dataset, checked_index
+from .labels import LABELS, label_names
 from .reader import Chunk, Reader, describe
-from .sample import LABELS, Sample, label_names
+from .sample import Sample
 
 __all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "opened_hdf5"]
 
@@ -169,7 +170,7 @@ class HDF5Dataset(Dataset, Reader):
             for quantity, dataset in opened.items():
                 _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
             factors = {q: self._factor(q, d, f"{where}, dataset '{datasets[q]}'")
-                       for q, d in opened.items() if q in _UNIT_OF or ":" in q}  # fmt: skip
+                       for q, d in opened.items() if q in _UNIT_OF or q in LABELS}  # fmt: skip
         except BadData:
             raise
         except _DAMAGE as error:
@@ -199,10 +200,8 @@ class HDF5Dataset(Dataset, Reader):
                 )
             return self._declared[declared]
         unit = stated.decode() if isinstance(stated, bytes) else str(stated)
-        if ":" in quantity:
-            return any_factor(unit, where)
-        named = {"length": "length", "charges": "charge"}.get(declared, declared)
-        return label_factors({named: unit}, where)[declared]
+        named = "length" if declared == "length" else LABELS[declared].unit_key
+        return any_factor(unit, where) if named is None else label_factors({named: unit}, where)[declared]
 
     def summary(self) -> str:
         used = {dataset for group in self._groups for dataset in group.datasets.values()}
@@ -357,7 +356,7 @@ _CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most
 _MAX_HANDLES = 512  # finding a dataset takes longer than reading a frame of it
 _CACHE_BYTES = 2**20  # of chunks, that HDF5 keeps for each open dataset
 _HEADER_BYTES = 2**21  # of headers, that it keeps for the file; in memory they take ten times as much
-_UNIT_OF = {"pos": "length", "cell": "length", **{name: name for name in LABELS}}
+_UNIT_OF = {"pos": "length", "cell": "length"}
 _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
 _NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
 

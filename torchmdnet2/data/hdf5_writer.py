@@ -13,22 +13,15 @@ import h5py
 import numpy as np
 import torch
 
+from ..units import OWN_UNITS
 from .check import check_sample
 from .collate import collate
 from .hdf5 import LAYOUTS
-from .sample import LABELS, Sample
+from .labels import LABELS
+from .sample import Sample
 
 __all__ = ["write_hdf5"]
 
-_UNITS = {
-    "pos": "angstrom",
-    "cell": "angstrom",
-    "energy": "eV",
-    "forces": "eV/angstrom",
-    "stress": "eV/angstrom^3",
-    "dipole": "e*angstrom",
-    "charges": "e",
-}
 _FORMAT = ("v110", "v110")  # checksums on names, units and sizes too, which older formats lack
 _CHUNK_BYTES = 2**16  # one frame is read at a time, and its whole chunk with it
 
@@ -82,22 +75,23 @@ def _write_group(group: h5py.Group, samples: list[Sample]) -> None:
     system, num_frames = batch.system, len(samples)
     names = LAYOUTS["torchmd-net"]
 
-    def put(name: str, values: torch.Tensor, unit: str | None = None) -> None:
+    def put(name: str, values: torch.Tensor, unit: str = "") -> None:
         array = values.numpy()
         frames = max(1, min(len(array), _CHUNK_BYTES // max(1, array[0].nbytes)))
         dataset = group.create_dataset(name, data=array, chunks=(frames, *array.shape[1:]), fletcher32=True)
-        if unit is not None:
+        if unit:
+            unit = unit.replace("·", "*").replace("Å³", "angstrom^3").replace("Å", "angstrom")
             # of fixed length: kept under the checksum of the names, unlike a string of variable length
             dataset.attrs["units"] = np.bytes_(unit)
 
     put(names["z"], samples[0].system.z.to(torch.int16))
-    put(names["pos"], system.pos.reshape(num_frames, -1, 3), _UNITS["pos"])
+    put(names["pos"], system.pos.reshape(num_frames, -1, 3), OWN_UNITS["length"])
     if bool((system.cell != 0).any()) or bool(system.pbc.any()):
-        put("cell", system.cell, _UNITS["cell"])
+        put("cell", system.cell, OWN_UNITS["length"])
         group.create_dataset("pbc", data=system.pbc.numpy().astype(np.int8), fletcher32=True, chunks=(num_frames, 3))
     put("charge", system.charge.to(torch.int16))
     put("spin", system.spin.to(torch.int16))
     for name, values in batch.labels.items():
         shape, own = LABELS[name], name.partition(":")[2]  # "gap" of the further label "scalar:gap"
         values = values.reshape(num_frames, -1, *shape.row) if shape.per_atom else values
-        put(own or names[name], values, _UNITS.get(name))
+        put(own or names.get(name, name), values, shape.unit)

@@ -10,8 +10,9 @@ import torch
 from .check import check_sample
 from .collate import collate, select
 from .dataset import Dataset, checked_index
+from .labels import label_names
 from .reader import Reader
-from .sample import Sample, label_names
+from .sample import Sample
 
 __all__ = ["InMemoryDataset", "LoadedDataset"]
 

@@ -17,8 +17,9 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
+from .labels import LABELS
 from .reader import Chunk, Reader
-from .sample import LABELS, Sample
+from .sample import Sample
 
 __all__ = ["ArrayReader", "NpyReader"]
 

@@ -14,7 +14,8 @@ import torch
 from ..system import System
 from .check import check_batch
 from .conversion import missing_key
-from .sample import Sample, label_names
+from .labels import label_names
+from .sample import Sample
 
 __all__ = ["Chunk", "FrameRow", "Reader", "joined", "stacked"]
 

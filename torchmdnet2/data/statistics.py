@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import BadData
 from .dataset import Dataset
 from .edges import search
-from .sample import label_names
+from .labels import label_names
 
 __all__ = ["Statistics", "fit_atomref", "statistics"]
 

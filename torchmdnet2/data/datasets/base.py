@@ -17,8 +17,9 @@ from ...registry import did_you_mean
 from ...system import System
 from ..check import check_batch
 from ..collate import select
+from ..labels import LABELS
 from ..reader import Chunk
-from ..sample import LABELS, Sample
+from ..sample import Sample
 
 __all__ = ["DATASETS", "DownloadFile", "Published", "frames", "make_published", "register", "without_strong_forces"]
 

@@ -121,7 +121,7 @@ def load_baselines(potential: Potential, priors: Sequence[Mapping[str, Any]]) ->
 
 
 def predicted_shapes(potential: Potential) -> dict[str, str]:
-    """Property -> its shape, a key of `data.sample.SHAPES`, found by asking for two atoms; "charges" where it has any.
+    """Property -> its shape, a key of `data.labels.SHAPES`, found by asking for two atoms; "charges" where it has any.
 
     Raises:
         ValueError: a head does not fit to the representation.

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 
+from ...data.labels import LABELS
 from ...errors import BadConfig
 from ...models.base import PropertyHead
 from ...registry import HEADS, REPRESENTATIONS
@@ -238,7 +239,7 @@ class Config(Section):
 
     def _further_labels(self) -> bool:
         keys = self.data.keys
-        return bool(self.properties or keys.properties or keys.dipole or keys.charges)
+        return bool(self.properties or keys.properties or any(getattr(keys, name) for name in LABELS.of_heads()))
 
     def parts(self) -> dict[str, Any]:
         """The sections that a potential is made of, as plain data."""

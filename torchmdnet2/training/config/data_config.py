@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ... import units
 from ...data.conversion import any_factor
 from ...data.datasets import make_published
+from ...data.labels import LABELS
 from ...errors import BadData
 from .schema import Section
 
@@ -28,15 +29,23 @@ def _check_share(value: int | float) -> int | float:
 Share = Annotated[int | float, AfterValidator(_check_share)]
 
 
-class KeysConfig(Section):
+def _text(default: str | None, description: str) -> Any:
+    return (str | None, Field(default=default, description=description))
+
+
+def _label_keys() -> Any:
+    """A section with the name of each label in the data; the virial may be given instead of the stress."""
+    virial = _text(None, "−volume × stress, where the file has that instead")
+    fields: dict[str, Any] = {}
+    for name, spec in LABELS.items():
+        fields[name] = _text(spec.default_key, spec.description)
+        fields.update({"virial": virial} if name == "stress" else {})
+    return create_model("LabelKeys", __base__=Section, **fields)
+
+
+class KeysConfig(_label_keys()):  # type: ignore[misc]
     """Names of the labels in the data file; null where the file has none."""
 
-    energy: str | None = Field(default="energy", description="total energy of a frame")
-    forces: str | None = Field(default="forces", description="forces on the atoms (−dE/dr)")
-    stress: str | None = Field(default=None, description="stress of a periodic frame, tensile positive")
-    virial: str | None = Field(default=None, description="−volume × stress, where the file has that instead")
-    dipole: str | None = Field(default=None, description="dipole moment, a vector; needs the property 'dipole'")
-    charges: str | None = Field(default=None, description="partial charges of the atoms; needs the property 'charges'")
     properties: dict[str, str] = Field(
         default={}, description="property -> its name in the file, as in {gap: HOMO_LUMO_gap}"
     )
@@ -47,26 +56,40 @@ class KeysConfig(Section):
     spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
 
 
-class UnitsConfig(Section):
+_UNITS = {
+    "energy": "eV, meV, hartree, kJ/mol, kcal/mol, rydberg",
+    "length": "angstrom, bohr, nm, pm",
+    "force": "null: energy/length, as in eV/angstrom",
+    "stress": "null: energy/length^3; also GPa, kbar",
+    "dipole": "null: e*length; also debye",
+}
+"""Kind of unit -> which there are; charges are in e."""
+
+_KINDS = {name: spec.kind for name, spec in LABELS.items() if spec.kind in _UNITS}
+
+
+def _label_units() -> Any:
+    """A section with the unit of each label, and the unit of length."""
+    kinds = {"energy": "energy", "length": "length", **_KINDS}
+    fields: dict[str, Any] = {name: _text(None, _UNITS[str(kind)]) for name, kind in kinds.items()}
+    return create_model("LabelUnits", __base__=Section, **fields)
+
+
+class UnitsConfig(_label_units()):  # type: ignore[misc]
     """Units that the data file is written in; values are converted to eV and Å on reading.
 
     null: what an HDF5 file says of itself (an error where it says nothing), eV and Å for the formats of ASE.
     """
 
-    energy: str | None = Field(default=None, description="eV, meV, hartree, kJ/mol, kcal/mol, rydberg")
-    length: str | None = Field(default=None, description="angstrom, bohr, nm, pm")
-    forces: str | None = Field(default=None, description="null: energy/length, as in eV/angstrom")
-    stress: str | None = Field(default=None, description="null: energy/length^3; also GPa, kbar")
-    dipole: str | None = Field(default=None, description="null: e*length; also debye")
     properties: dict[str, str] = Field(
         default={}, description="property -> unit, as in {gap: hartree}; absent: a plain number"
     )
 
     @model_validator(mode="after")
     def check_units(self) -> UnitsConfig:
-        for kind in ("energy", "length", "forces", "stress", "dipole"):
-            if getattr(self, kind) is not None:
-                units.factor("force" if kind == "forces" else kind, getattr(self, kind))
+        for name, kind in {**_KINDS, "length": "length"}.items():
+            if getattr(self, name) is not None:
+                units.factor(str(kind), getattr(self, name))
         for name, unit in self.properties.items():
             try:
                 any_factor(unit, name)

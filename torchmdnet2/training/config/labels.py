@@ -1,23 +1,25 @@
 """Which labels a training reads: from the names in the configuration to those of the data, and to the predictions.
 
-A label of the data is named "energy", "forces", "stress", "dipole", "charges", or by its shape and property, as in
+A label of the data is named as in the table of labels (data/labels.py), or by its shape and property, as in
 "scalar:gap". "scalar:dipole_norm" is the length of the dipole moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor
 
 from ...data.kinds import CONFIG_TYPE
+from ...data.labels import LABELS
 from ...potential import Result
 from ...registry import PRIORS, did_you_mean
-from ...units import factor
+from ...units import OWN_UNITS, factor
 
 __all__ = [
-    "BUILT_IN",
     "FRAME_LABELS",
     "LOSS_WEIGHT",
     "check_labels",
@@ -27,9 +29,6 @@ __all__ = [
     "property_of",
     "unit_of",
 ]
-
-BUILT_IN = {"energy": "eV", "forces": "eV/Å", "stress": "eV/Å³", "dipole": "e·Å", "charges": "e"}
-"""label -> unit."""
 
 DIPOLE_NORM = "dipole_norm"
 
@@ -68,7 +67,7 @@ def _label(name: str, shapes: Mapping[str, str]) -> str:
 
 def prediction(result: Result, label: str) -> Tensor | None:
     """The predicted value of a label, None where the potential does not give it."""
-    if label in ("energy", "forces", "stress", "charges"):
+    if label in {field.name for field in fields(result)}:
         return getattr(result, label)
     name = property_of(label)
     if name == DIPOLE_NORM and "dipole" in result.properties:
@@ -83,20 +82,17 @@ def unit_of(label: str, units: Mapping[str, Any] | None = None) -> str:
         label: its name in the data.
         units: the section `data.units` as plain data.
     """
-    if label in BUILT_IN:
-        return BUILT_IN[label]
     name = property_of(label)
+    if name == label:
+        return LABELS[label].unit
     unit = ((units or {}).get("properties") or {}).get(name)
     if unit is None:
-        return "e·Å" if name == DIPOLE_NORM else ""
-    kinds = {"energy": "eV", "length": "Å", "charge": "e", "dipole": "e·Å"}
-    for kind, own in kinds.items():
-        try:
+        return LABELS["dipole"].unit if name == DIPOLE_NORM else ""
+    for kind, own in OWN_UNITS.items():
+        with suppress(ValueError):
             factor(kind, unit)
             return own
-        except ValueError:
-            continue
-    return "eV/Å" if unit.count("^") == 0 else "eV/Å³"
+    raise ValueError(f"unknown unit '{unit}'")
 
 
 def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
@@ -112,7 +108,7 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
     keys, loss = config.data.keys, config.training.loss
     predicted = [*shapes, *([DIPOLE_NORM] if "dipole" in shapes else [])]
     for name in keys.properties:
-        if name in BUILT_IN:
+        if name in LABELS.keys():
             raise ValueError(f"data.keys.properties.{name}: has a key of its own, data.keys.{name}")
         if name not in predicted:
             hint = did_you_mean(name, predicted) or "."
@@ -120,13 +116,13 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
                 f"data.keys.properties.{name}: no head predicts it{hint} Predicted: {', '.join(predicted) or 'none'}; "
                 "add a head to `properties`"
             )
-    for name in ("dipole", "charges"):
+    for name in LABELS.of_heads():
         if getattr(keys, name) is not None and name not in shapes:
             raise ValueError(f"data.keys.{name}: the model predicts none; add {{name: {name}}} to `properties`")
-    energies = [name for name in ("energy", "forces", "stress", "virial") if getattr(keys, name) is not None]
+    energies = [name for name in (*LABELS.of_energies(), "virial") if getattr(keys, name) is not None]
     if config.head is None and energies:
         raise ValueError(f"head: without one there are no energies to train; set data.keys.{energies[0]} to null")
-    known = [*BUILT_IN, *keys.properties]
+    known = [*LABELS, *keys.properties]
     named = {
         "data.units.properties": (config.data.units.properties, list(keys.properties)),
         "training.loss.properties": (loss.properties, list(keys.properties)),
@@ -137,14 +133,15 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
         for name in given:
             if name not in right:
                 raise ValueError(f"{path}.{name}: no such label{did_you_mean(name, right) or '.'} ({_listed(right)})")
-    labelled = {*keys.properties, *(["dipole"] if keys.dipole or DIPOLE_NORM in keys.properties else [])}
+    labelled = {*keys.properties, *(name for name in LABELS.of_heads() if getattr(keys, name))}
+    labelled |= {"dipole"} if DIPOLE_NORM in keys.properties else set()
     # charges may also be learned from the energies and forces that a prior makes of them
     read = any(p.get("charges") == "predicted" or PRIORS[p["name"]].uses_charges for p in config.priors)
-    labelled |= {"charges"} if keys.charges or read else set()
+    labelled |= {"charges"} if read else set()
     for head in config.properties:
         name = head.get("property", head["name"])
         if name not in labelled and config.init is None:
-            where = f"data.keys.{name}" if name in BUILT_IN else f"data.keys.properties.{name}"
+            where = f"data.keys.{name}" if name in LABELS.keys() else f"data.keys.properties.{name}"
             raise ValueError(f"properties: '{name}' has no label to learn from; add {where}")
     weighted = [label for label in label_keys(keys.model_dump(), shapes) if label not in ("charge", "spin")]
     weighted = ["stress" if label == "virial" else label for label in weighted]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
+from ...data.labels import LABELS
 from .labels import FRAME_LABELS
 from .schema import Section
 
@@ -17,23 +18,32 @@ Kind = Literal["mse", "l1", "huber"]
 Moment = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
 """An epoch (int), or a fraction of max_epochs (float)."""
 
-BUILT_IN = ("energy", "forces", "stress", "dipole", "charges")
+
+def _with_weights(base: type[Section], final: bool = False) -> Any:
+    """A section with a weight for each label after the keys of `base`."""
+    fields: dict[str, Any] = {}
+    for name, spec in LABELS.items():
+        if final:
+            fields[name] = (NotNegative | None, Field(default=None, description="final weight; null: unchanged"))
+            continue
+        per = (" per atom" if name == "energy" else "") + (", by component" if spec.row else "")
+        text = f"weight; errors in {spec.unit}{per}" if spec.unit else "weight"
+        fields[name] = (NotNegative, Field(default=spec.default_weight, description=text))
+    return create_model("LabelWeights", __base__=base, **fields)
 
 
-class LossScheduleConfig(Section):
+class _Schedule(Section):
+    kind: Literal["step", "linear"] = Field(default="step", description="step: at `start`; linear: from start to end")
+    start: Moment = Field(default=0.75, description="epoch, or fraction of max_epochs")
+    end: Moment = Field(default=1.0, description="linear: where the final weights are reached")
+
+
+class LossScheduleConfig(_with_weights(_Schedule, final=True)):  # type: ignore[misc]
     """Other weights later on: reached at once (kind: step), or linearly between two epochs (kind: linear).
 
     Which epoch is best is decided with the final weights, so that losses of all epochs can be compared.
     """
 
-    kind: Literal["step", "linear"] = Field(default="step", description="step: at `start`; linear: from start to end")
-    start: Moment = Field(default=0.75, description="epoch, or fraction of max_epochs")
-    end: Moment = Field(default=1.0, description="linear: where the final weights are reached")
-    energy: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
-    forces: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
-    stress: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
-    dipole: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
-    charges: NotNegative | None = Field(default=None, description="final weight; null: unchanged")
     properties: dict[str, NotNegative] = Field(default={}, description="final weights of further properties")
 
     @model_validator(mode="after")
@@ -43,22 +53,18 @@ class LossScheduleConfig(Section):
         return self
 
 
-class LossConfig(Section):
+class _Errors(Section):
+    kind: Kind = Field(default="mse", description="ℓ: mse, l1 or huber")
+    kinds: dict[str, Kind] = Field(default={}, description="ℓ of single properties, as in {forces: l1}")
+    huber_delta: Positive = Field(default=0.01, description="error above which huber is linear, in the label's unit")
+
+
+class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
     """loss = energy·ℓ(ΔE/N) + forces·ℓ(ΔF) + stress·ℓ(Δσ) + …, each a mean over the labels that are present.
 
     With weights of frames, ℓ is multiplied by that of its frame.
     """
 
-    kind: Kind = Field(default="mse", description="ℓ: mse, l1 or huber")
-    kinds: dict[str, Kind] = Field(default={}, description="ℓ of single properties, as in {forces: l1}")
-    huber_delta: Positive = Field(
-        default=0.01, description="where huber turns from squared to linear, in the label's unit"
-    )
-    energy: NotNegative = Field(default=10.0, description="weight; errors in eV per atom")
-    forces: NotNegative = Field(default=1.0, description="weight; errors in eV/Å, by component")
-    stress: NotNegative = Field(default=1.0, description="weight; errors in eV/Å³, by component")
-    dipole: NotNegative = Field(default=1.0, description="weight; errors in e·Å, by component")
-    charges: NotNegative = Field(default=1.0, description="weight; errors in e")
     properties: dict[str, NotNegative] = Field(
         default={}, description="weights of further properties, 1 where not given"
     )
@@ -72,7 +78,7 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def check_weights(self) -> LossConfig:
-        if not any(getattr(self, name) for name in BUILT_IN) and not any(self.properties.values()):
+        if not any(getattr(self, name) for name in LABELS) and not any(self.properties.values()):
             raise ValueError("at least one of energy, forces, stress needs a weight above 0")
         return self
 
@@ -80,7 +86,8 @@ class LossConfig(Section):
         """Weight of a label by its name in the data, as "forces" or "scalar:gap"."""
         if label in FRAME_LABELS:
             return 0.0
-        return getattr(self, label) if label in BUILT_IN else self.properties.get(label.partition(":")[2], 1.0)
+        name = label.partition(":")[2]
+        return self.properties.get(name, 1.0) if name else getattr(self, label)
 
     def kind_of(self, label: str) -> str:
         """ℓ of a label."""
@@ -112,7 +119,7 @@ class LossConfig(Section):
         given = self.schedule
         changed = {
             name: (1 - share) * getattr(self, name) + share * getattr(given, name)
-            for name in BUILT_IN
+            for name in LABELS
             if getattr(given, name) is not None
         }
         properties = dict(self.properties)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...data.sample import LABELS
+from ...data.labels import LABELS
 from ...potential import Potential, Result
 from ...priors import Atomref
 from ...refusals import refuse_coincident, rename

@@ -163,13 +163,13 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], 
             if name == "energy":
                 own, error, deviation = "energy_per_atom", error / atoms, deviation / atoms
             here = residual.present.reshape(len(error), -1).all(1)
-            spread.add(own, error[here], deviation[here], UNITS.get(own) or unit_of(name, units))
+            spread.add(own, error[here], deviation[here], UNITS[own] if own in UNITS else unit_of(name, units))
     summary = {"errors": sums.summary(), "spread": spread.summary(), "members": [str(model) for model in models]}
     return {"subset": subset, **summary}, spread
 
 
 def deviation_of(result: EnsembleResult, label: str) -> Tensor | None:
     """The standard deviation of what the members predict for a label; None where one of them does not predict it."""
-    if label in ("energy", "forces", "stress", "charges"):
+    if hasattr(result, f"{label}_std"):
         return getattr(result, f"{label}_std")
     return result.properties_std.get(property_of(label))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...data.kinds import CONFIG_TYPE, kind_code
-from ...data.sample import LABELS
+from ...data.labels import LABELS
 from ...potential import Result
 from ...system import System
 from ..config.labels import LOSS_WEIGHT, prediction
@@ -40,7 +40,7 @@ def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residua
 
     Args:
         result: of the potential.
-        labels: by name as in `data.sample.LABELS`; NaN where absent.
+        labels: by name as in `data.labels.LABELS`; NaN where absent.
 
     Returns:
         One Residual per label. Differences are formed in the label's precision (float64 for energies, which may be

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...data.labels import LABELS
 from ...potential import SYMBOLS
 from ...system import System
-from ..config.labels import BUILT_IN, property_of, unit_of
+from ..config.labels import property_of, unit_of
 from ..config.loss_config import LossConfig
 from .loss import Residual, atoms_per_system, penalty_sums
 
@@ -20,7 +21,7 @@ __all__ = ["NUM_ELEMENTS", "UNITS", "ErrorSums", "in_words", "shown"]
 NUM_ELEMENTS = len(SYMBOLS) + 10
 """Rows of a table by atomic number: with room for numbers without a symbol."""
 
-UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", **{k: v for k, v in BUILT_IN.items() if k != "energy"}}
+UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", **{name: spec.unit for name, spec in LABELS.items()}}
 """Property -> unit of its errors; vectors and tensors by component."""
 
 

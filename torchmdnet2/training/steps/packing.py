@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...data.labels import LABELS
 from ...derivatives import gradients_of, with_leaves
 from ...models.heads import EquivariantScalarHead, ScalarHead
 from ...potential import Potential
@@ -20,7 +21,6 @@ from .packed_frames import PackedFrames, Part
 __all__ = ["frame_bytes", "pack", "unsupported_reason"]
 
 _AT_ONCE = 512
-LABELS = ("energy", "forces", "stress")
 
 
 def unsupported_reason(potential: Potential, labels: Sequence[str]) -> str | None:
@@ -31,7 +31,7 @@ def unsupported_reason(potential: Potential, labels: Sequence[str]) -> str | Non
         labels: names of the labels that count.
     """
     head = potential.head
-    others = [name for name in labels if name not in LABELS]
+    others = [name for name in labels if name not in LABELS.of_energies()]
     if others or potential.properties:
         return f"labels other than energy, forces and stress ({', '.join(others) or 'properties'})"
     if not isinstance(head, ScalarHead | EquivariantScalarHead) or getattr(head, "reduce", "sum") != "sum":
