@@ -14,6 +14,7 @@ import torch
 
 from .errors import UntrainedCharge, UntrainedChargeWarning
 from .neighbors import NeighborList
+from .neighbors.result import SAME_PLACE
 from .system import System
 
 __all__ = [
@@ -28,9 +29,6 @@ __all__ = [
     "require_stress",
     "require_system",
 ]
-
-SAME_PLACE = 1e-3
-"""Å. Atoms that are closer lie at the same place: files give positions with three decimals at least."""
 
 
 def rename(error: Exception, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Charges that a model was not trained on, on a real GPU: refused on every path, and looked at without waiting."""
+"""Refusals on a real GPU, on every path and without waiting: untrained charges, two atoms at the same place."""
 
 from __future__ import annotations
 
@@ -75,10 +75,50 @@ def test_looking_does_not_wait(make):
     assert len([w for w in waits if "synchronizing" in str(w.message)]) == 1
 
 
-def test_two_atoms_at_the_same_place_in_the_first_structure():
-    """Named by the first check of a path; later ones are not looked at on a GPU (docs/evaluator.md)."""
-    for make in (fused, captured):
-        system = water()
-        system.pos[2] = system.pos[1]
-        with pytest.raises(ValueError, match="atom 1 and atom 2 are at the same place"):
-            Evaluator(make().to("cuda"))(system)
+@pytest.mark.parametrize("make", [fused, captured])
+@pytest.mark.parametrize("graphs", [True, False])
+def test_two_atoms_at_the_same_place(make, graphs):
+    """R12: named in the first structure of a path and in any later one, of a batch, under replay; near ones are not."""
+
+    def pair(distance: float) -> System:
+        second = water().replace(pos=water().pos + 20)
+        second.pos[2] = second.pos[1] + torch.tensor([0, distance, 0], device="cuda")
+        return System.concatenate([water(), second])
+
+    words = "atom 4 and atom 5 are at the same place"
+    potential = make().to("cuda")
+    with pytest.raises(ValueError, match=words):
+        Evaluator(potential, graphs=graphs)(pair(0.0))
+    evaluator, good = Evaluator(potential, graphs=graphs), pair(0.5)
+    expected = [evaluator(good).energy for _ in range(3)][-1]
+    step = evaluator.bind(good)
+    step.replay()
+    for distance in (0.0, 5e-4):
+        with pytest.raises(ValueError, match=words):
+            evaluator(pair(distance))
+        step.pos.copy_(pair(distance).pos)
+        step.replay()
+        assert bool(step.energy.isnan().all())
+        with pytest.raises(ValueError, match=words):
+            step.check()
+        step.pos.copy_(good.pos)
+        step.replay()
+        torch.testing.assert_close(step.fetch().energy, expected.cpu(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(evaluator(good).energy, expected, rtol=0, atol=1e-5)
+    assert bool(evaluator(pair(0.01)).energy.isfinite().all())
+
+
+@pytest.mark.parametrize("num_atoms", [30, 400, 3000])
+def test_two_atoms_at_the_same_place_in_each_search(num_atoms):
+    """R12: the search in one kernel, all pairs, cell lists."""
+    side = round(num_atoms ** (1 / 3)) + 1
+    grid = 2.0 * torch.cartesian_prod(*[torch.arange(side)] * 3)[:num_atoms]
+    made = System(z=torch.ones(num_atoms, dtype=torch.long), pos=grid, cell=2.0 * side * torch.eye(3)).to("cuda")
+    evaluator = Evaluator(fused().to("cuda"))
+    evaluator(made)
+    wrong = made.replace(pos=made.pos.clone())
+    wrong.pos[num_atoms - 1] = wrong.pos[3] + made.cell[0, 0] + 5e-4
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"atom 3 and atom {num_atoms - 1} are at the same place"):
+            evaluator(wrong)
+    assert bool(evaluator(made).energy.isfinite().all())

@@ -19,6 +19,7 @@ from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.neighbors.reference import neighbor_list_reference
 from torchmdnet2.neighbors.triton_list import neighbor_list_triton
 from torchmdnet2.neighbors.triton_search import (
+    COINCIDENT,
     NOT_FINITE,
     OVERFLOW,
     TOO_THIN,
@@ -144,6 +145,30 @@ def test_flags(method):
         search.flag.zero_()
         search(pos, cell, torch.ones(1, 3, dtype=torch.bool))
         assert int(search.flag) & flag
+
+
+@pytest.mark.parametrize("kind", ["single", "batch", "cells"])
+@pytest.mark.parametrize("periodic", [False, True])
+def test_two_atoms_at_the_same_place(kind, periodic):
+    """R12: noted in any structure and through a face of the cell, also at high precision; near atoms are not."""
+    for distance, expected in ((9.9e-4, COINCIDENT), (0.0, COINCIDENT), (1.01e-3, 0)):
+        pos = torch.tensor([[0.0, 0, 0], [1, 2, 3], [3, 1, 2], [7, 0, distance]], dtype=torch.float64)
+        pos[0, 0] = -2.0 if periodic else 7.0  # the same place as 7 Å in a cell of 9 Å
+        made = System(z=torch.ones(4, dtype=torch.long), pos=pos, cell=9 * torch.eye(3) if periodic else None)
+        far = made.replace(pos=torch.tensor([[0.0, 0, 0], [2, 0, 0], [0, 2, 0], [2, 2, 0]], dtype=torch.float64))
+        system = made if kind == "single" else System.concatenate([far, made])
+        search = TritonNeighborSearch(
+            system.num_atoms, system.num_systems, CUTOFF, 100, "cpu", batch=system.batch, dtype=torch.float64,
+            method="cells" if kind == "cells" else "pairs", vectors=periodic, distances=not periodic,
+        )  # fmt: skip
+        given = system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous()
+        search.count(*given)
+        assert int(search.flag) == 0
+        search(*given)
+        assert int(search.flag) == expected
+        if expected:
+            search(far.pos.repeat(system.num_systems, 1), *given[1:])
+            assert int(search.flag) == expected, "the flag is sticky"
 
 
 def test_no_silent_overflow():

@@ -173,6 +173,32 @@ def test_a_force_that_is_not_finite_is_flagged(bad):
     assert graphed.status()[0] == RESULT_NOT_FINITE and step.out.energy.isnan().all()
 
 
+@pytest.mark.parametrize(("precision", "method"), [("native", "fused tensornet"), ("float64", "CUDA graphs")])
+def test_two_atoms_at_the_same_place(precision, method):
+    """R12: after good positions, in a batch, through a face of the cell: NaN, then an error that names both."""
+    evaluator = Evaluator(POTENTIAL, graphs=True, precision=precision)
+    good = System.concatenate([atoms(4, 1, cell=triclinic(5.0)), atoms(3, 2, cell=triclinic(5.0))])
+    wrong = good.replace(pos=good.pos.clone())
+    wrong.pos[6] = wrong.pos[4] + wrong.cell[1, 0] + 5e-4
+    expected = evaluator(good).energy
+    assert method.lower() in evaluator.report().lower()
+    step = evaluator.bind(good)
+    words = "atom 4 and atom 6 are at the same place"
+    with pytest.raises(ValueError, match=words):
+        evaluator(wrong)
+    step.pos.copy_(wrong.pos)
+    step.replay()
+    assert step.energy.isnan().all() and step.forces.isnan().all()
+    with pytest.raises(ValueError, match=words):
+        step.check()
+    step.replay()
+    step.pos.copy_(good.pos)
+    with pytest.raises(ValueError, match="two atoms are at the same place"):
+        step.check()  # of a step whose positions are gone
+    step.replay()
+    assert torch.equal(step.fetch().energy, expected) and torch.equal(evaluator(good).energy, expected)
+
+
 @pytest.fixture
 def tight(monkeypatch):
     """Capacities without any room above what is needed."""

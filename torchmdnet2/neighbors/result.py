@@ -13,7 +13,10 @@ from torch import Tensor
 
 from ..system import System
 
-__all__ = ["NeighborList", "safe_norm", "sort_edges"]
+__all__ = ["SAME_PLACE", "NeighborList", "safe_norm", "sort_edges"]
+
+SAME_PLACE = 1e-3
+"""Å. Atoms that are closer lie at the same place: files give positions with three decimals at least."""
 
 
 @dataclass(eq=False)

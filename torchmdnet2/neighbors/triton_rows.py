@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..triton_launch import after_previous
 from .triton_cells import _LANES, bits_set, sweep
-from .triton_setup import _REALS
+from .triton_setup import _REALS, flag_coincident
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def order_row(first, last, keys, sender, K: tl.constexpr):
 
 @triton.jit
 def write_edges(
-    i, first, r, mask, j, s0, s1, s2, imaged, h, wrapped, wraps, receiver, shift, vectors, distances,
+    i, first, r, mask, j, s0, s1, s2, imaged, h, wrapped, wraps, receiver, shift, vectors, distances, flag,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """What is wanted of the edges first + r from receiver i to senders j in images s; `imaged` = 0 says that s = 0."""
@@ -75,15 +75,17 @@ def write_edges(
             d += s0[:, None] * h0 + s1[:, None] * h1 + s2[:, None] * h2
         if VECTORS:
             tl.store(vectors + first3 + (r[:, None] * 3 + c[None, :]), d, mask=some)
+        d = tl.where(some, d, 0.0)
+        square = tl.sum(d * d, axis=1)
+        flag_coincident(flag, square, mask)
         if DISTANCES:
-            d = tl.where(some, d, 0.0)
-            tl.store(distances + first + r, tl.sqrt(tl.sum(d * d, axis=1)), mask=mask)
+            tl.store(distances + first + r, tl.sqrt(square), mask=mask)
 
 
 @triton.jit(do_not_specialize=["N", "B", "turns_kept"])
 def finish_cells(
     placed, wrapped, wraps, order, row_bin, bin_start, batch, ptr, reals, whole, cutoff, row_ptr, bits,
-    lane_start, candidates, tiles, keys, sender, receiver, shift, vectors, distances, N, B, turns_kept,
+    lane_start, candidates, tiles, keys, sender, receiver, shift, vectors, distances, flag, N, B, turns_kept,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr,
     BI: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -126,14 +128,14 @@ def finish_cells(
                     s2 = image % 3 - 1
                     write_edges(
                         i, first, r, mask, j, s0, s1, s2, state & 1, h, wrapped, wraps, receiver, shift, vectors,
-                        distances, RECEIVER, SHIFT, VECTORS, DISTANCES, K,
+                        distances, flag, RECEIVER, SHIFT, VECTORS, DISTANCES, K,
                     )  # fmt: skip
                     tl.store(sender + first + r, j, mask=mask)
 
 
 @triton.jit
 def finish_pairs(
-    images, row_ptr, batch, wrapped, wraps, reals, sender, receiver, shift, vectors, distances,
+    images, row_ptr, batch, wrapped, wraps, reals, sender, receiver, shift, vectors, distances, flag,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr, K: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -153,6 +155,6 @@ def finish_pairs(
             s1 = ((image >> 6) & 63) - 32
             s2 = (image & 63) - 32
             write_edges(
-                i, first, r, mask, j, s0, s1, s2, 1, h, wrapped, wraps, receiver, shift, vectors, distances,
+                i, first, r, mask, j, s0, s1, s2, 1, h, wrapped, wraps, receiver, shift, vectors, distances, flag,
                 RECEIVER, SHIFT, VECTORS, DISTANCES, K,
             )  # fmt: skip

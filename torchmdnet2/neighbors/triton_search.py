@@ -24,6 +24,7 @@ from .triton_cells import LANES, count_cells
 from .triton_pairs import search_pairs
 from .triton_rows import finish_cells, finish_pairs
 from .triton_setup import (
+    COINCIDENT,
     FREE_BINS,
     NOT_FINITE,
     OVERFLOW,
@@ -37,7 +38,7 @@ from .triton_setup import (
 )
 from .triton_single import search_single
 
-__all__ = ["NOT_FINITE", "OVERFLOW", "TOO_THIN", "TritonNeighborSearch"]
+__all__ = ["COINCIDENT", "NOT_FINITE", "OVERFLOW", "TOO_THIN", "TritonNeighborSearch"]
 
 CELLS_FROM = 2000
 """Atoms per structure from which cell lists are faster than testing all pairs, on one NVIDIA H200."""
@@ -106,6 +107,7 @@ class TritonNeighborSearch:
         needed [1] int64: directed edges found. More than the capacity means that the list is not usable.
         flag [1] int32: sticky, cleared only by the caller (`flag.zero_()`). OVERFLOW (1): more edges than the capacity.
             NOT_FINITE (2): a position or cell is not finite, beyond 2^30 Å or cells, or a periodic cell is flat.
+            COINCIDENT (4): two atoms are closer than SAME_PLACE; seen where vectors or distances are asked for.
             TOO_THIN (8): method "cells" met a periodic cell thinner than the cutoff, or "pairs" one that needs more
             than 30 images to a side. With any bit set the list must not be used.
 
@@ -325,7 +327,7 @@ class TritonNeighborSearch:
 
     def _fill(self) -> None:
         N, B = self.num_atoms, self.num_systems
-        outputs = self.sender, self.receiver, self.shift, self.vectors, self.distances
+        outputs = self.sender, self.receiver, self.shift, self.vectors, self.distances, self.flag
         if self.method == "cells":
             finish_cells[(N,)](
                 self._placed, self._wrapped, self._wraps, self._order, self._row_bin, self._bin_start,

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from ..triton_launch import after_previous
+from .result import SAME_PLACE
 
 REALS = 22
 WHOLE = 11
@@ -25,11 +26,14 @@ ROW_BLOCK = 1024  # rows summed by one program of row_pointers
 
 OVERFLOW = 1  # more edges than the capacity
 NOT_FINITE = 2  # a position or a cell is not finite (or beyond 2^30 cells or Å), or a periodic cell is flat
+COINCIDENT = 4  # two atoms at the same place; seen where vectors or distances are written
 TOO_THIN = 8  # a cell too thin for this search: take method="pairs", or a thicker cell
 
 _OVERFLOW = tl.constexpr(OVERFLOW)
 _NOT_FINITE = tl.constexpr(NOT_FINITE)
+_COINCIDENT = tl.constexpr(COINCIDENT)
 _TOO_THIN = tl.constexpr(TOO_THIN)
+_SAME_PLACE_SQUARE = tl.constexpr(SAME_PLACE**2)
 _REALS = tl.constexpr(REALS)
 _WHOLE = tl.constexpr(WHOLE)
 _FREE_BINS = tl.constexpr(FREE_BINS)
@@ -146,6 +150,16 @@ def few_images(m0, m1, m2, size):
     """Whether all pairs and images of a structure can be tested: at most 30 images to a side, 2e9 tests per atom."""
     num_images = (2 * m0 + 1).to(tl.float64) * (2 * m1 + 1) * (2 * m2 + 1)
     return (tl.maximum(m0, tl.maximum(m1, m2)) <= _MAX_IMAGES) & (num_images * size < 2.0e9)
+
+
+@triton.jit
+def flag_coincident(flag, square, mask):
+    """Note edges between atoms at the same place; `square`: squares of their lengths in Å².
+
+    Each lane has its own, predicated instruction: no lane waits for another, and nothing is sent without such an edge.
+    """
+    close = mask & (square < _SAME_PLACE_SQUARE)
+    tl.atomic_or(flag + tl.zeros_like(square).to(tl.int32), _COINCIDENT, mask=close, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num_bins", "B"])

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from ..triton_launch import after_previous
 from .triton_cells import bits_set
-from .triton_setup import _NOT_FINITE, _OVERFLOW, _TOO_THIN, few_images, geometry
+from .triton_setup import _NOT_FINITE, _OVERFLOW, _TOO_THIN, few_images, flag_coincident, geometry
 
 _ROUND = tl.constexpr(12582912.0)  # 1.5 · 2^23: adding and subtracting it rounds a float32 to the nearest integer
 
@@ -288,5 +288,7 @@ def search_single(
                             tl.store(vectors + e3, dx, mask=mask)
                             tl.store(vectors + e3 + 1, dy, mask=mask)
                             tl.store(vectors + e3 + 2, dz, mask=mask)
+                        square = dx * dx + dy * dy + dz * dz
+                        flag_coincident(flag, square, mask)
                         if DISTANCES:
-                            tl.store(distances + e, tl.sqrt(dx * dx + dy * dy + dz * dz), mask=mask)
+                            tl.store(distances + e, tl.sqrt(square), mask=mask)

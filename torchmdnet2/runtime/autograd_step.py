@@ -80,6 +80,7 @@ class AutogradStep(Step):
         return TritonNeighborSearch(
             self.num_atoms, self.num_systems, cutoff, capacity, self.device, batch=self._system.batch[: self.num_atoms],
             dtype=torch.float32, method=method, thin=thin, receiver=True, shift=True, vectors=False,
+            distances=True,  # not read, but the search sees atoms at the same place by them
         )  # fmt: skip
 
     # --- inputs ----------------------------------------------------------------------------------------------------

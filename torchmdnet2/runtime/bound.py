@@ -8,13 +8,19 @@ from __future__ import annotations
 import torch
 
 from ..fused.finish import NO_VOLUME, RESULT_NOT_FINITE
+from ..neighbors import neighbor_list
 from ..potential import Potential, Result, require_stress
+from ..refusals import refuse_coincident
 from ..system import System
 from .graphed_step import GraphedStep, raise_input_flags
 from .outputs import Outputs
 from .reference import BoundStep
+from .step import COINCIDENT
 
 __all__ = ["FusedBoundStep", "raise_input_error"]
+
+_NEAR = 0.1
+"""Å, the cutoff of the list in which atoms at the same place are looked up."""
 
 
 class FusedBoundStep(BoundStep):
@@ -73,6 +79,8 @@ def raise_input_error(system: System, flag: int) -> None:
         ValueError: always.
     """
     system.validate()
+    if flag & COINCIDENT:
+        refuse_coincident(neighbor_list(system, _NEAR), system)
     if flag & NO_VOLUME:
         require_stress(system)
         raise ValueError("the stress needs a cell with a volume")

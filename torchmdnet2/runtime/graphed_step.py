@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..potential import Result
 from .capture import CudaGraph, ReplayDiffers
-from .step import NOT_FINITE, OVERFLOW, TOO_THIN, Step
+from .step import COINCIDENT, NOT_FINITE, OVERFLOW, TOO_THIN, Step
 
 __all__ = ["GraphedStep", "raise_input_flags"]
 
@@ -111,6 +111,8 @@ class GraphedStep:
 
 def raise_input_flags(flag: int) -> None:
     """Raise ValueError for flags that no capacity can mend."""
+    if flag & COINCIDENT:
+        raise ValueError("two atoms are at the same place, where energy and forces mean nothing")
     if flag & NOT_FINITE:
         raise ValueError("a position or a cell is not finite or too large, or a periodic cell has no volume")
     if flag & TOO_THIN:

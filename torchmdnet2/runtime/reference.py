@@ -114,8 +114,7 @@ class ReferenceBoundStep(BoundStep):
             return potential(system, stress=stress, create_graph=False)
         # the composition was checked by the first call, and the positions are by the search
         neighbors = neighbor_list(system, potential.cutoff)
-        if system.device.type == "cpu":  # looking waits for a GPU
-            refuse_coincident(neighbors, system)
+        refuse_coincident(neighbors, system)
         lists = PairLists(system, {potential.cutoff: neighbors})
         return potential.compute(system, lists, True, stress, isolated=self._isolated)
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..errors import NeighborOverflow
-from ..neighbors.triton_search import NOT_FINITE, OVERFLOW, TOO_THIN, TritonNeighborSearch
+from ..neighbors.triton_search import COINCIDENT, NOT_FINITE, OVERFLOW, TOO_THIN, TritonNeighborSearch
 from ..potential import Result
 from .outputs import Outputs
 
-__all__ = ["NOT_FINITE", "OVERFLOW", "TOO_THIN", "Step", "next_capacity"]
+__all__ = ["COINCIDENT", "NOT_FINITE", "OVERFLOW", "TOO_THIN", "Step", "next_capacity"]
 
 _MOST_EDGES = 2**31 - 1
 FEWEST_EDGES = 16
