@@ -16,6 +16,7 @@ from fused.toy import potential
 from torchmdnet2 import Evaluator, System
 from torchmdnet2.fused.pair_priors import gpu
 from torchmdnet2.priors import D2, D3, ZBL, Atomref, Coulomb
+from torchmdnet2.priors.base import Prior
 from torchmdnet2.runtime import check
 from torchmdnet2.runtime import step as steps
 from torchmdnet2.runtime.fused_model import FusedModel
@@ -126,3 +127,47 @@ def test_a_prior_that_disagrees_is_refused(monkeypatch):
 def test_charges_that_the_network_does_not_predict():
     report = Evaluator(potential([Coulomb("predicted", "reaction_field", cutoff=5.0)])).report()
     assert "Coulomb needs" in report
+
+
+class Morse(Prior):
+    """A user's prior, whose energy does not vanish beyond its cutoff."""
+
+    cutoff = 3.0
+
+    def forward(self, system, neighbors):
+        d = neighbors.distances(system).double()
+        pair = 0.2 * (1 - torch.exp(-1.5 * (d - 1.2))) ** 2 * (1 - (d / self.cutoff) ** 2)
+        return pair.new_zeros(system.num_atoms).index_add(0, neighbors.edge_index[0], pair / 2)
+
+
+class Well(Prior):
+    """A prior of positions and cells, without a list."""
+
+    def forward(self, system, neighbors):
+        shape = system.cell.double().diagonal(dim1=1, dim2=2).sum(1)[system.batch]
+        return 0.01 * system.pos.double().square().sum(1) + 1e-3 * shape
+
+
+class Host(Morse):
+    """Looks at a value on the host, which no graph can hold."""
+
+    def forward(self, system, neighbors):
+        return super().forward(system, neighbors) * float(system.z.max())
+
+
+def test_priors_without_kernels_run_by_autograd_of_themselves_alone():
+    model = potential([Morse(), ZBL(cutoff=3.5), Well(), D2(cutoff=6.0)])
+    atoms = System.concatenate([system(4, 1, 5.0), system(1, 2, 2.6), system(2, 3, 30.0)])
+    evaluator = Evaluator(model)
+    for one in (atoms, atoms.replace(z=atoms.z.flip(0), cell=atoms.cell * 1.1, pos=atoms.pos * 1.1), atoms):
+        assert_same(evaluator(one, stress=True), model, one, stress=True)
+    assert evaluator.fused
+    ((graphed, _),) = evaluator._active.steps.values()
+    assert list(graphed.step.searches) == [4.0, 6.0, 3.0]
+
+
+def test_a_prior_that_no_graph_can_hold_takes_another_path():
+    model, atoms = potential([Host()]), system(4, 1, 4.0)
+    evaluator = Evaluator(model)
+    torch.testing.assert_close(evaluator(atoms).forces, model(atoms).forces)
+    assert not evaluator.fused and "Host" in evaluator.report()

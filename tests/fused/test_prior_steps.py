@@ -13,6 +13,7 @@ from interpreter import needs_triton, run_checks
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.priors import D2, D3, ZBL, Atomref, Coulomb
+from torchmdnet2.priors.base import Prior
 from torchmdnet2.runtime import check
 from torchmdnet2.runtime.coverage import list_cutoffs
 
@@ -90,3 +91,26 @@ def test_lists_that_terms_share():
     assert list_cutoffs(5.0, [4.0, 5.0, float("inf")]) == [5.0]
     assert list_cutoffs(5.0, [9.0, 4.0, 10.0]) == [5.0, 10.0]
     assert list_cutoffs(5.0, [9.0, 20.0]) == [5.0, 20.0, 9.0]
+
+
+class Morse(Prior):
+    """A user's prior, whose energy does not vanish beyond its cutoff."""
+
+    cutoff = 3.0
+
+    def forward(self, system, neighbors):
+        d = neighbors.distances(system).double()
+        pair = 0.2 * (1 - torch.exp(-1.5 * (d - 1.2))) ** 2 * (1 - (d / self.cutoff) ** 2)
+        return pair.new_zeros(system.num_atoms).index_add(0, neighbors.edge_index[0], pair / 2)
+
+
+@pytest.mark.parametrize("priors", [[Morse()], [Morse(), ZBL(cutoff=3.5)]], ids=["alone", "beside kernels"])
+def test_a_prior_without_kernels_does_not_take_the_network_off_its_kernels(priors):
+    pytest.importorskip("numba")
+    model = potential(priors)
+    evaluator, expected = Evaluator(model), copy.deepcopy(model).double()(BATCH, stress=True)
+    found = evaluator(BATCH, stress=True)
+    torch.testing.assert_close(found.energy, expected.energy, rtol=1e-7, atol=2e-6)
+    torch.testing.assert_close(found.forces, expected.forces, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.stress, expected.stress, rtol=1e-5, atol=1e-7)
+    assert "compiled Toy kernels" in evaluator.report()

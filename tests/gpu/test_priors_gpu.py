@@ -10,6 +10,7 @@ import torch
 from test_evaluator_gpu import make, random_atoms
 
 from torchmdnet2 import Evaluator, System
+from torchmdnet2.priors.base import Prior
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -109,6 +110,43 @@ def test_overflow_of_each_list_under_replay(monkeypatch):
             assert bound.forces.isnan().all()
             bound.replay()
         assert_same(bound, exact(moved.to(dtype=torch.float64)))
+
+
+class Morse(Prior):
+    """A user's prior, without kernels, whose energy does not vanish beyond its cutoff."""
+
+    cutoff = 4.0
+
+    def forward(self, system, neighbors):
+        d = neighbors.distances(system).double()
+        pair = 0.2 * (1 - torch.exp(-1.5 * (d - 1.2))) ** 2 * (1 - (d / self.cutoff) ** 2)
+        return pair.new_zeros(system.num_atoms).index_add(0, neighbors.edge_index[0], pair / 2)
+
+
+class Host(Morse):
+    """Looks at a value on the host, which no graph can hold."""
+
+    def forward(self, system, neighbors):
+        return super().forward(system, neighbors) * float(system.z.max())
+
+
+@pytest.mark.parametrize("n", [22, 700])
+def test_a_prior_by_autograd_of_itself_alone(n):
+    potential, _ = model([ZBL, D2])
+    potential.priors.append(Morse())
+    exact = copy.deepcopy(potential).double()
+    evaluator, system = Evaluator(potential, graphs=True), random_atoms(n, seed=n, cell=True)
+    for one in (system, system.replace(pos=system.pos * 1.01, cell=system.cell * 1.01), system):
+        assert_same(evaluator(one, stress=True), exact(one.to(dtype=torch.float64), stress=True))
+    assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
+
+
+def test_a_prior_that_no_graph_can_hold():
+    potential, _ = model([ZBL])
+    potential.priors.append(Host())
+    evaluator, system = Evaluator(potential, graphs=True), random_atoms(22, seed=1)
+    torch.testing.assert_close(evaluator(system).forces, potential(system).forces, rtol=1e-4, atol=1e-4)
+    assert not evaluator.fused
 
 
 def test_no_waiting_in_a_bound_step():

@@ -39,6 +39,7 @@ class Atoms(NamedTuple):
         pos: [N, 3] Å, float32 or float64.
         order: [N] int64 the atom of each row; None where row i is atom i.
         charges: [N] float32 e, predicted by the network; None where it predicts none.
+        cell: [B, 3, 3] Å.
     """
 
     z: Tensor
@@ -48,6 +49,7 @@ class Atoms(NamedTuple):
     pos: Tensor
     order: Tensor | None = None
     charges: Tensor | None = None
+    cell: Tensor | None = None
 
 
 class Edges(NamedTuple):
@@ -58,12 +60,15 @@ class Edges(NamedTuple):
         sender: [C] int32; entries beyond row_ptr[N] have any value.
         vectors: [C, 3] float32, Å from the atom of the row to the sender.
         cutoff: Å, of the list.
+        receiver [C], shift [C, 3] int32: for terms by autograd.
     """
 
     row_ptr: Tensor
     sender: Tensor
     vectors: Tensor
     cutoff: float
+    receiver: Tensor | None = None
+    shift: Tensor | None = None
 
 
 class TermSums(NamedTuple):
@@ -150,10 +155,12 @@ class GpuTerm(ABC):
         cutoff: Å of the list that it needs. The list that it is given may reach further: mask edges by the distance.
             Infinity: it takes all pairs of a structure itself, and gets no list.
         uses_charges: it needs the charges that the network predicts.
+        by_autograd: PyTorch launches what it needs, on a list that ends at its cutoff (0: none) and has shifts.
     """
 
     cutoff: float
     uses_charges: bool = False
+    by_autograd: bool = False
 
     def launch_shapes(self, num_atoms: int) -> Any:
         """As `GpuNetwork.launch_shapes`."""

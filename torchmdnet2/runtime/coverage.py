@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ..fused.registry import fast_path, prior_path
 from ..potential import Potential
+from ..priors.base import Prior
 from ..system import System
+from .autograd_term import autograd_unsupported_reason
 
 __all__ = ["constant_energies", "list_cutoffs", "unsupported_reason"]
 
@@ -31,10 +33,8 @@ def unsupported_reason(potential: Potential) -> str:
         return reason
     if getattr(head, "reduce", "sum") != "sum":
         return "the fused kernels sum energies over the atoms, this head takes their mean"
-    if missing := [type(p).__name__ for p in potential.priors if not p.constant and prior_path(p) is None]:
-        return f"there are no fused kernels for {', '.join(missing)}"
     for prior in potential.priors:
-        prior_reason = "" if prior.constant else prior_path(prior).unsupported_reason(prior, device)  # type: ignore[union-attr]
+        prior_reason = "" if prior.constant else _prior_reason(prior, device)
         if prior_reason:
             return prior_reason
         if prior.uses_charges:
@@ -46,6 +46,11 @@ def unsupported_reason(potential: Potential) -> str:
     return ""
 
 
+def _prior_reason(prior: Prior, device: torch.device) -> str:
+    path = prior_path(prior)
+    return autograd_unsupported_reason(prior) if path is None else path.unsupported_reason(prior, device)
+
+
 def constant_energies(potential: Potential, system: System) -> Tensor:
     """Energies of the priors that depend on the elements alone, [N] eV float64."""
     total = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
@@ -55,13 +60,18 @@ def constant_energies(potential: Potential, system: System) -> Tensor:
     return total
 
 
-def list_cutoffs(network: float, terms: Sequence[float]) -> list[float]:
+def list_cutoffs(network: float, terms: Sequence[float], exact: Sequence[float] = ()) -> list[float]:
     """Å of the lists that a network and terms share, that of the network first.
 
     A term takes a list that reaches further than its cutoff, unless that is so long that a list of its own costs less.
+
+    Args:
+        network: cutoff of the network.
+        terms: those of terms.
+        exact: those of terms that need a list which ends there.
     """
     chosen: list[float] = []
     for cutoff in sorted({c for c in terms if network < c < math.inf}, reverse=True):
         if not chosen or chosen[-1] ** 3 > _LONGER * cutoff**3:
             chosen.append(cutoff)
-    return [network, *chosen]
+    return [network, *chosen, *sorted({c for c in exact if c not in (network, *chosen)})]

@@ -101,7 +101,7 @@ class CpuModel:
 
 
 def _terms(potential: Potential) -> list[CpuTerm]:
-    """The priors that depend on positions."""
+    """The priors with kernels."""
     paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
     return [path.cpu(prior, potential.elements) for path, prior in paths if path is not None]
 

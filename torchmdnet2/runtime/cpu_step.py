@@ -17,11 +17,13 @@ from torch import Tensor
 
 from ..fused.fast_path import Array, CpuNetwork, CpuRows, CpuSums, CpuTerm
 from ..fused.numba_pool import run_on_threads
+from ..fused.registry import prior_path
 from ..fused.thread_tuner import ThreadChoice
 from ..neighbors import neighbor_list
 from ..potential import Potential
 from ..refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
+from .autograd_term import add_by_autograd
 from .coverage import constant_energies, list_cutoffs
 from .cpu_pairs import all_pairs
 
@@ -76,6 +78,7 @@ class CpuStep:
         same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
         self._list = _Rows(potential.cutoff, system, dense, True)
+        self._by_autograd = [p for p in potential.priors if not p.constant and prior_path(p) is None]
         cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
         self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]
         self._threads = threads
@@ -106,23 +109,26 @@ class CpuStep:
             energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
         energies += self._constant
         force, virial = out.forces, out.virial
-        if self._terms:
-            sums = self._sum_terms(system.pos.detach().numpy())
+        if self._terms or self._by_autograd:
+            sums = self._sum_terms(system)
             energies += sums.energy
             if force is not None and virial is not None:
                 force, virial = force + sums.forces, virial + sums.virial
         energy = np.bincount(self._batch, energies, self._structures) + self._shift
         return Values(energy, energies, force, virial)
 
-    def _sum_terms(self, pos: Array) -> CpuSums:
-        n = len(pos)
+    def _sum_terms(self, system: System) -> CpuSums:
+        pos, n = system.pos.detach().numpy(), len(system.pos)
         sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
 
         def run() -> None:
             for term in self._terms:
                 term.term.add(pos, None if term.list is None else term.list.rows, sums)
 
-        run_on_threads(run, self._threads, sum(term.work() for term in self._terms), n, True)
+        if self._terms:
+            run_on_threads(run, self._threads, sum(term.work() for term in self._terms), n, True)
+        for prior in self._by_autograd:
+            add_by_autograd(prior, system, sums)
         return sums
 
 

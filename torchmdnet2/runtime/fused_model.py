@@ -15,6 +15,7 @@ from ..fused.fast_path import GpuTerm
 from ..fused.registry import fast_path, prior_path
 from ..potential import Potential, Result
 from ..system import System
+from .autograd_term import AutogradTerm
 from .check import extract_checked, reference, require_result
 from .coverage import constant_energies
 from .fused_step import FusedStep
@@ -102,5 +103,11 @@ class FusedModel:
 
 def _terms(potential: Potential) -> list[GpuTerm]:
     """The priors that depend on positions."""
-    paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
-    return [path.gpu(prior, potential.device, potential.elements) for path, prior in paths if path is not None]
+    found: list[GpuTerm] = []
+    for prior in potential.priors:
+        path = prior_path(prior)
+        if path is not None:
+            found.append(path.gpu(prior, potential.device, potential.elements))
+        elif not prior.constant:
+            found.append(AutogradTerm(prior, potential.elements[0]))
+    return found

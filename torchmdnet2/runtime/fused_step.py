@@ -35,7 +35,7 @@ class FusedStep(Step):
     Args:
         net: the network.
         terms: what is added to it. Each gets the shortest list that reaches its cutoff: that of the network, or one of
-            those that `list_cutoffs` chooses.
+            those that `list_cutoffs` chooses. Those by autograd get the list of their own cutoff, and come last.
         num_atoms, num_systems: N and B.
         cutoff: Å, of the network.
         dtype: of the positions, float32 or float64.
@@ -74,6 +74,7 @@ class FusedStep(Step):
     ):
         super().__init__(num_atoms, num_systems, dtype, stress, net.device)
         N, B = num_atoms, num_systems
+        terms = sorted(terms, key=lambda term: term.by_autograd)  # those last, so that kernels follow on kernels
         self.net, self.cutoff, self.subtract = net, float(cutoff), subtract
 
         def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -89,11 +90,15 @@ class FusedStep(Step):
         self._num_parts = parts or max(1, min(MAX_PARTS, -(-N // (B * _ATOMS_PER_PART))))
         self._parts = new(B * self._num_parts, TERMS, dtype=torch.float64)
         if sort is None:
-            sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B
+            # a prior may know its atoms by their places
+            sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B and not any(term.by_autograd for term in terms)
         self.order = SpatialOrder(N, B, self.pos, self.z) if sort else None
         self._batch = new(N, dtype=torch.int32)
-        cutoffs = list_cutoffs(self.cutoff, [float(term.cutoff) for term in terms])
-        self._terms = [_Term(term, min((c for c in cutoffs if c >= term.cutoff), default=None), N) for term in terms]
+        self._by_autograd = self.measures_graph = any(term.by_autograd for term in terms)
+        self._exact = {float(term.cutoff) for term in terms if term.by_autograd and term.cutoff > 0}
+        shared = [float(term.cutoff) for term in terms if not term.by_autograd]
+        cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
+        self._terms = [_Term(term, _list_of(term, cutoffs), N) for term in terms]
         self._sums = self._sums_of_terms() if terms else None
         self._buffers: GpuBuffers | None = None
         self._make_searches(dict.fromkeys(cutoffs, capacity), method, thin)
@@ -109,7 +114,7 @@ class FusedStep(Step):
             fields += [v for v in (held if isinstance(held, tuple) else (held,)) if isinstance(v, Tensor)]
         order = 0 if self.order is None else self.order.nbytes
         network = 0 if self._buffers is None else self._buffers.nbytes
-        return network + order + sum(t.numel() * t.element_size() for t in fields)
+        return network + order + self.graph_bytes + sum(t.numel() * t.element_size() for t in fields)
 
     @property
     def path(self) -> dict[str, Any]:
@@ -140,7 +145,8 @@ class FusedStep(Step):
     def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
         return TritonNeighborSearch(
             self.num_atoms, self.num_systems, cutoff, _aligned(capacity), self.device,
-            batch=self._batch, dtype=torch.float32, method=method, thin=thin,
+            batch=self._batch, dtype=torch.float32, method=method, thin=thin, receiver=cutoff in self._exact,
+            shift=cutoff in self._exact,
         )  # fmt: skip
 
     def _sums_of_terms(self) -> TermSums:
@@ -181,12 +187,14 @@ class FusedStep(Step):
             pos, z = self._place()
             # structures stay in their sequence, so that what belongs to a structure is in order too
             order = None if self.order is None else self.order.order
-            atoms = Atoms(z, self.charge_input, self._batch, self.search.ptr, pos, order)
+            atoms = Atoms(z, self.charge_input, self._batch, self.search.ptr, pos, order, cell=self.cell)
             lists = {}
             for cutoff, search in self.searches.items():
                 search(pos, self.cell, self.pbc)
                 assert search.vectors is not None
-                lists[cutoff] = Edges(search.row_ptr, search.sender, search.vectors, cutoff)
+                lists[cutoff] = Edges(
+                    search.row_ptr, search.sender, search.vectors, cutoff, search.receiver, search.shift
+                )
             self.net.run(self._buffers, self._shapes, atoms, lists[self.cutoff], self.stress)
             options = self.net.launch_options(self._shapes)
             for k, (term, shapes) in enumerate(zip(self._terms, self._term_shapes, strict=True)):
@@ -195,6 +203,17 @@ class FusedStep(Step):
                 launch = TermLaunch(k == 0, k == 0, self.stress, shapes, options)
                 term.term.run(term.buffers, atoms, edges, self._sums, launch)
             self._finish()
+
+    def replay_agrees(self, launched: Tensor) -> bool:
+        if not self._by_autograd or torch.equal(launched, self.out.packed):
+            return super().replay_agrees(launched)
+        # atomic additions of PyTorch are rounded otherwise from run to run
+        before = Outputs.view(launched, self.num_atoms, self.num_systems, self.dtype, self.stress)
+        if not torch.equal(before.status, self.out.status):
+            return False
+        largest = max(1.0, float(before.forces.abs().max()))
+        energies = torch.allclose(before.atom_energies, self.out.atom_energies, rtol=1e-9, atol=1e-7, equal_nan=True)
+        return energies and torch.allclose(before.forces, self.out.forces, rtol=0, atol=1e-5 * largest, equal_nan=True)
 
     def _place(self) -> tuple[Tensor, Tensor]:
         """Positions and elements in the order in which the kernels see them."""
@@ -213,6 +232,8 @@ class FusedStep(Step):
         order = self.z if self.order is None else self.order.order
         most = self._most[0]
         launch = self.net.launch_options(self._shapes)
+        if self._by_autograd:
+            launch = {"PDL": 0}  # launches of PyTorch lie between
         sums = self._sums or TermSums(b.energy, b.energy, b.energy)
         wide = self.num_atoms > 256 * self.num_systems * parts
         finish_kernel[(self.num_systems, parts)](
@@ -242,6 +263,12 @@ class _Term:
     def __init__(self, term: GpuTerm, list_cutoff: float | None, num_atoms: int):
         self.term, self.list_cutoff = term, list_cutoff
         self.buffers = term.allocate(num_atoms)
+
+
+def _list_of(term: GpuTerm, cutoffs: Sequence[float]) -> float | None:
+    if term.by_autograd:
+        return float(term.cutoff) if term.cutoff > 0 else None
+    return min((c for c in cutoffs if c >= term.cutoff), default=None)
 
 
 def _aligned(size: int) -> int:

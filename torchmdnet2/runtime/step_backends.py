@@ -173,6 +173,24 @@ class FusedBackend(_StepBackend):
     def _captures(self, system: System, again: bool) -> bool:
         return self.task.graphs is True or bool(self.task.graphs and again and system.num_atoms <= GRAPHS_UP_TO)
 
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        try:
+            return super().run(system, forces, stress)
+        except NotCapturable as error:  # a prior without kernels
+            raise self._declined(error) from None
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        try:
+            return super().bind(system, stress)
+        except NotCapturable as error:
+            raise self._declined(error) from None
+
+    def _declined(self, error: NotCapturable) -> Declined:
+        self.unsupported_reason = str(error)
+        self.__dict__.pop("_model", None)
+        self.steps.clear()
+        return Declined(str(error))
+
     def describe(self, reasons: str) -> list[str]:
         products = {
             "native": "float32, matrix products in three TF32 parts",

@@ -1,0 +1,116 @@
+"""A prior without kernels beside a network on kernels: autograd of the prior alone.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..derivatives import gradients_of, with_leaves
+from ..fused.fast_path import Atoms, CpuSums, Edges, GpuTerm, TermLaunch, TermSums
+from ..models.base import sum_over_systems
+from ..neighbors import NeighborList, neighbor_list
+from ..priors.base import Prior
+from ..system import System
+from .padded import pad_list, pad_system
+from .sync_guard import ForbidHostSync
+
+__all__ = ["AutogradTerm", "add_by_autograd", "autograd_unsupported_reason"]
+
+_NO_LIST = 1.0  # Å, how far apart the two atoms of a padded structure are, where no list is needed
+
+
+def autograd_unsupported_reason(prior: Prior) -> str:
+    """ "" when autograd of the prior alone can join a step, else the reason."""
+    name = type(prior).__name__
+    if prior.uses_charges:
+        return f"there are no fused kernels for {name}, which needs the charges of the network"
+    if prior.cutoff is not None and not 0 < prior.cutoff < float("inf"):
+        return f"there are no fused kernels for {name}, which needs all pairs"
+    return ""
+
+
+class _Held:
+    """The padded structure of a step, made when the first composition comes."""
+
+    system: System | None = None
+    can_be_captured = False  # found out by the first run
+
+
+class AutogradTerm(GpuTerm):
+    """Autograd of a prior, on the list of its own cutoff.
+
+    Args:
+        prior: one that `autograd_unsupported_reason` finds nothing against.
+    """
+
+    by_autograd = True
+
+    def __init__(self, prior: Prior, element: int):
+        self.prior, self.element = prior, element
+        self.cutoff = 0.0 if prior.cutoff is None else float(prior.cutoff)
+
+    def allocate(self, num_atoms: int) -> _Held:
+        return _Held()
+
+    def set_composition(self, buffers: _Held, system: System) -> None:
+        padded = pad_system(system, self.cutoff or _NO_LIST, self.element)
+        if buffers.system is None:
+            buffers.system = System(**{name: value.detach().clone() for name, value in vars(padded).items()})
+            return
+        for name in ("z", "batch", "pbc", "charge", "spin"):
+            getattr(buffers.system, name).copy_(getattr(padded, name))
+
+    def run(self, buffers: _Held, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
+        held, n = buffers.system, len(atoms.z)
+        assert held is not None and atoms.cell is not None and atoms.order is None
+        held.pos[:n].copy_(atoms.pos)
+        held.cell[: len(atoms.cell)].copy_(atoms.cell)
+        neighbors: NeighborList | None = None
+        if self.prior.cutoff is not None:
+            assert edges is not None and edges.receiver is not None and edges.shift is not None
+            neighbors = pad_list(edges.row_ptr, edges.receiver, edges.sender, edges.shift, edges.cutoff)
+        with nullcontext() if buffers.can_be_captured else ForbidHostSync():
+            energies, gradients = _evaluate(self.prior, held, neighbors, launch.with_virial)
+        buffers.can_be_captured = True
+        if launch.first:
+            for value in sums[:3]:
+                assert value is not None
+                value.zero_()
+        sums.energy.add_(energies[:n])
+        sums.forces.sub_(gradients["pos"][:n])
+        if launch.with_virial:
+            # that of a structure goes to its first row
+            rows = atoms.ptr[:-1].long().clamp(max=n - 1)
+            sums.virial.index_add_(0, rows, gradients["strain"][: len(rows)].reshape(-1, 9).float())
+
+
+def add_by_autograd(prior: Prior, system: System, sums: CpuSums) -> None:
+    """The same on the CPU, with a list of the prior's own."""
+    neighbors = None if prior.cutoff is None else neighbor_list(system, prior.cutoff)
+    energies, gradients = _evaluate(prior, system, neighbors, True)
+    sums.energy[:] += energies.numpy()
+    sums.forces[:] -= gradients["pos"].numpy()
+    batch, virials = system.batch.numpy(), gradients["strain"].reshape(-1, 9).numpy()
+    there, rows = np.unique(batch, return_index=True)
+    sums.virial[rows] += virials[there]
+
+
+def _evaluate(
+    prior: Prior, system: System, neighbors: NeighborList | None, stress: bool
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Energies [N], and gradients by position and, if asked, strain."""
+    with torch.inference_mode(False), torch.enable_grad():
+        moved, leaves = with_leaves(system, True, stress)
+        energies = prior(moved, neighbors)
+        total = sum_over_systems(energies.double(), moved.batch, moved.num_systems)
+        gradients = gradients_of(total, leaves, False)
+    if stress:
+        strain = gradients["strain"]
+        gradients["strain"] = (strain + strain.transpose(1, 2)) / 2
+    return energies.detach(), {name: gradient.detach() for name, gradient in gradients.items()}
