@@ -301,11 +301,12 @@ def test_a_training_with_weights_resumes_to_the_same_bits(raw):
         run_training(parse_config(raw), resume="auto")
 
 
-def test_wrong_weights_are_refused(raw):
+def test_wrong_weights_are_refused(raw, tmp_path):
     raw = kinds(raw)
     raw["training"]["loss"] = {"config_weights": {"goood": 1.0}}
-    with pytest.raises(BadConfig, match="no frame has config_type=goood"):
-        make_setup(parse_config(raw))
+    for raw["data"]["cache"] in ("off", str(tmp_path)):  # the second is written, then read
+        with pytest.raises(BadConfig, match=r"config_type=goood, did you mean 'good'\? Known: bad, good$"):
+            make_setup(parse_config(raw))
     raw["data"]["keys"] = {"config_type": "kind"}
     with pytest.raises(BadData, match="no frame has 'kind', which was asked for as config_type"):
         make_setup(parse_config(raw))

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["AseDataset", "AseReader"]
 
 _CHUNK = 256  # frames at a time
+_MOST_KINDS = 1000
 _VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # where xx, yy, zz, yz, xz, xy go
 
 
@@ -54,6 +55,7 @@ class AseReader(Reader):
         self._format = format
         self._factors = label_factors({"energy": "eV", "length": "angstrom", **_given(units)}, self.path)
         self.available, self.counts = set(), Counter()
+        self.kinds: set[str] = set()
 
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
@@ -76,7 +78,10 @@ class AseReader(Reader):
         cell, length = frame.cell * self._factors["length"], self._factors["length"]
         labels = {}
         for name, value in found.items():
-            value = kind_code(value) if name == CONFIG_TYPE else value
+            if name == CONFIG_TYPE:
+                if len(self.kinds) < _MOST_KINDS:
+                    self.kinds.add(str(value).strip())
+                value = kind_code(value)
             numbers = np.asarray(_array(value, self.keys[name], where) * self._factors.get(name, 1.0))
             if name == "virial":
                 volume = abs(np.linalg.det(cell))

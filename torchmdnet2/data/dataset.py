@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -17,7 +17,13 @@ __all__ = ["ConcatDataset", "Dataset", "Subset"]
 
 
 class Dataset(ABC):
-    """Samples by index; all in the package's units, in float64."""
+    """Samples by index; all in the package's units, in float64.
+
+    Attributes:
+        kinds: words that the source has as the kind of a frame, where they are known (see `kinds.py`).
+    """
+
+    kinds: Collection[str] = ()
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -74,7 +80,7 @@ class Subset(Dataset):
     """
 
     def __init__(self, dataset: Dataset, indices: Sequence[int]):
-        self.dataset, self.indices = dataset, [int(i) for i in indices]
+        self.dataset, self.indices, self.kinds = dataset, [int(i) for i in indices], dataset.kinds
         for i in self.indices:
             if not 0 <= i < len(dataset):
                 raise IndexError(f"frame {i} is outside the data set's {len(dataset)} frames")
@@ -101,6 +107,7 @@ class ConcatDataset(Dataset):
     def __init__(self, datasets: Sequence[Dataset]):
         self.datasets = list(datasets)
         self._ends = list(accumulate(len(dataset) for dataset in self.datasets))
+        self.kinds = set().union(*(dataset.kinds for dataset in self.datasets))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

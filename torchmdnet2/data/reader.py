@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ class Reader(ABC):
         keys: the same, of all that are read where they are there.
         counts: label -> number of frames seen that have it.
         available: names of all labels seen.
+        kinds: words seen as the kind of a frame, the first 1,000 of them.
         num_frames: frames seen.
     """
 
@@ -54,6 +55,7 @@ class Reader(ABC):
     keys: dict[str, str]
     counts: Counter[str]
     available: set[str]
+    kinds: Collection[str] = ()
     num_frames: int = 0
 
     @abstractmethod

@@ -141,6 +141,7 @@ def _build(folder: Path, readers: Sequence[Reader], files: Sequence[str]) -> Non
             "asked": readers[0].asked,
             "counts": dict(counts),
             "available": sorted(set().union(*(reader.available for reader in readers))),
+            "kinds": sorted(set().union(*(reader.kinds for reader in readers))),
             "summary": "\n".join(reader.summary() for reader in readers),
         }
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from ...data.kinds import CONFIG_TYPE, kind_code
 from ...errors import BadConfig, BadData
+from ...registry import did_you_mean
 from ..config.labels import LOSS_WEIGHT
 from ..steps.batches import Frames, in_order
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["weight_keys", "weight_notes"]
 
 _AT_ONCE = 1024  # frames
+_TOLD = 20  # words in a message
 
 
 def weight_keys(config: Config) -> dict[str, str]:
@@ -55,9 +57,12 @@ def weight_notes(config: Config, subsets: Mapping[str, Frames]) -> Iterator[str]
                 own += int((~np.isnan(weights)).sum()) if name == "train" else 0
     for code, word in kinds.items():
         if not any(count[code] for count in counts.values()):
+            known = sorted(set().union(*(frames.data.kinds for frames in subsets.values())))
+            hint = did_you_mean(word, known) or "."
+            there = f"Known: {', '.join(known[:_TOLD])}" if known else "See data.keys.config_type"
             raise BadConfig(
-                f"training.loss.config_weights: no frame has {config.data.keys.config_type}={word}; see "
-                "data.keys.config_type"
+                f"training.loss.config_weights: no frame has {config.data.keys.config_type}={word}{hint} {there}"
+                f"{' …' if len(known) > _TOLD else ''}"
             )
     told = [f"{config.training.loss.config_weights[word]:g} for {word} ({counts['train'][code]} frames)"
             for code, word in kinds.items()]  # fmt: skip
