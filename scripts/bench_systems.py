@@ -33,12 +33,13 @@ NUMBERS = {"H": 1, "C": 6, "N": 7, "O": 8, "P": 15, "S": 16, "NA": 11, "CL": 17,
 MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0, "max_z": 128}
 
 
+CHARGES = {"H": 0.41, "C": 0.0, "N": 0.0, "O": -0.82, "S": 0.0}
 COMPOSED: dict[str, list[dict[str, Any]]] = {
     "plain": [],
     "zbl": [{"name": "zbl", "cutoff": 4.0}],
     "d2": [{"name": "d2", "cutoff": 9.0}],
     "reaction_field": [
-        {"name": "coulomb", "charges": {"H": 0.41, "O": -0.82}, "method": "reaction_field", "cutoff": 9.0}
+        {"name": "coulomb", "charges": CHARGES, "method": "reaction_field", "cutoff": 9.0}
     ],
     "d3": [{"name": "d3", "elements": [1, 6, 7, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 9.0}],
 }
