@@ -38,9 +38,7 @@ COMPOSED: dict[str, list[dict[str, Any]]] = {
     "plain": [],
     "zbl": [{"name": "zbl", "cutoff": 4.0}],
     "d2": [{"name": "d2", "cutoff": 9.0}],
-    "reaction_field": [
-        {"name": "coulomb", "charges": CHARGES, "method": "reaction_field", "cutoff": 9.0}
-    ],
+    "reaction_field": [{"name": "coulomb", "charges": CHARGES, "method": "reaction_field", "cutoff": 9.0}],
     "d3": [{"name": "d3", "elements": [1, 6, 7, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 9.0}],
 }
 """Priors beside the network, by name; "morse" is that of docs/extending.md."""
