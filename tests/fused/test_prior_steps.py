@@ -55,7 +55,9 @@ def test_steps_on_the_cpu(name):
         torch.testing.assert_close(found.forces, expected.forces, rtol=0, atol=2e-6 * max(1.0, largest))
         if stress:
             torch.testing.assert_close(found.stress, expected.stress, rtol=1e-5, atol=1e-7)
-    assert "compiled Toy kernels" in evaluator.report()
+    report = evaluator.report()
+    assert "compiled Toy kernels" in report and "priors by autograd of themselves alone: Morse" in report
+    assert ("priors on kernels of their own: ZBL" in report) == (len(priors) == 2)
 
 
 def test_tensornet_with_priors_on_the_cpu():

@@ -14,7 +14,7 @@ from ..priors.base import Prior
 from ..system import System
 from .autograd_term import autograd_unsupported_reason
 
-__all__ = ["constant_energies", "list_cutoffs", "unsupported_reason"]
+__all__ = ["constant_energies", "describe_priors", "list_cutoffs", "unsupported_reason"]
 
 _LONGER = 3.0
 """How many times more edges a term may have to look at, so that there is one search less."""
@@ -49,6 +49,15 @@ def unsupported_reason(potential: Potential) -> str:
 def _prior_reason(prior: Prior, device: torch.device) -> str:
     path = prior_path(prior)
     return autograd_unsupported_reason(prior) if path is None else path.unsupported_reason(prior, device)
+
+
+def describe_priors(potential: Potential) -> list[str]:
+    """How the priors that depend on positions are evaluated beside a network on kernels, in words."""
+    listed = [prior for prior in potential.priors if not prior.constant]
+    kernels = [type(prior).__name__ for prior in listed if prior_path(prior) is not None]
+    others = [type(prior).__name__ for prior in listed if prior_path(prior) is None]
+    lines = [f"  priors on kernels of their own: {', '.join(kernels)}"] if kernels else []
+    return lines + ([f"  priors by autograd of themselves alone: {', '.join(others)}"] if others else [])
 
 
 def constant_energies(potential: Potential, system: System) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from ..potential import Result
 from ..system import System
 from .backend import Backend, Declined, Task
-from .coverage import unsupported_reason
+from .coverage import describe_priors, unsupported_reason
 from .reference import BoundStep
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class CompiledCpuBackend(Backend):
         threads = "1 thread" if number == 1 else f"up to {number} threads, or 1 where that is faster"
         kind = type(self.task.potential.representation).__name__
         lines = [f"compiled {kind} kernels (numba) on {self.task.device}, float32, {threads}"]
+        lines += describe_priors(self.task.potential)
         return lines + (["precision='tf32' has no effect there"] if self.task.precision == "tf32" else [])
 
 

@@ -15,7 +15,7 @@ import torch
 from ..potential import Result
 from ..system import System
 from .backend import Backend, Declined, Task
-from .coverage import unsupported_reason
+from .coverage import describe_priors, unsupported_reason
 from .cpu_backend import unsupported_system
 from .reference import BoundStep
 from .sync_guard import NotCapturable
@@ -198,7 +198,7 @@ class FusedBackend(_StepBackend):
         }
         kind = type(self.task.potential.representation).__name__
         line = f"fused {kind} kernels on {self.task.device}, {products[self.task.precision]}"
-        return [line, *self._describe_steps()]
+        return [line, *describe_priors(self.task.potential), *self._describe_steps()]
 
 
 class CapturedAutogradBackend(_StepBackend):
