@@ -55,9 +55,7 @@ def test_steps_on_the_cpu(name):
         torch.testing.assert_close(found.forces, expected.forces, rtol=0, atol=2e-6 * max(1.0, largest))
         if stress:
             torch.testing.assert_close(found.stress, expected.stress, rtol=1e-5, atol=1e-7)
-    report = evaluator.report()
-    assert "compiled Toy kernels" in report and "priors by autograd of themselves alone: Morse" in report
-    assert ("priors on kernels of their own: ZBL" in report) == (len(priors) == 2)
+    assert "compiled Toy kernels" in evaluator.report()
 
 
 def test_tensornet_with_priors_on_the_cpu():
@@ -115,4 +113,6 @@ def test_a_prior_without_kernels_does_not_take_the_network_off_its_kernels(prior
     torch.testing.assert_close(found.energy, expected.energy, rtol=1e-7, atol=2e-6)
     torch.testing.assert_close(found.forces, expected.forces, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.stress, expected.stress, rtol=1e-5, atol=1e-7)
-    assert "compiled Toy kernels" in evaluator.report()
+    report = evaluator.report()
+    assert "compiled Toy kernels" in report and "priors by autograd of themselves alone: Morse" in report
+    assert ("priors on kernels of their own: ZBL" in report) == (len(priors) == 2)
