@@ -86,8 +86,8 @@ def test_dynamics_and_sums(metals):
     state = ts.nve_init(state=state, model=model, kT=torch.tensor(0.01, dtype=torch.float64))
     totals = []
     for _ in range(50):
-        state = ts.nve_step(state=state, model=model, dt=torch.tensor(0.01, dtype=torch.float64))
+        state = ts.nve_step(state=state, model=model, dt=torch.tensor(0.002, dtype=torch.float64))
         kinetic = ts.calc_kinetic_energy(momenta=state.momenta, masses=state.masses, system_idx=state.system_idx)
         totals.append(state.energy + kinetic)
     totals = torch.stack(totals)
-    assert float((totals - totals[0]).abs().max()) < 1e-4 < float(kinetic.max())
+    assert float((totals - totals[0]).abs().max()) < 5e-5 < float(kinetic.max())

@@ -1,4 +1,4 @@
-"""Run by test_registry.py in a process of its own: the GPU variant of the toy model in Triton's interpreter."""
+"""Run by test_fast_paths.py in a process of its own: the GPU variant of the toy model in Triton's interpreter."""
 
 from __future__ import annotations
 
