@@ -16,7 +16,7 @@ from ase import Atoms, units
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.constraints import FixAtoms, FixBondLength
-from ase.io import read
+from ase.io import read, write
 from ase.md.verlet import VelocityVerlet
 from rich.console import Console
 
@@ -350,6 +350,33 @@ def test_restart_of_a_model_in_memory(potential, water, tmp_path):
         next(changed.parameters()).mul_(2)
     with pytest.raises(BadConfig, match="model"):
         run_md(changed, water, options(tmp_path, 40, restart=True))
+
+
+@pytest.mark.parametrize("kind", ["xyz", "traj", "dcd", "csv"])
+def test_restart_spares_a_file_of_somebody_else(model_file, water, tmp_path, kind):
+    """It was cut where the run's own had ended, if it was longer."""
+    paths = {"trajectories": (str(tmp_path / f"run.{kind}"),)} if kind != "csv" else {}
+    run_md(model_file, water, options(tmp_path, every=5, **paths))
+    file = tmp_path / f"run.{kind}"
+    own = file.read_bytes()
+    other = molecule("CH3CH2OH")
+    if kind == "csv":
+        file.write_text("k,a,b,c,d,e\n" + 100 * "1,2,3,4,5,6\n")
+    elif kind == "dcd":
+        file.write_bytes(own[:4] + bytes(len(own)) + own)
+    else:
+        write(file, 40 * [other])
+    foreign = file.read_bytes()
+    assert len(foreign) > len(own)
+    with pytest.raises(BadData, match=rf"run\.{kind} is not "):
+        run_md(model_file, water, options(tmp_path, 40, every=5, restart=True, **paths))
+    assert file.read_bytes() == foreign
+    file.write_bytes(own)
+    run_md(model_file, water, options(tmp_path, 40, every=5, restart=True, **paths))
+    file.unlink()
+    if kind != "csv":
+        with pytest.raises(BadData, match="is not there or shorter"):
+            run_md(model_file, water, options(tmp_path, 60, every=5, restart=True, **paths))
 
 
 def test_damaged_or_missing_restart_file(model_file, water, tmp_path):

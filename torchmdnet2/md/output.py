@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..errors import BadData
 from ..files import append, atomic_write
 
 __all__ = ["Drift", "Table", "TableRow", "plot"]
@@ -32,16 +33,22 @@ class Table:
     Args:
         path: of the CSV file.
         keep_to: keep the file's rows up to this step; None starts a new file.
+
+    Raises:
+        BadData: the file to go on with is something else.
     """
 
     def __init__(self, path: Path, keep_to: int | None = None):
         self.path = path
         self.rows: list[TableRow] = []
         if keep_to is not None and path.exists():
-            with open(path, newline="") as old:
-                for step, *rest in list(csv.reader(old))[1:]:
-                    if len(rest) == len(TableRow._fields) - 1 and int(step) <= keep_to:
-                        self.rows.append(TableRow(int(step), *map(float, rest)))
+            with open(path, newline="", errors="replace") as old:
+                names, *rows = list(csv.reader(old)) or [[]]
+            if names != list(TableRow._fields):
+                raise BadData(f"{path} is not a table of a simulation; move it away to go on")
+            for step, *rest in rows:
+                if len(rest) == len(TableRow._fields) - 1 and int(step) <= keep_to:
+                    self.rows.append(TableRow(int(step), *map(float, rest)))
         atomic_write(path, "".join(map(_line, [TableRow._fields, *self.rows])))
         self._file = open(path, "ab", buffering=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ __all__ = ["DCD", "ASETrajectory", "ExtendedXYZ", "TrajectoryFile", "check_traje
 
 _AKMA = 0.04888821  # ps, the unit of time in DCD files
 _MOST = 2**31 - 1  # that their numbers can be
+_TAIL = 4096  # bytes before a mark by which the file is known again
 _HEAD = 48  # bytes at the beginning in which DCD and ASE's format count frames
 _NO_FRAMES: dict[str, int] = {"frames": 0, "bytes": 0}
 
@@ -34,25 +36,36 @@ class TrajectoryFile(ABC):
         mark: of an earlier run: keep the frames up to there and go on.
 
     Attributes:
-        mark: where the file ends after the last frame: how many there are, and bytes.
+        mark: where the file ends after the last frame: how many there are, bytes, and a checksum of the last frame.
 
     Raises:
-        BadData: the file holds less than the mark says.
+        BadData: the file holds less than the mark says, or something else.
     """
 
     def __init__(self, path: Path, timestep: float, interval: int, mark: dict[str, int] | None = None):
         self.path, self.timestep, self.interval = path, timestep, interval
         self.mark = mark or dict(_NO_FRAMES)
         self._file: Any = None
-        if mark is None:
-            keep_old(path)
-        elif mark["frames"]:
-            if not path.exists() or path.stat().st_size < mark["bytes"]:
-                raise BadData(f"{path} is shorter than when the restart file was written; move it away to go on")
+        if mark and mark["frames"]:
+            self._require_known(mark)
             self._cut(mark)
             self.mark = {**mark, "bytes": path.stat().st_size}
-        elif path.exists():
-            path.unlink()
+        else:
+            keep_old(path)
+
+    def _require_known(self, mark: dict[str, int]) -> None:
+        """Raise BadData unless the file is the one that the mark is of; nothing is cut off a file of somebody else."""
+        remedy = "put back the file that the run wrote, or start without restart"
+        if not self.path.exists() or self.path.stat().st_size < mark["bytes"]:
+            raise BadData(f"{self.path} is not there or shorter than when the restart file was written; {remedy}")
+        if mark.get("checksum") not in (None, self._checksum(mark)):  # older restart files have none
+            raise BadData(f"{self.path} is not the file that it was when the restart file was written; {remedy}")
+
+    def _checksum(self, mark: dict[str, int]) -> int:
+        """Of what the file holds just before a mark."""
+        with open(self.path, "rb") as file:
+            file.seek(max(0, mark["bytes"] - _TAIL))
+            return zlib.crc32(file.read(min(_TAIL, mark["bytes"])))
 
     @classmethod  # noqa: B027
     def check(cls, path: Path, atoms: Atoms) -> None:
@@ -71,7 +84,8 @@ class TrajectoryFile(ABC):
         except BaseException:
             self._take_back(head)
             raise
-        self.mark = {"frames": self.mark["frames"] + 1, "bytes": self.path.stat().st_size}
+        mark = {"frames": self.mark["frames"] + 1, "bytes": self.path.stat().st_size}
+        self.mark = {**mark, "checksum": self._checksum(mark)}
 
     def _take_back(self, head: bytes) -> None:
         """Cut the file back to the last whole frame, with the head that it had then."""
@@ -146,6 +160,16 @@ class ASETrajectory(TrajectoryFile):
             for k in range(mark["frames"]):
                 new.write(old[k])
         os.replace(aside, self.path)
+
+    def _checksum(self, mark: dict[str, int]) -> int:
+        """Of the positions in the last frame: where later frames begin is noted between those that are there."""
+        from ase.io.trajectory import Trajectory
+
+        try:
+            with Trajectory(self.path) as file:
+                return zlib.crc32(file[mark["frames"] - 1].positions.tobytes())
+        except Exception:  # ASE's errors about what is no such file are of many kinds
+            return -1
 
 
 class DCD(TrajectoryFile):
