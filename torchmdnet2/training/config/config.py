@@ -116,7 +116,7 @@ class TrainingConfig(Section):
     optimizer: dict[str, Any] = Field(
         default_factory=lambda: {"name": DEFAULT_OPTIMIZER},
         validate_default=True,
-        description="muon, adamw or schedule_free, and its arguments",
+        description="muon or adamw, and its arguments",
     )
     layer_lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
         default=1.0, description="factor of the learning rate per level below the read-out; for fine-tuning"
@@ -128,14 +128,6 @@ class TrainingConfig(Section):
     @classmethod
     def check_optimizer(cls, value: Any) -> dict[str, Any]:
         return validate_choice(value, OPTIMIZERS, DEFAULT_OPTIMIZER, leave_out=("params",))
-
-    @model_validator(mode="after")
-    def check_averaging(self) -> TrainingConfig:
-        if self.optimizer["name"] == "schedule_free" and (self.lr_schedule != "constant" or self.swa):
-            raise ValueError(
-                "optimizer: schedule_free averages by itself; set lr_schedule to constant, and swa to null"
-            )
-        return self
 
     @model_validator(mode="after")
     def check_rates(self) -> TrainingConfig:

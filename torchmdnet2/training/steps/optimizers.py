@@ -6,7 +6,7 @@ Parameters come in groups, each with `weight_decay` and `lr_scale`, a factor of 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,6 @@ __all__ = [
     "OPTIMIZERS",
     "AdamW",
     "Muon",
-    "ScheduleFreeAdamW",
     "depths",
     "make_optimizer",
     "parameter_groups",
@@ -44,62 +43,6 @@ class AdamW(torch.optim.AdamW):
 
     def __init__(self, params: Any, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8, amsgrad: bool = False):
         super().__init__(params, betas=(beta1, beta2), eps=eps, amsgrad=amsgrad, fused=True)
-
-
-@OPTIMIZERS.register("schedule_free")
-class ScheduleFreeAdamW(torch.optim.Optimizer):
-    """AdamW that averages instead of decaying its rate (Defazio et al., NeurIPS 2024, arXiv:2405.15682).
-
-    Gradients are taken at y = (1 − β₁) z + β₁ x, where z are the weights of plain AdamW and x their average, weighted
-    by the square of the learning rate. The model has y while it is trained; x is what `averaged` gives, to be
-    evaluated and saved. To be used with `lr_schedule: constant` and a warm-up.
-
-    Args:
-        params: groups of parameters.
-        beta1: how much of the average is in the weights that gradients are taken at.
-        beta2: decay of the mean of squared gradients.
-        eps: added to its root.
-    """
-
-    def __init__(self, params: Any, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8):
-        if beta1 == 0:
-            raise ValueError("schedule_free: beta1 must be above 0")
-        super().__init__(params, {"lr": 0.0, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            beta1, beta2, lr = group["beta1"], group["beta2"], float(group["lr"])
-            for y in group["params"]:
-                if y.grad is None:
-                    continue
-                state = self.state[y]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float64)
-                    state["weight_sum"] = torch.zeros((), dtype=torch.float64)
-                    state["z"], state["square"] = y.clone(), torch.zeros_like(y)
-                state["step"] += 1
-                state["weight_sum"] += lr**2
-                share = lr**2 / max(float(state["weight_sum"]), 1e-300)  # of this step in the average
-                z, square = state["z"], state["square"]
-                square.mul_(beta2).addcmul_(y.grad, y.grad, value=1 - beta2)
-                root = (square / (1 - beta2 ** float(state["step"]))).sqrt_().add_(group["eps"])
-                update = y.grad / root + group["weight_decay"] * y
-                x = self._average_of(y, z, beta1)
-                z.sub_(update, alpha=lr)
-                x.lerp_(z, share)
-                y.copy_(z).lerp_(x, beta1)
-
-    @staticmethod
-    def _average_of(y: Tensor, z: Tensor, beta1: float) -> Tensor:
-        return z + (y - z) / beta1
-
-    @torch.no_grad()
-    def averaged(self, parameter: Tensor) -> Tensor:
-        """x of a parameter: what is to be evaluated and saved."""
-        beta1 = self.param_groups[0]["beta1"]
-        state = self.state.get(parameter)
-        return self._average_of(parameter, state["z"], beta1) if state else parameter
 
 
 OPTIMIZERS.register("muon")(Muon)
@@ -177,8 +120,3 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Give every group the learning rate, times its own factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
-
-
-def trained(groups: Iterable[Mapping[str, Any]]) -> list[Tensor]:
-    """The parameters of all groups."""
-    return [parameter for group in groups for parameter in group["params"]]

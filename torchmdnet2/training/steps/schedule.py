@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from ..config.config import TrainingConfig
-from .optimizers import ScheduleFreeAdamW
 
-__all__ = ["BestEpoch", "LearningRate", "copy_averaged", "update_average"]
+__all__ = ["BestEpoch", "LearningRate", "update_average"]
 
 
 class LearningRate:
@@ -114,10 +113,3 @@ def update_average(average: nn.Module, current: nn.Module, share: float) -> None
     """
     for a, c in zip(average.parameters(), current.parameters(), strict=True):
         a.lerp_(c, share)
-
-
-@torch.no_grad()
-def copy_averaged(average: nn.Module, current: nn.Module, optimizer: ScheduleFreeAdamW) -> None:
-    """Take over the average that a schedule-free optimizer keeps."""
-    for a, c in zip(average.parameters(), current.parameters(), strict=True):
-        a.copy_(optimizer.averaged(c))

@@ -28,8 +28,8 @@ from ..run.interrupts import Interrupted
 from .batches import Batch, Frames, Loader, measured_batches, training_batches
 from .loss import frame_weights, penalty_sums, residuals, total_loss
 from .metrics import ErrorSums
-from .optimizers import ScheduleFreeAdamW, make_optimizer, set_rate
-from .schedule import BestEpoch, LearningRate, copy_averaged, update_average
+from .optimizers import make_optimizer, set_rate
+from .schedule import BestEpoch, LearningRate, update_average
 from .state import load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
 
 __all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict", "with_volume"]
@@ -199,10 +199,7 @@ class Trainer:
         if not (math.isfinite(value) and math.isfinite(float(norm))):
             raise TrainingDiverged(self._blame(batch, value))
         self.optimizer.step()
-        if isinstance(self.optimizer, ScheduleFreeAdamW):
-            copy_averaged(self.average, self.potential, self.optimizer)
-        else:
-            update_average(self.average, self.potential, self.learning_rate.average_share(self.step_count))
+        update_average(self.average, self.potential, self.learning_rate.average_share(self.step_count))
         return value
 
     def backward(self, batch: Batch) -> Tensor:
