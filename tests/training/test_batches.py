@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from torchmdnet2.data import CachedDataset, open_dataset
+from torchmdnet2.data import CachedDataset, collate, open_dataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import NeighborList, neighbor_list
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import TrainingConfig
 from torchmdnet2.training.steps.batches import (
+    Batch,
     Frames,
     Loader,
     in_order,
-    join,
     measured_batches,
     most_frames,
     training_batches,
@@ -81,6 +81,15 @@ def equal(a, b):
     return labels and systems and same(a.neighbors, b.neighbors) and a.frames == b.frames
 
 
+def join(parts):
+    """Several batches as one, in order."""
+    return Batch(
+        collate([part.sample for part in parts]),
+        NeighborList.concatenate([part.neighbors for part in parts]),
+        [index for part in parts for index in part.frames],
+    )
+
+
 def test_batches_equal_joined_frames(frames):
     """Gathered at once, gathered again from what was kept, and read by workers: all equal to the reference."""
     expected = [join([frames[position] for position in batch]) for batch in ORDER]
@@ -94,15 +103,6 @@ def test_batches_equal_joined_frames(frames):
     assert frames.atoms.tolist() == [frames[k].sample.system.num_atoms for k in range(6)]
     assert frames.edges.tolist() == [frames[k].neighbors.num_edges for k in range(6)]
     assert frames.name(2).endswith("morse.xyz, frame 5")
-
-
-def test_a_batch_without_frames_has_no_labels(frames):
-    for loader in (Loader(frames), Loader(frames, num_workers=1)):
-        full, idle = loader([[2], []])
-        assert idle.frames == [] and idle.sample.system.num_systems == 1
-        assert idle.sample.labels.keys() == full.sample.labels.keys()
-        assert all(torch.isnan(value).all() for value in idle.sample.labels.values())
-        assert same(idle.neighbors, neighbor_list(idle.sample.system, 3.0))
 
 
 def test_workers_leave_random_numbers_alone(frames):

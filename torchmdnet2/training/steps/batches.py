@@ -7,7 +7,7 @@ data sets in memory while there is room. A batch is gathered from packed arrays,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
-from ...data import Dataset, Sample, collate
+from ...data import Dataset, Sample
 from ...data.cache import CachedDataset
 from ...data.edge_cache import CachedEdges
 from ...data.edges import EdgeMemory, Edges
@@ -27,7 +27,7 @@ from ...system import System
 from ..config.config import TrainingConfig
 from .worker_transport import BatchMessage
 
-__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "join", "measured_batches", "most_frames",
+__all__ = ["Batch", "Frames", "Loader", "epoch_order", "in_order", "measured_batches", "most_frames",
            "require_known", "training_batches"]  # fmt: skip
 
 
@@ -38,8 +38,7 @@ class Batch:
     Attributes:
         sample: the structures (B of them) and their labels.
         neighbors: edges within the model's cutoff.
-        frames: [B] indices of the frames in their data set; empty for a batch that only keeps a device busy, whose
-            one structure has no label.
+        frames: [B] indices of the frames in their data set.
     """
 
     sample: Sample
@@ -48,14 +47,6 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         return Batch(self.sample.to(device), self.neighbors.to(device), self.frames)
-
-    def pin_memory(self) -> Batch:
-        """The same in page-locked memory, from which a GPU copies without waiting."""
-        system, neighbors = self.sample.system, self.neighbors
-        pinned = System(**{name: value.pin_memory() for name, value in vars(system).items()})
-        labels = {name: value.pin_memory() for name, value in self.sample.labels.items()}
-        lists = {name: getattr(neighbors, name).pin_memory() for name in ("edge_index", "shift", "row_ptr")}
-        return Batch(Sample(pinned, labels), replace(neighbors, **lists), self.frames)
 
 
 class Frames(TorchDataset):
@@ -85,7 +76,7 @@ class Frames(TorchDataset):
 
     def __getitems__(self, items: Sequence[int]) -> Batch:
         """What a `DataLoader` reads: a batch at once."""
-        return self.batch(items) if len(items) else self.idle()
+        return self.batch(items)
 
     def batch(self, items: Sequence[int] | np.ndarray) -> Batch:
         """Some frames as one batch.
@@ -98,12 +89,6 @@ class Frames(TorchDataset):
         edges = self._edges(frames, sample.system)
         sizes = np.bincount(sample.system.batch.numpy(), minlength=len(frames))
         return Batch(sample, edges.joined(sizes, self.cutoff), frames.tolist())
-
-    def idle(self) -> Batch:
-        """A batch that teaches nothing: the first frame without its labels."""
-        batch = self.batch([0])
-        labels = {name: torch.full_like(value, torch.nan) for name, value in batch.sample.labels.items()}
-        return Batch(Sample(batch.sample.system, labels), batch.neighbors, [])
 
     def _edges(self, frames: np.ndarray, system: System) -> Edges:
         return self.lists.gather(frames, system) if isinstance(self.lists, EdgeMemory) else self.lists.gather(frames)
@@ -151,15 +136,6 @@ def _lists_of(data: Dataset, cutoff: float, room: int) -> EdgeMemory | CachedEdg
         except OSError:  # a cache that this user cannot write to
             pass
     return EdgeMemory(cutoff, room)
-
-
-def join(parts: Sequence[Batch]) -> Batch:
-    """Several batches as one, in order; what `Frames.batch` must give."""
-    return Batch(
-        collate([part.sample for part in parts]),
-        NeighborList.concatenate([part.neighbors for part in parts]),
-        [index for part in parts for index in part.frames],
-    )
 
 
 def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
@@ -256,11 +232,10 @@ class Loader:
     Args:
         frames: what to read.
         num_workers: reading processes, 0 for none; they live until the loader does, and keep their lists.
-        pin_memory: give batches in page-locked memory, for a GPU.
     """
 
-    def __init__(self, frames: Frames, num_workers: int = 0, pin_memory: bool = False):
-        self.frames, self.pin_memory = frames, pin_memory
+    def __init__(self, frames: Frames, num_workers: int = 0):
+        self.frames = frames
         self._order = _Order()
         self._workers: DataLoader | None = None
         if num_workers:
@@ -271,7 +246,6 @@ class Loader:
                 collate_fn=_sent,  # type: ignore[arg-type] # which gets what __getitems__ gives
                 persistent_workers=True,
                 prefetch_factor=4,
-                pin_memory=pin_memory,
                 generator=torch.Generator(),  # an own one: torch's is not to be advanced by reading
             )
 
@@ -279,10 +253,9 @@ class Loader:
         """The batches of one pass.
 
         Args:
-            order: positions of the frames of each batch; an empty one becomes a batch without labels.
+            order: positions of the frames of each batch.
         """
         if self._workers is not None:
             self._order.batches = order
             return map(_received, self._workers)
-        batches = (self.frames.__getitems__(batch) for batch in order)
-        return (batch.pin_memory() for batch in batches) if self.pin_memory else batches
+        return map(self.frames.batch, order)

@@ -47,7 +47,3 @@ class BatchMessage:
                 size *= length
             views[name] = self.buffer[first : first + size].view(dtype).view(shape)
         return views
-
-    def pin_memory(self) -> BatchMessage:
-        """The same in page-locked memory."""
-        return BatchMessage(self.buffer.pin_memory(), self.layout, self.rest)
