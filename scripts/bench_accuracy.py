@@ -106,7 +106,7 @@ class Job:
         assert trainer is not None
         with lock:
             if trainer.config.cuda_graphs and trainer.device.type == "cuda" and (reason := pack_trainer(trainer)):
-                print(f"{self.name}: steps are not replayed, because of {reason}", flush=True)
+                print(f"{self.name}: training without CUDA graphs, because of {reason}", flush=True)
         began, said = time.time(), [0.0]
 
         def epoch(trainer: Trainer, row: Tree) -> None:

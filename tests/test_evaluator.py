@@ -49,7 +49,7 @@ def assert_equal(result, expected):
 def test_equals_the_potential(model, stress):
     """Models without compiled kernels (TensorNet of 8 channels has none): the same numbers, to the bit."""
     potential = make(model).eval()
-    potential.allow_untrained_charge = True  # three of these do not look at it
+    potential.allow_untrained_charge = True  # three of these do not use it
     system = System.concatenate([water(cell=6 * torch.eye(3), charge=1.0), water(cell=2.5 * torch.eye(3))])
     evaluator = Evaluator(potential, stress=stress)
     result = evaluator(system)

@@ -294,7 +294,7 @@ def test_fine_tuning_adds_its_charges(trained):
         assert load(trained / name / "best.tmn").total_charges == after
 
 
-# --- models that do not look at the charge -------------------------------------------------------------------------
+# --- models that do not use the charge -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
@@ -306,7 +306,7 @@ def test_a_model_that_ignores_the_charge_refuses_it(kind):
     assert potential.reads_charge == (energies[0] != energies[1]) == kind.startswith("tensornet")
     if not potential.reads_charge:
         for q in (3.0, 0.5, 1000.0):
-            with pytest.raises(UntrainedCharge, match="does not look at"):
+            with pytest.raises(UntrainedCharge, match="does not use"):
                 potential(ion(q))
 
 

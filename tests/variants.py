@@ -57,5 +57,5 @@ def variant(kind: str, noise: float = 0.2, seed: int = 0, **config: Any) -> Pote
         with torch.no_grad():
             for parameter in potential.parameters():
                 parameter += noise * torch.randn_like(parameter)
-    potential.allow_untrained_charge = True  # most do not look at the charge
+    potential.allow_untrained_charge = True  # most do not use the charge
     return potential.eval()

@@ -33,7 +33,7 @@ class UnknownElement(ValueError):
 
 
 class UntrainedCharge(ValueError):
-    """A structure's total charge is not one that the model was trained on, or the model does not look at it."""
+    """A structure's total charge is not one that the model was trained on, or the model does not use it."""
 
 
 class UntrainedChargeWarning(UserWarning):

@@ -76,7 +76,7 @@ class Potential(nn.Module):
         config: what `from_config` would need to build this potential, kept in the checkpoint.
 
     Attributes:
-        allow_untrained_charge: evaluate other total charges too, and those that the model does not look at, with a
+        allow_untrained_charge: evaluate other total charges too, and those that the model does not use, with a
             warning. They are refused otherwise.
     """
 
@@ -206,7 +206,7 @@ class Potential(nn.Module):
             ValueError: a position, cell or charge is not finite (names the atom); two atoms at the same place; stress
                 without a cell; a spin state that the model does not know; neighbors that lack edges.
             UnknownElement: an atom's element is not one the model was trained on.
-            UntrainedCharge: a total charge is not one that it was trained on, or it does not look at charges.
+            UntrainedCharge: a total charge is not one that it was trained on, or it does not use charges.
         """
         create_graph = self.training if create_graph is None else create_graph
         self.check(system)

@@ -106,7 +106,7 @@ def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, 
         listed = ", ".join(f"{q:g}" for q in trained)
         words += f"and this model was trained on structures of charge {listed} only"
     else:
-        words += f"which this model ({model}) does not look at: its results are the same for all"
+        words += f"which this model ({model}) does not use: its results are the same for all"
     if allow:
         warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=2)
         return

@@ -73,7 +73,7 @@ BAD = [
     ({"cell": np.zeros((FRAMES, 3))}, r"group 'a', frame 0: cell has the shape|dataset 'cell'|frame 0: cell"),
     ({"cell": np.eye(3), "pbc": np.ones((FRAMES, 2))}, r"group 'a', frame 0: pbc has the shape \(2,\)"),
     ({"cell": np.full((3, 3), np.nan)}, r"group 'a', frame 0: system 0: its cell is not finite"),
-    ({"cell": np.diag([5, 5, 1e-9])}, r"group 'a', frame 0: it is periodic along less than 0\.1 Å; is the unit"),
+    ({"cell": np.diag([5, 5, 1e-9])}, r"group 'a', frame 0: a lattice vector is shorter than 0\.1 Å; is the unit"),
     ({"cell": np.eye(3), "box": np.eye(3)}, r"group 'a': it has both a cell and a box"),
     ({"cell": np.eye(3), "pbc": np.array([1, 0.5, 0])}, r"group 'a', frame 0: pbc must be made of 0 and 1, not"),
     ({"cell": np.eye(3), "pbc": np.array([1, np.nan, 0])}, r"group 'a', frame 0: pbc must be made of 0 and 1, not"),

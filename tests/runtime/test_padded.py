@@ -128,7 +128,7 @@ def test_models_that_look_at_values_are_found(how):
     from torchmdnet2.models.heads import ScalarHead
 
     potential = Potential(Looking(how), ScalarHead(4)).eval()
-    with pytest.raises(HostSync, match=r"forward' \(test_padded.py\) looks at values"):
+    with pytest.raises(HostSync, match=r"forward' \(test_padded.py\) copies tensor values"):
         evaluate(
             potential, SYSTEMS["molecule"].to(dtype=torch.float32).replace(z=torch.ones(6, dtype=torch.long)), False, 8
         )

@@ -64,8 +64,8 @@ def test_gradients_instead_of_forces(raw_config, tmp_path):
     ("model", "name", "said"),
     [
         ("tensornet", "charge", None),
-        ("tensornet", "spin", "spin multiplicities 1, 2, which tensornet does not look at"),
-        ("equivariant_transformer", "charge", "total charges 1, 2, which equivariant_transformer does not look at"),
+        ("tensornet", "spin", "spin multiplicities 1, 2, which tensornet does not use"),
+        ("equivariant_transformer", "charge", "total charges 1, 2, which equivariant_transformer does not use"),
     ],
 )
 def test_charges_and_spins_that_are_not_looked_at(raw_config, tmp_path, model, name, said):

@@ -32,7 +32,7 @@ def test_a_run_is_replaced_only_when_the_next_one_can_begin(quick, tmp_path):
     for section, change, problem in (
         ("data", {"train": str(tmp_path / "no.xyz")}, "there is no data file"),
         ("data", {"split": {"validation": 100}}, "are not enough"),
-        ("training", {"cuda_graphs": True, "device": "cpu"}, "there are none on cpu"),
+        ("training", {"cuda_graphs": True, "device": "cpu"}, "CUDA graphs need an NVIDIA GPU"),
     ):
         wrong = {**quick, section: {**quick[section], **change}}
         with pytest.raises((BadConfig, FileNotFoundError), match=problem):
@@ -61,7 +61,7 @@ def test_a_model_is_not_replaced_by_what_starts_from_it(quick, tmp_path):
 def test_files_of_others_are_left_alone(quick, tmp_path, name, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / name).write_text("mine")
-    with pytest.raises(BadConfig, match=f"holds {name}, which no training left there"):
+    with pytest.raises(BadConfig, match=f"holds {name}, which was not written by a training"):
         run_training(parse_config(quick), resume="auto")
     assert contents(tmp_path / "run") == {name: b"mine"}
     run_training(parse_config(quick), check=True)

@@ -76,7 +76,7 @@ def test_the_cache_does_not_change_the_weights(raw_config, tmp_path):
         ({"molecule": None}, "the option 'molecule' must be given"),
         ({"version": "2"}, "there is no option 'version'; it has: molecule"),
         ({"train": "a.xyz"}, r"data\.train: is not to be given together with data\.dataset"),
-        ({"dataset": None, "train": "a.xyz"}, "molecule goes with dataset"),
+        ({"dataset": None, "train": "a.xyz"}, "molecule requires data.dataset"),
         ({"dataset": None, "molecule": None}, r"data\.train: is required"),
     ],
 )

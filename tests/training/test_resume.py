@@ -138,7 +138,7 @@ def test_unfinished_run_is_not_overwritten_and_data_must_be_the_same(raw_config,
     tensors, state = load_state(folder / "state.safetensors")
     state["identity"]["data"] = dict.fromkeys(state["identity"]["data"], "0" * 64)
     save_state(folder / "state.safetensors", tensors, state)
-    with pytest.raises(BadConfig, match=r"morse\.xyz has another content\."):
+    with pytest.raises(BadConfig, match=r"morse\.xyz was changed\."):
         run_training(config, resume="auto")
 
 
@@ -288,7 +288,7 @@ def test_data_that_changed_after_the_end(raw_config, tmp_path, data_file):
     path = run_training(parse_config(raw_config))
     assert run_training(parse_config(raw_config), resume="auto") == path
     (tmp_path / "own.xyz").write_bytes(data_file.read_bytes() + b"\n")
-    with pytest.raises(BadConfig, match=r"own\.xyz has another content since"):
+    with pytest.raises(BadConfig, match=r"own\.xyz was changed"):
         run_training(parse_config(raw_config), resume="auto")
 
 

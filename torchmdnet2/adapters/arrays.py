@@ -37,7 +37,10 @@ class NotFinite(ValueError):
 
     def __init__(self, name: str, atom: int | None = None, known_as: str = ""):
         where = "" if atom is None else f" at {known_as or f'atom {atom}'}"
-        super().__init__(f"the model's '{name}' is not finite{where}: the structure is far from anything physical")
+        super().__init__(
+            f"the model's '{name}' is not finite{where}: the structure is unphysical (atoms too close or too far "
+            "apart?)"
+        )
         self.name, self.atom = name, atom
 
 

@@ -52,7 +52,7 @@ class TorchMDNet2Calculator(Calculator):
             Positions, cell and energies are float64 in either case.
         charge: total charge in e for structures whose `info` has none.
         spin: multiplicity 2S+1 for structures whose `info` has none.
-        allow_untrained_charge: evaluate total charges that the model was not trained on, or does not look at, with a
+        allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
 
     Raises:

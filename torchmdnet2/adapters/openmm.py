@@ -54,7 +54,7 @@ def create_force(
         spin: their multiplicity 2S+1; 0 means not given.
         device: where the model runs, independent of OpenMM's platform.
         dtype: floating-point type of the network; None keeps the stored one.
-        allow_untrained_charge: take a charge that the model was not trained on, or does not look at, with a warning.
+        allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
 
     Returns:
         openmm.PythonForce; energies in kJ/mol, forces in kJ/mol/nm.
@@ -151,7 +151,7 @@ class TorchMDNet2Energy:
         if not np.isfinite(pos).all():
             raise ValueError(
                 f"the position of {self._name(int(np.argmin(np.isfinite(pos).all(1))))} is not finite: the simulation "
-                "has blown up, or the start was far from anything physical"
+                "has blown up, or the start is unphysical (atoms too close or too far apart?)"
             )
         cell = np.zeros((3, 3))
         if self.options["periodic"]:

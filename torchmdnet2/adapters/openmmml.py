@@ -73,7 +73,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
             multiplicity: 2S+1 of these; 0 means not given.
             device: "cpu", "cuda", …; None takes a GPU when there is one.
             precision: "single" or "double"; None keeps the model's.
-            allow_untrained_charge: take a charge that the model was not trained on, or does not look at.
+            allow_untrained_charge: take a charge that the model was not trained on, or does not use.
             args: of the embedding; a misspelt argument of ours is refused.
 
         Raises:

@@ -34,7 +34,7 @@ class TorchMDNet2Model(ModelInterface):
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of network and states, torch.float32 or torch.float64; None keeps the stored one.
         compute_forces, compute_stress: what `forward` gives beside the energy; can be set later.
-        allow_untrained_charge: evaluate total charges that the model was not trained on, or does not look at, with a
+        allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
 
     Raises:
@@ -93,7 +93,9 @@ class TorchMDNet2Model(ModelInterface):
         if result.stress is not None:
             output["stress"] = torch.where(flat[:, None, None], 0.0, result.stress).to(system.dtype)
         if not all(bool(torch.isfinite(value).all()) for value in output.values()):
-            raise ValueError("the model's result is not finite: a structure is far from anything physical")
+            raise ValueError(
+                "the model's result is not finite: a structure is unphysical (atoms too close or too far apart?)"
+            )
         return {name: value.detach() for name, value in output.items()}
 
     def _system(self, state: SimState) -> System:

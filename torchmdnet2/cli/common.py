@@ -36,7 +36,7 @@ Command = Callable[..., argparse.ArgumentParser]
 
 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:
-    told = "evaluate total charges that the model was not trained on or does not look at, which is refused otherwise"
+    told = "evaluate total charges that the model was not trained on or does not use, which is refused otherwise"
     parser.add_argument("--allow-untrained-charge", action="store_true", help=told)
 
 

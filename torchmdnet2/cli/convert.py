@@ -12,11 +12,13 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    other = command("import", _import, "turn a TorchMD-Net checkpoint or training YAML into one of ours")
+    other = command(
+        "import", _import, "convert a TorchMD-Net checkpoint or YAML to a torchmdnet2 model or configuration"
+    )
     other.add_argument("theirs", help="a .ckpt, read without running anything in it, or a .yaml")
     other.add_argument("ours", help=".tmn or .yaml file to write")
     other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
-    other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all it can take)")
+    other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all supported)")
     other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
     other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
 

@@ -23,7 +23,7 @@ def add(command: Command) -> None:
     config.add_argument("file", nargs="?", help="a configuration: print it with all defaults filled in instead")
     config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with a file: change one key")
     config.add_argument("--model", default="tensornet", help="whose keys are listed (default: tensornet)")
-    config.add_argument("--from-torchmd-net", metavar="YAML", help="a training YAML of TorchMD-Net, as one of ours")
+    config.add_argument("--from-torchmd-net", metavar="YAML", help="convert a training YAML of TorchMD-Net")
 
 
 def _card(options: argparse.Namespace) -> None:

@@ -15,11 +15,11 @@ def add(command: Command) -> None:
     train = command("train", _train, "train a potential from a YAML configuration")
     train.add_argument("config", help="YAML file; `torchmdnet2 config` prints one to start from")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, repeatable")
-    train.add_argument("--check", action="store_true", help="try everything once and write nothing")
+    train.add_argument("--check", action="store_true", help="run all checks and write nothing")
     train.add_argument(
         "--resume", choices=["auto", "must"], help="auto: continue an unfinished run if there is one; must: or fail"
     )
-    train.add_argument("--members", type=int, metavar="N", help="train an ensemble: N models with other random numbers")
+    train.add_argument("--members", type=int, metavar="N", help="train an ensemble: N models, different random seeds")
     train.add_argument("--bootstrap", action="store_true", help="with --members: each on frames drawn with repetition")
 
 

@@ -51,7 +51,7 @@ def check_sample(sample: Sample, where: str) -> Sample:
     except ValueError as error:
         raise BadData(f"{where}: {error}") from error
     if bool(_short(system).any()):
-        raise BadData(f"{where}: it is periodic along less than {_SHORTEST} Å; is the unit of length right?")
+        raise BadData(f"{where}: a lattice vector is shorter than {_SHORTEST} Å; is the unit of length right?")
     for name in ("charge", "spin"):
         whole_number(float(getattr(system, name)[0]), name, where)
     for name, value in labels.items():

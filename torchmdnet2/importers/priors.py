@@ -56,7 +56,7 @@ def prior_configs(
             priors.append(_pair_prior(name, tensors, given, energy_unit, decisions))
         else:
             raise BadCheckpoint(
-                f"the prior '{name}' is not carried over"
+                f"the prior '{name}' cannot be converted"
                 + (
                     ": its energies are right only for positions in nm and without a box, and its charges are not in "
                     "the checkpoint; add the prior 'coulomb' with the charges instead, and train anew"
@@ -120,7 +120,7 @@ def _pair_prior(
         )
     types = tensors.get("atomic_number", given.get("atomic_number"))
     if types is None or any(int(z) != i for i, z in enumerate(types)):
-        raise BadCheckpoint(f"the prior '{name}' renumbers the elements (atomic_number), which is not carried over")
+        raise BadCheckpoint(f"the prior '{name}' renumbers the elements (atomic_number), which cannot be converted")
     decisions.append(f"the prior '{name}' is '{name.lower()}' here; it honours each structure's cell")
     config = {"name": name.lower(), "cutoff": float(given["cutoff_distance"])}
     # their D2 ends abruptly

@@ -106,7 +106,7 @@ def run_md(
         dtype: floating-point type of the network; positions, velocities and sums are float64.
         charge, spin: total charge in e and multiplicity.
         console: where progress is shown; None is silent.
-        allow_untrained_charge: take a total charge that the model was not trained on, or does not look at, with a
+        allow_untrained_charge: take a total charge that the model was not trained on, or does not use, with a
             warning.
 
     Raises:
@@ -289,9 +289,9 @@ class Simulation:
             return Recorder(options, self.start, self.atoms, None, None)
         path, marks = options.file(".restart"), self.saved["trajectories"]
         if marks.keys() != {p.name for b in range(options.replicas) for p in options.trajectory_files(b)}:
-            raise BadConfig(f"{path} goes with the trajectory files {', '.join(marks)}")
+            raise BadConfig(f"{path} belongs to the trajectory files {', '.join(marks)}")
         done = self.state.step >= options.steps
-        notice = "; nothing is left to do, --steps counts from the very start" if done else ""
+        notice = "; already complete: --steps is the total number of steps" if done else ""
         self._say(f"continuing from step {self.state.step} of {options.steps}{notice}")
         return Recorder(options, self.start, self.atoms, self.state.step, marks)
 

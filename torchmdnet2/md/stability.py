@@ -73,7 +73,7 @@ def check_stability(
         dtype: floating-point type of the network.
         charge, spin: total charge in e and multiplicity, of frames that have none in their `info`.
         console: where progress is shown; None is silent.
-        allow_untrained_charge: take total charges that the model was not trained on, or does not look at, with a
+        allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a
             warning.
         numbers: what the frames are called in messages and in the report, as in the file that they come from; default:
             0, 1, …

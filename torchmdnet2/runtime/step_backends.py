@@ -259,7 +259,10 @@ class CapturedAutogradBackend(_StepBackend):
 
     def _require_small(self, system: System) -> None:
         if self.task.graphs is not True and system.num_atoms > AUTOGRAD_UP_TO:
-            raise Declined(f"graphs='auto' captures up to {AUTOGRAD_UP_TO} atoms: above, launch overhead is negligible")
+            raise Declined(
+                f"CUDA graphs are used up to {AUTOGRAD_UP_TO} atoms (graphs='auto'); above, launch overhead is "
+                "negligible"
+            )
 
     def describe(self, reasons: str) -> list[str]:
         return [self._autograd("autograd in CUDA graphs", reasons), *self._describe_steps()]

@@ -53,7 +53,7 @@ class ForbidHostSync(TorchDispatchMode):
                 kinds.add(torch.device(kwargs["device"]).type)
             waits = len(kinds) > 1
         if waits:
-            raise HostSync(f"{_where()} looks at values on the host ({packet})")
+            raise HostSync(f"{_where()} copies tensor values to the CPU ({packet})")
         return func(*args, **kwargs)
 
 

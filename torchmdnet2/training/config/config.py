@@ -57,7 +57,7 @@ class SwaConfig(Section):
     """Stochastic weight averaging: from `start` on, a constant rate and the plain mean of the weights of all steps."""
 
     start: Moment = Field(default=0.75, description="epoch, or fraction of max_epochs")
-    lr: Positive | None = Field(default=None, description="learning rate of this stage; null: as scheduled")
+    lr: Positive | None = Field(default=None, description="learning rate of this stage; null: unchanged")
 
     def first_epoch(self, max_epochs: int) -> int:
         """The epoch, counted from 0, that the stage begins with."""
@@ -72,7 +72,7 @@ class TrainingConfig(Section):
         default="auto", description="auto, cpu, cuda or cuda:N"
     )
     num_threads: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="CPU threads; null: as torch has it. 1 is best for small molecules"
+        default=None, description="CPU threads; null: torch's default. 1 is best for small molecules"
     )
     precision: Literal["float32", "tf32", "float64"] = Field(
         default="float32",
@@ -96,7 +96,7 @@ class TrainingConfig(Section):
     lr_schedule: Literal["cosine", "plateau", "constant"] = Field(
         default="cosine", description="cosine, plateau or constant"
     )
-    lr_min: NotNegative = Field(default=1e-6, description="where cosine ends and plateau stops")
+    lr_min: NotNegative = Field(default=1e-6, description="final rate of cosine, lower limit of plateau")
     lr_patience: Count = Field(default=10, description="plateau: epochs without improvement before a reduction")
     lr_factor: Fraction = Field(default=0.8, description="plateau: factor of a reduction")
     warmup_steps: Count = Field(default=100, description="steps of linear warm-up")
@@ -141,7 +141,7 @@ class InitConfig(Section):
 
     file: str = Field(description="a .tmn model file, or a .ckpt of TorchMD-Net")
     freeze: list[str] = Field(
-        default=[], description="parameters that stay: beginnings of names, as [representation.tensor_embedding]"
+        default=[], description="freeze parameters whose names start with these, as [representation.tensor_embedding]"
     )
     energy_unit: str = Field(default="eV", description="of a .ckpt, which does not say it")
 
@@ -160,11 +160,9 @@ class OutputConfig(Section):
     folder: str = Field(default="runs/model", min_length=1, description="made when it does not exist")
     overwrite: bool = Field(default=False, description="replace a finished run in this folder")
     save_every_steps: Annotated[int, Field(ge=1)] = Field(
-        default=500, description="steps between saved states, besides every epoch"
+        default=500, description="steps between saved states, in addition to every epoch"
     )
-    save_every_seconds: Annotated[float, Field(ge=0)] = Field(
-        default=20.0, description="time between saved states at least; what a killed run has to repeat"
-    )
+    save_every_seconds: Annotated[float, Field(ge=0)] = Field(default=20.0, description="minimum time between saves")
     keep_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="epochs between models that are kept besides the best, as epoch_0010.tmn"
     )

@@ -146,7 +146,7 @@ class DataConfig(Section):
         description="auto: files above 200 MiB are converted once, into the user's cache; off; or a folder",
     )
     num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
-        default=0, description="reading processes; 0: none beside training"
+        default=0, description="number of data-loading processes; 0: load in the training process"
     )
     level_of_theory: str = Field(default="not stated", description="for the model card, as in 'GFN2-xTB'")
     licence: str = Field(default="not stated", description="of the data, for the model card")
@@ -176,7 +176,7 @@ class DataConfig(Section):
     def check_options(self) -> DataConfig:
         given = [name for name in OPTIONS if getattr(self, name) is not None]
         if self.dataset is None and given:
-            raise ValueError(f"{given[0]} goes with dataset, the name of a published data set")
+            raise ValueError(f"{given[0]} requires data.dataset, the name of a published data set")
         return self
 
     @property

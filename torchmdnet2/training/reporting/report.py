@@ -125,7 +125,7 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
         "<h2>Errors</h2>",
         _error_table(report.evaluations),
         "<p class=note>Spread: RMSE over the standard deviation of the labels, energies less the reference energies; "
-        "100 % is what a constant would have.</p>",
+        "100 % means no better than predicting the mean.</p>",
         _file_table(report.evaluations[subset], report.frames[subset], subset),
         "<div class=pictures>",
         *(_image(content, name.replace("_", " ")) for name, content in drawn.items()),

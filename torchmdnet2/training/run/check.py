@@ -1,4 +1,4 @@
-"""`train --check`: try everything once and say what the training will take; nothing is written."""
+"""`train --check`: run all checks and say what the training will take; nothing is written."""
 
 from __future__ import annotations
 

@@ -171,14 +171,14 @@ def _single_atoms(setup: Setup) -> Iterator[str]:
 
 
 def _ignored(setup: Setup) -> Iterator[str]:
-    """Total charges or spins that differ, and that the model does not look at; charges that it is not trained on."""
+    """Total charges or spins that differ, and that the model does not use; charges that it is not trained on."""
     found, potential = setup.statistics["train"], setup.potential
     seen = {"charge": potential.reads_charge, "spin": potential.representation.reads_spin}
     for name, values in (("charge", found.charges), ("spin", found.spins)):
         if len(values) > 1 and not seen[name]:
             what = "total charges" if name == "charge" else "spin multiplicities"
             listed, model = _listed([str(v) for v in values]), setup.config.model["name"]
-            yield f"training frames have the {what} {listed}, which {model} does not look at"
+            yield f"training frames have the {what} {listed}, which {model} does not use"
     for subset in ("validation", "test"):
         if subset in setup.statistics and potential.total_charges is not None:
             new = [str(q) for q in setup.statistics[subset].charges if q not in potential.total_charges]
@@ -191,13 +191,13 @@ def _settings(setup: Setup, total_steps: int) -> Iterator[str]:
     if training.warmup_steps >= total_steps:
         yield (
             f"training.warmup_steps is {training.warmup_steps}, and there are {total_steps} steps in all: the learning "
-            "rate never gets to training.lr"
+            "rate never reaches training.lr"
         )
     for key, stage in (("swa", training.swa), ("loss.schedule", training.loss.schedule)):
         if stage is not None and epoch_of(stage.start, training.max_epochs) >= training.max_epochs:
             yield (
                 f"training.{key}.start is {stage.start}, and there are {training.max_epochs} epochs, counted from 0: "
-                "it never begins"
+                "the stage never starts"
             )
     frames = setup.frames["train"]
     if training.max_atoms is None and training.max_edges is None and training.batch_size > len(frames):
@@ -205,10 +205,7 @@ def _settings(setup: Setup, total_steps: int) -> Iterator[str]:
         yield f"training.batch_size is {size}, and there are {len(frames)} training frames: 1 step per epoch"
     slow = isinstance(frames.data, HDF5Dataset) or (isinstance(frames.data, CachedDataset) and _searches(frames))
     if setup.config.data.num_workers and not slow:
-        yield (
-            "data.num_workers: these frames are mapped or kept in memory, where reading takes no longer than getting "
-            "them from another process; 0 is as fast"
-        )
+        yield ("data.num_workers has no benefit: the frames are already in memory. Set it to 0")
 
 
 def _searches(frames: Frames) -> bool:

@@ -1,4 +1,4 @@
-"""Training several members of an ensemble: the same data, other random numbers.
+"""Training several members of an ensemble: the same data, different random seeds.
 
 Every member is a run of its own in `member_0`, `member_1`, … of the folder, and can be resumed as any run. When all are
 done, `ensemble.json` lists their models for `Ensemble.load`, and `ensemble_metrics.json` says how good their mean is
@@ -122,8 +122,8 @@ def _together(config: Config, models: list[Path], say: Callable[[str], None]) ->
     say(f"mean of {len(models)} members, {metrics['subset']}: {in_words(metrics['errors'])}")
     for name, value in metrics["spread"].items():
         (spread_rms, unit), (rmse, _) = (shown(value[key], value["unit"]) for key in ("rms_spread", "rmse"))
-        sizes = f"rms spread of the members {spread_rms:.3f} beside RMSE {rmse:.3f} {unit}".rstrip()
-        say(f"{name.replace('_', ' ')}: {sizes}; rank correlation of the two {value['correlation']:.2f}")
+        sizes = f"rms spread of the members {spread_rms:.3f}, RMSE of their mean {rmse:.3f} {unit}".rstrip()
+        say(f"{name.replace('_', ' ')}: {sizes}; rank correlation {value['correlation']:.2f}")
     say(f"ensemble: {listed}")
     return listed
 

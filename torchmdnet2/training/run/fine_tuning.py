@@ -189,7 +189,7 @@ def freeze(potential: Potential, names: list[str]) -> int:
         if not found:
             known = {".".join(key.split(".")[:k]) for key in parameters for k in range(1, key.count(".") + 2)}
             hint = did_you_mean(name, known) or f" (parts: {', '.join(sorted(k for k in known if k.count('.') < 2))})"
-            raise BadConfig(f"init.freeze: '{name}' is no part of this model{hint}")
+            raise BadConfig(f"init.freeze: no parameter of this model starts with '{name}'{hint}")
         for key in found:
             parameters[key].requires_grad_(False)
     if not any(p.requires_grad for p in parameters.values()):

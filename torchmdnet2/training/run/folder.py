@@ -58,8 +58,8 @@ def prepare(folder: Path, config: Config, resume: str | None) -> bool:
     foreign = [name for name in (*_REPLACED, *_REPORT) if (folder / name).exists()]
     if foreign and not _of_a_run(folder) and not config.output.overwrite:
         raise BadConfig(
-            f"output.folder: {folder} holds {foreign[0]}, which no training left there and which this one would "
-            "replace; choose another folder, or set output.overwrite=true"
+            f"output.folder: {folder} holds {foreign[0]}, which was not written by a training and would be "
+            "overwritten; choose another folder, or set output.overwrite=true"
         )
     spare(folder, (*_REPLACED, *_REPORT, *(path.name for path in folder.glob("epoch_*.tmn"))), config)
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -48,7 +48,7 @@ def run_training(
         config: from `load_config`.
         resume: None starts anew and refuses a folder with an unfinished run; "auto" continues an unfinished run
             where there is one; "must" continues one or raises.
-        check: only try everything once, print what is to be expected, and write nothing.
+        check: only run all checks, print what is to be expected, and write nothing.
         log: where to report; default: standard output and log.txt.
 
     Returns:
@@ -137,7 +137,7 @@ def _require_same_files(folder: Path) -> None:
     for path, digest in load_state(folder / STATE)[1]["identity"]["data"].items():
         if Path(path).is_file() and file_facts(path)["sha256"] != digest:
             raise BadConfig(
-                f"{folder} holds a finished run, and {path} has another content since; choose another output.folder, "
+                f"{folder} holds a finished run, and {path} was changed; choose another output.folder, "
                 "or set output.overwrite=true"
             )
 

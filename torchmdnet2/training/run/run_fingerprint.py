@@ -57,7 +57,7 @@ def _change(path: str, now: dict[str, Any], then: dict[str, Any], other: str = "
     if kind == "data":
         if rest not in then["data"]:
             return f"{rest} is new"
-        return f"{rest} has another content" if rest in now["data"] else f"{rest} is not among the data any more"
+        return f"{rest} was changed" if rest in now["data"] else f"{rest} is not among the data any more"
     values = []
     for value in (now, then):
         found: Any = value[kind]

@@ -65,7 +65,7 @@ def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
     wanted = trainer.config.cuda_graphs
     on_gpu, shared = trainer.device.type == "cuda", devices.size > 1
     if wanted is True and not on_gpu:
-        raise BadConfig(f"training.cuda_graphs: there are none on {trainer.device}; set it to auto or false")
+        raise BadConfig("CUDA graphs need an NVIDIA GPU; set training.cuda_graphs to auto or false")
     if not shared and (not wanted or not (on_gpu or pays_on_cpu(trainer))):
         if wanted and wants_numba(trainer):
             return "note: steps take about half the time with numba: pip install 'torchmdnet2[cpu]'"
@@ -78,7 +78,7 @@ def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
     if reason is not None and wanted is True:
         raise BadConfig(f"training.cuda_graphs: cannot be used with {reason}; set it to auto or false")
     if reason is not None:
-        return f"note: steps are not replayed from CUDA graphs, because of {reason}" if on_gpu else None
+        return f"note: training without CUDA graphs (slower), because of {reason}" if on_gpu else None
     assert trainer.packed is not None
     memory = f"{trainer.packed.num_bytes / 1e6:.0f} MB of frames on each device"
     if shared:

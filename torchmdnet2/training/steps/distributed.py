@@ -239,6 +239,6 @@ def _connected() -> Iterator[None]:
         if not isinstance(error, dist.DistBackendError | dist.DistNetworkError) and "gloo" not in str(error).lower():
             raise
         raise ProcessFailed(
-            "another process of this training is gone; what it printed, perhaps on another host, says why. Continue "
-            "with --resume auto"
+            "another process has stopped; see its output (possibly on another host) for the reason. Continue with "
+            "--resume auto"
         ) from error
