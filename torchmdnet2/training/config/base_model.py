@@ -1,4 +1,4 @@
-"""The file that a fine-tuning starts from, and what the configuration leaves to it."""
+"""The model file of a fine-tuning, and the keys of the configuration that are taken from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration as plain data, with the sections, and arguments of the model, that it leaves to `init`'s file."""
+    """A configuration as plain data; sections and arguments of the model that are not given come from `init.file`."""
     init = raw.get("init")
     if not isinstance(init, Mapping) or not isinstance(init.get("file"), str):
         return dict(raw)

@@ -78,7 +78,7 @@ PropertyConfig = Annotated[dict[str, Any], BeforeValidator(_check_property)]
 
 
 def untrained(parts: Mapping[str, Any]) -> Potential:
-    """The potential of a configuration, with whatever is to be fitted left at its neutral value.
+    """The potential of a configuration, with neutral values for what is fitted later.
 
     Args:
         parts: "model", "head", "properties", "priors".

@@ -1,7 +1,6 @@
 """The configuration of a training run: these classes are the whole YAML.
 
-`load_config` reads and checks a file before any data is touched; every finding is a BadConfig that names the
-key's dotted path.
+`load_config` checks a file before any data are read; a BadConfig names the dotted path of every wrong key.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class SwaConfig(Section):
 
 
 class TrainingConfig(Section):
-    """How the weights are found."""
+    """Steps, learning rate, optimizer, loss."""
 
     seed: Seed = Field(default=0, description="of the initial weights and the order of batches")
     device: Annotated[str, AfterValidator(_check_device)] = Field(
@@ -105,7 +104,7 @@ class TrainingConfig(Section):
         default=10.0, description="largest norm of the gradient; null: no clipping"
     )
     ema_decay: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.99, description="weight average that is evaluated and saved; 0: none"
+        default=0.99, description="decay of the weight average that is evaluated and saved; 0: no average"
     )
     early_stopping_patience: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="epochs without improvement; null: never"
@@ -137,7 +136,7 @@ class TrainingConfig(Section):
 
 
 class InitConfig(Section):
-    """Fine-tuning: weights to start from, and what of them is kept."""
+    """Fine-tuning: the weights to start from, and which of them are not trained."""
 
     file: str = Field(description="a .tmn model file, or a .ckpt of TorchMD-Net")
     freeze: list[str] = Field(
@@ -155,7 +154,7 @@ class WandbConfig(Section):
 
 
 class OutputConfig(Section):
-    """What is written, and where."""
+    """The folder of the run, and what is written there."""
 
     folder: str = Field(default="runs/model", min_length=1, description="made when it does not exist")
     overwrite: bool = Field(default=False, description="replace a finished run in this folder")
@@ -164,7 +163,7 @@ class OutputConfig(Section):
     )
     save_every_seconds: Annotated[float, Field(ge=0)] = Field(default=20.0, description="minimum time between saves")
     keep_every: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="epochs between models that are kept besides the best, as epoch_0010.tmn"
+        default=None, description="epochs between models kept in addition to the best one, as epoch_0010.tmn"
     )
     report: bool = Field(default=True, description="report.html, plots and model card at the end")
     outliers: Annotated[int, Field(ge=0, le=1000)] = Field(
@@ -260,7 +259,7 @@ def parse_config(raw: Any, source: str = "configuration") -> Config:
 
 
 def _homes() -> dict[str, list[str]]:
-    """Key -> sections that have it, those of `model` with the arguments of every model."""
+    """Key -> sections that have it; `model` has the arguments of every model."""
     found = homes(Config)
     for key in dict.fromkeys(key for name in REPRESENTATIONS for key in section_of(REPRESENTATIONS[name]).model_fields):
         found.setdefault(key, []).append("model")

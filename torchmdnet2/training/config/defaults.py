@@ -1,4 +1,4 @@
-"""Writing configurations: every key with its default and what it means, as YAML for people."""
+"""Configurations as YAML: every key with its default and its description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which labels a training reads: from the names in the configuration to those of the data, and to the predictions.
+"""Labels of a training: their names in the configuration, in the data, and in the predictions.
 
 A label of the data is named as in the table of labels (data/labels.py), or by its shape and property, as in
 "scalar:gap". "scalar:dipole_norm" is the length of the dipole moment.
@@ -35,7 +35,7 @@ DIPOLE_NORM = "dipole_norm"
 LOSS_WEIGHT = "scalar:loss_weight"
 
 FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE)
-"""What is read with the labels, and is nothing to learn: what a frame counts for."""
+"""Read like labels, but not trained: they give the weight of a frame in the loss."""
 
 
 def property_of(label: str) -> str:
@@ -96,14 +96,14 @@ def unit_of(label: str, units: Mapping[str, Any] | None = None) -> str:
 
 
 def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
-    """Whether what is labelled, what is predicted and what is weighted fit together.
+    """Check that labels, predictions and weights of the loss are consistent.
 
     Args:
         config: the whole configuration.
         shapes: property -> shape of what its potential predicts.
 
     Raises:
-        ValueError: they do not; the message has the key's path and the closest right one.
+        ValueError: they are not; the message has the key's path and the closest valid name.
     """
     keys, loss = config.data.keys, config.training.loss
     predicted = [*shapes, *([DIPOLE_NORM] if "dipole" in shapes else [])]

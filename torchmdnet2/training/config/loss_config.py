@@ -1,4 +1,4 @@
-"""The section `training.loss` of the configuration: which errors are minimised, and how much each counts."""
+"""The section `training.loss` of the configuration: the errors that are minimised, and their weights."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class _Schedule(Section):
 
 
 class LossScheduleConfig(_with_weights(_Schedule, final=True)):  # type: ignore[misc]
-    """Other weights later on: reached at once (kind: step), or linearly between two epochs (kind: linear).
+    """Final weights, reached at once (kind: step), or linearly between two epochs (kind: linear).
 
-    Which epoch is best is decided with the final weights, so that losses of all epochs can be compared.
+    The best epoch is chosen with the final weights, so that losses of all epochs can be compared.
     """
 
     properties: dict[str, NotNegative] = Field(default={}, description="final weights of further properties")

@@ -1,6 +1,6 @@
 """Sections of a configuration: strict pydantic models, also derived from the signatures of registered classes.
 
-A section knows its keys, their types and ranges. Unknown keys are answered with the closest known one.
+A section checks keys, types and ranges. The error for an unknown key names the closest known one.
 """
 
 from __future__ import annotations
