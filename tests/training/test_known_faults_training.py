@@ -207,7 +207,7 @@ def test_errors_of_an_ensemble_have_one_definition(raw, tmp_path, capsys):
     said = capsys.readouterr().out
     rmse = f"{1e3 * found['errors']['forces']['rmse']:.3f} meV/Å"
     (errors, spread) = (line for line in said.splitlines() if "members" in line and rmse in line)
-    assert f"RMSE {rmse}" in errors and f"RMSE {rmse}" in spread and "stress" in errors
+    assert f"RMSE {rmse}" in errors and f"RMSE of their mean {rmse}" in spread and "stress" in errors
 
 
 def test_a_finished_run_whose_model_is_damaged_is_not_done(raw):

@@ -26,12 +26,12 @@ def add(command: Command) -> None:
 def _train(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
     from ..training.config.config import load_config
-    from ..training.run.folder import spare_config
+    from ..training.run.folder import protect_config
 
     config = load_config(options.config, options.set)
     if options.bootstrap and options.members is None:
         raise BadConfig("--bootstrap is for ensembles: give --members too")
-    spare_config(Path(config.output.folder), options.config)
+    protect_config(Path(config.output.folder), options.config)
     if options.members is None:
         from ..training.run.run import run_training
 

@@ -1,4 +1,4 @@
-"""What a person would want to know of the data before hours of training: leaks, repetitions, labels that do not fit."""
+"""Warnings before training: repeated frames, leaks between subsets, inconsistent labels, entries that are not read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _STATES = {"charge": r"charge(?!s)", "spin": r"spin(?!s)|multiplicity|(^|_)mult(
 
 
 def data_notes(setup: Setup, total_steps: int) -> list[str]:
-    """Everything about a run that is allowed and looks like a mistake, in words.
+    """Properties of a run that are allowed and look like mistakes, in words.
 
     Args:
         setup: of the run.
@@ -80,7 +80,7 @@ def _disagreement(setup: Setup) -> Iterator[str]:
     frames, known = setup.frames["train"], setup.statistics["train"]
     indices, usual = frames.indices, Usual(known)
     far = np.union1d(usual.forces(known), usual.energies(known))
-    if len(far):  # which are told of by themselves
+    if len(far):  # reported separately
         indices = np.delete(indices, far)
         known = statistics(frames.data, indices)
     for label, compare in (("forces", agreement), ("stress", stress_agreement)):

@@ -1,8 +1,8 @@
 """Training several members of an ensemble: the same data, different random seeds.
 
 Every member is a run of its own in `member_0`, `member_1`, … of the folder, and can be resumed as any run. When all are
-done, `ensemble.json` lists their models for `Ensemble.load`, and `ensemble_metrics.json` says how good their mean is
-on the test frames, and what their spread tells about its errors; report.html shows it.
+done, `ensemble.json` lists their models for `Ensemble.load`, and `ensemble_metrics.json` has the errors of their mean
+and their spread on the test frames; report.html shows both.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..steps.distributed import Devices
 from ..steps.loss import atoms_per_system, residuals
 from ..steps.metrics import UNITS, ErrorSums, in_words, shown
 from ..steps.trainer import with_volume
-from .folder import spare
+from .folder import protect_inputs
 from .run import run_training
 from .setup import Setup, device_of, make_setup
 from .start import own_torch_state
@@ -91,7 +91,7 @@ def run_members(
             if devices.main and (folder / "state.safetensors").is_file():
                 raise BadConfig(f"output.folder: {folder} holds the run of a single model; choose another folder")
             if devices.main:
-                spare(folder, ("ensemble.json", "ensemble_metrics.json", "report.html"), config)
+                protect_inputs(folder, ("ensemble.json", "ensemble_metrics.json", "report.html"), config)
         for k in range(count):
             if devices.main:
                 say(f"member {k + 1} of {count}")
@@ -104,7 +104,7 @@ def run_members(
 
 
 def _together(config: Config, models: list[Path], say: Callable[[str], None]) -> Path:
-    """Write what the members are together: ensemble.json, ensemble_metrics.json, report.html."""
+    """Write the files of the ensemble: ensemble.json, ensemble_metrics.json, report.html."""
     folder = Path(config.output.folder)
     listed = write_ensemble(models, folder / "ensemble.json")
     with own_torch_state(config):

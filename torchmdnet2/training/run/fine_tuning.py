@@ -134,7 +134,7 @@ def refit_references(
     batch_size: int,
     isolated: Mapping[int, float] | None = None,
 ) -> str:
-    """Change the atomref energies so that the potential's energies fit the labels, by least squares of least norm.
+    """Refit the atomref energies to the labels: the smallest change (least squares of least norm).
 
     Args:
         potential: with the loaded weights; its reference energies are changed.

@@ -1,4 +1,4 @@
-"""The folder of a run: what may be written there, and by one process at a time."""
+"""The folder of a run: checks before it is written to, and a lock against other processes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,26 @@ from ..steps.state import load_state
 from .isolated import atom_files
 from .run_fingerprint import check_identity
 
-__all__ = ["BEST", "DONE", "HEADER", "STATE", "clear", "exclusive_folder", "prepare", "spare", "spare_config"]
+__all__ = [
+    "BEST",
+    "DONE",
+    "HEADER",
+    "STATE",
+    "clear",
+    "exclusive_folder",
+    "prepare",
+    "protect_config",
+    "protect_inputs",
+]
 
 STATE, BEST, DONE = "state.safetensors", "best.tmn", "metrics.json"
 HEADER = "# The configuration of this run, with all defaults.\n"
-"""How config.yaml of a run begins: one that begins otherwise is somebody's own."""
+"""The first line of a run's config.yaml; a file without it was not written by a training."""
 
 _REPLACED = (STATE, BEST, DONE, "config.yaml", "splits.json", "log.txt", "metrics.csv", "metrics.jsonl")
 _REPORT = ("card.md", "report.html", "outliers.xyz")
 _PATIENCE = 10.0
-"""Seconds: reading processes of a training that was killed hold its folder for a moment."""
+"""Seconds: data-loading processes of a killed training hold its lock for a moment."""
 
 
 def prepare(folder: Path, config: Config, resume: str | None) -> bool:
@@ -61,7 +71,7 @@ def prepare(folder: Path, config: Config, resume: str | None) -> bool:
             f"output.folder: {folder} holds {foreign[0]}, which was not written by a training and would be "
             "overwritten; choose another folder, or set output.overwrite=true"
         )
-    spare(folder, (*_REPLACED, *_REPORT, *(path.name for path in folder.glob("epoch_*.tmn"))), config)
+    protect_inputs(folder, (*_REPLACED, *_REPORT, *(path.name for path in folder.glob("epoch_*.tmn"))), config)
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         problem = "cannot be written to" if above.is_dir() else "is a file"
@@ -69,8 +79,8 @@ def prepare(folder: Path, config: Config, resume: str | None) -> bool:
     return False
 
 
-def spare(folder: Path, names: Iterable[str], config: Config) -> None:
-    """Refuse to replace what the training reads.
+def protect_inputs(folder: Path, names: Iterable[str], config: Config) -> None:
+    """Refuse to overwrite input files of the training.
 
     Args:
         folder: where it writes.
@@ -88,7 +98,7 @@ def spare(folder: Path, names: Iterable[str], config: Config) -> None:
             )
 
 
-def spare_config(folder: Path, path: str | os.PathLike) -> None:
+def protect_config(folder: Path, path: str | os.PathLike) -> None:
     """Refuse to replace the configuration file itself, unless it is config.yaml of an earlier run in the folder.
 
     Raises:
@@ -100,7 +110,7 @@ def spare_config(folder: Path, path: str | os.PathLike) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier run left; the state first, so that nobody continues what is half gone."""
+    """Remove the files of an earlier run; its state first, so that a half-removed run cannot be resumed."""
     for name in (*_REPLACED, *(path.name for path in folder.glob("epoch_*.tmn"))):
         (folder / name).unlink(missing_ok=True)
 
@@ -155,7 +165,7 @@ def exclusive_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_UN)  # also for reading processes, which have it from this one
+            fcntl.flock(handle, fcntl.LOCK_UN)  # also for data-loading processes, which inherit it
         os.close(handle)
 
 

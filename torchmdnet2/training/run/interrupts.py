@@ -1,4 +1,4 @@
-"""Ctrl-C and the SIGTERM of a batch system end a training after the step that is running, with its state saved."""
+"""Ctrl-C and SIGTERM (of a batch system) stop a training after the current step, with its state saved."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The training was asked to stop, and did.
+    """A signal asked the training to stop.
 
     Args:
         number: of the signal.
-        text: what to tell.
+        text: the message.
     """
 
     def __init__(self, number: int, text: str):
@@ -28,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def catch_signals() -> Iterator[Callable[[], int | None]]:
-    """Within the block, the first SIGINT or SIGTERM is only noted; a second one is a KeyboardInterrupt at once.
+    """Within the block, the first SIGINT or SIGTERM is recorded; a second one raises KeyboardInterrupt at once.
 
     Yields:
         A function that gives the number of the signal, None before there was one. Outside the main thread, where

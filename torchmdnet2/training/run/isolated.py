@@ -16,7 +16,7 @@ from ..config.labels import label_units
 from .references import require_references
 from .subsets import periodic_heights
 
-__all__ = ["SingleAtoms", "atom_files", "single_atoms", "singles", "told", "trusted", "with_isolated"]
+__all__ = ["SingleAtoms", "atom_files", "reference_notes", "single_atoms", "singles", "trusted", "with_isolated"]
 
 WORDS = ("auto", "fit", "keep", "isolated")
 """What `energies` of atomref may be, besides a table and a file."""
@@ -83,10 +83,12 @@ def _complete_table(data: Dataset, name: str, elements: Sequence[int]) -> dict[i
     for conflict in found.conflicts.values():
         raise BadConfig(f"priors: atomref.energies: {conflict}; give a table")
     missing = [found.skipped[z] for z in elements if z in found.skipped and z not in found.energies]
-    told = "".join(f"; {reason}" for reason in missing)
+    reasons = "".join(f"; {reason}" for reason in missing)
     if not found.energies:
-        raise BadConfig(f"priors: atomref.energies: no frame of {name} is a single neutral atom with an energy{told}")
-    require_references(found.energies, elements, told)
+        raise BadConfig(
+            f"priors: atomref.energies: no frame of {name} is a single neutral atom with an energy{reasons}"
+        )
+    require_references(found.energies, elements, reasons)
     return found.energies
 
 
@@ -95,7 +97,7 @@ def trusted(atoms: SingleAtoms, elements: Sequence[int]) -> dict[int, float]:
     return {z: energy for z, energy in atoms.energies.items() if z in elements and z not in atoms.conflicts}
 
 
-def told(atoms: SingleAtoms, elements: Sequence[int]) -> Iterator[str]:
+def reference_notes(atoms: SingleAtoms, elements: Sequence[int]) -> Iterator[str]:
     """What `energies: auto` makes of the single atoms, in words; nothing where there are none."""
     known = trusted(atoms, elements)
     if known:

@@ -1,4 +1,4 @@
-"""What is fitted before training: reference energies, energy scale, scales and shifts of properties."""
+"""Fits before training: reference energies, energy scale, scales and shifts of properties."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> d
     }
 
 
-def require_references(references: Mapping[int, float], elements: Sequence[int], told: str = "") -> None:
+def require_references(references: Mapping[int, float], elements: Sequence[int], reasons: str = "") -> None:
     """Raise BadConfig unless every element has a reference energy.
 
     Args:
         references: element -> eV.
         elements: those that need one.
-        told: what more there is to say, after the names of the missing ones.
+        reasons: text after the names of the missing ones.
     """
     missing = [SYMBOLS[z] for z in elements if z not in references]
     if missing:
-        raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}{told}")
+        raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}{reasons}")
 
 
 def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> None:

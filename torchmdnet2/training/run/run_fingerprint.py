@@ -1,4 +1,4 @@
-"""What a run is: its configuration and its data; the same when it is resumed, and in all of its processes."""
+"""The configuration and data of a run: compared when it is resumed, and between its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _OWN: tuple[str, ...] = ("config.output.", "config.data.num_workers")
 
 
 def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
-    """Resuming another configuration or other data would be neither the old run nor a new one."""
+    """Raise BadConfig if a run would be resumed with another configuration or other data."""
     different = sorted(_differences(now, then))
     harmless = _OWN
     training = now["config"]["training"]
@@ -25,15 +25,15 @@ def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> N
         harmless += ("config.training.max_epochs", "config.training.early_stopping_patience")
     different = [path for path in different if not path.startswith(harmless)]
     if different:
-        told = "; ".join(_change(path, now, then) for path in different)
+        changes = "; ".join(_change(path, now, then) for path in different)
         raise BadConfig(
-            f"{folder} holds a run of another configuration or other data: {told}. Resume it unchanged, or choose "
+            f"{folder} holds a run of another configuration or other data: {changes}. Resume it unchanged, or choose "
             "another output.folder"
         )
 
 
 def require_alike(devices: Devices, mine: dict[str, Any]) -> None:
-    """Processes that were started with different things would train nothing that makes sense, without a sign of it.
+    """Check that all processes have the same configuration, data and versions.
 
     Args:
         devices: all processes.
@@ -47,8 +47,8 @@ def require_alike(devices: Devices, mine: dict[str, Any]) -> None:
     with devices.together():
         different = [path for path in _differences(mine, main) if not path.startswith(_OWN)]
         if different:
-            told = "; ".join(_change(path, mine, main, "not") for path in different)
-            raise BadConfig(f"all processes need the same configuration, data and versions; here, {told}")
+            changes = "; ".join(_change(path, mine, main, "not") for path in different)
+            raise BadConfig(f"all processes need the same configuration, data and versions; here, {changes}")
 
 
 def _change(path: str, now: dict[str, Any], then: dict[str, Any], other: str = "was") -> str:

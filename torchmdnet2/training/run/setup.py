@@ -1,4 +1,4 @@
-"""From a configuration to what the training loop needs: frames divided into subsets, and an untrained potential."""
+"""What a training loop needs, from a configuration: subsets of frames, and an untrained potential."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
 from .fine_tuning import fine_tuned, freeze, refit_references
-from .isolated import atom_files, told, trusted, with_isolated
+from .isolated import atom_files, reference_notes, trusted, with_isolated
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, require_searchable, survey
 from .weights import weight_keys, weight_notes
@@ -35,7 +35,7 @@ DTYPES = {"float32": torch.float32, "tf32": torch.float32, "float64": torch.floa
 
 @dataclass
 class Setup:
-    """All that a run starts from.
+    """Data and potential at the start of a run.
 
     Attributes:
         config: as given.
@@ -96,9 +96,9 @@ def make_setup(config: Config) -> Setup:
             potential = Potential.from_config(potential_config(known, frames["train"], facts))
             load_baselines(potential, config.priors)
         else:
-            potential, begun = started(known, frames["train"], facts)
+            potential, begun = from_base_model(known, frames["train"], facts)
             notes += begun
-    notes += [] if atoms is None else told(atoms, facts["elements"])
+    notes += [] if atoms is None else reference_notes(atoms, facts["elements"])
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits = {
         name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
@@ -128,7 +128,7 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
-def started(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Potential, list[str]]:
+def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Potential, list[str]]:
     """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words."""
     assert config.init is not None
     base = open_base(config.init.file, config.init.energy_unit)
@@ -172,7 +172,7 @@ def _is_frozen(module: torch.nn.Module) -> bool:
 
 
 def require_usable(setup: Setup) -> None:
-    """Raise BadData for what would end or spoil the training: no labels to learn or choose by, unknown elements.
+    """Raise BadData for subsets without labels, or with elements that the model does not know.
 
     A spin that the model does not know is a ValueError, as in evaluation.
     """

@@ -1,4 +1,4 @@
-"""The frames of a run: data files opened, divided into subsets, and looked at once before training."""
+"""The frames of a run: opening data files, division into subsets, statistics before training."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def periodic_heights(system: System) -> Tensor:
 
 
 def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
-    """What the training frames are: elements, charges, labels, compositions, sizes; from their statistics."""
+    """Elements, charges, labels, compositions and sizes of the training frames, from their statistics."""
     known = np.flatnonzero(~np.isnan(found.energies))
     return {
         "elements": found.elements,

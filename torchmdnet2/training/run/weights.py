@@ -1,4 +1,4 @@
-"""Weights of single frames and of kinds of frames in the loss: checked once, and told of."""
+"""Weights of frames and of kinds of frames in the loss: checks before training, and a line of the log."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def weight_notes(config: Config, subsets: Mapping[str, Frames]) -> Iterator[str]
                 f"training.loss.config_weights: no frame has {config.data.keys.config_type}={word}{hint} {there}"
                 f"{' …' if len(known) > _TOLD else ''}"
             )
-    told = [f"{config.training.loss.config_weights[word]:g} for {word} ({counts['train'][code]} frames)"
+    parts = [f"{config.training.loss.config_weights[word]:g} for {word} ({counts['train'][code]} frames)"
             for code, word in kinds.items()]  # fmt: skip
-    told += [f"their own for {own} frames"] if own else []
-    yield f"weights in the loss: {', '.join(told)}; 1 for all others"
+    parts += [f"their own for {own} frames"] if own else []
+    yield f"weights in the loss: {', '.join(parts)}; 1 for all others"
