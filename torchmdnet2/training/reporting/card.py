@@ -1,4 +1,4 @@
-"""The model card: what a model was made from and how good it is, as Markdown, from the model file's header alone."""
+"""The model card: data, errors and settings of a model as Markdown, from the header of its file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         title: heading.
     """
     model = config.get("model", {})
-    # what others call so, in words of their own
+    # models of other programs may have plain text under these names
     words = {
         name: metadata[name]
         for name in ("data", "errors", "training", "versions")

@@ -61,12 +61,12 @@ def evaluate(
         frames: labelled frames; their neighbor lists must have the potential's cutoff.
         properties: what is predicted besides the energy.
         batch_size: frames at a time; changes the result by rounding only.
-        num_workers: reading processes.
+        num_workers: data-loading processes.
         keep_pairs: keep labels and predictions too.
         units: the section `data.units` as plain data, for the units of further labels.
         each: called with every batch and the predictions for it.
         batches: which frames at a time, instead of `batch_size`.
-        check: refuse frames that the potential does not know; a training evaluates all frames that it was given.
+        check: refuse frames with elements or charges that the potential does not know; a training evaluates all frames.
 
     Raises:
         UnknownElement, UntrainedCharge, ValueError: the potential refuses a frame; the message names it.

@@ -1,4 +1,4 @@
-"""What a person sees while the training runs, and the tables that stay: log.txt, metrics.csv, metrics.jsonl."""
+"""The log of a training: console, log.txt, and the tables metrics.csv and metrics.jsonl."""
 
 from __future__ import annotations
 

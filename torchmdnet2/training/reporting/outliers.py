@@ -1,4 +1,4 @@
-"""The frames that a potential is worst at."""
+"""The frames with the largest errors."""
 
 from __future__ import annotations
 

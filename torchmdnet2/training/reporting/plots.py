@@ -1,4 +1,4 @@
-"""The pictures of the report, drawn on canvases of their own: no window, and pyplot's global state is left alone."""
+"""The plots of the report. They are drawn without pyplot: no window, no global state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of a training: report.html, one file that needs no other, the pictures in it as PNG, and outliers.xyz."""
+"""The report of a training: report.html (self-contained), its plots as PNG, and outliers.xyz."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard and Weights & Biases, where these are installed and asked for."""
+"""Metrics for TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TensorBoard", "Tracker", "Wandb", "open_trackers"]
 
 
 class Tracker(Protocol):
-    """Takes the metrics of an epoch, and closes at the end."""
+    """Receives the metrics of each epoch; closed at the end of the run."""
 
     def epoch(self, row: Mapping[str, Any]) -> None: ...
 

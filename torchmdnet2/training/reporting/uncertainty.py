@@ -1,4 +1,4 @@
-"""What the spread of an ensemble tells about its errors."""
+"""The spread of an ensemble, compared with its errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Spread"]
 
 
 class Spread:
-    """Errors of the mean beside the standard deviation of the members, gathered over batches."""
+    """Errors of the mean and standard deviations of the members, collected over batches."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
