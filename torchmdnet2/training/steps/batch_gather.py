@@ -1,4 +1,4 @@
-"""A batch of packed frames gathered by one kernel: a training step of few atoms takes as long as it has launches.
+"""A batch of packed frames gathered by one kernel: the number of launches decides the time of a small training step.
 
 What is written is specified by `PackedFrames.reference_batch` (training/steps/packed_frames.py), to the bit.
 

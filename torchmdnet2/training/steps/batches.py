@@ -183,7 +183,7 @@ def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
 
 
 def most_frames(frames: Frames, config: TrainingConfig) -> int:
-    """What no batch of `training_batches` has more frames than."""
+    """An upper bound of the number of frames in a batch of `training_batches`."""
     budgets = ((config.max_atoms, frames.atoms), (config.max_edges, frames.edges))
     given = [most // max(1, int(values.min())) for most, values in budgets if most is not None and len(frames)]
     return max(1, min(len(frames), *given)) if given else config.batch_size
@@ -203,7 +203,7 @@ class _Order(Sampler[list[int]]):
 
 
 def _sent(batch: Batch) -> BatchMessage:
-    """The batch as a worker sends it; shifts that are all zero stay at home."""
+    """The batch as a worker sends it; shifts that are all zero are not sent."""
     neighbors = batch.neighbors
     tensors = {f"system.{name}": value for name, value in vars(batch.sample.system).items()}
     tensors |= {f"labels.{name}": value for name, value in batch.sample.labels.items()}
@@ -231,7 +231,7 @@ class Loader:
 
     Args:
         frames: what to read.
-        num_workers: reading processes, 0 for none; they live until the loader does, and keep their lists.
+        num_workers: data-loading processes, 0 for none; they live as long as the loader, and keep their neighbor lists.
     """
 
     def __init__(self, frames: Frames, num_workers: int = 0):

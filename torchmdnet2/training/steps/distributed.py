@@ -47,7 +47,7 @@ class Devices:
         device: of this one.
 
     Attributes:
-        main: this process writes files and speaks.
+        main: this process writes the files and the log.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu"):
@@ -91,11 +91,11 @@ class Devices:
                 dist.destroy_process_group()
 
     def at_end(self, release: Callable[[], None]) -> None:
-        """What is done before the processes part: NCCL would wait for ever for CUDA graphs that hold its sums."""
+        """Call a function before the group of processes ends: NCCL would wait for ever for CUDA graphs that use it."""
         self._releases.append(release)
 
     def release(self) -> None:
-        """Do it."""
+        """Call these functions."""
         while self._releases:
             self._releases.pop()()
 
@@ -127,11 +127,11 @@ class Devices:
             self._silent = before
 
     def agree(self, value: bool) -> bool:
-        """What the main process says."""
+        """The value of the main process, in all processes."""
         return bool(self.sum(torch.tensor(int(value and self.main), device=self.device)))
 
     def any(self, ask: Callable[[], int | None], every: int) -> Callable[[], int | None]:
-        """A question to all of them: every so many calls, which all make alike, the largest number that one answers.
+        """Ask all processes: every so many calls, which all must make, the largest answer.
 
         Args:
             ask: what to ask this process; None and 0 are no answer.
@@ -213,7 +213,7 @@ class Devices:
         return [row[:width].tobytes().decode() for row, width in zip(rows, widths, strict=True)]
 
     def share(self, chosen: Sequence[int], work: np.ndarray) -> list[int]:
-        """The frames of a batch that this process takes: from the largest on, to and fro, so that work is even.
+        """The frames of a batch for this process: sorted by work and dealt back and forth, so that work is even.
 
         Args:
             chosen: frame numbers.

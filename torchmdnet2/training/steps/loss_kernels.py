@@ -1,6 +1,6 @@
 """Errors of the predictions for a batch: the sums that reports are made of, the loss, and its gradients.
 
-Two kernels add up and one differentiates, in the place of some 120 small ones. training/steps/loss.py and
+Two kernels add up and one differentiates, instead of about 120 small ones. training/steps/loss.py and
 training/steps/metrics.py are the specification. Sums are formed in float64 and in a fixed order: each program adds up
 the rows of its block, and the blocks are added one after the other.
 

@@ -1,4 +1,4 @@
-"""Network energies and forces of a packed batch, made to be differentiated once more for the weights.
+"""Network energies and forces of a packed batch, differentiable with respect to the weights.
 
 Everything is a function of the vectors r of the pairs: forces and stress are sums of dE/dr. A representation whose fast
 path has a variant for training (fused/registry.py) runs on pairs; others run as they are, on directed edges.

@@ -1,4 +1,4 @@
-"""From frames to packed frames: which trainings can be packed, and labels less what the network does not decide."""
+"""From frames to packed frames: which trainings can be packed, and labels minus the contributions of priors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rate, weight average and early stopping: three small rules with plain state."""
+"""Learning rate, weight average and early stopping."""
 
 from __future__ import annotations
 

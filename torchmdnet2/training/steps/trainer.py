@@ -49,7 +49,7 @@ class Properties:
 
 @dataclass
 class Hooks:
-    """What the loop calls.
+    """Callbacks of the training loop.
 
     Attributes:
         step: after each step, with the trainer and the loss.
@@ -87,14 +87,14 @@ class PackedSteps(Protocol):
 
 
 class Trainer:
-    """Finds the weights of a potential.
+    """Trains a potential.
 
     Args:
         potential: on its device; its weights are changed.
         train, validation: frames; without validation frames the training loss decides which epoch is best.
         config: how.
         properties: what the labels need.
-        num_workers: reading processes.
+        num_workers: data-loading processes.
         state_path: where the state is saved, each epoch and every `save_every` steps; None: nowhere.
         save_after: seconds, between which it is saved once at most, but for the start and the end.
         identity: stored with the state, to recognise the run (configuration and data).
@@ -332,7 +332,7 @@ class Trainer:
 def predict(potential: Potential, batch: Batch, properties: Properties, create_graph: bool = False) -> Result:
     """Energy, and forces and stress where the labels need them.
 
-    Structures are not checked: a training may take any charge, and its data were looked at before.
+    Structures are not checked: a training may have any charge, and its data were checked before.
     """
     system = batch.sample.system
     stress = properties.stress and "stress" in batch.sample.labels

@@ -1,4 +1,4 @@
-"""A batch as one block of bytes: what a worker sends. Each tensor of its own would cost as much again as reading it."""
+"""A batch as one block of bytes, sent by data-loading processes: tensors alone would take twice as long."""
 
 from __future__ import annotations
 
