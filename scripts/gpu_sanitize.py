@@ -9,6 +9,7 @@ captured: launches are watched one by one. A name in the arguments chooses a gro
 
 from __future__ import annotations
 
+import copy
 import sys
 import tempfile
 from functools import partial
@@ -20,6 +21,7 @@ from bench_systems import make_potential, water_box
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.evaluator import Precision
+from torchmdnet2.priors import D2, Coulomb
 
 
 def small_systems() -> list[System]:
@@ -66,6 +68,22 @@ def step(precision: Precision = "float32") -> None:
         if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
             raise RuntimeError(f"{precision}, {system.num_atoms} atoms: not finite")
         print(f"step, {precision}: {system.num_atoms} atoms", flush=True)
+
+
+def priors() -> None:
+    """Steps with the kernels of priors: lists of several cutoffs, and all pairs of molecules."""
+    potential = make_potential("zbl+d3+reaction_field")
+    everywhere, molecules = copy.deepcopy(potential), potential
+    everywhere.priors.append(D2(cutoff=6.0))  # type: ignore[attr-defined]
+    molecules.priors.append(Coulomb({"H": 0.4, "O": -0.8}))  # type: ignore[attr-defined]
+    for system in small_systems():
+        periodic = bool(system.pbc.any())
+        for one in (everywhere,) if periodic else (everywhere, molecules):
+            result = Evaluator(one.cuda(), graphs=False)(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
+            assert result.forces is not None
+            if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
+                raise RuntimeError(f"{system.num_atoms} atoms: not finite")
+        print(f"priors: {system.num_atoms} atoms", flush=True)
 
 
 def training() -> None:
@@ -137,7 +155,10 @@ def md() -> None:
 
 
 if __name__ == "__main__":
-    groups = {"search": search, "step": step, "step_tf32": partial(step, "tf32"), "training": training, "md": md}
+    groups = {
+        "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "training": training,
+        "md": md,
+    }  # fmt: skip
     for name in sys.argv[1:] or groups:
         groups[name]()
     torch.cuda.synchronize()
