@@ -26,12 +26,12 @@ from ..config.defaults import config_yaml
 from ..reporting.log import TrainingLog, write_metrics
 from ..reporting.trackers import Tracker, open_trackers
 from ..steps.distributed import Devices
+from ..steps.interrupts import catch_signals
 from ..steps.state import load_state
 from ..steps.trainer import Hooks, Trainer
 from .check import run_check
 from .finish import describe, finish, package_versions
 from .folder import BEST, DONE, HEADER, STATE, clear, exclusive_folder, prepare
-from .interrupts import catch_signals
 from .run_fingerprint import check_identity, require_alike
 from .setup import Setup, device_of, make_setup, require_usable
 from .start import introduce, make_trainer, own_torch_state, pack_steps

@@ -24,8 +24,8 @@ from ...priors.pairs import PairLists
 from ...system import System
 from ..config.config import TrainingConfig
 from ..config.loss_config import LossConfig
-from ..run.interrupts import Interrupted
 from .batches import Batch, Frames, Loader, measured_batches, training_batches
+from .interrupts import Interrupted
 from .loss import frame_weights, penalty_sums, residuals, total_loss
 from .metrics import ErrorSums
 from .optimizers import make_optimizer, set_rate
