@@ -174,7 +174,7 @@ def _priors(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
     for prior in potential.priors:
         if isinstance(prior, Atomref):
             z = torch.arange(table.shape[0])
-            values = prior.initial if prior.change is None else prior.initial + prior.change.detach().double()
+            values = prior.table.detach()
             table += torch.nn.functional.pad(values.cpu(), (0, max(0, len(z) - len(values))))[: len(z)]
             any_reference = True
         elif isinstance(prior, ZBL) and prior.envelope == "covalent" and prior.power == 0.3:

@@ -40,6 +40,11 @@ class Atomref(Prior):
         # the change that training makes; small, so that float32 is enough for it
         self.change = nn.Parameter(torch.zeros(max_z)) if trainable else None
 
+    @property
+    def table(self) -> Tensor:
+        """Energies by atomic number, [max_z] eV, float64, changes made by training included."""
+        return self.initial if self.change is None else self.initial + self.change.double()
+
     def check(self, system: System) -> None:
         """Raise ValueError for elements beyond the table."""
         beyond = system.z >= self.initial.shape[0]
@@ -50,5 +55,4 @@ class Atomref(Prior):
             )
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
-        table = self.initial if self.change is None else self.initial + self.change.double()
-        return table[system.z]
+        return self.table[system.z]

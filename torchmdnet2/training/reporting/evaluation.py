@@ -136,8 +136,7 @@ def _references(potential: Potential, system: System) -> torch.Tensor:
     alone = torch.zeros(system.num_systems, dtype=torch.float64, device=system.pos.device)
     for prior in potential.priors:
         if isinstance(prior, Atomref):
-            table = prior.initial if prior.change is None else prior.initial + prior.change.detach().double()
-            alone.index_add_(0, system.batch, table.to(alone)[system.z])
+            alone.index_add_(0, system.batch, prior.table.detach().to(alone)[system.z])
     return alone
 
 

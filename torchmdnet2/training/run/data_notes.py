@@ -15,7 +15,7 @@ from ...data.outlying import Usual
 from ...potential import SYMBOLS
 from ..config.loss_config import epoch_of
 from ..steps.batches import Frames
-from .fine_tuning import reference_energies
+from .fine_tuning import first_names, reference_energies
 from .isolated import singles
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ __all__ = ["closest_pair", "data_notes"]
 
 _OFF = 0.1  # eV
 _CLOSE = 0.6  # Å; the bond of H₂ is 0.74 Å
-_LISTED = 5  # frames
 _EDGES = 20_000_000  # looked at for close atoms, at most
 
 _STATES = {"charge": r"charge(?!s)", "spin": r"spin(?!s)|multiplicity|(^|_)mult(_|$)"}
@@ -97,14 +96,14 @@ def _standing_out(setup: Setup) -> Iterator[str]:
         far = usual.forces(found)
         if len(far):
             rms = np.sqrt(found.force_square[far] / found.force_count[far])
-            listed = _listed([f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True)])
+            listed = first_names([f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True)])
             yield (
                 f"{what} frames have far larger forces than the others: {listed}; rms in eV/Å, where the median "
                 f"training frame has {usual.median_force:.3g}. Are these labels right?"
             )
         far = usual.energies(found)
         if len(far):
-            listed = _listed([frames.name(int(k)) for k in far])
+            listed = first_names([frames.name(int(k)) for k in far])
             yield f"{what} frames have energies far from what their atoms have in the others: {listed}. Are they right?"
 
 
@@ -146,11 +145,6 @@ def _parts(data: Dataset) -> Sequence[Dataset]:
     return data.datasets if isinstance(data, ConcatDataset) else [data]
 
 
-def _listed(names: Sequence[str]) -> str:
-    rest = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def _single_atoms(setup: Setup) -> Iterator[str]:
     """Single atoms whose energies the model cannot learn: it gives them exactly their reference energies."""
     if "energy" not in setup.asked:
@@ -177,13 +171,13 @@ def _ignored(setup: Setup) -> Iterator[str]:
     for name, values in (("charge", found.charges), ("spin", found.spins)):
         if len(values) > 1 and not seen[name]:
             what = "total charges" if name == "charge" else "spin multiplicities"
-            listed, model = _listed([str(v) for v in values]), setup.config.model["name"]
+            listed, model = first_names([str(v) for v in values]), setup.config.model["name"]
             yield f"training frames have the {what} {listed}, which {model} does not use"
     for subset in ("validation", "test"):
         if subset in setup.statistics and potential.total_charges is not None:
             new = [str(q) for q in setup.statistics[subset].charges if q not in potential.total_charges]
             if new:
-                yield f"{subset} frames have the total charges {_listed(new)}, which no training frame has"
+                yield f"{subset} frames have the total charges {first_names(new)}, which no training frame has"
 
 
 def _settings(setup: Setup, total_steps: int) -> Iterator[str]:

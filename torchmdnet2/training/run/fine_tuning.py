@@ -21,7 +21,7 @@ from ..steps.batches import Frames, Loader, in_order
 from ..steps.trainer import Properties, predict
 from .references import least_norm, require_references
 
-__all__ = ["fine_tuned", "freeze", "reference_energies", "refit_references"]
+__all__ = ["fine_tuned", "first_names", "freeze", "reference_energies", "refit_references"]
 
 
 def fine_tuned(
@@ -79,8 +79,8 @@ def reference_energies(potential: Potential) -> dict[int, float]:
     """Element -> eV of the atomref prior, changes made by training included."""
     for prior in potential.priors:
         if isinstance(prior, Atomref):
-            table = prior.initial if prior.change is None else prior.initial + prior.change.double()
-            return {z: float(table[z]) for z in potential.elements}
+            table = prior.table.tolist()
+            return {z: table[z] for z in potential.elements}
     return {}
 
 
@@ -121,9 +121,9 @@ def _copy_weights(base: Potential, potential: Potential, new: list[int]) -> list
         raise BadConfig("init.file: none of its weights fits this model")
     report = [f"{len(loaded)} of {len(loaded) + len(fresh)} tensors loaded"]
     if fresh:
-        report.append(f"new, with random weights: {_listed(fresh)}")
+        report.append(f"new, with random weights: {first_names(fresh)}")
     if left:
-        report.append(f"in the file and not in this model: {_listed(left)}")
+        report.append(f"in the file and not in this model: {first_names(left)}")
     return report
 
 
@@ -201,5 +201,6 @@ def _symbols(numbers: list[int]) -> str:
     return ", ".join(SYMBOLS[z] for z in numbers)
 
 
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+def first_names(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
