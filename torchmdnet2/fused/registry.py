@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from ..models.equivariant_transformer import EquivariantTransformer
+from ..models.graph_network import GraphNetwork
 from ..models.tensornet import TensorNet
+from ..models.transformer import Transformer
+from .attention.path import MessagePath
 from ..priors import D2, D3, ZBL, Coulomb
 from .fast_path import FastPath, PriorPath
 from .pair_priors.path import PairPriorPath
@@ -15,7 +19,12 @@ from .tensornet.path import TensorNetPath
 
 __all__ = ["fast_path", "prior_path", "register_fast_path", "register_prior_path"]
 
-_PATHS: dict[type[nn.Module], FastPath] = {TensorNet: TensorNetPath()}
+_PATHS: dict[type[nn.Module], FastPath] = {
+    TensorNet: TensorNetPath(),
+    EquivariantTransformer: MessagePath(),
+    Transformer: MessagePath(),
+    GraphNetwork: MessagePath(),
+}
 _PRIOR_PATHS: dict[type[nn.Module], PriorPath] = dict.fromkeys((ZBL, D2, D3, Coulomb), PairPriorPath())
 
 

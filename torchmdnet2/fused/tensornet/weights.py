@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...models.tensornet import TensorNet
 
-__all__ = ["FilterTable", "FrozenTensorNet", "tabulate"]
+__all__ = ["FilterTable", "Filters", "FrozenTensorNet", "tabulate"]
 
 
 Filters = Callable[[Tensor], Tensor]
@@ -55,30 +55,32 @@ class FilterTable:
         return (-torch.log1p(-place / self.scale) / self.decay).clamp(max=self.cutoff).float().double()
 
     @classmethod
-    def fitting(cls, cutoff: float, filters: Sequence[Filters]) -> FilterTable:
-        """The smallest table that holds the slopes of these filters."""
+    def fitting(cls, cutoff: float, filters: Sequence[Filters], zero_at_cutoff: bool = True) -> FilterTable:
+        """The smallest table that holds the slopes of these filters; see `tabulate`."""
         for num_knots in _SIZES:
             table = cls(cutoff, num_knots)
-            if all(_slope_error(f, table) <= _SLOPE_ERROR for f in filters):
+            if all(_slope_error(f, table, zero_at_cutoff) <= _SLOPE_ERROR for f in filters):
                 break
         return table
 
 
-def tabulate(filters: Filters, table: FilterTable) -> Tensor:
+def tabulate(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) -> Tensor:
     """Radial functions as cubics between the knots.
 
     Args:
         filters: the functions.
         table: the knots.
+        zero_at_cutoff: the functions and their slopes go to zero at the cutoff.
 
     Returns:
-        [K, 4, P, F] float32: the cubic Hermite segment from each knot to the next, as coefficients of the powers of
-        the distance from the knot in Å. The last knot, at the cutoff, is zero.
+        [K, 4, P, F] float64: the cubic Hermite segment from each knot to the next, as coefficients of the powers of
+        the distance from the knot in Å. The last knot, at the cutoff, is zero: nothing lies beyond it.
     """
     d = table.distances()
     f, s = _value_and_slope(filters, d)
     # exactly at the cutoff rounding decides on which side a knot falls: filters are smooth and zero there
-    f[-1], s[-1] = 0.0, 0.0
+    if zero_at_cutoff:
+        f[-1], s[-1] = 0.0, 0.0
     h = torch.diff(d)[:, None, None]
     mean = (f[1:] - f[:-1]) / h
     second = (3 * mean - 2 * s[:-1] - s[1:]) / h
@@ -97,14 +99,14 @@ def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
     return f.detach(), slope
 
 
-def _slope_error(filters: Filters, table: FilterTable) -> float:
+def _slope_error(filters: Filters, table: FilterTable, zero_at_cutoff: bool) -> float:
     """Largest error of the slopes, relative to the largest slope."""
     knots = table.distances()
     h = torch.diff(knots)
     place = 0.5 - math.sqrt(1 / 12)  # where the slope of a cubic Hermite segment is worst
     d = knots[:-1] + place * h
     exact = _value_and_slope(filters, d)[1]
-    t, segments = (place * h)[:, None, None], tabulate(filters, table)[:-1]
+    t, segments = (place * h)[:, None, None], tabulate(filters, table, zero_at_cutoff)[:-1]
     error = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3]) - exact
     return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
 

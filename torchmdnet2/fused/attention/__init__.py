@@ -1,0 +1,1 @@
+"""Equivariant Transformer, Transformer and graph network on Triton kernels for their messages."""

@@ -1,0 +1,200 @@
+"""The three models with messages on kernels; what happens at the atoms is PyTorch and its autograd.
+
+Shapes: N atoms, F channels, K knots, P filters.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...models.base import Features
+from ..fast_path import Atoms, Edges, GpuNetwork
+from ..tensornet.weights import FilterTable, Filters, tabulate
+from .messages import Buffers, LaunchShapes, Messages, Pass
+
+__all__ = ["EquivariantTransformerNetwork", "GraphNetworkNetwork", "TransformerNetwork"]
+
+_SMALL = 512  # atoms; below, a group of heads for each program, so that the device is filled
+
+
+class _Network(GpuNetwork):
+    """A representation with its head.
+
+    Args:
+        representation, head: as they are now; copied.
+        energy_scale: eV per unit of the head.
+        device: CUDA (the CPU under Triton's interpreter).
+
+    Attributes:
+        model, head: the copies.
+    """
+
+    def __init__(self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device):
+        self.device, self.energy_scale = device, energy_scale
+        self.model: Any = copy.deepcopy(representation).eval().requires_grad_(False)
+        self.head: Any = copy.deepcopy(head).eval().requires_grad_(False)
+        exact: Any = copy.deepcopy(self.model).cpu().double()
+        filters = self._filters(exact)
+        embedding = exact.neighbor_embedding
+        if embedding is not None:
+            filters.append(lambda d: (embedding.distance_proj(exact.distance_expansion(d)) * _cut(exact, d))[:, None])
+        with torch.no_grad():
+            self.table = FilterTable.fitting(exact.cutoff, filters, zero_at_cutoff=False)
+            self.knots = self.table.distances().float().to(device)
+            tables = [tabulate(f, self.table, zero_at_cutoff=False).float().contiguous().to(device) for f in filters]
+        size = self._head_size()
+        self.neighbors = Messages(tables.pop(), size, False) if embedding is not None else None
+        self.messages = [Messages(table, size, self._own) for table in tables]
+
+    _own = True
+
+    @abstractmethod
+    def _filters(self, exact: Any) -> list[Filters]:
+        """Radial filters of each layer, [K] → [K, P, F]."""
+
+    @abstractmethod
+    def _head_size(self) -> int:
+        """Channels of a head."""
+
+    @abstractmethod
+    def _features(self, run: Pass, x: Tensor) -> Features:
+        """Features from those of the elements, x [N, F]."""
+
+    def launch_shapes(self, num_atoms: int) -> LaunchShapes:
+        return LaunchShapes(1, 8, 4, 1) if num_atoms < _SMALL else LaunchShapes(8, 4, 2, 4)
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: Any) -> Buffers:
+        size = self._head_size()
+        heads = self.model.hidden_channels // size
+        return Buffers.allocate(num_atoms, capacity, heads // min(shapes.heads, heads), self.device)
+
+    def run(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
+        run = Pass.begin(buffers, shapes, edges, with_virial, self.table, self.knots)
+        with torch.enable_grad():
+            x = self.model.embedding(atoms.z)
+            embedding = self.model.neighbor_embedding
+            if embedding is not None and self.neighbors is not None:
+                sums, _ = self.neighbors(run, embedding.embedding(atoms.z))
+                x = embedding.combine(torch.cat([x, sums], 1))
+            features = self._features(run, x)
+            found = self.head.output_network(features if self.model_has_vectors else features.x)
+            energy = (found[0] if isinstance(found, tuple) else found.squeeze(1)) * self.energy_scale
+            # what it gives lies in the buffers
+            torch.autograd.grad(energy.sum(), run.anchor, allow_unused=True)
+        buffers.energy.copy_(energy.detach())
+        torch.sum(buffers.pull, 0, out=buffers.forces)
+        if with_virial:
+            torch.sum(buffers.virials, 0, out=buffers.virial)
+
+    @property
+    def model_has_vectors(self) -> bool:
+        """Whether the head takes vector features."""
+        return hasattr(self.head.output_network, "__getitem__") and type(self.head.output_network).__name__ == (
+            "VectorNetwork"
+        )
+
+
+def _cut(exact: Any, d: Tensor) -> Tensor:
+    """The cutoff function, [K, 1]."""
+    return exact.envelope(d)[:, None]
+
+
+def _side_by_side(linears: Sequence[nn.Linear], order: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of several linear maps of the same input as one, the outputs of each in the given order."""
+    weights = [m.weight if o is None else m.weight[o] for m, o in zip(linears, order, strict=True)]
+    biases = [m.bias if o is None or m.bias is None else m.bias[o] for m, o in zip(linears, order, strict=True)]
+    return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
+
+
+class GraphNetworkNetwork(_Network):
+    """The graph network with the aggregation "add"."""
+
+    _own = False
+
+    def _filters(self, exact: Any) -> list[Filters]:
+        return [
+            lambda d, block=block: (block.mlp(exact.distance_expansion(d)) * _cut(exact, d))[:, None]
+            for block in exact.interactions
+        ]
+
+    def _head_size(self) -> int:
+        return min(16, self.model.hidden_channels)
+
+    def _features(self, run: Pass, x: Tensor) -> Features:
+        for block, messages in zip(self.model.interactions, self.messages, strict=True):
+            sums, _ = messages(run, block.conv.lin1(x))
+            x = x + block.lin(block.act(block.conv.lin2(sums)))
+        return Features(x)
+
+
+class TransformerNetwork(_Network):
+    """The Transformer."""
+
+    def __init__(self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device):
+        super().__init__(representation, head, energy_scale, device)
+        layers = self.model.attention_layers
+        self.qkv = [_side_by_side((m.q_proj, m.k_proj, m.v_proj), (None, None, self._value_order())) for m in layers]
+
+    def _value_order(self) -> Tensor | None:
+        """Places of the values of all heads for each part of them; None where there is one part."""
+        return None
+
+    def _filters(self, exact: Any) -> list[Filters]:
+        return [lambda d, layer=layer: self._layer_filters(exact, layer, d) for layer in exact.attention_layers]
+
+    def _layer_filters(self, exact: Any, layer: Any, d: Tensor) -> Tensor:
+        """[K, 2, F]: keys, and values times the cutoff function."""
+        keys, values = self._projections(exact, layer, d, 1)
+        return torch.stack([keys, values[:, 0] * _cut(exact, d)], 1)
+
+    def _projections(self, exact: Any, layer: Any, d: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+        """Factors of the keys [K, F] and of the values [K, parts, F]."""
+        rbf = exact.distance_expansion(d)
+        ones = torch.ones(d.shape[0], parts * exact.hidden_channels, dtype=d.dtype) + 0 * d[:, None]
+        keys = ones[:, : exact.hidden_channels] if layer.dk_proj is None else layer.act(layer.dk_proj(rbf))
+        values = ones if layer.dv_proj is None else layer.act(layer.dv_proj(rbf))
+        order = self._value_order()
+        return keys, (values if order is None else values[:, order.cpu()]).unflatten(1, (parts, -1))
+
+    def _head_size(self) -> int:
+        return self.model.hidden_channels // self.model.attention_layers[0].num_heads
+
+    def _features(self, run: Pass, x: Tensor) -> Features:
+        for layer, messages, qkv in zip(self.model.attention_layers, self.messages, self.qkv, strict=True):
+            sums, _ = messages(run, functional.linear(layer.layernorm(x), *qkv))
+            x = x + layer.o_proj(sums)
+        return Features(self.model.out_norm(x))
+
+
+class EquivariantTransformerNetwork(TransformerNetwork):
+    """The Equivariant Transformer."""
+
+    def _value_order(self) -> Tensor:
+        heads = self.model.attention_layers[0].num_heads
+        places = torch.arange(3 * self.model.hidden_channels, device=self.device)
+        return places.view(heads, 3, -1).transpose(0, 1).flatten()  # each head has its three parts together
+
+    def _layer_filters(self, exact: Any, layer: Any, d: Tensor) -> Tensor:
+        """[K, 4, F]: keys, and the three parts of the values."""
+        keys, values = self._projections(exact, layer, d, 3)
+        cut = _cut(exact, d)
+        # without `vector_cutoff` the attention alone goes to zero
+        vectors = values[:, 1:] * cut[:, None] if layer.vector_cutoff else values[:, 1:]
+        return torch.cat([keys[:, None], values[:, :1] * cut[:, None], vectors], 1)
+
+    def _features(self, run: Pass, x: Tensor) -> Features:
+        w = x.new_zeros(x.shape[0], 3, x.shape[1])
+        for layer, messages, qkv in zip(self.model.attention_layers, self.messages, self.qkv, strict=True):
+            sums, vectors = messages(run, functional.linear(layer.layernorm(x), *qkv), w)
+            o1, o2, o3 = layer.o_proj(sums).chunk(3, 1)
+            w1, w2, w3 = layer.vec_proj(w).chunk(3, 2)
+            x = x + (w1 * w2).sum(1) * o2 + o3
+            w = w + w3 * o1[:, None] + vectors
+        return Features(self.model.out_norm(x), w)
