@@ -145,6 +145,17 @@ def priors(capability: int) -> None:
         fused.step(num_atoms, 1, torch.float64, True, capacity=1000).launch()
 
 
+def messages(sizes: list[int], channels: int) -> None:
+    """Launch steps of the models that share the kernels for messages."""
+    for name in ("graph_network", "transformer", "equivariant_transformer"):
+        torch.manual_seed(1)
+        model = {"name": name, "hidden_channels": channels, "num_layers": 1, "num_rbf": 16}
+        fused = FusedModel(Potential.from_config({"model": model}).eval(), "native")
+        for num_atoms in sizes:
+            print(f"{name}, {num_atoms} atoms")
+            fused.step(num_atoms, 1, torch.float32, True, capacity=60 * num_atoms).launch()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, default=89, choices=sorted(SHARED))
@@ -155,6 +166,7 @@ def main() -> int:
     compiled = pretend(options.capability)
     inference(options.capability, options.atoms, options.channels)
     priors(options.capability)
+    messages([22, 1029], options.channels)
     print(f"{compiled.count} kernels, {compiled.failed} do not compile or do not fit")
     return int(compiled.failed > 0)
 

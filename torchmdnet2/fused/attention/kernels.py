@@ -186,10 +186,10 @@ def message_backward_kernel(
         q_i, k_i = tl.load(own), tl.load(own + F)
     if VECTORS:
         v1_i, v2_i = tl.load(own + V + F), tl.load(own + V + 2 * F)
-        p = dw + at * (3 * F) + c
-        dw0_i, dw1_i, dw2_i = tl.load(p), tl.load(p + F), tl.load(p + 2 * F)
-        p = w + at * (3 * F) + c
-        w0_i, w1_i, w2_i = tl.load(p), tl.load(p + F), tl.load(p + 2 * F)
+        mine = dw + at * (3 * F) + c
+        dw0_i, dw1_i, dw2_i = tl.load(mine), tl.load(mine + F), tl.load(mine + 2 * F)
+        mine = w + at * (3 * F) + c
+        w0_i, w1_i, w2_i = tl.load(mine), tl.load(mine + F), tl.load(mine + 2 * F)
     first = start
     if OWN:
         first = start - 1
@@ -225,12 +225,13 @@ def message_backward_kernel(
             along = (dx_i * v0_j + dx_j * v0_i) * fv_slope
         if VECTORS:
             ux, uy, uz = u0[:, None, None], u1[:, None, None], u2[:, None, None]
-            p = dw + j * (3 * F) + c
-            dw0_j, dw1_j, dw2_j = tl.load(p), tl.load(p + F), tl.load(p + 2 * F)
+            gathered = dw + j * (3 * F) + c
+            dw0_j, dw1_j, dw2_j = tl.load(gathered), tl.load(gathered + F), tl.load(gathered + 2 * F)
             f1, f1_slope = cubic_and_slope(f, 2, t, mask, P, F)
             v1_j = tl.load(source + V + F)
-            p = w + j * (3 * F) + c
-            to_i = dw0_i * tl.load(p) + dw1_i * tl.load(p + F) + dw2_i * tl.load(p + 2 * F)
+            gathered = w + j * (3 * F) + c
+            to_i = dw0_i * tl.load(gathered) + dw1_i * tl.load(gathered + F)
+            to_i += dw2_i * tl.load(gathered + 2 * F)
             from_i = dw0_j * w0_i + dw1_j * w1_i + dw2_j * w2_i
             along += f1_slope * (v1_j * to_i + v1_i * from_i)
             dv1 += f1 * from_i

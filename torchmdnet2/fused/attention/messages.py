@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ...triton_launch import FUSED_ARITHMETIC
 from ..fast_path import Edges
 from ..tensornet.weights import FilterTable
 from .kernels import message_backward_kernel, message_kernel, place_kernel
@@ -90,7 +91,7 @@ class Pass:
         num_atoms, b = edges.row_ptr.shape[0] - 1, buffers
         place_kernel[(triton.cdiv(b.knot.shape[0], _BLOCK),)](
             edges.row_ptr, edges.vectors, knots, b.knot, b.offset, b.unit, b.inverse, num_atoms, table.decay,
-            table.scale, KNOTS=table.num_knots, BLOCK=_BLOCK,
+            table.scale, KNOTS=table.num_knots, BLOCK=_BLOCK, **FUSED_ARITHMETIC,
         )  # fmt: skip
         b.pull.zero_()
         if with_virial:
@@ -122,7 +123,7 @@ class Messages:
         heads = min(shapes.heads, self.channels // self.head_size)
         return (qkv.shape[0], self.channels // (heads * self.head_size)), {
             "F": self.channels, "D": self.head_size, "P": self.parts, "W": qkv.shape[1], "BH": heads, "OWN": self.own,
-            "ATTENTION": self.attention, "VECTORS": self.vectors, "num_warps": shapes.warps,
+            "ATTENTION": self.attention, "VECTORS": self.vectors, "num_warps": shapes.warps, **FUSED_ARITHMETIC,
         }  # fmt: skip
 
 
