@@ -9,6 +9,7 @@ Each row is a step by replay of one CUDA graph (neighbor search, network, autogr
 * indexed: the same with rows taken by an index, x[index], whose derivative sorts the edges; up to 2,000 atoms.
 * joint: energies and gradients traced together (make_fx) and compiled by Inductor as one function.
 * split: the energies compiled by torch.compile, which divides forward and backward and recomputes what is cheap.
+* shapes H/E/B/W: kernels for messages with H heads, E edges (B backward) and W warps in a program.
 * torchmd-net eager, graph: the peer with the same weights, where it is installed.
 
 Errors are the largest against the Potential in float64, up to 2,000 atoms: of a force, eV/Å, beside the largest force,
@@ -54,6 +55,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "tensornet2 L=2": {**TENSORNET2, "num_layers": 2},
 }
 EXACT_UP_TO = 2000  # atoms; in float64
+SHAPES = [
+    f"shapes {s}" for s in ("8/4/2/4", "8/8/4/4", "8/2/1/4", "8/4/2/8", "4/4/2/2", "4/8/4/4", "2/8/4/2", "1/8/4/1")
+]
 WAYS = ("replay", "autograd", "indexed", "joint", "split", "torchmd-net graph", "torchmd-net eager")
 Row = dict[str, Any]
 
@@ -178,6 +182,8 @@ def run(potential: Potential, system: System, way: str, lock: Callable[[], Any],
             step = replay(held_step.launch)
             step()
         forces, energy = held_step.out.forces, held_step.out.energy
+    elif way.startswith("shapes"):
+        step, forces, energy, first = shaped(potential, system, way.split()[1])
     elif way == "replay":
         with lock():
             bound, first = once(lambda: Evaluator(potential, graphs=True).bind(system))
@@ -209,6 +215,25 @@ def run(potential: Potential, system: System, way: str, lock: Callable[[], Any],
     with lock():
         row = {"way": way, "first_s": first, **timed(step, seconds=0.3)}
     return {**row, **errors(exact, forces, energy), "peak_GB": peak()}
+
+
+def shaped(potential: Potential, system: System, shapes: str) -> tuple[Callable[[], Any], Tensor, Tensor, float]:
+    """A replayed step with other launch shapes: what replays it, forces, energy, seconds of the first launch."""
+    from torchmdnet2.fused.messages.operation import LaunchShapes
+    from torchmdnet2.runtime.fused_model import FusedModel
+
+    if id(potential) not in _MODELS:
+        _MODELS[id(potential)] = FusedModel(potential, "native")
+    model = _MODELS[id(potential)]
+    sizes = LaunchShapes(*map(int, shapes.split("/")))
+    step = model.step(system.num_atoms, system.num_systems, system.dtype, False, shapes=sizes)
+    graphed, _ = model._loaded(step, system)
+    graphed.capture()
+    _, first = once(graphed.run)
+    return graphed.run, step.out.forces, step.out.energy, first
+
+
+_MODELS: dict[int, Any] = {}
 
 
 def make_step(potential: Potential, system: System) -> Any:
@@ -270,6 +295,8 @@ def run_model(name: str, options: argparse.Namespace) -> None:
                 row |= {"way": way, "error": "the time was over"}
             elif way == "indexed" and system.num_atoms > 2000:
                 continue
+            elif way.startswith("shapes") and "tensornet2" in name:
+                continue
             else:
                 try:
                     row |= run(potential, system, way, lock, exact)
@@ -300,7 +327,7 @@ def main() -> None:
     parser.add_argument("--systems", help="folder with alanine_dipeptide.pdb")
     parser.add_argument("--water", default="7,15", help="molecules along each side")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--ways", default=",".join([*WAYS, *SHAPES]))
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--output", help="JSON file")
     parser.add_argument("--device", default="cuda")

@@ -93,7 +93,14 @@ def test_models_without_fused_kernels(tmp_path):
     atoms, system = atom_constants(frame), System.from_ase(frame, device="cuda")
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        model = {"name": "graph_network", "hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0}
+        model = {
+            "name": "graph_network",
+            "hidden_channels": 16,
+            "num_layers": 1,
+            "num_rbf": 8,
+            "cutoff": 4.0,
+            "aggregation": "mean",
+        }
         potential = Potential.from_config({"model": model, "energy_scale": 0.05}).eval().requires_grad_(False).cuda()
     dynamics, vel = VelocityVerlet(atoms, 0.5), maxwell_boltzmann(atoms, 50.0, [0])
     found = []

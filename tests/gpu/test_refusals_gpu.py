@@ -27,7 +27,7 @@ def fused() -> Potential:
 
 def captured() -> Potential:
     """Without fused kernels, and blind to the charge."""
-    potential = variant("transformer").float()
+    potential = variant("graph_network_mean").float()
     potential.allow_untrained_charge = False
     return potential
 

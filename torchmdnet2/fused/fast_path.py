@@ -122,10 +122,12 @@ class GpuNetwork(ABC):
     Attributes:
         device: of the weights.
         unit: eV, the unit of energies and their gradients in the buffers.
+        allocates: `run` takes memory beside the buffers, by PyTorch, which a graph then holds.
     """
 
     device: torch.device
     unit: float = 1.0
+    allocates: bool = False
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """What the network reads of the total charges, elementwise (float64)."""
@@ -303,9 +305,14 @@ class FastPath(ABC):
 
     Attributes:
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
+        arithmetic: of the kernels on a GPU by precision, in words.
     """
 
     trains_on_cpu: bool = False
+    arithmetic: Mapping[str, str] = {
+        "native": "float32, matrix products in three TF32 parts",
+        "tf32": "float32, matrix products in TF32",
+    }
 
     @abstractmethod
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:

@@ -11,9 +11,9 @@ from ..models.equivariant_transformer import EquivariantTransformer
 from ..models.graph_network import GraphNetwork
 from ..models.tensornet import TensorNet
 from ..models.transformer import Transformer
-from .attention.path import MessagePath
 from ..priors import D2, D3, ZBL, Coulomb
 from .fast_path import FastPath, PriorPath
+from .messages.path import MessagePath
 from .pair_priors.path import PairPriorPath
 from .tensornet.path import TensorNetPath
 

@@ -94,7 +94,8 @@ class FusedStep(Step):
             sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B and not any(term.by_autograd for term in terms)
         self.order = SpatialOrder(N, B, self.pos, self.z) if sort else None
         self._batch = new(N, dtype=torch.int32)
-        self._by_autograd = self.measures_graph = any(term.by_autograd for term in terms)
+        self._by_autograd = any(term.by_autograd for term in terms)
+        self.measures_graph = self._by_autograd or net.allocates
         self._exact = {float(term.cutoff) for term in terms if term.by_autograd and term.cutoff > 0}
         shared = [float(term.cutoff) for term in terms if not term.by_autograd]
         cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))

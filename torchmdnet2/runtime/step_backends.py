@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..fused.registry import fast_path
 from ..potential import Result
 from ..system import System
 from .backend import Backend, Declined, Task
@@ -192,12 +193,11 @@ class FusedBackend(_StepBackend):
         return Declined(str(error))
 
     def describe(self, reasons: str) -> list[str]:
-        products = {
-            "native": "float32, matrix products in three TF32 parts",
-            "tf32": "float32, matrix products in TF32",
-        }
-        kind = type(self.task.potential.representation).__name__
-        line = f"fused {kind} kernels on {self.task.device}, {products[self.task.precision]}"
+        representation = self.task.potential.representation
+        path = fast_path(representation)
+        assert path is not None
+        arithmetic = path.arithmetic[self.task.precision]
+        line = f"fused {type(representation).__name__} kernels on {self.task.device}, {arithmetic}"
         return [line, *describe_priors(self.task.potential), *self._describe_steps()]
 
 

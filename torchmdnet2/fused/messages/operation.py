@@ -129,9 +129,7 @@ class Messages:
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, op: Messages, run: Pass, anchor: Tensor, qkv: Tensor, w: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, op: Messages, run: Pass, anchor: Tensor, qkv: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         num_atoms = qkv.shape[0]
         x = qkv.new_empty(num_atoms, op.channels)
         w_out = qkv.new_empty(num_atoms if op.vectors else 0, 3, op.channels)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...models.base import Features
+from ...models.heads import EquivariantScalarHead
 from ..fast_path import Atoms, Edges, GpuNetwork
-from ..tensornet.weights import FilterTable, Filters, tabulate
-from .messages import Buffers, LaunchShapes, Messages, Pass
+from ..tensornet.weights import Filters, FilterTable, tabulate
+from .operation import Buffers, LaunchShapes, Messages, Pass
 
 __all__ = ["EquivariantTransformerNetwork", "GraphNetworkNetwork", "TransformerNetwork"]
 
@@ -44,7 +46,7 @@ class _Network(GpuNetwork):
         filters = self._filters(exact)
         embedding = exact.neighbor_embedding
         if embedding is not None:
-            filters.append(lambda d: (embedding.distance_proj(exact.distance_expansion(d)) * _cut(exact, d))[:, None])
+            filters.append(partial(_times_cutoff, exact, embedding.distance_proj))
         with torch.no_grad():
             self.table = FilterTable.fitting(exact.cutoff, filters, zero_at_cutoff=False)
             self.knots = self.table.distances().float().to(device)
@@ -53,6 +55,7 @@ class _Network(GpuNetwork):
         self.neighbors = Messages(tables.pop(), size, False) if embedding is not None else None
         self.messages = [Messages(table, size, self._own) for table in tables]
 
+    allocates = True
     _own = True
 
     @abstractmethod
@@ -84,8 +87,7 @@ class _Network(GpuNetwork):
                 sums, _ = self.neighbors(run, embedding.embedding(atoms.z))
                 x = embedding.combine(torch.cat([x, sums], 1))
             features = self._features(run, x)
-            found = self.head.output_network(features if self.model_has_vectors else features.x)
-            energy = (found[0] if isinstance(found, tuple) else found.squeeze(1)) * self.energy_scale
+            energy = self._energies(features) * self.energy_scale
             # what it gives lies in the buffers
             torch.autograd.grad(energy.sum(), run.anchor, allow_unused=True)
         buffers.energy.copy_(energy.detach())
@@ -93,17 +95,20 @@ class _Network(GpuNetwork):
         if with_virial:
             torch.sum(buffers.virials, 0, out=buffers.virial)
 
-    @property
-    def model_has_vectors(self) -> bool:
-        """Whether the head takes vector features."""
-        return hasattr(self.head.output_network, "__getitem__") and type(self.head.output_network).__name__ == (
-            "VectorNetwork"
-        )
+    def _energies(self, features: Features) -> Tensor:
+        """[N] in the head's unit."""
+        network = self.head.output_network
+        return network(features)[0] if isinstance(self.head, EquivariantScalarHead) else network(features.x).squeeze(1)
 
 
 def _cut(exact: Any, d: Tensor) -> Tensor:
     """The cutoff function, [K, 1]."""
     return exact.envelope(d)[:, None]
+
+
+def _times_cutoff(exact: Any, network: nn.Module, d: Tensor) -> Tensor:
+    """A network of the radial basis times the cutoff function, [K, 1, F]."""
+    return (network(exact.distance_expansion(d)) * _cut(exact, d))[:, None]
 
 
 def _side_by_side(linears: Sequence[nn.Linear], order: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
@@ -119,10 +124,7 @@ class GraphNetworkNetwork(_Network):
     _own = False
 
     def _filters(self, exact: Any) -> list[Filters]:
-        return [
-            lambda d, block=block: (block.mlp(exact.distance_expansion(d)) * _cut(exact, d))[:, None]
-            for block in exact.interactions
-        ]
+        return [partial(_times_cutoff, exact, block.mlp) for block in exact.interactions]
 
     def _head_size(self) -> int:
         return min(16, self.model.hidden_channels)
@@ -147,7 +149,7 @@ class TransformerNetwork(_Network):
         return None
 
     def _filters(self, exact: Any) -> list[Filters]:
-        return [lambda d, layer=layer: self._layer_filters(exact, layer, d) for layer in exact.attention_layers]
+        return [partial(self._layer_filters, exact, layer) for layer in exact.attention_layers]
 
     def _layer_filters(self, exact: Any, layer: Any, d: Tensor) -> Tensor:
         """[K, 2, F]: keys, and values times the cutoff function."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,11 +21,13 @@ __all__ = ["MessagePath"]
 class MessagePath(FastPath):
     """Equivariant Transformer, Transformer and graph network in float32 on a GPU, with heads of energies."""
 
+    arithmetic = MappingProxyType({"native": "float32", "tf32": "float32 (precision='tf32' has no effect)"})
+
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, EquivariantTransformer | Transformer | GraphNetwork)
         name = type(representation).__name__
         if device.type == "cpu" and os.environ.get("TRITON_INTERPRET", "0") != "1":
-            return f"there are no compiled kernels for {name} on a CPU"
+            return f"there are kernels for {name} on a GPU only"
         dtype = representation.embedding.weight.dtype
         if dtype != torch.float32:
             return f"the fused kernels compute in float32, the model is {dtype}"
@@ -51,7 +55,7 @@ class MessagePath(FastPath):
     ) -> GpuNetwork:
         from . import network
 
-        networks = {
+        networks: dict[type[nn.Module], Any] = {
             GraphNetwork: network.GraphNetworkNetwork,
             Transformer: network.TransformerNetwork,
             EquivariantTransformer: network.EquivariantTransformerNetwork,

@@ -1,0 +1,14 @@
+"""Equivariant Transformer, Transformer and graph network on kernels, in Triton's interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from interpreter import needs_triton, run_checks
+
+
+@needs_triton
+@pytest.mark.slow
+def test_messages_in_the_interpreter():
+    run_checks(Path(__file__).with_name("message_checks.py"))
