@@ -206,7 +206,7 @@ class FusedStep(Step):
             self._finish()
 
     def replay_agrees(self, launched: Tensor) -> bool:
-        if not self._by_autograd or torch.equal(launched, self.out.packed):
+        if not self.measures_graph or torch.equal(launched, self.out.packed):
             return super().replay_agrees(launched)
         # atomic additions of PyTorch are rounded otherwise from run to run
         before = Outputs.view(launched, self.num_atoms, self.num_systems, self.dtype, self.stress)
