@@ -141,7 +141,9 @@ def _parts(potential: Potential) -> dict[str, Any]:
     names = ("energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges")
     return {
         **{name: getattr(potential, name) for name in names},
+        "cutoff": potential.cutoff,
         **{f"priors.{k}": type(prior).__name__ for k, prior in enumerate(potential.priors)},
+        **{f"priors.{k}.cutoff": prior.cutoff for k, prior in enumerate(potential.priors)},
         **{name: list(value.shape) for name, value in potential.state_dict().items()},
     }
 

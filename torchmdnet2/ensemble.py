@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,6 +44,8 @@ class Ensemble:
 
     The mean of the forces is the gradient of the mean energy, so that dynamics with it conserves energy.
 
+    A warning says where the members' metadata state different levels of theory.
+
     Args:
         potentials: at least two, since one has no spread; they are set to evaluation mode.
 
@@ -56,6 +59,13 @@ class Ensemble:
             raise ValueError(f"an ensemble needs at least two potentials to have a spread, got {len(self.members)}")
         if len({p.device for p in self.members}) > 1:
             raise ValueError("the potentials of an ensemble must be on one device")
+        levels = sorted({level for p in self.members if (level := p.level_of_theory) is not None})
+        if len(levels) > 1:
+            warnings.warn(
+                f"the potentials of an ensemble were trained on labels of {' and '.join(levels)}: their mean is of no "
+                "level of theory, and their spread holds the difference of the levels",
+                stacklevel=2,
+            )
         self.elements = sorted(set.intersection(*(set(p.elements) for p in self.members)))
         if not self.elements:
             raise ValueError("there is no element that all potentials of the ensemble know")

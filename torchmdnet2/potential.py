@@ -171,6 +171,13 @@ class Potential(nn.Module):
         return next(self.representation.parameters()).dtype
 
     @property
+    def level_of_theory(self) -> str | None:
+        """What the labels of the training were computed with; None where the metadata do not state it."""
+        data = self.metadata.get("data")
+        found = data.get("level_of_theory") if isinstance(data, Mapping) else None
+        return found if isinstance(found, str) and found != "not stated" else None
+
+    @property
     def device(self) -> torch.device:
         return self._known.device
 

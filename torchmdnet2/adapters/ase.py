@@ -200,10 +200,9 @@ class TorchMDNet2Calculator(Calculator):
         """
         models = []
         for potential, source in zip(self._potentials, self._sources, strict=True):
-            data = potential.metadata.get("data")
-            level = data.get("level_of_theory") if isinstance(data, dict) else None
             file = {"file": None, "sha256": None} if source is None else {"file": source.path, "sha256": source.sha256}
-            models.append({**file, "level_of_theory": level, "dtype": dtype_name(potential.dtype)})
+            level, dtype = potential.level_of_theory, dtype_name(potential.dtype)
+            models.append({**file, "level_of_theory": level, "dtype": dtype})
         return {"models": models, "charge": self.charge, "spin": self.spin, "torchmdnet2": __version__}
 
     def reset(self) -> None:

@@ -251,10 +251,14 @@ class CachedDataset(Dataset):
 
         Raises:
             OSError: they are not there, and the folder cannot be written.
+            BadData: they are of another cutoff.
         """
         folder = self.folder / f"neighbors-{float(cutoff)!r}"
         self._once(folder, lambda: write_edges(folder, self, float(cutoff)))
-        return CachedEdges(folder, self._starts)
+        edges = CachedEdges(folder, self._starts)
+        if edges.cutoff != float(cutoff):
+            raise BadData(f"{folder}: these neighbor lists are of the cutoff {edges.cutoff} Å. Delete the folder")
+        return edges
 
     def facts_of(self, frames: np.ndarray) -> FrameFacts:
         """What some frames contribute to `statistics`; found on first use and kept with the cache, for all frames."""

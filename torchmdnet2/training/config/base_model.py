@@ -17,7 +17,7 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
     """The potential of a .tmn file or of a TorchMD-Net checkpoint.
 
     Raises:
-        BadConfig: there is no such file.
+        BadConfig: there is no such file, or a unit is given for one that has its own.
         BadCheckpoint: it cannot be read.
     """
     if not Path(file).is_file():
@@ -26,6 +26,8 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
         from ...importers.torchmd_net import import_checkpoint
 
         return import_checkpoint(file, energy_unit)
+    if energy_unit != "eV":
+        raise BadConfig(f"init.energy_unit: {file} is a model file, which is in eV; leave the unit out")
     return load(file)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,9 +135,9 @@ def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tu
     if any(prior.get("energies") in ("auto", "fit") for prior in config.priors):
         potential = potential.to(device_of(config.training.device))
         notes.append(refit_references(potential, frames, facts, 32, facts["isolated"]))
-    theirs, ours = level_of_theory(base.metadata), config.data.level_of_theory
+    theirs, ours = base.level_of_theory, config.data.level_of_theory
     kept = any(prior.get("energies") == "keep" for prior in config.priors)
-    if kept and ours != NOT_STATED and theirs not in (None, NOT_STATED, ours):
+    if kept and ours != NOT_STATED and theirs not in (None, ours):
         notes.append(f"note: reference energies of {theirs} are kept for labels of {ours}; is that meant?")
     frozen = freeze(potential, config.init.freeze)
     notes.append(f"{frozen} of {sum(p.numel() for p in potential.parameters())} parameters are frozen")
@@ -146,13 +145,6 @@ def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tu
     if tables and not set(facts["elements"]) <= set(base.elements):
         notes.append(f"note: {tables[0]} is frozen, so that new elements keep the mean of the known ones")
     return potential, [f"start: {config.init.file}", *notes]
-
-
-def level_of_theory(metadata: Mapping[str, Any]) -> str | None:
-    """What a model file says that its labels were computed with; None where it does not say it."""
-    data = metadata.get("data")
-    found = data.get("level_of_theory") if isinstance(data, Mapping) else None
-    return found if isinstance(found, str) else None
 
 
 def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
