@@ -95,6 +95,7 @@ def training() -> None:
     from torchmdnet2.training.config.config import parse_config
     from torchmdnet2.training.run.setup import make_setup
     from torchmdnet2.training.run.start import make_trainer
+    from torchmdnet2.training.steps.loop import pack_trainer
 
     rng = np.random.default_rng(0)
     frames = []
@@ -113,7 +114,7 @@ def training() -> None:
             }
         )
         trainer = make_trainer(make_setup(config), None)
-        if reason := trainer.pack():
+        if reason := pack_trainer(trainer):
             raise RuntimeError(reason)
         packed = trainer.packed
         assert packed is not None
