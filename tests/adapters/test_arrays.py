@@ -10,7 +10,7 @@ import torch
 from ase_cases import crystal, ethanol
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.adapters.arrays import ArrayEvaluator, NotFinite, Structure
+from torchmdnet2.adapters.arrays import ArrayEvaluator, NonFiniteResult, Structure
 from torchmdnet2.runtime.reference import ReferenceBoundStep
 
 
@@ -139,7 +139,7 @@ def test_not_finite_says_where():
 
     fine = {"forces": np.full((2, 3), 1e308), "energy": 0.0}
     assert _finite(fine) is fine
-    with pytest.raises(NotFinite, match="'forces' is not finite at atom 1"):
+    with pytest.raises(NonFiniteResult, match="'forces' is not finite at atom 1"):
         _finite({"forces": np.array([[0, 0, 0], [0, np.inf, 0]])})
-    with pytest.raises(NotFinite, match="'dipole' is not finite: "):
+    with pytest.raises(NonFiniteResult, match="'dipole' is not finite: "):
         _finite({"dipole": np.array([np.inf, -np.inf, 0])})

@@ -20,13 +20,13 @@ from ..potential import Result
 from ..runtime.reference import BoundStep
 from ..system import System
 
-__all__ = ["ArrayEvaluator", "NotFinite", "Structure"]
+__all__ = ["ArrayEvaluator", "NonFiniteResult", "Structure"]
 
 _BOUND_UP_TO = 50_000  # atoms; above, a copy of the buffers costs more memory than the calls around a step cost time
 _PER_ATOM = ("forces", "energies", "charges")
 
 
-class NotFinite(ValueError):
+class NonFiniteResult(ValueError):
     """A result that is not a number.
 
     Args:
@@ -254,9 +254,9 @@ def _one(values: dict[str, np.ndarray], b: int, atoms: slice) -> dict[str, Any]:
 
 
 def _finite(results: dict[str, Any]) -> dict[str, Any]:
-    """The same; NotFinite when something is not finite."""
+    """The same; NonFiniteResult when something is not finite."""
     for name, value in results.items():
         if not (math.isfinite(value) if isinstance(value, float) else np.isfinite(value).all()):
             per_atom = name.removesuffix("_std") in _PER_ATOM
-            raise NotFinite(name, int(np.argwhere(~np.isfinite(value))[0][0]) if per_atom else None)
+            raise NonFiniteResult(name, int(np.argwhere(~np.isfinite(value))[0][0]) if per_atom else None)
     return results

@@ -22,7 +22,7 @@ from ..priors.pairs import PairLists
 from ..refusals import rename
 from ..system import System, _whole_number
 from ..version import __version__
-from .arrays import ArrayEvaluator, NotFinite, Structure
+from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .hessian import hessian
 from .model import ModelSource, dtype_name, in_memory, open_model
 
@@ -222,7 +222,7 @@ class TorchMDNet2Calculator(Calculator):
             system = self._structure(atoms).to_system(self.potential.device).validate()
             mean = torch.stack([hessian(potential, system) for potential in self._potentials]).mean(0)
         if not bool(torch.isfinite(mean).all()):
-            raise NotFinite("hessian")
+            raise NonFiniteResult("hessian")
         return mean.cpu().numpy()
 
     # --- many structures at once ----------------------------------------------------------------------------------

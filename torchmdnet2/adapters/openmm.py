@@ -16,7 +16,7 @@ from ..evaluator import Evaluator
 from ..potential import SYMBOLS, Potential
 from ..system import _whole_number as whole_number
 from ..units import KJ_MOL, factor
-from .arrays import ArrayEvaluator, NotFinite, Structure
+from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .model import ModelSource, dtype_name, open_model
 
 if TYPE_CHECKING:
@@ -160,10 +160,10 @@ class TorchMDNet2Energy:
             results = self._arrays(
                 Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])
             )
-        except NotFinite as error:
+        except NonFiniteResult as error:
             if error.atom is None:
                 raise
-            raise NotFinite(error.name, error.atom, self._name(error.atom)) from None
+            raise NonFiniteResult(error.name, error.atom, self._name(error.atom)) from None
         return results["energy"] / KJ_MOL, results["forces"] / _KJ_MOL_NM
 
     def _name(self, atom: int) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .columns import Column, ColumnWriter, expand
 from .dataset import Dataset
-from .edges import Edges, search
+from .edges import FrameEdges, search
 from .folders import build_folder, read_index, write_index
 
 __all__ = ["CachedEdges", "write_edges"]
@@ -84,12 +84,12 @@ class CachedEdges:
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedEdges, self._made_of
 
-    def gather(self, frames: np.ndarray) -> Edges:
+    def gather(self, frames: np.ndarray) -> FrameEdges:
         """The edges of some frames."""
         count, first = self.count[frames], self._starts[frames]
         index = expand(first, count)
         shift = self._columns["shift"].ranges(first, count, index) if len(self._columns["shift"]) else None
-        return Edges(
+        return FrameEdges(
             self._columns["degree"].ranges(self._atoms[frames], self._sizes[frames]),
             self._columns["sender"].ranges(first, count, index),
             shift,

@@ -13,14 +13,14 @@ import torch
 from ..neighbors import NeighborList, neighbor_list
 from ..system import System
 
-__all__ = ["EdgeMemory", "Edges", "search"]
+__all__ = ["EdgeMemory", "FrameEdges", "search"]
 
 _DENSE_ATOMS = 128  # up to this size all pairs of a molecule are looked at
 _DENSE_PAIRS = 2**19  # at once
 
 
 @dataclass(eq=False)
-class Edges:
+class FrameEdges:
     """Edges of some frames, one frame after the other, in the order of a `NeighborList`.
 
     Attributes:
@@ -57,7 +57,7 @@ class Edges:
         return NeighborList(edge_index, shift, row_ptr, float(cutoff))
 
 
-def search(system: System, cutoff: float) -> Edges:
+def search(system: System, cutoff: float) -> FrameEdges:
     """The edges of a batch of frames, as `neighbor_list` finds them.
 
     Args:
@@ -73,10 +73,10 @@ def search(system: System, cutoff: float) -> Edges:
     count = np.diff(row_ptr[np.concatenate([[0], ends])])
     sender = found.edge_index[1].numpy() - np.repeat(ends - sizes, count)
     shift = found.shift.numpy()
-    return Edges(np.diff(row_ptr), sender, shift if shift.any() else None, count)
+    return FrameEdges(np.diff(row_ptr), sender, shift if shift.any() else None, count)
 
 
-def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> Edges:
+def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> FrameEdges:
     """Molecules without periodicity, padded to one size: all pairs of many of them at once."""
     ends = np.cumsum(sizes)
     degrees, senders, counts = [], [], []
@@ -96,7 +96,7 @@ def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> Edges:
         degrees.append(near.sum(2)[real])
         counts.append(near.sum((1, 2)))
         senders.append(near.nonzero()[2])
-    return Edges(np.concatenate(degrees), np.concatenate(senders), None, np.concatenate(counts))
+    return FrameEdges(np.concatenate(degrees), np.concatenate(senders), None, np.concatenate(counts))
 
 
 class EdgeMemory:
@@ -109,9 +109,9 @@ class EdgeMemory:
 
     def __init__(self, cutoff: float, room: int):
         self.cutoff, self._room = float(cutoff), room
-        self._kept: dict[int, Edges] = {}
+        self._kept: dict[int, FrameEdges] = {}
 
-    def gather(self, frames: np.ndarray, system: System) -> Edges:
+    def gather(self, frames: np.ndarray, system: System) -> FrameEdges:
         """The edges of some frames.
 
         Args:
@@ -129,20 +129,20 @@ class EdgeMemory:
             shift = np.concatenate(
                 [np.zeros((len(p.sender), 3), np.int32) if p.shift is None else p.shift for p in parts]
             )
-        return Edges(
+        return FrameEdges(
             np.concatenate([part.degree for part in parts]),
             np.concatenate([part.sender for part in parts]),
             shift,
             np.concatenate([part.count for part in parts]),
         )
 
-    def _keep(self, names: list[int], edges: Edges, sizes: np.ndarray) -> None:
+    def _keep(self, names: list[int], edges: FrameEdges, sizes: np.ndarray) -> None:
         atoms, ends = np.cumsum(sizes), np.cumsum(edges.count)
         for k, name in enumerate(names):
             if name in self._kept or self._room <= 0:
                 continue
             rows, own = slice(atoms[k] - sizes[k], atoms[k]), slice(ends[k] - edges.count[k], ends[k])
-            part = Edges(
+            part = FrameEdges(
                 edges.degree[rows].astype(np.int32),
                 edges.sender[own].astype(np.int32),
                 None if edges.shift is None else edges.shift[own].astype(np.int32),

@@ -72,7 +72,7 @@ class LabelSpec(LabelShape):
         return None if self.kind is None else "charge" if self.kind == "charge" else self.name
 
 
-class Labels(dict[str, LabelSpec]):
+class LabelTable(dict[str, LabelSpec]):
     """Label name -> its LabelSpec. Further labels say their shape themselves: "scalar:gap", "atom_scalar:shift"."""
 
     def __missing__(self, name: str) -> LabelSpec:
@@ -98,7 +98,7 @@ class Labels(dict[str, LabelSpec]):
         return tuple(name for name, spec in self.items() if spec.from_head)
 
 
-LABELS = Labels()
+LABELS = LabelTable()
 """label name -> LabelSpec."""
 
 for _spec in (

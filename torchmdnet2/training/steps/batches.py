@@ -18,7 +18,7 @@ from torch.utils.data import Dataset as TorchDataset
 from ...data import Dataset, Sample
 from ...data.cache import CachedDataset
 from ...data.edge_cache import CachedEdges
-from ...data.edges import EdgeMemory, Edges
+from ...data.edges import EdgeMemory, FrameEdges
 from ...data.sampler import epoch_batches, epoch_order, in_order
 from ...neighbors import NeighborList
 from ...potential import Potential
@@ -90,7 +90,7 @@ class Frames(TorchDataset):
         sizes = np.bincount(sample.system.batch.numpy(), minlength=len(frames))
         return Batch(sample, edges.joined(sizes, self.cutoff), frames.tolist())
 
-    def _edges(self, frames: np.ndarray, system: System) -> Edges:
+    def _edges(self, frames: np.ndarray, system: System) -> FrameEdges:
         return self.lists.gather(frames, system) if isinstance(self.lists, EdgeMemory) else self.lists.gather(frames)
 
     @cached_property
