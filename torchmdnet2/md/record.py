@@ -15,7 +15,7 @@ from ..units import AMU_A2_FS2
 from .options import MDOptions
 from .output import Drift, Table, TableRow, plot
 from .state import AtomConstants, State
-from .trajectory import open_trajectory
+from .trajectory import TrajectoryFile, open_trajectory
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -107,18 +107,16 @@ class Recorder:
 
     def sync(self) -> None:
         """Flush everything to disk."""
-        for table in self._tables:
-            table.sync()
-        for own in self._trajectories:
-            for trajectory in own:
-                trajectory.sync()
+        for file in self._written:
+            file.sync()
 
     def close(self) -> None:
-        for table in self._tables:
-            table.close()
-        for own in self._trajectories:
-            for trajectory in own:
-                trajectory.close()
+        for file in self._written:
+            file.close()
+
+    @property
+    def _written(self) -> list[Table | TrajectoryFile]:
+        return [*(t for own in self._trajectories for t in own), *self._tables]
 
     def plot(self, title: str) -> str:
         """Write the plot; returns why it could not be written, else ""."""
@@ -132,5 +130,5 @@ class Recorder:
 
     def files(self) -> list[Path]:
         """All files that exist."""
-        paths = [t.path for own in self._trajectories for t in own] + [table.path for table in self._tables]
+        paths = [file.path for file in self._written]
         return [p for p in (*paths, self.options.file(".png"), self.options.file(".restart")) if p.exists()]

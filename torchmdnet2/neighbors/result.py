@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..system import System
 
-__all__ = ["SAME_PLACE", "NeighborList", "safe_norm", "sort_edges"]
+__all__ = ["SAME_PLACE", "NeighborList", "row_pointers", "safe_norm", "sort_edges", "upper_half"]
 
 SAME_PLACE = 1e-3
 """Å. Atoms that are closer lie at the same place: files give positions with three decimals at least."""
@@ -109,9 +109,7 @@ def sort_edges(
     """
     receiver, sender, shift = receiver.long(), sender.long(), shift.long()
     if half:
-        s0, s1, s2 = shift.unbind(1)
-        upper = (s0 > 0) | ((s0 == 0) & ((s1 > 0) | ((s1 == 0) & (s2 > 0))))
-        keep = (receiver < sender) | ((receiver == sender) & upper)
+        keep = upper_half(receiver, sender, shift)
         receiver, sender, shift = receiver[keep], sender[keep], shift[keep]
     if shift.numel():
         low = shift.amin(0)
@@ -121,6 +119,19 @@ def sort_edges(
         order = torch.argsort((s[:, 0] * span[1] + s[:, 1]) * span[2] + s[:, 2], stable=True)
         order = order[torch.argsort((receiver * num_atoms + sender)[order], stable=True)]
         receiver, sender, shift = receiver[order], sender[order], shift[order]
-    row_ptr = torch.zeros(num_atoms + 1, dtype=torch.long, device=receiver.device)
+    return NeighborList(torch.stack([receiver, sender]), shift, row_pointers(receiver, num_atoms), float(cutoff), half)
+
+
+def upper_half(receiver: Tensor, sender: Tensor, shift: Tensor) -> Tensor:
+    """Which edges a list has that names each pair once, [E]: receiver < sender, or the same atom and a first non-zero
+    shift that is positive."""
+    s0, s1, s2 = shift.unbind(1)
+    upper = (s0 > 0) | ((s0 == 0) & ((s1 > 0) | ((s1 == 0) & (s2 > 0))))
+    return (receiver < sender) | ((receiver == sender) & upper)
+
+
+def row_pointers(receiver: Tensor, num_atoms: int) -> Tensor:
+    """Where the edges of each atom begin in a list that is sorted by receiver, [N + 1], of the receivers' type."""
+    row_ptr = torch.zeros(num_atoms + 1, dtype=receiver.dtype, device=receiver.device)
     row_ptr[1:] = torch.bincount(receiver, minlength=num_atoms).cumsum(0)
-    return NeighborList(torch.stack([receiver, sender]), shift, row_ptr, float(cutoff), half)
+    return row_ptr

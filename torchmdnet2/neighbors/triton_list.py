@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import NeighborOverflow
 from ..system import System
-from .result import NeighborList
+from .result import NeighborList, row_pointers, upper_half
 from .triton_search import NOT_FINITE, TOO_THIN, TritonNeighborSearch
 
 __all__ = ["neighbor_list_triton"]
@@ -69,14 +69,10 @@ def neighbor_list_triton(system: System, cutoff: float, half: bool = False, meth
     if order is not None:
         edges, shift, row_ptr = _unsort(edges, shift, order, N)
     if half:
-        edges, shift, row_ptr = _keep_half(edges, shift, N)
+        keep = upper_half(edges[0], edges[1], shift)
+        edges, shift = edges[:, keep], shift[keep]
+        row_ptr = row_pointers(edges[0], N)
     return NeighborList(edges, shift, row_ptr, float(cutoff), half)
-
-
-def _row_pointers(receiver: Tensor, num_atoms: int) -> Tensor:
-    row_ptr = torch.zeros(num_atoms + 1, dtype=torch.int32, device=receiver.device)
-    row_ptr[1:] = torch.bincount(receiver, minlength=num_atoms).cumsum(0)
-    return row_ptr
 
 
 def _unsort(edges: Tensor, shift: Tensor, order: Tensor, num_atoms: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,13 +80,4 @@ def _unsort(edges: Tensor, shift: Tensor, order: Tensor, num_atoms: int) -> tupl
     receiver, sender = order[edges.long()]
     by_pair = torch.argsort(receiver * num_atoms + sender, stable=True)
     edges = torch.stack([receiver, sender])[:, by_pair].int()
-    return edges, shift[by_pair], _row_pointers(edges[0], num_atoms)
-
-
-def _keep_half(edges: Tensor, shift: Tensor, num_atoms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Each unordered pair once: receiver < sender, or the same atom and a first non-zero shift that is positive."""
-    s0, s1, s2 = shift.unbind(1)
-    upper = (s0 > 0) | ((s0 == 0) & ((s1 > 0) | ((s1 == 0) & (s2 > 0))))
-    keep = (edges[0] < edges[1]) | ((edges[0] == edges[1]) & upper)
-    edges = edges[:, keep]
-    return edges, shift[keep], _row_pointers(edges[0], num_atoms)
+    return edges, shift[by_pair], row_pointers(edges[0], num_atoms)

@@ -232,22 +232,21 @@ class TritonNeighborSearch:
             cell: Å, [B, 3, 3], float32 or float64, contiguous.
             pbc: [B, 3] booleans, contiguous.
         """
-        self.check(pos, cell, pbc)
-        with self._on_device():
-            if self._single is not None:
-                self._search_single(pos, cell, pbc, fill=True)
-            else:
-                self._count(pos, cell, pbc)
-                self._fill()
+        self._search(pos, cell, pbc, fill=True)
 
     def count(self, pos: Tensor, cell: Tensor, pbc: Tensor) -> None:
         """What a search begins with: row_ptr, needed and flag. The edges are not written."""
+        self._search(pos, cell, pbc, fill=False)
+
+    def _search(self, pos: Tensor, cell: Tensor, pbc: Tensor, fill: bool) -> None:
         self.check(pos, cell, pbc)
         with self._on_device():
             if self._single is not None:
-                self._search_single(pos, cell, pbc, fill=False)
-            else:
-                self._count(pos, cell, pbc)
+                self._search_single(pos, cell, pbc, fill)
+                return
+            self._count(pos, cell, pbc)
+            if fill:
+                self._fill()
 
     def check(self, pos: Tensor, cell: Tensor, pbc: Tensor) -> None:
         """Raise ValueError unless the tensors have the shapes of this search and are contiguous."""
