@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gc
 import json
 import re
 import subprocess
@@ -38,9 +37,11 @@ from bench_systems import (
     COMPOSED,
     MODEL,
     WATER,
+    forget,
     make_potential,
     named_systems,
     once,
+    peak,
     read_pdb,
     synchronize,
     timed,
@@ -76,18 +77,6 @@ def errors(exact: dict[str, torch.Tensor] | None, forces: torch.Tensor, energy: 
         difference = float((energy.double().cpu().reshape(-1) - exact["energy"]).abs().max())
         row["energy_error"] = difference / max(float(exact["energy"].abs().max()), 1e-9)
     return row
-
-
-def peak() -> float:
-    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
-
-
-def forget() -> None:
-    """Free what was allocated, and count the peak anew."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
 
 # --- parts: rows of one system ---------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 from bench_peer import peer_step
-from bench_systems import once, read_pdb, synchronize, timed, water_box
+from bench_systems import forget, once, peak, read_pdb, synchronize, timed, water_box
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -246,17 +246,6 @@ def make_step(potential: Potential, system: System) -> Any:
     step.cell.copy_(system.cell)
     step.make_room()
     return step
-
-
-def peak() -> float:
-    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
-
-
-def forget() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
 
 
 def systems(options: argparse.Namespace) -> Iterator[tuple[str, System]]:

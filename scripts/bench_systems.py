@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -19,9 +20,11 @@ __all__ = [
     "MODEL",
     "PDB",
     "WATER",
+    "forget",
     "make_potential",
     "named_systems",
     "once",
+    "peak",
     "read_pdb",
     "timed",
     "water_box",
@@ -121,6 +124,19 @@ def synchronize() -> None:
     """Wait for the GPU, where there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def peak() -> float:
+    """Most memory that was allocated on the GPU, GB."""
+    return torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else 0.0
+
+
+def forget() -> None:
+    """Free what was allocated, and count the peak anew."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def timed(step: Callable[[], Any], seconds: float = 0.4, most: int = 300) -> dict[str, float]:

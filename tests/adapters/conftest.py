@@ -47,12 +47,3 @@ def plugin_folder(tmp_path_factory):
     entry = re.search(r'\[project\.entry-points\."(openmmml\.potentials)"\]\n(\w+) = "([\w.:]+)"', text)
     (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]} = {entry[3]}\n")
     return folder
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Tiny tensors: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

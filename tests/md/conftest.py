@@ -12,15 +12,6 @@ from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.runtime.reference import ReferenceBoundStep
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Tiny tensors: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def potential():
     with torch.random.fork_rng(devices=[]):
