@@ -205,9 +205,10 @@ def test_what_cannot_be_captured_runs_eager_and_says_so(how):
     evaluator, system = Evaluator(potential, graphs=True), cluster(torch.float64)
     for _ in range(3):
         assert_same(evaluator(system), potential(system))
-    reason = {"item": "'Looking.forward' (test_models_gpu.py) looks at values", "synchronize": "the capture failed"}[
-        how
-    ]
+    reason = {
+        "item": "'Looking.forward' (test_models_gpu.py) copies tensor values",
+        "synchronize": "the capture failed",
+    }[how]
     assert "reference path" in evaluator.report() and reason in evaluator.report()
     # nothing is left behind: others can still be captured, and memory is freed
     other = variant("transformer").cuda()
@@ -222,7 +223,7 @@ def test_ewald_runs_eager_and_says_so():
     evaluator = Evaluator(potential)
     for _ in range(2):
         assert_same(evaluator(cluster(torch.float64)), potential(cluster(torch.float64)))
-    assert "no CUDA graph: 'Electrostatics._ewald' (electrostatics.py) looks at values" in evaluator.report()
+    assert "no CUDA graph: 'Electrostatics._ewald' (electrostatics.py) copies tensor values" in evaluator.report()
 
 
 def test_changed_weights_of_captured_models_are_noticed():
