@@ -156,17 +156,37 @@ def messages(sizes: list[int], channels: int) -> None:
             fused.step(num_atoms, 1, torch.float32, True, capacity=60 * num_atoms).launch()
 
 
+def tensornet2(capability: int, sizes: list[int], channels: int) -> None:
+    """Launch steps of TensorNet2 with a prior that reads its charges; of few and of many edges."""
+    field = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 6.0}
+    for group in ("O(3)", "SO(3)"):
+        model = {"name": "tensornet2", "hidden_channels": channels, "group": group}
+        potential = Potential.from_config({"model": model, "priors": [field]}).eval()
+        fused = FusedModel(potential, "native")
+        fused.net.can_overlap = capability >= 90  # type: ignore[attr-defined]
+        fused.net.shared_memory = SHARED[capability]  # type: ignore[attr-defined]
+        for num_atoms in sizes:
+            print(f"TensorNet2, {group}, {num_atoms} atoms")
+            fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, default=89, choices=sorted(SHARED))
     parser.add_argument("--atoms", type=int, nargs="+", default=[22, 166, 1029, 2489, 10125])
     parser.add_argument("--channels", type=int, default=128)
+    parser.add_argument("--models", nargs="+", default=["tensornet", "priors", "tensornet2", "messages"])
     options = parser.parse_args()
     print(f"triton {triton.__version__}, compute capability {options.capability / 10}")
     compiled = pretend(options.capability)
-    inference(options.capability, options.atoms, options.channels)
-    priors(options.capability)
-    messages([22, 1029], options.channels)
+    if "tensornet" in options.models:
+        inference(options.capability, options.atoms, options.channels)
+    if "priors" in options.models:
+        priors(options.capability)
+    if "tensornet2" in options.models:
+        tensornet2(options.capability, options.atoms, options.channels)
+    if "messages" in options.models:
+        messages([22, 1029], options.channels)
     print(f"{compiled.count} kernels, {compiled.failed} do not compile or do not fit")
     return int(compiled.failed > 0)
 

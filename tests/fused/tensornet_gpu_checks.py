@@ -67,8 +67,9 @@ def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32,
     vec = torch.full((capacity, 3), float("nan"))
     vec[: edges.num_edges] = edges.vectors(atoms).float()
     factor = (1 + 0.1 * atoms.charge).float().expand(n).contiguous()
-    places = Atoms(atoms.z.int(), factor, atoms.batch.int())
-    fused.run(buffers, tiles, places, Edges(edges.row_ptr.int(), sender, vec), with_virial=True)
+    ptr = torch.tensor([0, n], dtype=torch.int32)
+    places = Atoms(atoms.z.int(), factor, atoms.batch.int(), ptr, atoms.pos)
+    fused.run(buffers, tiles, places, Edges(edges.row_ptr.int(), sender, vec, CUTOFF), with_virial=True)
     for computed in (buffers.energy, buffers.forces, buffers.virial):
         computed *= fused.unit / scale
     energies = buffers.energy.double() - exact.isolated_energies()[atoms.z].detach()

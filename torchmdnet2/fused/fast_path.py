@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from .pair_sums import Pairs
 
 __all__ = [
-    "Array", "Atoms", "CpuNetwork", "CpuOutputs", "CpuRows", "CpuSums", "CpuTerm", "CpuTermOf", "Edges", "FastPath",
-    "GpuBuffers", "GpuNetwork", "GpuTerm", "PairBatch", "PairNetwork", "PriorPath", "TermLaunch", "TermSums",
+    "Array", "Atoms", "ChargeNetwork", "CpuNetwork", "CpuOutputs", "CpuRows", "CpuSums", "CpuTerm", "CpuTermOf",
+    "Edges", "FastPath", "GpuBuffers", "GpuNetwork", "GpuTerm", "PairBatch", "PairNetwork", "PriorPath", "TermLaunch",
+    "TermSums",
 ]  # fmt: skip
 
 Array = NDArray[Any]
@@ -148,6 +149,32 @@ class GpuNetwork(ABC):
     @abstractmethod
     def run(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
         """Fill `energy`, `forces` and, when asked, `virial` of the buffers."""
+
+
+class ChargeNetwork(GpuNetwork):
+    """A network that predicts charges, which terms read; its gradient starts from their dE/dq too."""
+
+    @abstractmethod
+    def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        """Fill `energy` of the buffers, and the charges."""
+
+    @abstractmethod
+    def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
+        """Where `predict` writes the charges of the atoms, [N] e: in float32, and in float64 for results."""
+
+    @abstractmethod
+    def differentiate(
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        """After `predict`: fill `forces` and, when asked, `virial`.
+
+        Args:
+            charge_slope: [N] eV/e, dE/dq of other terms; None where they read no charges.
+        """
+
+    def run(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
+        self.predict(buffers, shapes, atoms, edges)
+        self.differentiate(buffers, shapes, atoms, edges, with_virial, None)
 
 
 class GpuTerm(ABC):
@@ -304,10 +331,14 @@ class FastPath(ABC):
     """The fast path of one class of representations.
 
     Attributes:
+        on_cpu: there is `cpu`.
+        predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
         arithmetic: of the kernels on a GPU by precision, in words.
     """
 
+    on_cpu: bool = True
+    predicts_charges: bool = False
     trains_on_cpu: bool = False
     arithmetic: Mapping[str, str] = {
         "native": "float32, matrix products in three TF32 parts",

@@ -10,17 +10,20 @@ from torch import nn
 from ..models.equivariant_transformer import EquivariantTransformer
 from ..models.graph_network import GraphNetwork
 from ..models.tensornet import TensorNet
+from ..models.tensornet2 import TensorNet2
 from ..models.transformer import Transformer
 from ..priors import D2, D3, ZBL, Coulomb
 from .fast_path import FastPath, PriorPath
 from .messages.path import MessagePath
 from .pair_priors.path import PairPriorPath
 from .tensornet.path import TensorNetPath
+from .tensornet2.path import TensorNet2Path
 
 __all__ = ["fast_path", "prior_path", "register_fast_path", "register_prior_path"]
 
 _PATHS: dict[type[nn.Module], FastPath] = {
     TensorNet: TensorNetPath(),
+    TensorNet2: TensorNet2Path(),
     EquivariantTransformer: MessagePath(),
     Transformer: MessagePath(),
     GraphNetwork: MessagePath(),

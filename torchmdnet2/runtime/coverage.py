@@ -20,14 +20,21 @@ _LONGER = 3.0
 """How many times more edges a term may have to look at, so that there is one search less."""
 
 
-def unsupported_reason(potential: Potential) -> str:
-    """ "" when fused kernels can evaluate this potential on its device, else the reason."""
+def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
+    """ "" when fused kernels can evaluate this potential on its device, else the reason.
+
+    Args:
+        potential: as it is now.
+        compiled: by kernels of the CPU, not of the GPU.
+    """
     device, head, representation = potential.device, potential.head, potential.representation
     if head is None:
         return "the model predicts no energy"
     path = fast_path(representation)
     if path is None:
         return f"there are no fused kernels for {type(representation).__name__}"
+    if compiled and not path.on_cpu:
+        return f"there are no compiled kernels for {type(representation).__name__}"
     reason = path.unsupported_reason(representation, head, device)
     if reason:
         return reason
@@ -37,7 +44,7 @@ def unsupported_reason(potential: Potential) -> str:
         prior_reason = "" if prior.constant else _prior_reason(prior, device)
         if prior_reason:
             return prior_reason
-        if prior.uses_charges:
+        if prior.uses_charges and not path.predicts_charges:
             return f"the fused kernels predict no charges, which {type(prior).__name__} needs"
     if len(potential.properties):
         return "the fused kernels have no heads of other properties"

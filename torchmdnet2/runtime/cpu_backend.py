@@ -32,7 +32,7 @@ class CompiledCpuBackend(Backend):
     def _reason(self) -> str:
         if self.task.precision == "float64":
             return "precision='float64' was asked for"
-        reason = unsupported_reason(self.task.potential)
+        reason = unsupported_reason(self.task.potential, compiled=True)
         if reason:
             return reason
         try:

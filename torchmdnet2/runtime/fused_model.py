@@ -16,7 +16,7 @@ from ..fused.registry import fast_path, prior_path
 from ..potential import Potential, Result
 from ..system import System
 from .autograd_term import AutogradTerm
-from .check import extract_checked, reference, require_result
+from .check import BOUNDS, extract_checked, reference, require_close, require_result
 from .coverage import constant_energies
 from .fused_step import FusedStep
 from .graphed_step import GraphedStep
@@ -73,7 +73,8 @@ class FusedModel:
         """A step for N atoms in B structures; options as those of `FusedStep`."""
         return FusedStep(
             self.net, num_atoms, num_systems, self.potential.cutoff, dtype, stress, terms=self.terms,
-            subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift, **options,
+            subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift,
+            local=self.potential.representation.local, **options,
         )  # fmt: skip
 
     def _check(self, step: FusedStep, system: System) -> None:
@@ -99,6 +100,9 @@ class FusedModel:
             virial = step.out.stress * system.volume.double()[:, None, None]
         found = Result(step.out.energy, step.out.forces, None, step.out.atom_energies)
         require_result(found, virial, expected, system, self.precision, scale)
+        if step.charges is not None and expected.charges is not None:
+            bound = BOUNDS[self.precision][0] * max(1.0, float(expected.charges.abs().max()))
+            require_close("charge of an atom, e", step.charges, expected.charges, bound)
 
 
 def _terms(potential: Potential) -> list[GpuTerm]:

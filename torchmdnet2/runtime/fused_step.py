@@ -12,7 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from ..fused.fast_path import Atoms, Edges, GpuBuffers, GpuNetwork, GpuTerm, TermLaunch, TermSums
+from ..fused.fast_path import Atoms, ChargeNetwork, Edges, GpuBuffers, GpuNetwork, GpuTerm, TermLaunch, TermSums
 from ..fused.finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
 from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential import Result
@@ -41,6 +41,7 @@ class FusedStep(Step):
         dtype: of the positions, float32 or float64.
         stress: compute the stress.
         subtract: atoms without edges in neutral structures have no network energy (`isolated` is subtracted).
+        local: such atoms do not feel the others of their structure; else they have none where they are the only ones.
         energy_shift: eV per structure.
         capacity: C at first; `make_room()` finds what is needed.
         method, thin: of the neighbor search.
@@ -50,6 +51,7 @@ class FusedStep(Step):
     Attributes:
         z [N] int32, charge_input [N] float32, neutral [B] int32; isolated and reference [N] float64 eV, what is
             subtracted from the network's energies and added to them: set by `set_composition`.
+        charges: [N] float64 e, predicted; of no use while `out.status` has flags. None where none are predicted.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class FusedStep(Step):
         *,
         terms: Sequence[GpuTerm] = (),
         subtract: bool = True,
+        local: bool = True,
         energy_shift: float = 0.0,
         capacity: int = FEWEST_EDGES,
         method: str = "auto",
@@ -75,7 +78,7 @@ class FusedStep(Step):
         super().__init__(num_atoms, num_systems, dtype, stress, net.device)
         N, B = num_atoms, num_systems
         terms = sorted(terms, key=lambda term: term.by_autograd)  # those last, so that kernels follow on kernels
-        self.net, self.cutoff, self.subtract = net, float(cutoff), subtract
+        self.net, self.cutoff, self.subtract, self.local = net, float(cutoff), subtract, local
 
         def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
@@ -101,6 +104,7 @@ class FusedStep(Step):
         cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
         self._terms = [_Term(term, _list_of(term, cutoffs), N) for term in terms]
         self._sums = self._sums_of_terms() if terms else None
+        self.charges = new(N, dtype=torch.float64) if isinstance(net, ChargeNetwork) else None
         self._buffers: GpuBuffers | None = None
         self._make_searches(dict.fromkeys(cutoffs, capacity), method, thin)
         self.set_capacity(capacity)
@@ -153,7 +157,9 @@ class FusedStep(Step):
     def _sums_of_terms(self) -> TermSums:
         n, device = self.num_atoms, self.device
         energy = torch.zeros(n, dtype=torch.float64, device=device)
-        return TermSums(energy, torch.zeros(n, 3, device=device), torch.zeros(n, 9, device=device))
+        read = any(term.term.uses_charges for term in self._terms)
+        slope = torch.zeros(n, device=device) if read else None
+        return TermSums(energy, torch.zeros(n, 3, device=device), torch.zeros(n, 9, device=device), slope)
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
@@ -176,7 +182,7 @@ class FusedStep(Step):
         self._batch.copy_(batch)
         for search in self.searches.values():
             search.set_batch(self._batch)
-        self.neutral.copy_(charge.float() == 0)
+        self.neutral.copy_((charge.float() == 0) & (self.local | (system.atom_counts == 1)))
         self.charge_input.copy_(self.net.charge_input(charge.double())[batch])
         self.isolated.copy_(isolated)
         self.reference.copy_(reference)
@@ -196,14 +202,36 @@ class FusedStep(Step):
                 lists[cutoff] = Edges(
                     search.row_ptr, search.sender, search.vectors, cutoff, search.receiver, search.shift
                 )
-            self.net.run(self._buffers, self._shapes, atoms, lists[self.cutoff], self.stress)
-            options = self.net.launch_options(self._shapes)
-            for k, (term, shapes) in enumerate(zip(self._terms, self._term_shapes, strict=True)):
-                assert self._sums is not None
-                edges = None if term.list_cutoff is None else lists[term.list_cutoff]
-                launch = TermLaunch(k == 0, k == 0, self.stress, shapes, options)
-                term.term.run(term.buffers, atoms, edges, self._sums, launch)
+            given = self._buffers, self._shapes, atoms, lists[self.cutoff]
+            if isinstance(self.net, ChargeNetwork):
+                self.net.predict(*given)
+                self._add_terms(atoms._replace(charges=self._take_charges(self.net)), lists)
+                self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
+            else:
+                self.net.run(*given, self.stress)
+                self._add_terms(atoms, lists)
             self._finish()
+
+    def _add_terms(self, atoms: Atoms, lists: dict[float, Edges]) -> None:
+        options = self.net.launch_options(self._shapes)
+        first, first_slope = True, True
+        for term, shapes in zip(self._terms, self._term_shapes, strict=True):
+            assert self._sums is not None
+            edges = None if term.list_cutoff is None else lists[term.list_cutoff]
+            launch = TermLaunch(first, first_slope, self.stress, shapes, options)
+            term.term.run(term.buffers, atoms, edges, self._sums, launch)
+            first, first_slope = False, first_slope and not term.term.uses_charges
+
+    def _take_charges(self, net: ChargeNetwork) -> Tensor:
+        """The charges that the network predicted, by place; those of the results are by atom."""
+        charges, exact = net.charges(self._buffers)
+        assert self.charges is not None
+        n = self.num_atoms
+        if self.order is None:
+            self.charges.copy_(exact[:n])
+        else:
+            self.charges.index_copy_(0, self.order.order, exact[:n])
+        return charges
 
     def replay_agrees(self, launched: Tensor) -> bool:
         if not self.measures_graph or torch.equal(launched, self.out.packed):
@@ -255,7 +283,8 @@ class FusedStep(Step):
     def results(self) -> Result:
         out = Outputs.view(self.out.packed.clone(), self.num_atoms, self.num_systems, self.dtype, self.stress)
         stress = None if out.stress is None else out.stress.to(self.dtype)
-        return Result(out.energy, out.forces, stress, out.atom_energies)
+        charges = None if self.charges is None else self.charges.clone()
+        return Result(out.energy, out.forces, stress, out.atom_energies, charges)
 
 
 class _Term:

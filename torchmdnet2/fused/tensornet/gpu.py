@@ -124,18 +124,33 @@ class FusedTensorNet(GpuNetwork):
         )  # fmt: skip
 
     def run(self, buffers: Buffers, shapes: Tiles, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
-        given = atoms.z, edges.row_ptr, edges.sender, edges.vectors, atoms.charge_input
-        self.forward(buffers, shapes, *given)
-        self.backward(buffers, shapes, *given, with_virial)
+        given = buffers, shapes, atoms, edges
+        self._embed(*given)
+        for k in range(self.weights.num_layers):
+            self._mix(*given, k)
+            self._pass_messages(*given, k)
+            self._update(*given, k)
+        self._read_out(*given)
+        self._read_out_gradient(*given)
+        for k in reversed(range(self.weights.num_layers)):
+            self._product_gradient(*given, k)
+            self._message_gradient(*given, k)
+            self._mix_gradient(*given, k)
+        self._embedding_gradient(*given)
+        self._forces(*given, with_virial)
 
-    def forward(
-        self, b: Buffers, tiles: Tiles, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Tensor, charge_factor: Tensor
-    ) -> None:  # fmt: skip
-        w, n = self.weights, z.shape[0]
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def _factor(self, b: Buffers, atoms: Atoms) -> Tensor:
+        """[N] 1 + 0.1 × charge, of the interaction products."""
+        return atoms.charge_input
+
+    def _embed(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n = self.weights, len(atoms.z)
         f = w.channels
         grid, walk = self._message(n, tiles, tiles.embedding)
         message.embedding_kernel[grid](
-            row_ptr, sender, vec, w.knots, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender,
+            *edges[:3], w.knots, b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender,
             w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, **walk,
         )  # fmt: skip
         gamma, beta, eps = w.gate_norm
@@ -156,23 +171,35 @@ class FusedTensorNet(GpuNetwork):
             b.x0, _pick(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _pick(block, w2, packed.gate[0]),
             b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
         )  # fmt: skip
-        for k in range(w.num_layers):
-            last = k + 1 == w.num_layers
-            grid, block = self._product(n, f, tiles, tiles.mix)
-            packed = self._packed(block)
-            node.mix_kernel[grid](b.x[k], _pick(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
-            # dm is free during the forward pass: it carries the normalised products
-            grid, walk = self._message(n, tiles, tiles.interaction)
-            message.interaction_kernel[grid](
-                row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], charge_factor, b.m[k],
-                b.dm, n, O3=w.is_o3, **walk,
-            )  # fmt: skip
-            grid, block = self._product(n, f, tiles, tiles.update)
-            packed = self._packed(block)
-            node.update_kernel[grid](
-                b.dm, _pick(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], charge_factor, b.d[k], b.x[k + 1],
-                b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
-            )  # fmt: skip
+
+    def _mix(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, len(atoms.z)
+        grid, block = self._product(n, w.channels, tiles, tiles.mix)
+        packed = self._packed(block)
+        node.mix_kernel[grid](b.x[k], _pick(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
+
+    def _pass_messages(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, len(atoms.z)
+        # dm is free during the forward pass: it carries the normalised products
+        grid, walk = self._message(n, tiles, tiles.interaction)
+        message.interaction_kernel[grid](
+            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k],
+            self._factor(b, atoms), b.m[k], b.dm, n, O3=w.is_o3, **walk,
+        )  # fmt: skip
+
+    def _update(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, len(atoms.z)
+        last = k + 1 == w.num_layers
+        grid, block = self._product(n, w.channels, tiles, tiles.update)
+        packed = self._packed(block)
+        node.update_kernel[grid](
+            b.dm, _pick(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], self._factor(b, atoms), b.d[k],
+            b.x[k + 1], b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
+        )  # fmt: skip
+
+    def _read_out(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n = self.weights, len(atoms.z)
+        f = w.channels
         gamma, beta, eps = w.out_norm
         w1, b1, w2, b2 = w.readout[:4]
         grid, block = self._product(n, f, tiles, tiles.readout_hidden)
@@ -188,37 +215,47 @@ class FusedTensorNet(GpuNetwork):
             b.energy, b.dreadout, n, H=f // 2, **block,
         )  # fmt: skip
 
-    def backward(
-        self, b: Buffers, tiles: Tiles, z: Tensor, row_ptr: Tensor, sender: Tensor, vec: Tensor, charge_factor: Tensor,
-        with_virial: bool,
-    ) -> None:  # fmt: skip
-        w, n, capacity = self.weights, z.shape[0], sender.shape[0]
-        f = w.channels
-        grid, block = self._product(n, f, tiles, tiles.readout_gradient)
+    # --- backward ------------------------------------------------------------------------------------------------
+
+    def _read_out_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n = self.weights, len(atoms.z)
+        grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient)
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
             b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
-            *w.readout_sums, b.x[-1], b.d[-1], charge_factor, b.g, b.dd, n, w.out_norm[2], **block,
+            *w.readout_sums, b.x[-1], b.d[-1], self._factor(b, atoms), b.g, b.dd, n, w.out_norm[2], **block,
         )  # fmt: skip
-        slices = f // tiles.message_backward.channels
-        for k in reversed(range(w.num_layers)):
-            grid, block = self._product(n, f, tiles, tiles.gradient_product)
-            packed = self._packed(block)
-            node.gradient_product_kernel[grid](
-                b.dd, _pick(block, w.mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], charge_factor, b.dm, b.dy,
-                n, O3=w.is_o3, **block,
-            )  # fmt: skip
-            grid, walk = self._message(n, tiles, tiles.message_backward)
-            message.message_backward_kernel[grid](
-                row_ptr, sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
-                b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
-            )  # fmt: skip
-            grid, block = self._product(n, f, tiles, tiles.gradient_mix)
-            packed = self._packed(block)
-            node.gradient_mix_kernel[grid](
-                b.dy, _pick(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
-                charge_factor, b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
-            )  # fmt: skip
+
+    def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, len(atoms.z)
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_product)
+        packed = self._packed(block)
+        node.gradient_product_kernel[grid](
+            b.dd, _pick(block, w.mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], self._factor(b, atoms), b.dm,
+            b.dy, n, O3=w.is_o3, **block,
+        )  # fmt: skip
+
+    def _message_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n, capacity = self.weights, len(atoms.z), edges.sender.shape[0]
+        slices = w.channels // tiles.message_backward.channels
+        grid, walk = self._message(n, tiles, tiles.message_backward)
+        message.message_backward_kernel[grid](
+            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
+            b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
+        )  # fmt: skip
+
+    def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, len(atoms.z)
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix)
+        packed = self._packed(block)
+        node.gradient_mix_kernel[grid](
+            b.dy, _pick(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+            self._factor(b, atoms), b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
+        )  # fmt: skip
+
+    def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n, capacity = self.weights, len(atoms.z), edges.sender.shape[0]
+        f = w.channels
         grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward)
         w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
         scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
@@ -231,14 +268,19 @@ class FusedTensorNet(GpuNetwork):
         )  # fmt: skip
         grid, walk = self._message(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](
-            row_ptr, sender, vec, b.knot, b.offset, z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
+            *edges[:3], b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
             b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
         )  # fmt: skip
-        force.force_kernel[(n,)](
-            row_ptr, sender, vec, b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
-            SLICES=f // tiles.embedding_backward.channels, MESSAGES=w.num_layers * slices, BE=32,
+
+    def _forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, with_virial: bool) -> None:
+        capacity = edges.sender.shape[0]
+        force.force_kernel[(len(atoms.z),)](
+            *edges[:3], b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
+            SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=32,
             VIRIAL=with_virial, num_warps=1, **FUSED_ARITHMETIC, **self.launch_options(tiles),
         )  # fmt: skip
+
+    # --- what kernels are launched with --------------------------------------------------------------------------
 
     @cached_property
     def _split(self) -> SplitWeights:

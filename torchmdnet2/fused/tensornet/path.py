@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -9,10 +11,33 @@ from ...models.heads import ScalarHead
 from ...models.tensornet import TensorNet
 from ..fast_path import CpuNetwork, FastPath, GpuNetwork, PairBatch, PairNetwork
 
-__all__ = ["TensorNetPath"]
+__all__ = ["PRODUCTS", "TensorNetPath", "unsupported_tensornet"]
 
 _CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
-_PRODUCTS = {"native": "tf32x3", "tf32": "tf32"}
+PRODUCTS = {"native": "tf32x3", "tf32": "tf32"}
+"""Precision of matrix products by that of the Evaluator."""
+
+
+def unsupported_tensornet(representation: Any, head: nn.Module, device: torch.device) -> str:
+    """Why the kernels cannot evaluate a TensorNet or TensorNet2, "" where they can."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+        return "the fused kernels need a GPU of compute capability 8.0 (Ampere, 2020) or later"
+    dtype = representation.tensor_embedding.emb.weight.dtype
+    if dtype != torch.float32:
+        return f"the fused kernels compute in float32, the model is {dtype}"
+    f = representation.hidden_channels
+    if f < 32 or f & (f - 1):
+        return f"the fused kernels need hidden_channels to be a power of two of at least 32, not {f}"
+    if not isinstance(representation.act, nn.SiLU):
+        return "the fused kernels have the activation silu only"
+    if len(representation.layers) == 0 or representation.envelope.lower > 0:
+        return "the fused kernels need at least one interaction layer and no lower cutoff"
+    if type(head) is not ScalarHead:
+        return f"there are no fused kernels for the head {type(head).__name__}"
+    layers = list(head.output_network.layers)
+    if len(layers) != 3 or not isinstance(layers[1], nn.SiLU):
+        return "the fused kernels have heads of one hidden layer with silu only"
+    return ""
 
 
 class TensorNetPath(FastPath):
@@ -22,24 +47,7 @@ class TensorNetPath(FastPath):
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, TensorNet)
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
-            return "the fused kernels need a GPU of compute capability 8.0 (Ampere, 2020) or later"
-        dtype = representation.tensor_embedding.emb.weight.dtype
-        if dtype != torch.float32:
-            return f"the fused kernels compute in float32, the model is {dtype}"
-        f = representation.hidden_channels
-        if f < 32 or f & (f - 1):
-            return f"the fused kernels need hidden_channels to be a power of two of at least 32, not {f}"
-        if not isinstance(representation.act, nn.SiLU):
-            return "the fused kernels have the activation silu only"
-        if len(representation.layers) == 0 or representation.envelope.lower > 0:
-            return "the fused kernels need at least one interaction layer and no lower cutoff"
-        if type(head) is not ScalarHead:
-            return f"there are no fused kernels for the head {type(head).__name__}"
-        layers = list(head.output_network.layers)
-        if len(layers) != 3 or not isinstance(layers[1], nn.SiLU):
-            return "the fused kernels have heads of one hidden layer with silu only"
-        return ""
+        return unsupported_tensornet(representation, head, device)
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
@@ -48,7 +56,7 @@ class TensorNetPath(FastPath):
         from .weights import FrozenTensorNet
 
         weights = FrozenTensorNet(representation, head, energy_scale, device)  # type: ignore[arg-type]
-        return FusedTensorNet(weights, precision=_PRODUCTS[precision])
+        return FusedTensorNet(weights, precision=PRODUCTS[precision])
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
         from .cpu import CpuTensorNet

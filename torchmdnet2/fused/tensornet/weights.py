@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.tensornet import TensorNet
-
 __all__ = ["FilterTable", "Filters", "FrozenTensorNet", "tabulate"]
 
 
@@ -121,9 +119,12 @@ class FrozenTensorNet:
         z_receiver, z_sender: [max_z, F], their sum being the pair embedding of two elements.
     """
 
-    def __init__(self, model: TensorNet, head: nn.Module, energy_scale: float, device: torch.device | str):
+    _vanish = True  # the tables of the layers do so at the cutoff
+
+    def __init__(self, model: Any, head: nn.Module, energy_scale: float, device: torch.device | str):
         exact: Any = copy.deepcopy(model).cpu().double().requires_grad_(False)
-        self.channels, self.num_layers = model.hidden_channels, len(model.layers)
+        self.channels: int = model.hidden_channels
+        self.num_layers = len(model.layers)
         self.is_o3 = model.group == "O(3)"
         self.device = torch.device(device)
         emb = exact.tensor_embedding
@@ -139,16 +140,13 @@ class FrozenTensorNet:
                 f1, f2, f3 = (p(rbf) * envelope[:, None] for p in projections)
                 return torch.stack([f1, emb.skew_sign * f2, f3], 1)
 
-            def layer_filters(layer: Any) -> Filters:
-                return lambda d: layer.radial_filter(exact.distance_expansion(d), exact.envelope(d))
-
-            of_layers = [layer_filters(layer) for layer in exact.layers]
+            of_layers = [self._filters(exact, layer) for layer in exact.layers]
             self.table = FilterTable.fitting(model.cutoff, [embedding_filters, *of_layers])
             self.knots = give(self.table.distances())
             zero = torch.zeros(1, dtype=torch.float64, device="cpu")
             self.embedding_table = give(tabulate(embedding_filters, self.table))
             self.embedding_self = give(embedding_filters(zero)[0, 0])
-            self.layer_tables = [give(tabulate(filters, self.table)) for filters in of_layers]
+            self.layer_tables = [give(tabulate(filters, self.table, self._vanish)) for filters in of_layers]
             self.layer_self = [give(filters(zero)[0]) for filters in of_layers]
 
             of_receiver, of_sender = emb.emb2.weight.chunk(2, 1)
@@ -180,3 +178,7 @@ class FrozenTensorNet:
             self.readout_t = (give(exact.linear.weight), give(hidden.weight))
             norm, linear = exact.out_norm, exact.linear
             self.readout_sums = (give(linear.weight @ norm.weight), give(linear.bias + linear.weight @ norm.bias))
+
+    def _filters(self, exact: Any, layer: Any) -> Filters:
+        """What is tabulated of a layer."""
+        return lambda d: layer.radial_filter(exact.distance_expansion(d), exact.envelope(d))

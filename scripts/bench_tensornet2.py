@@ -1,0 +1,156 @@
+"""Time whole steps of the fused TensorNet2 on one GPU, and which launch shapes are fastest.
+
+    python scripts/bench_tensornet2.py [--systems FOLDER] [--output FILE] [--minutes 3] [--scan]
+
+Each row is a step by replay of one CUDA graph in float32: L = 1 and 2, F = 128, q_dim 16, and L = 1 with the priors
+"zbl" (covalent) and "coulomb" (predicted charges, reaction field). "peak_GB" is the memory of the step. Errors are the
+largest against the Potential in float64, up to 2,000 atoms. With --scan, further rows take one other launch shape each
+(fused/tensornet2/launch_shapes.py), and "kernels" are milliseconds by kernel of the shapes that are chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench_systems import read_pdb, timed, water_box
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.fused.tensornet.launch_shapes import Block
+from torchmdnet2.fused.tensornet2.launch_shapes import EdgeTile, FilterTiles
+from torchmdnet2.runtime.fused_model import FusedModel
+from torchmdnet2.runtime.graphed_step import GraphedStep
+from torchmdnet2.runtime.static_inputs import StaticInputs
+
+SIZE = {"name": "tensornet2", "hidden_channels": 128, "num_rbf": 32, "cutoff": 5.0, "q_dim": 16}
+FIELD = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 9.0, "damping": "exp"}
+MODELS: dict[str, dict[str, Any]] = {
+    "L=1": {"model": {**SIZE, "num_layers": 1}},
+    "L=1, zbl, coulomb": {
+        "model": {**SIZE, "num_layers": 1}, "priors": [{"name": "zbl", "envelope": "covalent"}, FIELD],
+    },
+    "L=2": {"model": {**SIZE, "num_layers": 2}},
+}  # fmt: skip
+SCAN: dict[str, list[Any]] = {
+    "layer": [
+        Block(64, 64, 64, 4, 3), Block(128, 64, 64, 4, 3), Block(128, 128, 32, 8, 4), Block(128, 128, 64, 4, 3),
+        Block(64, 128, 64, 4, 3), Block(128, 128, 32, 4, 3),
+    ],
+    "filter_message": [EdgeTile(2, 128, 4), EdgeTile(8, 128, 4), EdgeTile(4, 64, 2), EdgeTile(8, 32, 2),
+                       EdgeTile(4, 128, 8), EdgeTile(2, 64, 1)],
+    "filter_gradient": [EdgeTile(2, 128, 4), EdgeTile(8, 128, 8), EdgeTile(4, 64, 2), EdgeTile(8, 32, 2),
+                        EdgeTile(4, 128, 8), EdgeTile(2, 64, 1)],
+    "chunk": [16384, 32768, 65536, 262144],
+    "first": [(8, 4), (32, 4), (32, 8)],
+    "first_gradient": [(16, 4), (16, 2), (32, 8), (64, 8)],
+    "predict": [Block(16, 128, 32, 4), Block(16, 128, 16, 8), Block(16, 128, 32, 8, 2), Block(32, 128, 32, 8)],
+    "overlap": [0, 1, 2],
+}  # fmt: skip
+EXACT_UP_TO = 2000
+Row = dict[str, Any]
+
+
+def held(model: FusedModel, system: System, shapes: FilterTiles | None) -> GraphedStep:
+    """A step that is replayed, of these shapes."""
+    options = {} if shapes is None else {"shapes": shapes}
+    step = model.step(system.num_atoms, system.num_systems, system.dtype, False, **options)
+    graphed = GraphedStep(step)
+    StaticInputs(model, step).load(system)
+    graphed.make_room()
+    graphed.capture()
+    graphed.run()
+    if graphed.status()[0]:
+        raise RuntimeError("the edges did not fit")
+    return graphed
+
+
+def measure(model: FusedModel, system: System, exact: Any, shapes: FilterTiles | None = None) -> Row:
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    graphed = held(model, system, shapes)
+    row: Row = {**timed(graphed.run, seconds=0.2), "peak_GB": (torch.cuda.max_memory_allocated() - before) / 1e9}
+    if exact is not None:
+        found = graphed.results()
+        row["force_error"] = float((found.forces.double() - exact.forces).abs().max())
+        row["largest_force"] = float(exact.forces.abs().max())
+        row["energy_error"] = float(((found.energy - exact.energy) / exact.energy).abs().max())
+        row["charge_error"] = float((found.charges - exact.charges).abs().max())
+    return row
+
+
+def by_kernel(model: FusedModel, system: System) -> dict[str, float]:
+    """Milliseconds of each kernel of a step, the longest first."""
+    graphed = held(model, system, None)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(3):
+            graphed.step.launch()
+        torch.cuda.synchronize()
+    times = {event.key[:60]: event.device_time_total / 3000 for event in profile.key_averages()}
+    return dict(sorted(times.items(), key=lambda item: -item[1])[:15])
+
+
+def rows(options: argparse.Namespace) -> Iterator[Row]:
+    end = time.time() + 60 * options.minutes
+    systems = [water_box(side) for side in map(int, options.water.split(","))]
+    path = Path(options.systems or ".") / "alanine_dipeptide.pdb"
+    systems = [read_pdb(path), *systems] if path.exists() else [water_box(2), *systems]
+    loaded: dict[str, tuple[Potential, FusedModel]] = {}
+    for name, config in MODELS.items():
+        torch.manual_seed(1)
+        potential = Potential.from_config(config).eval().requires_grad_(False).to("cuda")
+        loaded[name] = potential, FusedModel(potential, "native")
+    for system in (s.to("cuda") for s in systems):
+        for name, (potential, model) in loaded.items():
+            known = {"model": name, "atoms": system.num_atoms}
+            exact = None
+            if system.num_atoms <= EXACT_UP_TO:
+                exact = copy.deepcopy(potential).double()(system.to(dtype=torch.float64))
+            yield known | attempt(lambda: measure(model, system, exact))  # noqa: B023
+            if not options.scan or name != "L=2" or system.num_atoms > 20_000:
+                continue
+            yield known | {"kernels": by_kernel(model, system)}
+            chosen = model.net.launch_shapes(system.num_atoms)
+            for field, shapes in SCAN.items():
+                for shape in shapes:
+                    if time.time() < end and shape != getattr(chosen, field):
+                        one = replace(chosen, **{field: shape})
+                        row = attempt(lambda: measure(model, system, exact, one))  # noqa: B023
+                        yield known | {field: str(shape)} | row
+
+
+def attempt(measured: Any) -> Row:
+    try:
+        return measured()
+    except Exception as error:  # the others are timed too
+        return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--systems", help="folder with alanine_dipeptide.pdb")
+    parser.add_argument("--water", default="7,15,32", help="molecules along each side")
+    parser.add_argument("--scan", action="store_true", help="time other launch shapes, up to 20,000 atoms")
+    parser.add_argument("--minutes", type=float, default=3.0, help="after which no further shapes are tried")
+    parser.add_argument("--output", help="JSON file")
+    options = parser.parse_args()
+    found = []
+    for row in rows(options):
+        found.append(row)
+        print(row, flush=True)
+        if options.output:
+            about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": MODELS}
+            Path(options.output).write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

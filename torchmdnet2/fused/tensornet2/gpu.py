@@ -1,0 +1,290 @@
+"""TensorNet2 energy, forces and charges by fused kernels: forward, hand-written backward, no autograd, no allocation.
+
+TensorNet's kernels where the mathematics is the same. Its own are the prediction of charges (triton/charges.py) and the
+filters, which depend on them (triton/filters.py, triton/message.py): they are computed for a chunk of the edges at a
+time, and again in the backward pass.
+
+Shapes: N atoms, C edge capacity, F channels, L layers, Q charge channels, S slots of a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...triton_launch import FUSED_ARITHMETIC
+from ..fast_path import Atoms, ChargeNetwork, Edges
+from ..tensornet.gpu import Buffers, FusedTensorNet
+from .launch_shapes import EdgeTile, FilterTiles
+from .triton import charges, filters, message
+from .weights import FrozenTensorNet2
+
+__all__ = ["ChargeBuffers", "FusedTensorNet2"]
+
+_PARTS = 512, 4096  # atoms of a structure that one program sums over, of up to 16,384 atoms and of more
+_MOST_PROGRAMS = 8192  # of rows, where there are several chunks
+
+
+@dataclass(eq=False)
+class ChargeBuffers(Buffers):
+    """Those of TensorNet, and of stages k = 0 … L of the charges: in_hidden, out_hidden [N, F], predicted [N, 2Q], sums
+    [N, 2Q] float64, by_charge [N, 2F]; of a chunk: first, hidden, last, with gradients in their place."""
+
+    ones: Tensor
+    receiver: Tensor
+    reverse: Tensor
+    envelope: Tensor
+    envelope_slope: Tensor
+    in_hidden: list[Tensor]
+    out_hidden: list[Tensor]
+    predicted: list[Tensor]
+    sums: list[Tensor]
+    by_charge: list[Tensor]
+    slope_sums: Tensor
+    charge_slope: Tensor
+    pair_slope: Tensor
+    charges: Tensor
+    charges64: Tensor
+    first_activity: Tensor
+    second_activity: Tensor
+    second_slope: Tensor
+    last: Tensor
+    last_gradient: Tensor
+
+
+class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
+    """Runs a frozen TensorNet2 over CSR rows. Arguments as of FusedTensorNet."""
+
+    weights: FrozenTensorNet2
+
+    def __init__(self, weights: FrozenTensorNet2, precision: str = "tf32x3"):
+        super().__init__(weights, precision)
+        self.shared_memory = 1 << 20  # bytes of a block
+        if weights.device.type == "cuda":
+            properties = torch.cuda.get_device_properties(weights.device)
+            self.shared_memory = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
+
+    def charge_input(self, charge: Tensor) -> Tensor:
+        """The total charge itself."""
+        return charge
+
+    def launch_shapes(self, num_atoms: int) -> FilterTiles:
+        return FilterTiles.for_gpu(num_atoms, self.weights.channels, self.shared_memory)
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: FilterTiles) -> ChargeBuffers:  # type: ignore[override]
+        w = self.weights
+        n, f, q, layers = max(num_atoms, 1), w.channels, w.charge_channels, w.num_layers
+        capacity = max(capacity, 1)
+        slots = min(shapes.chunk, -(-(n + capacity) // 128) * 128)
+        base = vars(super().allocate(num_atoms, capacity, shapes))
+        slices = f // shapes.filter_gradient.channels
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=w.device)
+
+        def stages(*shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+            return [new(*shape, dtype=dtype) for _ in range(layers + 1)]
+
+        base["slope"] = new(layers * (slices + 1), capacity)
+        return ChargeBuffers(
+            **base, ones=torch.ones(n, dtype=torch.float32, device=w.device), receiver=new(capacity).int(),
+            reverse=new(capacity).int(), envelope=new(capacity), envelope_slope=new(capacity), in_hidden=stages(n, f),
+            out_hidden=stages(n, f), predicted=stages(n, 2 * q), sums=stages(n, 2 * q, dtype=torch.float64),
+            by_charge=stages(n, 2 * f)[:layers], slope_sums=new(n, q, dtype=torch.float64), charge_slope=new(n, q),
+            pair_slope=new(n + capacity, 2 * q), charges=new(n), charges64=new(n, dtype=torch.float64),
+            first_activity=new(2, slots, f, dtype=torch.float16), second_slope=new(slots, 2 * f),
+            second_activity=new(2, slots, 2 * f, dtype=torch.float16), last=new(slots, 3 * f),
+            last_gradient=new(2, slots, 3 * f, dtype=torch.float16),
+        )  # fmt: skip
+
+    def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        given = buffers, shapes, atoms, edges
+        self._embed(*given)
+        filters.edge_kernel[(len(atoms.z),)](
+            *edges[:3], buffers.receiver, buffers.reverse, buffers.envelope, buffers.envelope_slope,
+            1 / self.weights.cutoff, BE=32, num_warps=1, **self._options(shapes),
+        )  # fmt: skip
+        self._predict_charges(*given, 0)
+        for k in range(self.weights.num_layers):
+            self._mix(*given, k)
+            self._pass_messages(*given, k)
+            self._update(*given, k)
+            self._predict_charges(*given, k + 1)
+        self._read_out(*given)
+
+    def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
+        return buffers.charges, buffers.charges64
+
+    def differentiate(
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        given = buffers, shapes, atoms, edges
+        layers = self.weights.num_layers
+        self._read_out_gradient(*given)
+        if charge_slope is not None:
+            self._charge_gradient(*given, layers, charge_slope)
+        for k in reversed(range(layers)):
+            self._product_gradient(*given, k)
+            self._message_gradient(*given, k)
+            self._mix_gradient(*given, k)
+            self._charge_gradient(*given, k, None)
+        self._embedding_gradient(*given)
+        self._forces(*given, with_virial)
+
+    # --- charges -------------------------------------------------------------------------------------------------
+
+    def _factor(self, b: Any, atoms: Atoms) -> Tensor:
+        """The total charge acts through the predicted ones alone, not in the products."""
+        return b.ones
+
+    def _charge_constants(self, shapes: FilterTiles, num_atoms: int, given: bool) -> dict[str, Any]:
+        w, block = self.weights, shapes.predict
+        return {
+            "F": w.channels, "C": w.charge_channels, "K": w.q_dim, "GIVEN": given, "EXACT": w.exact_charge,
+            "PART": _part(num_atoms), "BM": block.rows, "BK": block.depth, "PREC": self.precision,
+            "num_warps": block.warps, "num_stages": block.stages, **self._options(shapes),
+        }  # fmt: skip
+
+    def _predict_charges(self, b: Any, shapes: FilterTiles, atoms: Atoms, edges: Edges, stage: int) -> None:
+        w, n, last = self.weights, len(atoms.z), stage == self.weights.num_layers
+        net, block = w.charge_networks[stage], shapes.predict
+        common = self._charge_constants(shapes, n, last)
+        chosen = {k: v for k, v in common.items() if k not in ("K", "GIVEN", "EXACT", "PART")}
+        blocks = (-(-n // block.rows),)
+        charges.predict_kernel[blocks](
+            b.x[stage], b.inverse[0 if last else stage], *net[:8], b.in_hidden[stage], b.out_hidden[stage],
+            b.predicted[stage], n, w.norm_eps, NORMALISED=not last, **chosen,
+        )  # fmt: skip
+        charges.charge_sums_kernel[self._parts(atoms)](
+            atoms.ptr, b.predicted[stage], b.sums[stage], C=w.charge_channels, EXACT=w.exact_charge, PART=_part(n),
+            BM=128, num_warps=8, **self._options(shapes),
+        )  # fmt: skip
+        charges.equilibrate_kernel[blocks](
+            atoms.batch, atoms.ptr, atoms.charge_input, b.predicted[stage], b.sums[stage],
+            w.filters[0 if last else stage].charges, b.by_charge[0 if last else stage], b.charges, b.charges64, n,
+            **common,
+        )  # fmt: skip
+
+    def _charge_gradient(
+        self, b: Any, shapes: FilterTiles, atoms: Atoms, edges: Edges, stage: int, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        """The gradients that the charges of a stage had: those of the pairs of the layer, or those given."""
+        w, n, last = self.weights, len(atoms.z), charge_slope is not None
+        net, common = w.charge_networks[stage], self._charge_constants(shapes, n, last)
+        if charge_slope is None:
+            charges.pair_slope_kernel[(n,)](
+                edges.row_ptr, b.reverse, b.pair_slope, b.charge_slope, n, C=w.charge_channels, BE=16, num_warps=1,
+                **self._options(shapes),
+            )  # fmt: skip
+        slope = b.charge_slope if charge_slope is None else charge_slope
+        charges.slope_sums_kernel[self._parts(atoms)](
+            atoms.ptr, b.predicted[stage], slope, 1 / self.unit, b.slope_sums, C=w.charge_channels, K=w.q_dim,
+            GIVEN=last, EXACT=w.exact_charge, PART=_part(n), BM=128, num_warps=8, **self._options(shapes),
+        )  # fmt: skip
+        charges.predict_gradient_kernel[(-(-n // shapes.predict.rows),)](
+            atoms.batch, atoms.ptr, atoms.charge_input, b.predicted[stage], b.sums[stage], b.slope_sums, slope,
+            1 / self.unit, b.x[stage], b.inverse[0 if last else stage], b.in_hidden[stage], b.out_hidden[stage],
+            net.first_t, net.second_t, net.third_t, net.gamma, net.first_gamma, net.first_offset, b.d[stage - 1], b.g,
+            b.dd, b.mixed, b.gate, b.dgate, n, w.norm_eps, NORMALISED=not last, FIRST=stage == 0, **common,
+        )  # fmt: skip
+
+    def _parts(self, atoms: Atoms) -> tuple[int, int]:
+        """Structures, and parts that the largest can have."""
+        return atoms.ptr.shape[0] - 1, -(-len(atoms.z) // _part(len(atoms.z)))
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def _chunks(self, b: Any, atoms: Atoms, edges: Edges) -> Iterator[tuple[int, int, int]]:
+        """Number of atoms, first slot and number of slots of each chunk."""
+        slots, n = b.last.shape[0], len(atoms.z)
+        for first in range(0, n + edges.sender.shape[0], slots):
+            yield n, first, slots
+
+    def _rows(self, b: Any, atoms: Atoms, edges: Edges, tile: EdgeTile) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Grid and constants of a message kernel."""
+        n = len(atoms.z)
+        programs = n if n + edges.sender.shape[0] <= b.last.shape[0] else min(n, _MOST_PROGRAMS)
+        constants = {"F": self.weights.channels, "BE": tile.edges, "BF": tile.channels, "num_warps": tile.warps}
+        return (programs, self.weights.channels // tile.channels), constants
+
+    def _layer(
+        self, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor, w: Tensor,
+        out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """One layer of the filters, or its gradient."""
+        block = shapes.layer
+        grid = -(-chunk[2] // block.rows), w.shape[2] // block.cols
+        filters.layer_kernel[grid](
+            a, w, bias, bias if factor is None else factor, out, bias if slope is None else slope, edges.row_ptr,
+            *chunk, K=w.shape[1], N=w.shape[2], MODE=mode, WITH_SLOPE=slope is not None, BM=block.rows, BN=block.cols,
+            BK=block.depth, num_warps=block.warps, num_stages=block.stages, **self._options(shapes),
+        )  # fmt: skip
+
+    def _filter(
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool
+    ) -> None:
+        """What the last activation of the filters acts on, in b.last; backward: of reversed slots."""
+        w = self.weights
+        net = w.filters[k]
+        rows, warps = shapes.first
+        filters.first_layer_kernel[(chunk[2] // rows,)](
+            edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k],
+            b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows, num_warps=warps,
+            **self._options(shapes),
+        )  # fmt: skip
+        slope = b.second_slope if backward else None
+        self._layer(shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity, net.second_bias,
+                    slope=slope)  # fmt: skip
+        self._layer(shapes, edges, chunk, "last", b.second_activity, net.third, b.last, net.third_bias)
+
+    def _pass_messages(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, len(atoms.z)
+        grid, constants = self._rows(b, atoms, edges, shapes.filter_message)
+        chunks = list(self._chunks(b, atoms, edges))
+        alone = len(chunks) == 1
+        for chunk in chunks:
+            self._filter(b, shapes, edges, chunk, k, False)
+            message.message_kernel[grid](
+                edges.row_ptr, b.receiver, edges.sender, b.envelope, b.last, b.y[k], b.m[k], b.dm, *chunk, O3=w.is_o3,
+                ALONE=alone, **constants, **self._options(shapes),
+            )  # fmt: skip
+        if not alone:
+            tile = shapes.filter_message
+            message.product_kernel[-(-n // 4), w.channels // tile.channels](
+                b.y[k], b.m[k], b.dm, n, F=w.channels, BM=4, BF=tile.channels, O3=w.is_o3, num_warps=tile.warps,
+                **self._options(shapes),
+            )  # fmt: skip
+
+    def _message_gradient(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, net, capacity = self.weights, self.weights.filters[k], edges.sender.shape[0]
+        grid, constants = self._rows(b, atoms, edges, shapes.filter_gradient)
+        slices = w.channels // shapes.filter_gradient.channels
+        slope = b.slope[k * (slices + 1) :]
+        rows, warps = shapes.first_gradient
+        for chunk in self._chunks(b, atoms, edges):
+            self._filter(b, shapes, edges, chunk, k, True)
+            message.message_backward_kernel[grid](
+                edges.row_ptr, b.receiver, edges.sender, b.envelope, b.envelope_slope, b.last, b.y[k], b.dm, b.dy,
+                b.last_gradient, slope, capacity, *chunk, **constants, **self._options(shapes),
+            )  # fmt: skip
+            # the gradients take the place of what they are those of
+            hidden, first = b.second_activity, b.first_activity.view(torch.float32).view(chunk[2], w.channels)
+            self._layer(shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, hidden, net.third_bias,
+                        factor=b.second_slope)  # fmt: skip
+            self._layer(shapes, edges, chunk, "first", hidden, net.second_t, first, net.second_bias)
+            filters.first_layer_gradient_kernel[(chunk[2] // rows,)](
+                edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k], first,
+                net.charges_t, slope[slices], b.pair_slope, *chunk, F=w.channels, C=w.charge_channels, BM=rows,
+                BK=32, PREC=self.precision, num_warps=warps, num_stages=2, **self._options(shapes),
+            )  # fmt: skip
+
+    def _options(self, shapes: FilterTiles) -> dict[str, Any]:
+        return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}
+
+
+def _part(num_atoms: int) -> int:
+    return _PARTS[num_atoms > 16384]

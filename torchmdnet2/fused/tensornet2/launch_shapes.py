@@ -1,0 +1,57 @@
+"""Block shapes of the kernels of TensorNet2, by system size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..tensornet.launch_shapes import Block, Tiles
+
+__all__ = ["EdgeTile", "FilterTiles"]
+
+
+@dataclass(frozen=True)
+class EdgeTile:
+    """Of a message kernel: edges of a row × channels at a time, and warps."""
+
+    edges: int
+    channels: int
+    warps: int
+
+
+@dataclass(frozen=True)
+class FilterTiles(Tiles):
+    """Those of TensorNet, and of what TensorNet2 has of its own.
+
+    Args:
+        chunk: slots whose filters are held at a time, see triton/filters.py.
+        layer: products of the filters' layers.
+        first: slots of a program of the first layer, and warps.
+        first_gradient: the same for its gradient.
+        filter_message, filter_gradient: of the messages and their gradients.
+        predict: atoms × all channels × depth of the sum at a time of the networks of charges.
+    """
+
+    chunk: int = 131072
+    layer: Block = Block(128, 128, 64, 8, 3)
+    first: tuple[int, int] = (16, 4)
+    first_gradient: tuple[int, int] = (32, 4)
+    filter_message: EdgeTile = EdgeTile(4, 128, 4)
+    filter_gradient: EdgeTile = EdgeTile(4, 128, 4)
+    predict: Block = Block(16, 128, 32, 8)
+
+    @classmethod
+    def for_gpu(cls, num_atoms: int, channels: int, shared_memory: int) -> FilterTiles:
+        """Shapes for N atoms and F channels on a GPU with this many bytes of shared memory for a block."""
+        tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
+        few = num_atoms <= 512
+        layer = tiles.layer
+        if few or 4 * layer.stages * layer.depth * (layer.rows + layer.cols) > shared_memory:
+            layer = Block(64, 64, 64, 4, 3)
+        edges = EdgeTile(4, min(32 if few else 128, channels), 4)
+        return replace(
+            tiles,
+            layer=replace(layer, cols=min(layer.cols, channels), depth=min(layer.depth, channels)),
+            filter_message=edges,
+            filter_gradient=edges,
+            chunk=tiles.chunk * 128 // max(channels, 128),
+        )

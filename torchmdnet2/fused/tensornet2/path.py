@@ -1,0 +1,36 @@
+"""What the fused kernels for TensorNet2 cover, and where they are. Triton is imported when it is used."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...models.tensornet2 import TensorNet2
+from ..fast_path import CpuNetwork, FastPath, GpuNetwork
+from ..tensornet.path import PRODUCTS, unsupported_tensornet
+
+__all__ = ["TensorNet2Path"]
+
+
+class TensorNet2Path(FastPath):
+    """TensorNet2 with charges and a scalar head of one hidden layer, in float32, on the GPU."""
+
+    on_cpu = False
+    predicts_charges = True
+
+    def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
+        assert isinstance(representation, TensorNet2)
+        if not 1 <= representation.q_dim <= 64:
+            return f"the fused kernels for TensorNet2 take a q_dim of 1 to 64, not {representation.q_dim}"
+        return unsupported_tensornet(representation, head, device)
+
+    def gpu(
+        self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
+    ) -> GpuNetwork:
+        from .gpu import FusedTensorNet2
+        from .weights import FrozenTensorNet2
+
+        return FusedTensorNet2(FrozenTensorNet2(representation, head, energy_scale, device), PRODUCTS[precision])
+
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+        raise NotImplementedError("there are no compiled kernels for TensorNet2 on the CPU")

@@ -1,0 +1,192 @@
+"""Messages of TensorNet2 and their gradients, from filters of a chunk of slots (filters.py). Triton kernels.
+
+A program walks rows of atoms that have slots in the chunk, and adds to what chunks before have left: each row by one
+program, each sum in one order, no atomics. The chunk that has the slot of the atom itself is the first of its row.
+
+Shapes: N atoms, E edges (capacity), F channels, S slots of a chunk; fields [N, 9, F]. h3 [S, 3F] is what the last
+activation of the filters acts on.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ....triton_launch import after_previous, before_next
+from ...tensornet.triton.algebra import load9, product, squared_norm, store9
+from ...tensornet.triton.dense import silu, silu_slope
+from ...tensornet.triton.message import sum_lanes
+from .filters import store_split
+
+__all__ = ["message_backward_kernel", "message_kernel", "product_kernel"]
+
+
+@triton.jit
+def rows_of_chunk(row_ptr, receiver, num_atoms, first_slot, num_slots):
+    """First and last edge of a chunk, first and last row that it has slots of (each last one exclusive)."""
+    first_edge = tl.maximum(first_slot - num_atoms, 0)
+    last_edge = tl.minimum(first_slot + num_slots - num_atoms, tl.load(row_ptr + num_atoms))
+    some = last_edge > first_edge
+    low = tl.load(receiver + first_edge, some, other=num_atoms)
+    high = tl.load(receiver + last_edge - 1, some, other=-1) + 1
+    low = tl.minimum(low, first_slot)
+    own_end = tl.minimum(first_slot + num_slots, num_atoms)
+    return first_edge, last_edge, low, tl.where(first_slot < num_atoms, tl.maximum(high, own_end), high)
+
+
+@triton.jit(do_not_specialize=["num_atoms", "first_slot"])
+def message_kernel(
+    row_ptr, receiver, sender, envelope, h3, y, m_out, p_out, num_atoms, first_slot, num_slots,
+    F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr, ALONE: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """M_i += g_ii Y_i + Σ_j g_ij Y_j over the slots of a chunk; ALONE, there is no other: also `product_kernel`."""
+    after_previous(PDL)
+    first_edge, last_edge, low, high = rows_of_chunk(row_ptr, receiver, num_atoms, first_slot, num_slots)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    for i in range(low + tl.program_id(0), high, tl.num_programs(0)):
+        row = tl.zeros_like(c) + i
+        start = tl.maximum(tl.load(row_ptr + i), first_edge)
+        end = tl.minimum(tl.load(row_ptr + i + 1), last_edge)
+        m0 = tl.zeros([BE, BF], tl.float32)
+        m1, m2, m3, m4, m5, m6, m7, m8 = m0, m0, m0, m0, m0, m0, m0, m0
+        for first in range(start, end, BE):
+            e = (first + tl.arange(0, BE))[:, None]
+            mask = e < end
+            j = tl.load(sender + e, mask, other=0)
+            cut = tl.load(envelope + e, mask, other=0.0)
+            h = h3 + (num_atoms + e - first_slot) * (3 * F) + c
+            s = y + j.to(tl.int64) * (9 * F) + c
+            g = silu(tl.load(h, mask, other=0.0)) * cut
+            m0 += g * tl.load(s, mask, other=0.0)
+            g = silu(tl.load(h + F, mask, other=0.0)) * cut
+            m1 += g * tl.load(s + F, mask, other=0.0)
+            m2 += g * tl.load(s + 2 * F, mask, other=0.0)
+            m3 += g * tl.load(s + 3 * F, mask, other=0.0)
+            g = silu(tl.load(h + 2 * F, mask, other=0.0)) * cut
+            m4 += g * tl.load(s + 4 * F, mask, other=0.0)
+            m5 += g * tl.load(s + 5 * F, mask, other=0.0)
+            m6 += g * tl.load(s + 6 * F, mask, other=0.0)
+            m7 += g * tl.load(s + 7 * F, mask, other=0.0)
+            m8 += g * tl.load(s + 8 * F, mask, other=0.0)
+        m0, m1, m2, m3, m4, m5, m6, m7, m8 = sum_lanes(m0, m1, m2, m3, m4, m5, m6, m7, m8, 1, BE, BF)
+        own = (row >= first_slot) & (row < first_slot + num_slots)
+        at = row.to(tl.int64) * (9 * F) + c
+        h = h3 + (row - first_slot) * (3 * F) + c
+        gi, ga = silu(tl.load(h, own, other=0.0)), silu(tl.load(h + F, own, other=0.0))
+        gs = silu(tl.load(h + 2 * F, own, other=0.0))
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, c >= 0, F)
+        m0, m1, m2, m3, m4 = m0 + gi * y0, m1 + ga * y1, m2 + ga * y2, m3 + ga * y3, m4 + gs * y4
+        m5, m6, m7, m8 = m5 + gs * y5, m6 + gs * y6, m7 + gs * y7, m8 + gs * y8
+        if not ALONE:
+            b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(m_out + at, own == 0, F)
+            m0, m1, m2, m3, m4 = m0 + b0, m1 + b1, m2 + b2, m3 + b3, m4 + b4
+            m5, m6, m7, m8 = m5 + b5, m6 + b6, m7 + b7, m8 + b8
+        store9(m_out + at, c >= 0, F, m0, m1, m2, m3, m4, m5, m6, m7, m8)
+        if ALONE:
+            store_product(
+                p_out + at, c >= 0, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, F, O3
+            )
+    before_next(PDL)
+
+
+@triton.jit
+def store_product(
+    out, mask, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, F: tl.constexpr,
+    O3: tl.constexpr,
+):  # fmt: skip
+    """P/(‖P‖²+1), P = Y M + M Y or 2 Y M."""
+    p0, p1, p2, p3, p4, p5, p6, p7, p8 = product(
+        1.0, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, O3
+    )
+    f = 1.0 / (squared_norm(p0, p1, p2, p3, p4, p5, p6, p7, p8) + 1.0)
+    store9(out, mask, F, f * p0, f * p1, f * p2, f * p3, f * p4, f * p5, f * p6, f * p7, f * p8)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def product_kernel(
+    y, m, p_out, num_atoms, F: tl.constexpr, BM: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """P/(‖P‖²+1), P = Y M + M Y or 2 Y M."""
+    after_previous(PDL)
+    row = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
+    ok = row < num_atoms
+    at = row.to(tl.int64) * (9 * F) + (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, ok, F)
+    m0, m1, m2, m3, m4, m5, m6, m7, m8 = load9(m + at, ok, F)
+    store_product(p_out + at, ok, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, F, O3)
+    before_next(PDL)
+
+
+@triton.jit
+def filter_gradient(h, cut, dot, out, at, mask, plane):
+    """From ⟨dM, Y⟩ of a part: the filter; writes the gradient of h3, split; and silu(h3) ⟨dM, Y⟩, that of C(d)."""
+    v = tl.load(h, mask, other=0.0)
+    a = silu(v)
+    store_split(out, at, dot * cut * silu_slope(v), mask, plane)
+    return a * cut, a * dot
+
+
+@triton.jit(do_not_specialize=["num_atoms", "first_slot", "capacity"])
+def message_backward_kernel(
+    row_ptr, receiver, sender, envelope, envelope_slope, h3, y, dm, dy, dh3, slope, capacity, num_atoms,
+    first_slot, num_slots,
+    F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """dY_i += g_ii dM_i + Σ_j g_ji dM_j over the slots of a chunk, h3 being that of reversed slots; their gradients
+    dh3 [2, S, 3F], split; and through C(d) into slope [slices, E]."""
+    after_previous(PDL)
+    first_edge, last_edge, low, high = rows_of_chunk(row_ptr, receiver, num_atoms, first_slot, num_slots)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    slope_out = slope + tl.program_id(1).to(tl.int64) * capacity
+    plane = num_slots * 3 * F
+    for i in range(low + tl.program_id(0), high, tl.num_programs(0)):
+        row = tl.zeros_like(c) + i
+        start = tl.maximum(tl.load(row_ptr + i), first_edge)
+        end = tl.minimum(tl.load(row_ptr + i + 1), last_edge)
+        at = row.to(tl.int64) * (9 * F) + c
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, c >= 0, F)
+        a0 = tl.zeros([BE, BF], tl.float32)
+        a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
+        for first in range(start, end, BE):
+            e = (first + tl.arange(0, BE))[:, None]
+            mask = e < end
+            m = mask & (c >= 0)
+            j = tl.load(sender + e, mask, other=0)
+            cut = tl.load(envelope + e, mask, other=0.0)
+            place = (num_atoms + e - first_slot) * (3 * F) + c
+            s = dm + j.to(tl.int64) * (9 * F) + c
+            x0 = tl.load(s, mask, other=0.0)
+            g, through_cut = filter_gradient(h3 + place, cut, x0 * y0, dh3, place, m, plane)
+            a0 += g * x0
+            x0 = tl.load(s + F, mask, other=0.0)
+            x1, x2 = tl.load(s + 2 * F, mask, other=0.0), tl.load(s + 3 * F, mask, other=0.0)
+            place += F
+            g, more = filter_gradient(h3 + place, cut, x0 * y1 + x1 * y2 + x2 * y3, dh3, place, m, plane)
+            through_cut += more
+            a1, a2, a3 = a1 + g * x0, a2 + g * x1, a3 + g * x2
+            x0, x1 = tl.load(s + 4 * F, mask, other=0.0), tl.load(s + 5 * F, mask, other=0.0)
+            x2, x3 = tl.load(s + 6 * F, mask, other=0.0), tl.load(s + 7 * F, mask, other=0.0)
+            x4 = tl.load(s + 8 * F, mask, other=0.0)
+            place += F
+            dot = x0 * y4 + x1 * y5 + x2 * y6 + x3 * y7 + x4 * y8
+            g, more = filter_gradient(h3 + place, cut, dot, dh3, place, m, plane)
+            through_cut += more
+            a4, a5, a6, a7, a8 = a4 + g * x0, a5 + g * x1, a6 + g * x2, a7 + g * x3, a8 + g * x4
+            total = tl.sum(through_cut, 1)[:, None]
+            tl.store(slope_out + e, total * tl.load(envelope_slope + e, mask, other=0.0), mask)
+        a0, a1, a2, a3, a4, a5, a6, a7, a8 = sum_lanes(a0, a1, a2, a3, a4, a5, a6, a7, a8, 1, BE, BF)
+        own = (row >= first_slot) & (row < first_slot + num_slots)
+        place = (row - first_slot) * (3 * F) + c
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(dm + at, own, F)
+        gi, _t = filter_gradient(h3 + place, 1.0, x0 * y0, dh3, place, own, plane)
+        place += F
+        ga, _t = filter_gradient(h3 + place, 1.0, x1 * y1 + x2 * y2 + x3 * y3, dh3, place, own, plane)
+        place += F
+        dot = x4 * y4 + x5 * y5 + x6 * y6 + x7 * y7 + x8 * y8
+        gs, _t = filter_gradient(h3 + place, 1.0, dot, dh3, place, own, plane)
+        a0, a1, a2, a3, a4 = a0 + gi * x0, a1 + ga * x1, a2 + ga * x2, a3 + ga * x3, a4 + gs * x4
+        a5, a6, a7, a8 = a5 + gs * x5, a6 + gs * x6, a7 + gs * x7, a8 + gs * x8
+        b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(dy + at, c >= 0, F)
+        store9(dy + at, c >= 0, F, a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7, a8 + b8)
+    before_next(PDL)
