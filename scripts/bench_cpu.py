@@ -1,10 +1,12 @@
 """Time energy and forces of TensorNet on the CPU: the Evaluator, the Potential and, when it is installed, TorchMD-Net.
 
-    python scripts/bench_cpu.py [--systems FOLDER] [--threads 2] [--repeats 7] [--no-potential]
+    python scripts/bench_cpu.py [--systems FOLDER] [--threads 2] [--repeats 7] [--no-potential] [--priors]
 
 FOLDER holds alanine_dipeptide.pdb and chignolin.pdb; the water box of 1,029 atoms is made here. Each step is whole:
 neighbor search, energy, forces. The programs take turns, so that what else runs on the machine meets all of them.
 All have the same weights. Errors are the largest of any force component against the Potential in float64.
+
+--priors times the Evaluator with priors beside the network instead (COMPOSED of bench_systems.py), in processor time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 
 import torch
 from bench_peer import peer_step
-from bench_systems import make_potential, read_pdb, water_box
+from bench_systems import COMPOSED, make_potential, read_pdb, water_box
 
 from torchmdnet2 import Evaluator, Potential, System
 
@@ -40,20 +42,43 @@ def milliseconds(step: Callable[[], Any]) -> float:
     return 1e3 * (time.perf_counter() - start)
 
 
+def compare_priors(systems: dict[str, System], repeats: int) -> None:
+    """Print what priors add to a step. They take turns; the ratio is the median of those of each turn."""
+    evaluators = {composed: Evaluator(make_potential(composed)) for composed in COMPOSED}
+    print("system, atoms: priors, median ms, minimum ms of processor time; median ratio to plain")
+    for name, atoms in systems.items():
+        times: dict[str, list[float]] = {composed: [] for composed in evaluators}
+        for turn in range(repeats + 1):
+            for composed, evaluator in evaluators.items():
+                evaluator(atoms)
+                start = time.process_time()
+                evaluator(atoms)
+                if turn:  # the first compiles
+                    times[composed].append(1e3 * (time.process_time() - start))
+        for composed, values in times.items():
+            ratio = statistics.median(mine / plain for mine, plain in zip(values, times["plain"], strict=True))
+            row = f"{statistics.median(values):.1f}, {min(values):.1f}; {ratio:.3f}"
+            print(f"{name}, {atoms.num_atoms}: {composed}, {row}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", type=Path, default=Path("systems"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--no-potential", action="store_true", help="leave out the Potential, which is slow")
+    parser.add_argument("--priors", action="store_true", help="priors beside the network, in processor time")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
-    potential = make_potential()
-    evaluator = Evaluator(potential)
     files = [options.systems / f"{name}.pdb" for name in ("alanine_dipeptide", "chignolin")]
     systems = {file.stem: read_pdb(file) for file in files if file.exists()}
     systems["water"] = water_box(7)
+    if options.priors:
+        compare_priors(systems, options.repeats)
+        return
+    potential = make_potential()
+    evaluator = Evaluator(potential)
 
     print("system, atoms: program, first call s, median ms, minimum ms")
     for name, atoms in systems.items():

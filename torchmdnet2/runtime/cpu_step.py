@@ -25,12 +25,16 @@ from ..refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
 from .autograd_term import add_by_autograd
 from .coverage import constant_energies, list_cutoffs
+from .cpu_cells import CellSearch
 from .cpu_pairs import all_pairs
 
 __all__ = ["CpuStep", "Values"]
 
 _DENSE = 512
 """Atoms of a structure without cell up to which all pairs are looked at, which is faster than a search."""
+
+_SEARCH_COST = 8
+"""Of an edge, in the units of `thread_tuner.amount_of_work`."""
 
 
 class Values(NamedTuple):
@@ -150,12 +154,17 @@ class _Term:
 class _Rows:
     """The edges within a cutoff of structures that keep their atoms.
 
+    Args:
+        dense: look at all pairs.
+        first: the list of the network, found before the others: it checks positions and cell, and its rows are sorted.
+
     Attributes:
         row_ptr: [N + 1], sender: [≥ E] int64, vectors: [≥ E, 3] float32 Å.
     """
 
     def __init__(self, cutoff: float, system: System, dense: bool, first: bool):
         self.cutoff, self._dense, self._first = cutoff, dense, first
+        self._search, self._threads = None if dense or first else CellSearch(cutoff, system), ThreadChoice()
         self.row_ptr = np.zeros(system.num_atoms + 1, np.int64)
         self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
 
@@ -168,6 +177,12 @@ class _Rows:
         if self._dense:
             self._all_pairs(system)
             return
+        search = self._search
+        if search is not None:
+            work, n = _SEARCH_COST * int(self.row_ptr[-1]), len(system.pos)
+            if run_on_threads(lambda: search.find(system), self._threads, work, n, True):
+                self.row_ptr, self.sender, self.vectors = search.row_ptr, search.sender, search.vectors
+                return
         found = neighbor_list(system, self.cutoff)
         if self._first:
             refuse_coincident(found, system)
