@@ -86,6 +86,22 @@ def priors() -> None:
         print(f"priors: {system.num_atoms} atoms", flush=True)
 
 
+def tensornet2() -> None:
+    """Steps of TensorNet2 with a prior that reads its charges."""
+    field = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 6.0}
+    model = {"name": "tensornet2", "hidden_channels": 32, "num_layers": 2, "num_rbf": 8}
+    potential = Potential.from_config({"model": model, "priors": [field]}).eval().cuda()
+    for system in small_systems():
+        evaluator = Evaluator(potential, graphs=False)
+        result = evaluator(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
+        if not evaluator.fused:
+            raise RuntimeError(evaluator.report())
+        assert result.forces is not None
+        if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
+            raise RuntimeError(f"{system.num_atoms} atoms: not finite")
+        print(f"tensornet2: {system.num_atoms} atoms", flush=True)
+
+
 def training() -> None:
     """A step of training: kernels of every order, on packed frames, and of validation."""
     from ase import Atoms
@@ -157,8 +173,8 @@ def md() -> None:
 
 if __name__ == "__main__":
     groups = {
-        "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "training": training,
-        "md": md,
+        "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "tensornet2": tensornet2,
+        "training": training, "md": md,
     }  # fmt: skip
     for name in sys.argv[1:] or groups:
         groups[name]()
