@@ -1,4 +1,4 @@
-"""TensorNet2 on its kernels in whole steps, in the interpreter of Triton. Run by test_tensornet2.py."""
+"""TensorNet2 on its kernels in whole steps, in the interpreter of Triton. Run by test_tensornet2_kernels.py."""
 
 from __future__ import annotations
 

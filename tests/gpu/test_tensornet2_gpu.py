@@ -1,5 +1,5 @@
 """TensorNet2 on fused kernels: R15 (the Potential in float64), R8, R16, R19. Its twin without a GPU:
-tests/fused/test_tensornet2.py."""
+tests/fused/test_tensornet2_kernels.py."""
 
 from __future__ import annotations
 

@@ -62,10 +62,11 @@ class TrajectoryFile(ABC):
             raise BadData(f"{self.path} is not the file that it was when the restart file was written; {remedy}")
 
     def _checksum(self, mark: dict[str, int]) -> int:
-        """Of what the file holds just before a mark."""
+        """Of what the file holds just before a mark, without the head, which later frames change."""
+        start = max(_HEAD, mark["bytes"] - _TAIL)
         with open(self.path, "rb") as file:
-            file.seek(max(0, mark["bytes"] - _TAIL))
-            return zlib.crc32(file.read(min(_TAIL, mark["bytes"])))
+            file.seek(start)
+            return zlib.crc32(file.read(max(0, mark["bytes"] - start)))
 
     @classmethod  # noqa: B027
     def check(cls, path: Path, atoms: Atoms) -> None:
