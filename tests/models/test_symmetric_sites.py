@@ -13,15 +13,20 @@ from torchmdnet2.models.layers import smooth_length
 
 @pytest.mark.parametrize("name", ["CH4", "CO2"])
 def test_float32_gives_the_forces_of_float64(name):
-    """To 1e-4 eV/Å (0.1 eV/Å with the length itself), also after moving atoms by 1e-9 Å."""
+    """Also after moving atoms by 1e-9 Å. In float32 to 5e-4 eV/Å in any order of the atoms, which decides how sums are
+    rounded: 2e-6 to 2.3e-4 eV/Å were found, and 0.1 eV/Å with the length itself."""
     potential = variant("equivariant_transformer", head={"name": "equivariant_scalar"}).double()
     atoms = molecule(name)
     exact = potential(System.from_ase(atoms)).forces
     atoms.rattle(1e-9, seed=0)
     moved = potential(System.from_ase(atoms)).forces
-    single = potential.float()(System.from_ase(molecule(name), dtype=torch.float32)).forces
     assert float(exact.abs().max()) > 1e-3
-    assert float((moved - exact).abs().max()) <= 1e-5 and float((single - exact).abs().max()) <= 1e-4
+    assert float((moved - exact).abs().max()) <= 1e-5
+    potential.float()
+    for seed in range(20):
+        order = torch.randperm(len(atoms), generator=torch.Generator().manual_seed(seed))
+        single = potential(System.from_ase(molecule(name)[order.tolist()], dtype=torch.float32)).forces
+        assert float((single - exact[order]).abs().max()) <= 5e-4
 
 
 def test_perfect_crystals_have_no_forces():
