@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import numpy as np
 from ase import Atoms, units
@@ -19,7 +20,8 @@ from ase.io import read, write
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 
-RUN, EVERY, TIMESTEP, FRICTION = 50, 8, 1.0, 0.02  # frames of a trajectory, steps between them, fs, 1/fs
+RUN, EVERY = 50, 8  # frames of a trajectory, steps between them
+TIMESTEP, FRICTION = 1.0 * units.fs, 0.02 / units.fs
 LARGEST = 30.0  # eV/Å; frames with larger forces are left out
 
 
@@ -32,12 +34,10 @@ def trajectory(start: Atoms, temperature: float, seed: int) -> list[Atoms]:
     atoms.info = {"charge": start.info.get("charge", 0)}
     atoms.calc = TBLite(method="GFN2-xTB", verbosity=0, charge=atoms.info["charge"])
     MaxwellBoltzmannDistribution(atoms, temperature_K=temperature, rng=rng)
-    options = {"temperature_K": temperature, "friction": FRICTION / units.fs, "rng": rng, "fixcm": False}
-    dynamics = Langevin(atoms, TIMESTEP * units.fs, **options)
+    dynamics = Langevin(atoms, TIMESTEP, temperature_K=temperature, friction=FRICTION, rng=rng, fixcm=False)
     while len(frames) < RUN and np.abs(atoms.get_forces()).max() < LARGEST:
         dynamics.run(EVERY)
-        frame = atoms.copy()
-        frame.set_array("momenta", None)
+        frame = Atoms(atoms.symbols, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, info=atoms.info)
         frame.calc = SinglePointCalculator(frame, energy=atoms.get_potential_energy(), forces=atoms.get_forces())
         frames.append(frame)
     return frames
@@ -54,7 +54,7 @@ if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"  # before tblite is loaded
     given, temperatures = read(options.given, ":"), [float(t) for t in options.temperatures.split(",")]
     runs = [(given[k % len(given)], temperatures[k % len(temperatures)], k) for k in range(-(-options.frames // RUN))]
-    with ProcessPoolExecutor(options.processes) as pool:
+    with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:  # OpenMP does not survive a fork
         found = [frame for frames in pool.map(trajectory, *zip(*runs, strict=True)) for frame in frames]
     write(options.output, found[: options.frames], format="extxyz")
     print(f"{options.output}: {len(found[: options.frames])} frames, GFN2-xTB")

@@ -40,6 +40,17 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 @pytest.fixture
+def label(tmp_path):
+    """Runs label_with_xtb.py; in a process of its own, since its worker processes import it as their main module."""
+
+    def script(*arguments):
+        command = [sys.executable, EXAMPLES / "label_with_xtb.py", *map(str, arguments)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True).stdout
+
+    return script
+
+
+@pytest.fixture
 def water(tmp_path):
     write(tmp_path / "water.xyz", molecule("H2O"))
     return tmp_path / "water.xyz"
@@ -68,9 +79,9 @@ def test_train(run, tmp_path, potential):
     assert load(tmp_path / "trained" / "best.tmn").elements == [1, 8]
 
 
-def test_label_with_xtb(run, water, tmp_path):
+def test_label_with_xtb(label, water, tmp_path):
     tblite = pytest.importorskip("tblite.ase")
-    out = run("label_with_xtb.py", water, "cheap.xyz", "--frames", 3, "--temperatures", "300,600")
+    out = label(water, "cheap.xyz", "--frames", 3, "--temperatures", "300,600")
     assert "cheap.xyz: 3 frames" in out
     frames = read(tmp_path / "cheap.xyz", ":")
     positions, forces = frames[2].positions, frames[2].get_forces()
@@ -82,9 +93,9 @@ def test_label_with_xtb(run, water, tmp_path):
     assert frames[2].get_potential_energy() == pytest.approx(again.get_potential_energy(), abs=1e-4)
 
 
-def test_teach_with_xtb(run, potential, model_file, water, tmp_path):
+def test_teach_with_xtb(run, label, potential, model_file, water, tmp_path):
     pytest.importorskip("tblite")
-    run("label_with_xtb.py", water, "cheap.xyz", "--frames", 3)
+    label(water, "cheap.xyz", "--frames", 3)
     out = run("teach_with_xtb.py", "difference", "cheap.xyz", "difference.xyz")
     assert "difference.xyz: 3 of 3 frames" in out
     cheap, difference = (read(tmp_path / name, ":") for name in ("cheap.xyz", "difference.xyz"))

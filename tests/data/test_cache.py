@@ -223,7 +223,12 @@ def test_a_folder_that_cannot_be_written(source, tmp_path):
 
 def fork(function):
     """Run a function in a process of its own."""
-    process = multiprocessing.get_context("fork").Process(target=function)
+
+    def on_one_thread():
+        torch.set_num_threads(1)  # OpenMP's threads do not survive the fork: waiting for them would never end
+        function()
+
+    process = multiprocessing.get_context("fork").Process(target=on_one_thread)
     process.start()
     return process
 
