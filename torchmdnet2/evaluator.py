@@ -79,7 +79,8 @@ class Evaluator:
 
         Args:
             system: N atoms in B structures, on the potential's device; never changed.
-            forces, stress: what to compute; stress None takes the evaluator's own setting.
+            forces: whether to compute them.
+            stress: whether to compute it; None takes the evaluator's own setting.
 
         Returns:
             Result of fresh tensors; forces and stress in the floating-point type of `system.pos`.
@@ -104,7 +105,7 @@ class Evaluator:
             weights of now, and is not locked: one thread at a time.
 
         Raises:
-            As a call.
+            ValueError, RuntimeError: as a call.
         """
         stress = self.stress if stress is None else stress
         return self._first(system, lambda backend: backend.bind(system, stress))

@@ -201,7 +201,8 @@ class Potential(nn.Module):
 
         Args:
             system: N atoms in B structures, on the potential's device; never changed.
-            forces, stress: what to compute.
+            forces: whether to compute them.
+            stress: whether to compute it.
             neighbors: all directed edges within `cutoff` or further, to reuse a list; searched when None.
             create_graph: keep the graph, so that the results can be differentiated again; by default only in
                 training mode.
@@ -260,7 +261,10 @@ class Potential(nn.Module):
         """`forward` without its checks, on pair lists that are given: waits for the device only where a part does.
 
         Args:
-            system, forces, stress, create_graph: as of `forward`.
+            system: as of `forward`.
+            forces: likewise.
+            stress: likewise.
+            create_graph: likewise.
             lists: pairs by cutoff.
             isolated: `isolated_energies()`, where they are known.
         """

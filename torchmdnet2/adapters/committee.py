@@ -26,7 +26,11 @@ class CommitteeCalculator(TorchMDNet2Calculator):
 
     Args:
         models: at least two, each a path or a Potential; or the ensemble.json of a training.
-        device, dtype, charge, spin, allow_untrained_charge: of all members, as for TorchMDNet2Calculator.
+        device: of all members, as for TorchMDNet2Calculator.
+        dtype: likewise.
+        charge: likewise.
+        spin: likewise.
+        allow_untrained_charge: likewise.
 
     Raises:
         ValueError: fewer than two models; others as TorchMDNet2Calculator.

@@ -33,7 +33,8 @@ class TorchMDNet2Model(ModelInterface):
         model: path of a .tmn file, or a Potential (copied: later changes to it have no effect here).
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of network and states, torch.float32 or torch.float64; None keeps the stored one.
-        compute_forces, compute_stress: what `forward` gives beside the energy; can be set later.
+        compute_forces: whether `forward` gives forces beside the energy; can be set later.
+        compute_stress: likewise the stress.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
 

@@ -104,7 +104,8 @@ def run_md(
         options: how long, how hot, how many replicas, which files.
         device: where everything runs.
         dtype: floating-point type of the network; positions, velocities and sums are float64.
-        charge, spin: total charge in e and multiplicity.
+        charge: total charge, e.
+        spin: multiplicity.
         console: where progress is shown; None is silent.
         allow_untrained_charge: take a total charge that the model was not trained on, or does not use, with a
             warning.

@@ -71,7 +71,8 @@ def check_stability(
         seed: replica k has seed + k.
         device: where everything runs.
         dtype: floating-point type of the network.
-        charge, spin: total charge in e and multiplicity, of frames that have none in their `info`.
+        charge: total charge in e of frames that have none in their `info`.
+        spin: multiplicity of frames that have none in their `info`.
         console: where progress is shown; None is silent.
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a
             warning.

@@ -29,7 +29,8 @@ class Coulomb(Prior):
         method: "all_pairs" (molecules), "reaction_field", "ewald" or "pme" (periodic structures).
         cutoff: Å; not used by "all_pairs".
         damping: "none", "exp" or "cosine".
-        damping_lower, damping_upper: Å.
+        damping_lower: where the damping "cosine" begins to rise from 0, Å.
+        damping_upper: where the damping ends, Å.
         dielectric: outside the reaction field's cutoff; None means infinite.
         accuracy: of the Ewald summation, relative.
         switch_width: Å before the cutoff over which the reaction field's energy goes smoothly to zero; 0 ends it with

@@ -39,7 +39,9 @@ class D3(Prior):
 
     Args:
         elements: atomic numbers that can occur.
-        s8, a1, a2: parameters of the density functional, a2 in bohr as published. PBE0: 1.2177, 0.4145, 4.8593.
+        s8: parameter of the density functional, as published. PBE0: 1.2177.
+        a1: likewise. PBE0: 0.4145.
+        a2: likewise, bohr. PBE0: 4.8593.
         s6: 1 but for double hybrids.
         cutoff: Å.
         switch_width: Å over which the energy goes smoothly to zero before the cutoff.
