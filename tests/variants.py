@@ -44,6 +44,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "transformer": {"model": {"name": "transformer", **_ATTENTION}},
     "transformer_values": {"model": {"name": "transformer", "distance_influence": "values", **_ATTENTION}},
     "graph_network": {"model": {"name": "graph_network", **_SIZE}},
+    "matgl_tensornet": {
+        "model": {"name": "matgl_tensornet", **_SIZE, "num_rbf": 3}, "head": {"name": "gated_scalar"},
+    },
     "graph_network_mean": {"model": {"name": "graph_network", "aggregation": "mean", **_SIZE}},
     "graph_network_softmax": {"model": {"name": "graph_network", "aggregation": "softmax", **_SIZE}},
 }  # fmt: skip

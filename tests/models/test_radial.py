@@ -54,3 +54,26 @@ def test_a_model_with_bessel_functions():
 def test_bessel_functions_are_not_trained():
     with pytest.raises(ValueError, match="trainable_rbf"):
         radial_basis("bessel", 0.0, 5.0, 8, trainable=True)
+
+
+def test_smooth_bessel_functions():
+    """Orthonormal over the sphere, and zero at the cutoff with two derivatives, as arXiv 1907.02374 derives them."""
+    d = torch.linspace(0, 5, 20001, dtype=torch.float64)
+    basis = radial_basis("smooth_bessel", 0.0, 5.0, 5)
+    values = basis(d)
+    overlap = torch.trapezoid(values[:, :, None] * values[:, None] * (d**2)[:, None, None], d, dim=0)
+    assert float((overlap - torch.eye(5)).abs().max()) < 1e-6
+    x = torch.tensor([5.0, 0.0], dtype=torch.float64, requires_grad=True)
+    for k in range(5):
+        value = basis(x)[:, k]
+        (first,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        assert max(abs(float(v[0].detach())) for v in (value, first, second)) < 1e-10
+        assert abs(float(first[1].detach())) < 1e-10 and torch.isfinite(second).all()
+
+
+def test_smooth_bessel_functions_begin_at_zero():
+    with pytest.raises(ValueError, match="cutoff_lower"):
+        radial_basis("smooth_bessel", 0.5, 5.0, 3)
+    with pytest.raises(ValueError, match="trainable_rbf"):
+        radial_basis("smooth_bessel", 0.0, 5.0, 3, trainable=True)

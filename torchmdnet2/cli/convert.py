@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .common import Command, keeping, output_file
+
+if TYPE_CHECKING:
+    from ..potential import Potential
 
 __all__ = ["add"]
 
@@ -13,9 +17,9 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     other = command(
-        "import", _import, "convert a TorchMD-Net checkpoint or YAML to a torchmdnet2 model or configuration"
+        "import", _import, "convert a model of TorchMD-Net or matgl, or a YAML of TorchMD-Net, to one of torchmdnet2"
     )
-    other.add_argument("theirs", help="a .ckpt, read without running anything in it, or a .yaml")
+    other.add_argument("theirs", help="a .ckpt, a folder of matgl's (nothing in them is run), or a .yaml")
     other.add_argument("ours", help=".tmn or .yaml file to write")
     other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
     other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all supported)")
@@ -30,7 +34,7 @@ def add(command: Command) -> None:
 def _import(options: argparse.Namespace) -> None:
     from ..checkpoint import to_bytes
     from ..files import atomic_write
-    from ..importers.torchmd_net import import_checkpoint
+    from ..importers.matgl import is_matgl
 
     from_yaml = Path(options.theirs).suffix in (".yaml", ".yml")
     ours = output_file(options.ours, (".yaml", ".yml") if from_yaml else (".tmn",), [options.theirs], "ours")
@@ -42,14 +46,32 @@ def _import(options: argparse.Namespace) -> None:
             atomic_write(ours, text, keep=True)
         print(f"wrote {ours}")
         return
-    elements = None if options.elements is None else [_atomic_number(s) for s in options.elements.split(",")]
-    ignore = [] if options.ignore is None else options.ignore.split(",")
-    potential = import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)
+    potential = _matgl(options) if is_matgl(options.theirs) else _torchmd_net(options)
     with keeping(ours):
         atomic_write(ours, to_bytes(potential), keep=True)
     for decision in potential.metadata.get("import", {}).get("decisions", []):
         print(f"- {decision}")
     print(f"wrote {ours}")
+
+
+def _matgl(options: argparse.Namespace) -> Potential:
+    from ..errors import BadConfig
+    from ..importers.matgl import import_matgl
+
+    for name in ("elements", "layout", "ignore"):
+        if getattr(options, name) is not None:
+            raise BadConfig(f"--{name} is for checkpoints of TorchMD-Net: a model of matgl says itself what it is")
+    if options.energy_unit != "eV":
+        raise BadConfig("--energy-unit is for checkpoints of TorchMD-Net: models of matgl are in eV")
+    return import_matgl(options.theirs)
+
+
+def _torchmd_net(options: argparse.Namespace) -> Potential:
+    from ..importers.torchmd_net import import_checkpoint
+
+    elements = None if options.elements is None else [_atomic_number(s) for s in options.elements.split(",")]
+    ignore = [] if options.ignore is None else options.ignore.split(",")
+    return import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)
 
 
 def _export(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Import of models of other programs without executing anything."""
 
 from .export import export_checkpoint, export_state
+from .matgl import import_matgl
 from .torchmd_net import convert, import_checkpoint, read_checkpoint
 from .training_yaml import config_from_torchmd_net, convert_yaml
 
@@ -11,5 +12,6 @@ __all__ = [
     "export_checkpoint",
     "export_state",
     "import_checkpoint",
+    "import_matgl",
     "read_checkpoint",
 ]

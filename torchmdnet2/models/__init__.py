@@ -4,7 +4,8 @@ from ..float64_buffers import Float64Buffers
 from .base import Features, Graph, Head, PropertyHead, Representation
 from .equivariant_transformer import EquivariantTransformer
 from .graph_network import GraphNetwork
-from .heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
+from .heads import EquivariantScalarHead, GatedScalarHead, ScalarCoulombHead, ScalarHead
+from .matgl_tensornet import MatglTensorNet
 from .properties import ChargesHead, DipoleHead, ScalarPropertyHead, SpatialExtentHead, VectorHead
 from .tensornet import TensorNet
 from .tensornet2 import TensorNet2
@@ -17,9 +18,11 @@ __all__ = [
     "EquivariantTransformer",
     "Features",
     "Float64Buffers",
+    "GatedScalarHead",
     "Graph",
     "GraphNetwork",
     "Head",
+    "MatglTensorNet",
     "PropertyHead",
     "Representation",
     "ScalarCoulombHead",

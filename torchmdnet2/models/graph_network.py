@@ -104,7 +104,7 @@ class GraphNetwork(Representation):
         hidden_channels: F.
         num_layers: number of interaction blocks.
         num_rbf: R, radial functions.
-        rbf_type: "expnorm", "gauss" or "bessel".
+        rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
         neighbor_embedding: start from the elements of the neighbors too.

@@ -16,7 +16,14 @@ from ..registry import HEADS
 from .base import Features, Graph, Head, atom_counts
 from .layers import MLP, GatedEquivariantBlock
 
-__all__ = ["EquivariantScalarHead", "ScalarCoulombHead", "ScalarHead", "VectorNetwork", "scalar_network"]
+__all__ = [
+    "EquivariantScalarHead",
+    "GatedScalarHead",
+    "ScalarCoulombHead",
+    "ScalarHead",
+    "VectorNetwork",
+    "scalar_network",
+]
 
 Reduce = Literal["sum", "mean"]
 
@@ -89,6 +96,27 @@ class ScalarHead(Head):
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies, in the model's unit."""
         return _share(self.output_network(features.x).squeeze(1), graph, self.reduce)
+
+
+@HEADS.register("gated_scalar")
+class GatedScalarHead(Head):
+    """Energy of an atom as the product of a value and a gate between 0 and 1, two networks F → F → F → F → 1.
+
+    The read-out "weighted atom" of matgl (C. Chen, S. P. Ong, Nat. Comput. Sci. 2, 718 (2022), arXiv 2202.02450).
+
+    Args:
+        hidden_channels: F.
+        activation: name of the activation function.
+    """
+
+    def __init__(self, hidden_channels: int, activation: str = "silu"):
+        super().__init__()
+        self.value = MLP(hidden_channels, hidden_channels, 1, activation, 2)
+        self.gate = MLP(hidden_channels, hidden_channels, 1, activation, 2)
+
+    def forward(self, features: Features, graph: Graph) -> Tensor:
+        """[N] atomic energies, in the model's unit."""
+        return (self.value(features.x) * torch.sigmoid(self.gate(features.x))).squeeze(1)
 
 
 @HEADS.register("equivariant_scalar")

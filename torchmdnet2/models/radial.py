@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..float64_buffers import Float64Buffers
 from ..registry import did_you_mean
 
-__all__ = ["BesselBasis", "CosineCutoff", "ExpNormalBasis", "GaussianBasis", "radial_basis"]
+__all__ = ["BesselBasis", "CosineCutoff", "ExpNormalBasis", "GaussianBasis", "SmoothBesselBasis", "radial_basis"]
 
 
 class CosineCutoff(nn.Module):
@@ -115,21 +115,62 @@ class BesselBasis(nn.Module):
         """[E] distances in Å → [E, R]."""
         k = torch.arange(1, self.num_radial + 1, dtype=distances.dtype, device=distances.device)
         x = (distances[:, None] - self.lower) * (k * math.pi / self.width)
-        # sin(x)/x by its series where x is small, with finite derivatives of every order
-        small = x.abs() < 1e-2
-        away = torch.where(small, 1.0, x)
-        near = torch.where(small, x, 0.0) ** 2
-        series = 1 - near / 6 * (1 - near / 20 * (1 - near / 42))
-        return (
-            math.sqrt(2 / self.width) * (k * math.pi / self.width) * torch.where(small, series, torch.sin(away) / away)
-        )
+        return math.sqrt(2 / self.width) * (k * math.pi / self.width) * _sinc(x)
 
 
-_BASES = {"expnorm": ExpNormalBasis, "gauss": GaussianBasis, "bessel": BesselBasis}
+class SmoothBesselBasis(nn.Module):
+    """Orthonormal waves over the whole range that vanish at the cutoff with their first two derivatives.
+
+    Each is a sum of waves f_n(d) ∝ sinc((n+1)πd/r_c) + sinc((n+2)πd/r_c), made orthogonal to those before it.
+
+    Source: E. Kocer, J. Mason, H. Erturk, AIP Advances 10, 015021 (2020), arXiv 1907.02374, Eqs. 6 to 9.
+    """
+
+    def __init__(self, lower: float, upper: float, num_radial: int, trainable: bool = False):
+        super().__init__()
+        if trainable:
+            raise ValueError("the radial basis 'smooth_bessel' has nothing to train: leave trainable_rbf out")
+        if lower != 0:
+            raise ValueError("the radial basis 'smooth_bessel' begins at 0: leave cutoff_lower out")
+        self.upper, self.num_radial = float(upper), num_radial
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """[E] distances in Å → [E, R]."""
+        n = torch.arange(1, self.num_radial + 2, dtype=distances.dtype, device=distances.device)
+        waves = _sinc(distances[:, None] * (n * math.pi / self.upper)).unbind(1)
+        result: list[Tensor] = []
+        before = 1.0  # d of the function before
+        for k in range(self.num_radial):
+            a, b = k + 1, k + 2
+            size = (-1) ** k * math.sqrt(2) * math.pi * self.upper**-1.5 * a * b / math.sqrt(a * a + b * b)
+            wave = size * (waves[k] + waves[k + 1])
+            if k:
+                e = (k * b) ** 2 / (4 * a**4 + 1)
+                d = 1 - e / before
+                wave = (wave + math.sqrt(e / before) * result[-1]) / math.sqrt(d)
+                before = d
+            result.append(wave)
+        return torch.stack(result, 1)
+
+
+def _sinc(x: Tensor) -> Tensor:
+    """sin(x)/x, by its series where x is small: derivatives of every order are finite."""
+    small = x.abs() < 1e-2
+    away = torch.where(small, 1.0, x)
+    near = torch.where(small, x, 0.0) ** 2
+    return torch.where(small, 1 - near / 6 * (1 - near / 20 * (1 - near / 42)), torch.sin(away) / away)
+
+
+_BASES = {
+    "expnorm": ExpNormalBasis,
+    "gauss": GaussianBasis,
+    "bessel": BesselBasis,
+    "smooth_bessel": SmoothBesselBasis,
+}
 
 
 def radial_basis(kind: str, lower: float, upper: float, num_radial: int, trainable: bool = False) -> nn.Module:
-    """The radial basis "expnorm", "gauss" or "bessel" with R = num_radial functions.
+    """The radial basis "expnorm", "gauss", "bessel" or "smooth_bessel" with R = num_radial functions.
 
     Raises:
         ValueError: unknown kind, or fewer than two functions.

@@ -37,8 +37,10 @@ class TensorEmbedding(nn.Module):
     """Tensors from the atoms around each atom (paper §3.2, Eqs. 5–9).
 
     X_i = Σ_j C(d) z_ij [ f1·1 + f2·skew(u) + f3·(uuᵀ − 1/3) ], then a norm-dependent gate and channel mixing.
-    The sum includes j = i with u = 0, which adds f1(0) to the isotropic part.
+    The sum includes j = i with u = 0, which adds f1(0) to the isotropic part; not where `counts_itself` is False.
     """
+
+    counts_itself: bool = True
 
     def __init__(self, hidden_channels: int, num_rbf: int, act: str, cutoff: CosineCutoff, max_z: int, skew_sign: int):
         super().__init__()
@@ -77,8 +79,9 @@ class TensorEmbedding(nn.Module):
         u = -safe_divide(graph.vectors, graph.distances[:, None])
         edges = per_component(f * weight[:, None]) * self.geometry(u)[:, :, None]
         x = edges.new_zeros(graph.num_atoms, 9, edges.shape[2]).index_add(0, graph.receiver, edges)
-        isotropic_self = self.cutoff(rbf_self.new_zeros(1)) * self.distance_proj1(rbf_self) * (z_receiver + z_sender)
-        x = x + torch.cat([isotropic_self[:, None], x.new_zeros(x.shape[0], 8, x.shape[2])], 1)
+        if self.counts_itself:
+            own = self.cutoff(rbf_self.new_zeros(1)) * self.distance_proj1(rbf_self) * (z_receiver + z_sender)
+            x = x + torch.cat([own[:, None], x.new_zeros(x.shape[0], 8, x.shape[2])], 1)
 
         gate = self.init_norm(tensor_norm(x))
         for linear in self.linears_scalar:
@@ -130,6 +133,12 @@ class Interaction(nn.Module):
             g = self.act(linear(g))
         return (g * envelope[:, None]).unflatten(1, (3, -1))
 
+    def messages(self, y: Tensor, graph: Graph, rbf: Tensor, envelope: Tensor, rbf_self: Tensor) -> Tensor:
+        """M [N, 9, F] from Y [N, 9, F]; the sum includes j = i at distance 0."""
+        g = per_component(self.radial_filter(rbf, envelope))
+        g_self = per_component(self.radial_filter(rbf_self, self.cutoff(rbf_self.new_zeros(1))))
+        return (g_self * y).index_add(0, graph.receiver, g * y.index_select(0, graph.sender))
+
     def forward(self, x: Tensor, graph: Graph, rbf: Tensor, envelope: Tensor, rbf_self: Tensor, q: Tensor) -> Tensor:
         """
         Args:
@@ -144,9 +153,7 @@ class Interaction(nn.Module):
         """
         x = x / (tensor_norm(x) + 1)[:, None]
         y = mix_channels(x, self.linears_tensor, 0)
-        g = per_component(self.radial_filter(rbf, envelope))
-        g_self = per_component(self.radial_filter(rbf_self, self.cutoff(rbf_self.new_zeros(1))))
-        m = (g_self * y).index_add(0, graph.receiver, g * y.index_select(0, graph.sender))
+        m = self.messages(y, graph, rbf, envelope, rbf_self)
 
         y_full, m_full = compose(y), compose(m)
         q = q[:, None, None, None]
@@ -168,7 +175,7 @@ class TensorNet(Representation):
         hidden_channels: F.
         num_layers: number of interaction layers.
         num_rbf: R, radial functions.
-        rbf_type: "expnorm", "gauss" or "bessel".
+        rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
         cutoff: Å.
@@ -222,8 +229,15 @@ class TensorNet(Representation):
         rbf, envelope = self.distance_expansion(graph.distances), self.envelope(graph.distances)
         rbf_self = self.distance_expansion(graph.vectors.new_zeros(1))
         x = self.tensor_embedding(graph, rbf, envelope, rbf_self)
-        q = (1 + 0.1 * graph.charge)[graph.batch]
+        q = self.product_factor(graph)
         for layer in self.layers:
             x = layer(x, graph, rbf, envelope, rbf_self, q)
-        norms = torch.cat(part_norms(x), 1)
-        return Features(self.act(self.linear(self.out_norm(norms))))
+        return Features(self.read(torch.cat(part_norms(x), 1)))
+
+    def product_factor(self, graph: Graph) -> Tensor:
+        """Factor [N] of the products of the interactions, from the total charge."""
+        return (1 + 0.1 * graph.charge)[graph.batch]
+
+    def read(self, norms: Tensor) -> Tensor:
+        """Scalar features [N, F] from the squared norms [N, 3F] of I, A and S."""
+        return self.act(self.linear(self.out_norm(norms)))

@@ -85,7 +85,7 @@ class TensorNet2(Representation):
         hidden_channels: F.
         num_layers: number of interaction layers.
         num_rbf: R, radial functions.
-        rbf_type: "expnorm", "gauss" or "bessel".
+        rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
         cutoff: Å.

@@ -69,7 +69,7 @@ class Transformer(Representation):
         hidden_channels: F, a multiple of num_heads.
         num_layers: number of attention layers.
         num_rbf: R, radial functions.
-        rbf_type: "expnorm", "gauss" or "bessel".
+        rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
         trainable_rbf: learn centres and widths of the radial functions.
         activation: name of the activation function.
         attn_activation: the one of the attention weights.
