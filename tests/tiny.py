@@ -15,6 +15,7 @@ REFERENCES = {1: -13.6, 6: -1029.3, 8: -2041.8, 14: -7869.2}
 MODELS: dict[str, dict[str, Any]] = {
     "o3": {"group": "O(3)"},
     "so3": {"group": "SO(3)"},
+    "log": {"norm": "log"},
     "gauss": {"group": "O(3)", "rbf_type": "gauss", "num_layers": 1, "activation": "tanh"},
 }
 

@@ -31,10 +31,10 @@ def split_fp16(tiles: Tiles, shape: Block) -> Tiles:
     return replace(tiles, **dict.fromkeys(names, shape))
 
 
-def potential(group: str, channels: int) -> Potential:
+def potential(group: str, channels: int, norm: str = "layer") -> Potential:
     torch.manual_seed(3)
     model = {"name": "tensornet", "hidden_channels": channels, "num_layers": 2, "num_rbf": 16, "cutoff": CUTOFF}
-    result = Potential.from_config({"model": {**model, "max_z": 10, "group": group}}).eval()
+    result = Potential.from_config({"model": {**model, "max_z": 10, "group": group, "norm": norm}}).eval()
     with torch.no_grad():
         for p in result.parameters():
             p.add_(0.05 * torch.randn_like(p))
@@ -49,9 +49,17 @@ def system(num_atoms: int, cell: list | None, charge: float) -> System:
     return System(z=z, pos=pos, cell=None if cell is None else lattice[None], charge=torch.tensor([charge]))
 
 
-def case(name: str, group: str, atoms: System, tiles: Tiles, channels: int = 32, scale: float = 1.0) -> None:
+def case(
+    name: str,
+    group: str,
+    atoms: System,
+    tiles: Tiles,
+    channels: int = 32,
+    scale: float = 1.0,
+    norm: str = "layer",
+) -> None:
     """Errors of energies (in eV times scale), forces and stress."""
-    model = potential(group, channels)
+    model = potential(group, channels, norm)
     exact = copy.deepcopy(model).double()
     periodic = bool(atoms.pbc.any())
     expected = exact(atoms, stress=periodic)
@@ -112,3 +120,13 @@ if __name__ == "__main__":
         32,
         1e-9,
     )
+    # the kernels of few atoms, those of some, and Tensor Cores: each has its own products after the norm
+    case("logarithms, few atoms", "O(3)", system(3, BOX, 0.0), tens, norm="log")
+    case(
+        "logarithms, split fp16",
+        "SO(3)",
+        system(3, BOX, 1.0),
+        split_fp16(hundreds, Block(8, 32, 32, 4, 1, 2)),
+        norm="log",
+    )
+    case("logarithms, Tensor Cores", "O(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32), norm="log")

@@ -77,6 +77,13 @@ def test_layers(layers: int) -> None:
     check(potential(num_layers=layers), system(7))
 
 
+@pytest.mark.parametrize(
+    "atoms", [system(1), system(5), system(9, BOX, -1.0)], ids=["1 atom", "molecule", "ion in a cell"]
+)
+def test_logarithms(atoms: System) -> None:
+    check(potential(norm="log"), atoms)
+
+
 def test_batch_and_single_precision_positions() -> None:
     parts = [system(5, BOX), system(3, BOX, 1.0), system(9, BOX)]
     model = potential()

@@ -172,6 +172,7 @@ def test_what_has_no_equivalent_is_not_exported():
         ({"name": "graph_network", "activation": "ssp"}, {}, "activation function"),
         ({"name": "graph_network"}, {"reduce": "mean"}, "head"),
         ({"name": "graph_network"}, {"num_hidden_layers": 1}, "further layers"),
+        ({"name": "tensornet", "norm": "log"}, {}, "layer norms only"),
         ({"name": "equivariant_transformer"}, {}, "equivariant heads"),
         ({"name": "equivariant_transformer", "vector_cutoff": False, "cutoff_lower": 0.5},
          {"name": "equivariant_scalar"}, "cutoff_lower"),

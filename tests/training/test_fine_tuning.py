@@ -14,6 +14,7 @@ from ase.io import read, write
 from torchmdnet2 import System, checkpoint
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.fine_tuning import _same_model
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.steps.optimizers import depths
@@ -68,6 +69,14 @@ def test_everything_comes_from_the_file(raw, base):
     system = System.from_ase(read(config.data.train, 0))
     energies = [float(p.double()(system, forces=False).energy.detach()) for p in (setup.potential, theirs)]
     assert abs(energies[0] - energies[1]) < 0.5
+
+
+def test_files_older_than_an_argument_have_its_default():
+    """Weights of layer norms would fit into logarithms, and mean something else there."""
+    old = {"name": "tensornet", "hidden_channels": 8}
+    _same_model(old, {"name": "tensornet", "hidden_channels": 8, "norm": "layer"})
+    with pytest.raises(BadConfig, match=r"model\.norm: is 'log' here and 'layer' in the file"):
+        _same_model(old, {"name": "tensornet", "norm": "log"})
 
 
 def test_references_follow_another_method(raw, data_file, tmp_path):

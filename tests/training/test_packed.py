@@ -73,6 +73,7 @@ def objective(energy, forces, stress):
     [
         *((name, False, {}) for name in MODELS),
         ("tensornet", True, {}),
+        ("tensornet", True, {"norm": "log"}),
         ("tensornet", True, {"group": "SO(3)", "activation": "tanh", "trainable_rbf": True}),
     ],
 )

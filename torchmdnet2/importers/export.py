@@ -67,6 +67,8 @@ def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor
     args |= {theirs: options[ours] for theirs, ours in {**COMMON, **ARGUMENTS[name]}.items()}
     if options.get("q_dim") and options["exact_charge"]:
         raise ValueError("charges are conserved exactly here (exact_charge) and in TorchMD-Net up to 1e-6")
+    if options.get("norm", "layer") != "layer":
+        raise ValueError(f"TorchMD-Net has layer norms only, not the norm '{options['norm']}'")
     if options.get("rbf_type") == "bessel":
         raise ValueError("TorchMD-Net has no Bessel functions (rbf_type 'bessel')")
     if options.get("aggregation", "add") != "add":

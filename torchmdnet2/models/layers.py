@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..registry import did_you_mean
 
-__all__ = ["ACTIVATIONS", "MLP", "GatedEquivariantBlock", "activation"]
+__all__ = ["ACTIVATIONS", "MLP", "GatedEquivariantBlock", "LogNorm", "activation", "feature_norm"]
 
 _KINK = 1e-3  # length of vector features below which `smooth_length` is not the length
 
@@ -44,6 +44,40 @@ def activation(name: str) -> nn.Module:
         hint = did_you_mean(name, ACTIVATIONS)
         raise ValueError(f"unknown activation '{name}'{hint} Known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]()
+
+
+class LogNorm(nn.Module):
+    """γ log(1 + x) + β for features x ≥ 0, elementwise: unlike a layer norm it grows with every feature without bound.
+
+    Args:
+        channels: F, of γ and β.
+    """
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, F] → […, F]."""
+        return self.weight * torch.log1p(x) + self.bias
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "log": LogNorm}
+
+
+def feature_norm(name: str, channels: int) -> nn.Module:
+    """The normalisation "layer" or "log" of F features that are not negative.
+
+    Raises:
+        ValueError: unknown name.
+    """
+    if name not in NORMS:
+        raise ValueError(f"unknown norm '{name}'{did_you_mean(name, NORMS)} Known: {', '.join(NORMS)}")
+    return NORMS[name](channels)
 
 
 class MLP(nn.Module):
@@ -124,7 +158,7 @@ def smooth_length(vectors: Tensor) -> Tensor:
 def reset(module: nn.Module) -> None:
     """Draw the parameters of all sub-modules anew."""
     for child in module.modules():
-        if child is not module and isinstance(child, nn.Linear | nn.Embedding | nn.LayerNorm):
+        if child is not module and isinstance(child, nn.Linear | nn.Embedding | nn.LayerNorm | LogNorm):
             child.reset_parameters()
 
 

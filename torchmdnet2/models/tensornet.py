@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..registry import REPRESENTATIONS
 from .base import Features, Graph, Representation
-from .layers import activation, reset, safe_divide
+from .layers import activation, feature_norm, reset, safe_divide
 from .radial import CosineCutoff, radial_basis
 from .tensor_algebra import compose, decompose, matmul, part_norms, per_component, scale_parts, tensor_norm
 
@@ -42,7 +42,16 @@ class TensorEmbedding(nn.Module):
 
     counts_itself: bool = True
 
-    def __init__(self, hidden_channels: int, num_rbf: int, act: str, cutoff: CosineCutoff, max_z: int, skew_sign: int):
+    def __init__(
+        self,
+        hidden_channels: int,
+        num_rbf: int,
+        act: str,
+        cutoff: CosineCutoff,
+        max_z: int,
+        skew_sign: int,
+        norm: str = "layer",
+    ):
         super().__init__()
         f = hidden_channels
         self.skew_sign = skew_sign
@@ -55,7 +64,7 @@ class TensorEmbedding(nn.Module):
         self.act = activation(act)
         self.linears_tensor = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(3))
         self.linears_scalar = nn.ModuleList([nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)])
-        self.init_norm = nn.LayerNorm(f)
+        self.init_norm = feature_norm(norm, f)
 
     def forward(self, graph: Graph, rbf: Tensor, envelope: Tensor, rbf_self: Tensor) -> Tensor:
         """
@@ -184,6 +193,9 @@ class TensorNet(Representation):
         group: "O(3)": energies of mirror images are equal; "SO(3)": they may differ.
         skew_sign: sign of the antisymmetric part. +1 is the paper's; −1 reproduces SO(3) models that were trained
             with TorchMD-Net 3.x. Without effect for O(3).
+        norm: of the squared norms of the tensors, in the gate of the embedding and in the read-out: "layer" (layer
+            normalisation, as published), or "log" (γ log(1 + x) + β), which extrapolates better to structures unlike
+            those of the training.
     """
 
     def __init__(
@@ -199,6 +211,7 @@ class TensorNet(Representation):
         max_z: int = 128,
         group: Literal["O(3)", "SO(3)"] = "O(3)",
         skew_sign: Literal[1, -1] = 1,
+        norm: Literal["layer", "log"] = "layer",
     ):
         super().__init__()
         if group not in ("O(3)", "SO(3)"):
@@ -213,12 +226,12 @@ class TensorNet(Representation):
         f = hidden_channels
         self.envelope = CosineCutoff(cutoff_lower, cutoff)
         self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)
-        self.tensor_embedding = TensorEmbedding(f, num_rbf, activation, self.envelope, max_z, skew_sign)
+        self.tensor_embedding = TensorEmbedding(f, num_rbf, activation, self.envelope, max_z, skew_sign, norm)
         self.layers = nn.ModuleList(
             Interaction(f, num_rbf, activation, self.envelope, group) for _ in range(num_layers)
         )
         self.linear = nn.Linear(3 * f, f)
-        self.out_norm = nn.LayerNorm(3 * f)
+        self.out_norm = feature_norm(norm, 3 * f)
         self.act = self.tensor_embedding.act
 
     def reset_parameters(self) -> None:

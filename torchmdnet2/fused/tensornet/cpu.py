@@ -32,7 +32,7 @@ class CpuTensorNet(CpuNetwork):
     def __init__(self, weights: FrozenTensorNet):
         w = weights
         self.channels, self.num_layers = w.channels, w.num_layers
-        self.kernels = kernels(w.channels, w.is_o3)
+        self.kernels = kernels(w.channels, w.is_o3, w.log_norm)
         self.decay, self.scale = np.float32(w.table.decay), np.float32(w.table.scale)
         self.knots = w.knots.numpy()
         f = w.channels

@@ -151,7 +151,7 @@ class FusedTensorNet(GpuNetwork):
         grid, walk = self._message(n, tiles, tiles.embedding)
         message.embedding_kernel[grid](
             *edges[:3], w.knots, b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender,
-            w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, **walk,
+            w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, LOG=w.log_norm, **walk,
         )  # fmt: skip
         gamma, beta, eps = w.gate_norm
         w1, b1, w2, b2 = w.gate
@@ -159,7 +159,7 @@ class FusedTensorNet(GpuNetwork):
         packed = self._packed(block)
         scalar.hidden_kernel[grid](
             b.norm, gamma, beta, _pick(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
-            eps, **block,
+            eps, LOG=w.log_norm, **block,
         )  # fmt: skip
         if not tiles.embedding_mix.at_once:
             grid, block = self._product(n, 3 * f, tiles, tiles.gate)
@@ -194,7 +194,8 @@ class FusedTensorNet(GpuNetwork):
         packed = self._packed(block)
         node.update_kernel[grid](
             b.dm, _pick(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], self._factor(b, atoms), b.d[k],
-            b.x[k + 1], b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, **block,
+            b.x[k + 1], b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, LOG=w.log_norm,
+            **block,
         )  # fmt: skip
 
     def _read_out(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
@@ -206,7 +207,7 @@ class FusedTensorNet(GpuNetwork):
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
             b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
-            b.readout_active, n, eps, **block,
+            b.readout_active, n, eps, LOG=w.log_norm, **block,
         )  # fmt: skip
         grid, block = self._product(n, f, tiles, tiles.readout)
         del block["BN"]
@@ -223,7 +224,8 @@ class FusedTensorNet(GpuNetwork):
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
             b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
-            *w.readout_sums, b.x[-1], b.d[-1], self._factor(b, atoms), b.g, b.dd, n, w.out_norm[2], **block,
+            *w.readout_sums, b.x[-1], b.d[-1], self._factor(b, atoms), b.g, b.dd, n, w.out_norm[2], LOG=w.log_norm,
+            **block,
         )  # fmt: skip
 
     def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
@@ -264,7 +266,7 @@ class FusedTensorNet(GpuNetwork):
         node.gradient_embedding_kernel[grid](
             b.dd, _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden, b.norm,
             _pick(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n, w.gate_norm[2],
-            **block,
+            LOG=w.log_norm, **block,
         )  # fmt: skip
         grid, walk = self._message(n, tiles, tiles.embedding_backward)
         message.embedding_backward_kernel[grid](

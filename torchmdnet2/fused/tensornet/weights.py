@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...models.layers import LogNorm
+
 __all__ = ["FilterTable", "Filters", "FrozenTensorNet", "tabulate"]
 
 
@@ -109,6 +111,11 @@ def _slope_error(filters: Filters, table: FilterTable, zero_at_cutoff: bool) -> 
     return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
 
 
+def _norm(norm: Any, give: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, float]:
+    """γ, β and ε, which "log" does not have."""
+    return give(norm.weight), give(norm.bias), getattr(norm, "eps", 0.0)
+
+
 class FrozenTensorNet:
     """Weights of a TensorNet and its scalar head in the layout of the kernels, float32, on one device.
 
@@ -117,6 +124,7 @@ class FrozenTensorNet:
         embedding_table: [K, 4, 3, F]; layer_tables: L × [K, 4, 3, F].
         embedding_self: [F] f1(0); layer_self: L × [3, F] filters at distance 0 (an atom's message to itself).
         z_receiver, z_sender: [max_z, F], their sum being the pair embedding of two elements.
+        log_norm: norms are γ log(1 + x) + β, not layer norms.
     """
 
     _vanish = True  # the tables of the layers do so at the cutoff
@@ -126,6 +134,7 @@ class FrozenTensorNet:
         self.channels: int = model.hidden_channels
         self.num_layers = len(model.layers)
         self.is_o3 = model.group == "O(3)"
+        self.log_norm = isinstance(model.out_norm, LogNorm)
         self.device = torch.device(device)
         emb = exact.tensor_embedding
 
@@ -158,7 +167,7 @@ class FrozenTensorNet:
                 return give(w.transpose(1, 2)), give(w)
 
             self.embedding_mix, self.embedding_mix_t = mixing(emb.linears_tensor, 0)
-            self.gate_norm = (give(emb.init_norm.weight), give(emb.init_norm.bias), emb.init_norm.eps)
+            self.gate_norm = _norm(emb.init_norm, give)
             first, second = emb.linears_scalar
             self.gate = (give(first.weight.T), give(first.bias), give(second.weight.T), give(second.bias))
             self.gate_t = (give(first.weight), give(second.weight))
@@ -167,7 +176,7 @@ class FrozenTensorNet:
             self.gate_sums = (give(first.weight @ norm.weight), give(first.bias + first.weight @ norm.bias))
             self.mix_in = [mixing(layer.linears_tensor, 0) for layer in exact.layers]
             self.mix_out = [mixing(layer.linears_tensor, 3) for layer in exact.layers]
-            self.out_norm = (give(exact.out_norm.weight), give(exact.out_norm.bias), exact.out_norm.eps)
+            self.out_norm = _norm(exact.out_norm, give)
             scalar_head: Any = copy.deepcopy(head).cpu().double()
             network = scalar_head.output_network.layers
             hidden, last = network[0], network[2]

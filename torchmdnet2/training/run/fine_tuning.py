@@ -7,6 +7,7 @@ the loaded potential leaves of the labels, changing them as little as possible.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 from ...errors import BadConfig
 from ...potential import SYMBOLS, Potential
 from ...priors import Atomref
-from ...registry import did_you_mean
+from ...registry import REPRESENTATIONS, did_you_mean
 from ..config.build_potential import load_baselines, with_baseline
 from ..steps.batches import Frames, Loader, in_order
 from ..steps.trainer import Properties, predict
@@ -66,7 +67,9 @@ def fine_tuned(
 
 
 def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise BadConfig where an argument that the weights depend on differs."""
+    """Raise BadConfig where an argument that the weights depend on differs; files may be older than an argument."""
+    defaults = inspect.signature(REPRESENTATIONS[theirs["name"]]).parameters
+    theirs = {**{name: parameter.default for name, parameter in defaults.items()}, **theirs}
     for name in ours:
         if name != "max_z" and name in theirs and theirs[name] != ours[name]:
             raise BadConfig(

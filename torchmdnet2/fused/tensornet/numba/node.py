@@ -30,6 +30,8 @@ __all__ = [
     "descend",
     "layer_norm",
     "layer_norm_adjoint",
+    "log_norm",
+    "log_norm_adjoint",
     "mix",
     "sigmoid",
 ]
@@ -135,6 +137,20 @@ def layer_norm_adjoint(x, gamma, eps, g, width):
     sum_gn *= rstd * rstd / np.float32(width)
     for c in range(width):
         g[c] = rstd * (g[c] * gamma[c] - sum_g - (x[c] - mean) * sum_gn)
+
+
+@call
+def log_norm(x, gamma, beta, out, width):
+    """out = γ log(1 + x) + β of a row."""
+    for c in range(width):
+        out[c] = np.log1p(x[c]) * gamma[c] + beta[c]
+
+
+@call
+def log_norm_adjoint(x, gamma, g, width):
+    """Gradient g of a row's `log_norm` → that of the row x, in place."""
+    for c in range(width):
+        g[c] *= gamma[c] / (ONE + x[c])
 
 
 @inline

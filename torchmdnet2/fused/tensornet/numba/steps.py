@@ -31,7 +31,7 @@ from .algebra import (
     store9_scaled,
 )
 from .message import edge_gradients, embed, gather, gather_adjoint, place_edges, row_force
-from .node import ROWS, dense, descend, layer_norm, layer_norm_adjoint, mix, sigmoid
+from .node import ROWS, dense, descend, layer_norm, layer_norm_adjoint, log_norm, log_norm_adjoint, mix, sigmoid
 
 __all__ = ["Kernels", "forces", "kernels"]
 
@@ -49,8 +49,11 @@ class Kernels(NamedTuple):
 
 
 @lru_cache
-def kernels(F: int, o3: bool) -> Kernels:
-    """Kernels for F channels, for O(3) or SO(3). Compiled on first use, and kept in numba's cache on disk."""
+def kernels(F: int, o3: bool, log: bool) -> Kernels:
+    """Kernels for F channels, for O(3) or SO(3), with norms that are logarithms or layer norms.
+
+    Compiled on first use, and kept in numba's cache on disk.
+    """
     H = F // 2
 
     @njit(parallel=True, cache=True, **OPTIONS)
@@ -76,7 +79,10 @@ def kernels(F: int, o3: bool) -> Kernels:
                 for c in range(F):
                     row[c] += self_filter[c] * (z_here[c] + z_there[c])
                     out[c] = squared_norm(load9(row, c, F))
-                layer_norm(out, gamma, beta, eps, normed[r], F)
+                if log:
+                    log_norm(out, gamma, beta, normed[r], F)
+                else:
+                    layer_norm(out, gamma, beta, eps, normed[r], F)
             dense(normed, 0, w1, b1, hidden, first, F, 2 * F)
             for r in range(ROWS):
                 h, out = hidden[first + r], active[r]
@@ -146,7 +152,10 @@ def kernels(F: int, o3: bool) -> Kernels:
                 row, out = x[first + r], norms[r]
                 for c in range(F):
                     out[c], out[c + F], out[c + 2 * F] = part_norms(load9(row, c, F))
-                layer_norm(out, gamma, beta, eps, normed[r], 3 * F)
+                if log:
+                    log_norm(out, gamma, beta, normed[r], 3 * F)
+                else:
+                    layer_norm(out, gamma, beta, eps, normed[r], 3 * F)
             dense(normed, 0, w1, b1, hidden, 0, 3 * F, F)
             for r in range(ROWS):
                 h, out = hidden[r], active[r]
@@ -171,7 +180,10 @@ def kernels(F: int, o3: bool) -> Kernels:
             dense(active, 0, w1t, none, normed, 0, F, 3 * F)
             for r in range(ROWS):
                 f, row, out = normed[r], x[first + r], g[first + r]
-                layer_norm_adjoint(norms[r], gamma, eps, f, 3 * F)
+                if log:
+                    log_norm_adjoint(norms[r], gamma, f, 3 * F)
+                else:
+                    layer_norm_adjoint(norms[r], gamma, eps, f, 3 * F)
                 for c in range(F):
                     store9(out, c, F, norm_gradient(load9(row, c, F), f[c], f[c + F], f[c + 2 * F]))
             descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
@@ -240,7 +252,10 @@ def kernels(F: int, o3: bool) -> Kernels:
                 row, f, dx_row = x0[i], dnorm[r], dx[r]
                 for c in range(F):
                     norm[c] = squared_norm(load9(row, c, F))
-                layer_norm_adjoint(norm, gamma, eps, f, F)
+                if log:
+                    log_norm_adjoint(norm, gamma, f, F)
+                else:
+                    layer_norm_adjoint(norm, gamma, eps, f, F)
                 for c in range(F):
                     x9 = norm_gradient(load9(row, c, F), f[c], f[c], f[c])
                     store9(dx_row, c, F, add(load9(dx_row, c, F), x9))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["dense", "dense_normed", "dot", "plus", "settle", "silu", "silu_slope", "statistics"]
+__all__ = ["dense", "dense_normed", "dot", "log1p", "plus", "settle", "silu", "silu_slope", "statistics"]
 
 
 @triton.jit
@@ -87,11 +87,26 @@ def dense_normed(
 
 
 @triton.jit
-def statistics(a, rows, ok, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Mean and 1/σ of the rows of A [., WIDTH]: two [BM, 1]. PADDED is the power of two from WIDTH on."""
-    c = tl.arange(0, PADDED)[None, :]
-    inside = ok[:, None] & (c < WIDTH)
-    x = tl.load(a + rows[:, None].to(tl.int64) * WIDTH + c, inside, other=0.0, cache_modifier=".cg")
-    mean = (tl.sum(x, 1) / WIDTH)[:, None]
-    x = tl.where(inside, x - mean, 0.0)
-    return mean, tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
+def log1p(x):
+    """log(1 + x) for x ≥ 0; what 1 + x rounds off counts too."""
+    u = 1.0 + x
+    return tl.log(u) + (x - (u - 1.0)) / u
+
+
+@triton.jit
+def statistics(a, rows, ok, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, LOG: tl.constexpr):
+    """Mean and 1/σ of the rows of A [., WIDTH]: two [BM, 1]. PADDED is the power of two from WIDTH on.
+
+    0 and 1 where the norm is log(1 + x), which A holds already (LOG).
+    """
+    if LOG:
+        mean = (rows * 0).to(tl.float32)[:, None]
+        rstd = mean + 1.0
+    else:
+        c = tl.arange(0, PADDED)[None, :]
+        inside = ok[:, None] & (c < WIDTH)
+        x = tl.load(a + rows[:, None].to(tl.int64) * WIDTH + c, inside, other=0.0, cache_modifier=".cg")
+        mean = (tl.sum(x, 1) / WIDTH)[:, None]
+        x = tl.where(inside, x - mean, 0.0)
+        rstd = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
+    return mean, rstd

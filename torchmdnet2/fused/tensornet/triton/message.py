@@ -20,6 +20,7 @@ import triton.language as tl
 from ....triton_launch import after_previous, before_next
 from .algebra import load9, load9_early, product, squared_norm, store9
 from .cuda_core_products import add9
+from .dense import log1p
 
 __all__ = [
     "embedding_backward_kernel",
@@ -125,9 +126,12 @@ def direction(vec, e, mask):
 def embedding_kernel(
     row_ptr, sender, vec, knots, knot_out, offset_out, z, table, z_receiver, z_sender, self_filter, x_out, norm_out,
     num_atoms, decay, scale,
-    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LOG: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """X_i = Σ_j z_ij [f1, f2 skew(u), f3 (uuᵀ − 1/3)] + f1(0) z_ii, and ‖X‖²; the sign of skew is in the table.
+    """X_i = Σ_j z_ij [f1, f2 skew(u), f3 (uuᵀ − 1/3)] + f1(0) z_ii, and ‖X‖² or log(1 + ‖X‖²) (LOG).
+
+    The sign of skew is in the table.
 
     Writes the place of each edge in the tables: the knot below its length, at scale (1 − exp(−decay d)) rounded down,
     and the distance from it in Å. That difference is exact in float32, so that the tables cost no accuracy.
@@ -170,7 +174,10 @@ def embedding_kernel(
     x0, x1, x2, x3, x4, x5, x6, x7, x8 = sum_lanes(x0, x1, x2, x3, x4, x5, x6, x7, x8, BR, BE, BF)
     x0 += own
     store9(x_out + row.to(tl.int64) * (9 * F) + c, ok, F, x0, x1, x2, x3, x4, x5, x6, x7, x8)
-    tl.store(norm_out + row.to(tl.int64) * F + c, squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8), ok)
+    norm = squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8)
+    if LOG:
+        norm = log1p(norm)
+    tl.store(norm_out + row.to(tl.int64) * F + c, norm, ok)
 
 
 @triton.jit(do_not_specialize=["num_atoms"])

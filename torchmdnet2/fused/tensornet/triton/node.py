@@ -32,7 +32,7 @@ from .algebra import (
     store9,
 )
 from .cuda_core_products import dense3_cuda, dense_cuda, mix_cuda, weights
-from .dense import dense, dot, settle, silu, silu_slope, statistics
+from .dense import dense, dot, log1p, settle, silu, silu_slope, statistics
 from .split_fp16_products import dense_split, mix_split, split_weights
 
 __all__ = [
@@ -159,12 +159,12 @@ def embedding_mix_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def update_kernel(
-    p, w, x, charge_factor, d_out, x_out, inverse_out, norms_out, num_atoms, LAST: tl.constexpr,
+    p, w, x, charge_factor, d_out, x_out, inverse_out, norms_out, num_atoms, LAST: tl.constexpr, LOG: tl.constexpr,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """D = mix(P), X' = X + D + q D²; writes D and, for the next layer, X'/(‖X'‖²+1) and 1/(‖X'‖²+1);
-    for the read-out (LAST), X' and its ‖I‖², ‖A‖², ‖S‖² [N, 3F]."""
+    for the read-out (LAST), X' and its ‖I‖², ‖A‖², ‖S‖² [N, 3F], or log(1 + …) of them (LOG)."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
@@ -184,9 +184,13 @@ def update_kernel(
     x5, x6, x7, x8 = x5 + d5 + r5, x6 + d6 + r6, x7 + d7 + r7, x8 + d8 + r8
     if LAST:
         norms = norms_out + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
-        tl.store(norms, 3.0 * x0 * x0, m)
-        tl.store(norms + F, 2.0 * (x1 * x1 + x2 * x2 + x3 * x3), m)
-        tl.store(norms + 2 * F, 2.0 * (x4 * x4 + x7 * x7 + x4 * x7 + x5 * x5 + x6 * x6 + x8 * x8), m)
+        ni, na = 3.0 * x0 * x0, 2.0 * (x1 * x1 + x2 * x2 + x3 * x3)
+        ns = 2.0 * (x4 * x4 + x7 * x7 + x4 * x7 + x5 * x5 + x6 * x6 + x8 * x8)
+        if LOG:
+            ni, na, ns = log1p(ni), log1p(na), log1p(ns)
+        tl.store(norms, ni, m)
+        tl.store(norms + F, na, m)
+        tl.store(norms + 2 * F, ns, m)
     else:
         f = 1.0 / (squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8) + 1.0)
         tl.store(inverse_out + rows[:, None].to(tl.int64) * F + cols[None, :], f, m)
@@ -294,7 +298,7 @@ def gradient_mix_kernel(
 def gradient_embedding_kernel(
     dmixed, w, x0_field, dhidden, hidden, norm, w1t, gamma, w1_gamma, w1_offset, dx_out, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr,
+    PREC: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dX⁰ = mixᵀ(dmixed) + d‖X⁰‖² · ∂‖X⁰‖²/∂X⁰, the gradient of the norm coming back through the gate's W1 and LN.
 
@@ -309,7 +313,7 @@ def gradient_embedding_kernel(
     if EARLY:
         # the kernel before writes dhidden only: the product is done while that one runs
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x0_field + at, m, F)
-        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F, LOG)
         first = tl.program_id(1) * BN
         if BM == 8:
             w_t, w_l = split_weights(w1t, first, 0, 2 * F, F, BN, 2 * F // KS, KS)
@@ -329,17 +333,20 @@ def gradient_embedding_kernel(
             t = dense_split(dhidden, w_t, w_l, tl.minimum(rows, num_atoms - 1), 2 * F, 2 * F, BN, KS)
         else:
             t = settle(dense(dhidden, w1t, rows, cols, ok, 2 * F, F, BM, BN, BK, PREC), BM, BN)
-        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F, LOG)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x0_field + at, m, F)
     before_next(PDL)
     t *= tl.load(gamma + cols)[None, :]
-    k = tl.arange(0, 2 * F)
-    a = tl.load(dhidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
-    h = tl.load(hidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
-    sum_g = (tl.sum(a * tl.load(w1_gamma + k)[None, :], 1) / F)[:, None]
-    sum_gn = (tl.sum(a * (h - tl.load(w1_offset + k)[None, :]), 1) / F)[:, None]
-    n = (tl.load(norm + rows[:, None].to(tl.int64) * F + cols[None, :], m, other=0.0) - mean) * rstd
-    t = (t - sum_g - n * sum_gn) * rstd
+    if LOG:
+        t /= 1.0 + squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8)
+    else:
+        k = tl.arange(0, 2 * F)
+        a = tl.load(dhidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
+        h = tl.load(hidden + rows[:, None].to(tl.int64) * (2 * F) + k[None, :], m, other=0.0)
+        sum_g = (tl.sum(a * tl.load(w1_gamma + k)[None, :], 1) / F)[:, None]
+        sum_gn = (tl.sum(a * (h - tl.load(w1_offset + k)[None, :]), 1) / F)[:, None]
+        n = (tl.load(norm + rows[:, None].to(tl.int64) * F + cols[None, :], m, other=0.0) - mean) * rstd
+        t = (t - sum_g - n * sum_gn) * rstd
     n0, n1, n2, n3, n4, n5, n6, n7, n8 = norm_gradient(x0, x1, x2, x3, x4, x5, x6, x7, x8)
     store9(
         dx_out + at, m, F, g0 + t * n0, g1 + t * n1, g2 + t * n2, g3 + t * n3, g4 + t * n4, g5 + t * n5,

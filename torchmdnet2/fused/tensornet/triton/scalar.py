@@ -37,27 +37,30 @@ __all__ = [
 def hidden_kernel(
     norm, gamma, beta, w1, b1, offset, hidden, active, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr,
+    PREC: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """hidden [N, 2F] = W1 LN(‖X⁰‖²) + b1 and active = silu(hidden). W1 [F, 2F], offset = W1 β + b1."""
+    """hidden [N, 2F] = W1 LN(‖X⁰‖²) + b1 and active = silu(hidden). W1 [F, 2F], offset = W1 β + b1.
+
+    LOG: γ log(1 + ‖X⁰‖²) + β instead of LN; norm [N, F] is the logarithm then. The same holds for the read-out.
+    """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = rows < num_atoms
     if BM == 8:
         wh, wl = split_weights(w1, tl.program_id(1) * BN, 0, F, 2 * F, BN, F // KS, KS)
         after_previous(PDL)
-        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F, LOG)
         y, small = add_dense(None, None, norm, mean, wh, wl, tl.minimum(rows, num_atoms - 1), F, F, BN, KS)
         h = sum_split(y, small, BN, KS) * rstd + tl.load(offset + cols)[None, :]
     elif BM < 16:
         w = weights(w1, 2 * F, F, BN, tl.program_id(1) * BN)
         b = tl.load(offset + cols)[None, :]
         after_previous(PDL)
-        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F, LOG)
         h = dense_cuda(norm, w, w, w, mean, num_atoms, F, F, 1, BM, BN) * rstd + b
     else:
         after_previous(PDL)
-        mean, rstd = statistics(norm, rows, ok, eps, F, F)
+        mean, rstd = statistics(norm, rows, ok, eps, F, F, LOG)
         h = dense_normed(norm, mean, rstd, gamma, beta, w1, rows, cols, ok, F, 2 * F, BM, BN, BK, PREC)
         h += tl.load(b1 + cols)[None, :]
     before_next(PDL)
@@ -131,7 +134,7 @@ def gate_backward_kernel(
 def readout_hidden_kernel(
     norms, gamma, beta, w1, b1, offset, hidden, active, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr,
+    PREC: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """hidden [N, F] = W1 LN[‖I‖², ‖A‖², ‖S‖²] + b1 and active = silu(hidden). norms [N, 3F], W1 [3F, F]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -144,7 +147,7 @@ def readout_hidden_kernel(
         sh, sl = split_weights(w1 + 4 * F * F, first, 0, F, F, BN, F // KS, KS)
         after_previous(PDL)
         there = tl.minimum(rows, num_atoms - 1)
-        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
+        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F, LOG)
         y, small = add_dense(None, None, norms, mean, ih, il, there, 3 * F, F, BN, KS)
         y, small = add_dense(y, small, norms + F, mean, ah, al, there, 3 * F, F, BN, KS)
         y, small = add_dense(y, small, norms + 2 * F, mean, sh, sl, there, 3 * F, F, BN, KS)
@@ -155,11 +158,11 @@ def readout_hidden_kernel(
         w_s = weights(w1 + 2 * F * F, F, F, BN, first)
         b = tl.load(offset + cols)[None, :]
         after_previous(PDL)
-        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
+        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F, LOG)
         h = dense_cuda(norms, w_i, w_a, w_s, mean, num_atoms, 3 * F, F, 3, BM, BN) * rstd + b
     else:
         after_previous(PDL)
-        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
+        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F, LOG)
         h = dense_normed(norms, mean, rstd, gamma, beta, w1, rows, cols, ok, 3 * F, F, BM, BN, BK, PREC)
         h += tl.load(b1 + cols)[None, :]
     before_next(PDL)
@@ -209,7 +212,7 @@ def readout_kernel(
 def readout_gradient_kernel(
     dhidden, hidden, norms, w1t, gamma, w1_gamma, w1_offset, x, d, charge_factor, g_out, dd_out, num_atoms, eps,
     F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr,
+    PREC: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Gradient g_out [N, 9, F] of the energy in X and dd_out, that in the last D. W1ᵀ [F, 3F].
 
@@ -230,7 +233,7 @@ def readout_gradient_kernel(
         else:
             w_i, w_a = weights(w1t, 3 * F, F, BN, first), weights(w1t, 3 * F, F, BN, F + first)
             w_s = weights(w1t, 3 * F, F, BN, 2 * F + first)
-        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
+        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F, LOG)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9_early(x + at9, m, F)
         d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9_early(d + at9, m, F)
         after_previous(PDL)
@@ -246,22 +249,30 @@ def readout_gradient_kernel(
         gi = settle(dense(dhidden, w1t, rows, cols, ok, F, 3 * F, BM, BN, BK, PREC), BM, BN)
         ga = settle(dense(dhidden, w1t + F, rows, cols, ok, F, 3 * F, BM, BN, BK, PREC), BM, BN)
         gs = settle(dense(dhidden, w1t + 2 * F, rows, cols, ok, F, 3 * F, BM, BN, BK, PREC), BM, BN)
-        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F)
+        mean, rstd = statistics(norms, rows, ok, eps, 3 * F, 4 * F, LOG)
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(x + at9, m, F)
         d0, d1, d2, d3, d4, d5, d6, d7, d8 = load9(d + at9, m, F)
     before_next(PDL)
     gi *= tl.load(gamma + cols)[None, :]
     ga *= tl.load(gamma + F + cols)[None, :]
     gs *= tl.load(gamma + 2 * F + cols)[None, :]
-    k = tl.arange(0, F)
-    a = tl.load(dhidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0)
-    h = tl.load(hidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0) - tl.load(w1_offset + k)[None, :]
-    sum_g = (tl.sum(a * tl.load(w1_gamma + k)[None, :], 1) / (3 * F))[:, None]
-    sum_gn = (tl.sum(a * h, 1) / (3 * F))[:, None]
-    at = norms + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
-    gi = (gi - sum_g - (tl.load(at, m, other=0.0) - mean) * rstd * sum_gn) * rstd
-    ga = (ga - sum_g - (tl.load(at + F, m, other=0.0) - mean) * rstd * sum_gn) * rstd
-    gs = (gs - sum_g - (tl.load(at + 2 * F, m, other=0.0) - mean) * rstd * sum_gn) * rstd
+    if LOG:
+        gi /= 1.0 + 3.0 * x0 * x0
+        ga /= 1.0 + 2.0 * (x1 * x1 + x2 * x2 + x3 * x3)
+        gs /= 1.0 + 2.0 * (x4 * x4 + x7 * x7 + x4 * x7 + x5 * x5 + x6 * x6 + x8 * x8)
+    else:
+        k = tl.arange(0, F)
+        a = tl.load(dhidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0)
+        h = (
+            tl.load(hidden + rows[:, None].to(tl.int64) * F + k[None, :], m, other=0.0)
+            - tl.load(w1_offset + k)[None, :]
+        )
+        sum_g = (tl.sum(a * tl.load(w1_gamma + k)[None, :], 1) / (3 * F))[:, None]
+        sum_gn = (tl.sum(a * h, 1) / (3 * F))[:, None]
+        at = norms + rows[:, None].to(tl.int64) * (3 * F) + cols[None, :]
+        gi = (gi - sum_g - (tl.load(at, m, other=0.0) - mean) * rstd * sum_gn) * rstd
+        ga = (ga - sum_g - (tl.load(at + F, m, other=0.0) - mean) * rstd * sum_gn) * rstd
+        gs = (gs - sum_g - (tl.load(at + 2 * F, m, other=0.0) - mean) * rstd * sum_gn) * rstd
     g0, g1, g2, g3 = 6.0 * x0 * gi, 4.0 * x1 * ga, 4.0 * x2 * ga, 4.0 * x3 * ga
     g4, g7 = (4.0 * x4 + 2.0 * x7) * gs, (4.0 * x7 + 2.0 * x4) * gs
     g5, g6, g8 = 4.0 * x5 * gs, 4.0 * x6 * gs, 4.0 * x8 * gs
