@@ -189,7 +189,7 @@ def test_public_names():
 
 LAYERS = """
     version errors units devices files console registry float64_buffers yaml_reader triton_or_none triton_launch
-    system derivatives
+    system derivatives exchange
     neighbors
     refusals
     priors models

@@ -3,8 +3,9 @@
 A host divides a periodic structure into domains. Each process has its local atoms and, as ghosts, copies of atoms of
 other domains and of periodic images. The energy of the local atoms depends on edges as far as the model's receptive
 field reaches: num_layers message layers and the embedding, so that ghosts within (num_layers + 1) cutoffs of the local
-atoms, with all of the edges among them, are enough. Energies of local atoms sum up to the energy of the structure;
-forces on ghosts belong to the atoms that they are copies of.
+atoms, with all of the edges among them, are enough. With an exchange (exchange.py), edges to the local atoms, and
+ghosts within one cutoff, are. Energies of local atoms sum up to the energy of the structure; forces on ghosts belong to
+the atoms that they are copies of.
 
 Shapes: N atoms, ghosts included, n of them local, E directed edges.
 """
@@ -18,14 +19,16 @@ import torch
 from torch import Tensor
 
 from .derivatives import gradients_of
+from .exchange import Exchange
 from .neighbors import NeighborList
-from .neighbors.result import safe_norm, sort_edges
+from .neighbors.result import row_pointers, safe_norm
 from .potential import Potential
+from .priors import Coulomb
 from .priors.pairs import PairLists
 from .refusals import SAME_PLACE
 from .system import System
 
-__all__ = ["EdgeResult", "evaluate_edges"]
+__all__ = ["EdgeResult", "evaluate_edges", "list_cutoff", "refuse_global"]
 
 
 @dataclass(eq=False)
@@ -56,17 +59,23 @@ def evaluate_edges(
     num_local: int,
     charge: float = 0.0,
     cutoff: float | None = None,
+    exchange: Exchange | None = None,
+    isolated: Tensor | None = None,
 ) -> EdgeResult:
     """Energies of the local atoms, and their derivative with respect to each edge vector, by autograd.
 
     Args:
         potential: whose priors, if any, are sums over pairs.
         z: [N] atomic numbers, the local atoms first.
-        edge_index: [2, E] integers (receiver, sender), both directions of each pair, in any order.
+        edge_index: [2, E] integers (receiver, sender), both directions of each pair, in any order; with an exchange,
+            all edges whose receiver is local, and no others.
         vectors: [E, 3] Å from the receiver to the sender; edges beyond the cutoff may be listed.
         num_local: n.
         charge: total charge in e of the whole structure.
         cutoff: Å, up to which all edges are listed; None: the potential's own cutoff.
+        exchange: takes what the layers of the model read of ghosts from their owners; all domains call this function,
+            also those without atoms. None: ghosts are evaluated here, and need edges of their own.
+        isolated: `potential.isolated_energies()`, where they are known.
 
     Raises:
         ValueError: shapes do not fit, a vector is not finite, or a part of the potential needs the whole structure:
@@ -74,13 +83,17 @@ def evaluate_edges(
         UnknownElement, UntrainedCharge: the model was not trained on an atom's element or on this charge.
     """
     reach = potential.cutoff if cutoff is None else float(cutoff)
-    _check(potential, z, edge_index, vectors, num_local, reach)
+    refuse_global(potential)
+    _check(potential, z, edge_index, vectors, num_local, reach, exchange)
     system = _system(z, vectors, charge)
     potential.check_charge_and_spin(system)
+    anywhere = system.replace(pos=torch.zeros_like(system.pos))  # of interest are elements and charges
+    for prior in potential.priors:
+        prior.check(anywhere)
     with torch.inference_mode(False), torch.enable_grad():
         given = vectors.detach().clone().requires_grad_()
-        lists = _EdgeLists(system, edge_index, given, reach)
-        energies, _ = potential.atom_energies(lists.system, lists)
+        lists = _EdgeLists(system, edge_index, given, reach, exchange)
+        energies, _ = potential.atom_energies(lists.system, lists, isolated)
         local = energies[:num_local]
         gradient = gradients_of(local, {"vectors": given}, False)["vectors"]
     receiver, sender = edge_index
@@ -94,7 +107,43 @@ def evaluate_edges(
     return EdgeResult(local.sum(), local, gradient, forces, vectors.T @ gradient)
 
 
-def _check(potential: Potential, z: Tensor, edge_index: Tensor, vectors: Tensor, num_local: int, reach: float) -> None:
+def list_cutoff(potential: Potential) -> float:
+    """Å up to which a potential needs edges; infinity for a sum over all pairs."""
+    return max([potential.cutoff, *(p.cutoff for p in potential.priors if p.cutoff is not None)])
+
+
+def refuse_global(potential: Potential) -> None:
+    """Raise ValueError for a potential with parts that need the whole structure, which domains do not know."""
+    if not potential.representation.local:
+        name = type(potential.representation).__name__
+        raise ValueError(f"{name} shares out the charge of the whole structure, which domains do not know")
+    if getattr(potential.head, "reduce", "sum") != "sum":
+        raise ValueError("the head takes a mean over the structure, which domains do not know")
+    if potential.properties:
+        raise ValueError("properties are those of whole structures: leave them out of a model for domains")
+    if math.isinf(list_cutoff(potential)):
+        raise ValueError("a prior sums over all pairs of the structure, which domains do not know")
+    for prior in potential.priors:
+        if prior.uses_charges:
+            raise ValueError("a prior uses charges that the network predicts for the whole structure")
+        if isinstance(prior, Coulomb) and prior.energy.method in ("ewald", "pme"):
+            raise ValueError(
+                f"the prior 'coulomb' with method '{prior.energy.method}' sums over the whole structure, which domains "
+                "do not know: method 'reaction_field' is a sum over near pairs"
+            )
+        if isinstance(prior, Coulomb) and prior.source == "atom":
+            raise ValueError("the prior 'coulomb' has charges by atom, whose order domains do not keep")
+        inner = getattr(prior, "potential", None)
+        if isinstance(inner, Potential):
+            refuse_global(inner)
+            if inner.energy_shift:
+                raise ValueError("a prior is a potential with an energy_shift of the whole structure")
+
+
+def _check(
+    potential: Potential, z: Tensor, edge_index: Tensor, vectors: Tensor, num_local: int, reach: float,
+    exchange: Exchange | None,
+) -> None:  # fmt: skip
     num = z.shape[0]
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or vectors.shape != (edge_index.shape[1], 3):
         raise ValueError(
@@ -104,6 +153,17 @@ def _check(potential: Potential, z: Tensor, edge_index: Tensor, vectors: Tensor,
         raise ValueError(f"num_local is {num_local}, and there are {num} atoms")
     if edge_index.numel() and not 0 <= int(edge_index.min()) <= int(edge_index.max()) < num:
         raise ValueError(f"edge_index names an atom that is not one of the {num}")
+    if exchange is not None:
+        if (exchange.num_local, exchange.num_local + exchange.num_ghosts) != (num_local, num):
+            raise ValueError(
+                f"the exchange is one of {exchange.num_local} local atoms and {exchange.num_ghosts} ghosts, not of "
+                f"{num_local} and {num - num_local}"
+            )
+        if edge_index.numel() and int(edge_index[0].max()) >= num_local:
+            raise ValueError("with an exchange, the receivers of edges are local atoms, and one is a ghost")
+        if not potential.representation.takes_ghosts:
+            name = type(potential.representation).__name__
+            raise ValueError(f"{name} reads no rows of ghosts (Graph.senders): give ghosts edges, and no exchange")
     broken = ~vectors.isfinite().all(1)
     if bool(broken.any()):
         raise ValueError(f"edge {int(broken.nonzero()[0, 0])}: its vector is not finite")
@@ -112,22 +172,11 @@ def _check(potential: Potential, z: Tensor, edge_index: Tensor, vectors: Tensor,
         edge = int(short.nonzero()[0, 0])
         raise ValueError(f"edge {edge}: its atoms {edge_index[:, edge].tolist()} are at the same place")
     potential.check_elements(z)
-    if not potential.representation.local:
-        name = type(potential.representation).__name__
-        raise ValueError(f"{name} shares out the charge of the whole structure, which domains do not know")
-    if getattr(potential.head, "reduce", "sum") != "sum":
-        raise ValueError("the head takes a mean over the structure, which domains do not know")
-    if potential.properties:
-        raise ValueError("properties are those of whole structures: leave them out of a model for domains")
-    longest = max([potential.cutoff, *(p.cutoff for p in potential.priors if p.cutoff is not None)])
-    if math.isinf(longest):
-        raise ValueError("a prior sums over all pairs of the structure, which domains do not know")
+    longest = list_cutoff(potential)
     if longest > reach:
         raise ValueError(
             f"the edges are listed up to {reach} Å, and the potential needs them up to {longest} Å: give cutoff"
         )
-    if any(prior.uses_charges for prior in potential.priors):
-        raise ValueError("a prior uses charges that the network predicts for the whole structure")
 
 
 def _system(z: Tensor, vectors: Tensor, charge: float) -> System:
@@ -152,10 +201,14 @@ class _EdgeLists(PairLists):
         system: the atoms.
         edge_index, vectors: [2, E] and [E, 3] as given.
         reach: Å.
+        exchange: of ghosts.
     """
 
-    def __init__(self, system: System, edge_index: Tensor, vectors: Tensor, reach: float):
+    def __init__(
+        self, system: System, edge_index: Tensor, vectors: Tensor, reach: float, exchange: Exchange | None
+    ):  # fmt: skip
         super().__init__(system)
+        self._exchange = exchange
         self._edges, self._vectors, self._reach = edge_index.long(), vectors, reach
 
     def __call__(self, cutoff: float) -> NeighborList:
@@ -172,7 +225,7 @@ class _EdgeLists(PairLists):
         order = within[torch.argsort(self._edges[0, within], stable=True)]
         receiver, sender = self._edges[:, order]
         none = torch.zeros(order.shape[0], 3, dtype=torch.long, device=order.device)
-        rows = sort_edges(receiver, receiver, none, self.system.num_atoms, cutoff).row_ptr
-        found = _EdgeList(torch.stack([receiver, sender]), none, rows, cutoff)
+        rows = row_pointers(receiver, self.system.num_atoms)
+        found = _EdgeList(torch.stack([receiver, sender]), none, rows, cutoff, exchange=self._exchange)
         found.given = self._vectors[order]
         return found

@@ -286,10 +286,15 @@ class Potential(nn.Module):
                     setattr(result, name, value.detach())
         return result
 
-    def atom_energies(self, system: System, neighbors: NeighborList | PairLists) -> tuple[Tensor, Tensor | None]:
-        """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable."""
+    def atom_energies(
+        self, system: System, neighbors: NeighborList | PairLists, isolated: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable.
+
+        `isolated` as of `compute`.
+        """
         known = neighbors if isinstance(neighbors, PairLists) else PairLists(system, {self.cutoff: neighbors})
-        return self._evaluate(system, known)[:2]
+        return self._evaluate(system, known, isolated)[:2]
 
     def _evaluate(
         self, system: System, lists: PairLists, isolated: Tensor | None = None
@@ -297,14 +302,16 @@ class Potential(nn.Module):
         neighbors = lists(self.cutoff)
         graph = Graph.build(system, neighbors, self.dtype, lists)
         if self.atom_filter >= 0:
-            graph.readout = system.z > self.atom_filter
+            graph.readout = graph.z > self.atom_filter
         features = self.representation(graph)
         properties = {name: head(features, graph) for name, head in self.properties.items()}
         charges = properties["charges"] if "charges" in properties else _partial_charges(features)
         energies = self._network_energies(features, graph, neighbors, isolated) * self.energy_scale
-        energies = energies + self._prior_energies(system, lists, charges)
+        energies = energies + self._prior_energies(system, lists, charges)[: graph.num_atoms]
         if graph.readout is not None:
             energies = torch.where(graph.readout, energies, 0.0)
+        if neighbors.exchange is not None:  # ghosts have no energy of their own
+            energies = torch.cat([energies, energies.new_zeros(neighbors.exchange.num_ghosts)])
         return energies, charges, properties
 
     def _network_energies(
@@ -316,7 +323,7 @@ class Potential(nn.Module):
         energies = self.head(features, graph).double()
         if self.subtract_isolated:
             if self.representation.local:
-                alone = torch.diff(neighbors.row_ptr) == 0
+                alone = torch.diff(neighbors.row_ptr)[: graph.num_atoms] == 0
             else:
                 size = sum_over_systems(torch.ones_like(energies), graph.batch, graph.num_systems)
                 alone = (torch.diff(neighbors.row_ptr) == 0) & (size == 1)[graph.batch]

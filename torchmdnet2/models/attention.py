@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..exchange import Exchange, with_ghosts
 from .base import Graph
 from .layers import safe_divide
 from .radial import CosineCutoff
@@ -40,6 +41,7 @@ class EdgesWithSelf:
         rbf: [E, R] radial basis.
         envelope: [E] cutoff function.
         directions: [E, 3] unit vectors from receiver to sender, zero for self edges.
+        exchange: as of the graph.
     """
 
     receiver: Tensor
@@ -47,6 +49,7 @@ class EdgesWithSelf:
     rbf: Tensor
     envelope: Tensor
     directions: Tensor
+    exchange: Exchange | None = None
 
     @classmethod
     def build(cls, graph: Graph, basis: nn.Module, cutoff: CosineCutoff) -> EdgesWithSelf:
@@ -61,7 +64,12 @@ class EdgesWithSelf:
             rbf=torch.cat([basis(graph.distances), rbf_self]),
             envelope=cutoff(distances),
             directions=torch.cat([safe_divide(graph.vectors, graph.distances[:, None]), zeros]),
+            exchange=graph.exchange,
         )
+
+    def senders(self, rows: Tensor) -> Tensor:
+        """As of the graph."""
+        return with_ghosts(rows, self.exchange)
 
 
 class NeighborEmbedding(nn.Module):
@@ -91,6 +99,7 @@ class NeighborEmbedding(nn.Module):
     def forward(self, x: Tensor, graph: Graph, rbf: Tensor) -> Tensor:
         """x [N, F], radial basis on the graph's edges [E, R] → [N, F]."""
         weight = self.distance_proj(rbf) * self.cutoff(graph.distances)[:, None]
-        messages = self.embedding(graph.z).index_select(0, graph.sender) * weight
+        senders = graph.element_rows(self.embedding(graph.z), self.embedding)
+        messages = senders.index_select(0, graph.sender) * weight
         neighbors = torch.zeros_like(x).index_add(0, graph.receiver, messages)
         return self.combine(torch.cat([x, neighbors], 1))

@@ -6,11 +6,13 @@ Shapes: N atoms, E directed edges, B structures, F features.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ..exchange import Exchange, with_ghosts
 from ..neighbors import NeighborList
 from ..neighbors.result import safe_norm
 from ..priors.pairs import PairLists
@@ -35,7 +37,7 @@ class Graph:
     Edge vectors are formed in the precision of the positions and then rounded to the model's.
 
     Attributes:
-        z: [N] atomic numbers.
+        z: [N] atomic numbers of the receivers.
         batch: [N] structure of each atom.
         num_systems: B.
         charge: [B] total charges in e.
@@ -45,6 +47,9 @@ class Graph:
         system: the structure itself, for heads that read positions or pairs beyond the cutoff; None for atoms alone.
         pairs: its pair lists by cutoff, for such heads; None for atoms alone.
         readout: [N] the atoms that heads count; None means all.
+        exchange: in a domain of a larger structure, where rows of its ghost atoms come from, which are senders beside
+            the N atoms; None: there are none.
+        ghost_z: their atomic numbers; None: there are none.
     """
 
     z: Tensor
@@ -58,6 +63,8 @@ class Graph:
     system: System | None = None
     pairs: PairLists | None = None
     readout: Tensor | None = None
+    exchange: Exchange | None = None
+    ghost_z: Tensor | None = None
 
     @classmethod
     def build(
@@ -66,9 +73,11 @@ class Graph:
         """The graph of a system in the model's floating-point type."""
         vectors = neighbors.vectors(system).to(dtype)
         receiver, sender = neighbors.edge_index
+        exchange = neighbors.exchange
+        n = system.num_atoms if exchange is None else exchange.num_local
         return cls(
-            z=system.z,
-            batch=system.batch,
+            z=system.z[:n],
+            batch=system.batch[:n],
             num_systems=system.num_systems,
             charge=system.charge.to(dtype),
             receiver=receiver,
@@ -77,6 +86,8 @@ class Graph:
             distances=safe_norm(vectors),
             system=system,
             pairs=pairs or PairLists(system),
+            exchange=exchange,
+            ghost_z=None if exchange is None else system.z[n:],
         )
 
     @classmethod
@@ -98,6 +109,14 @@ class Graph:
     @property
     def num_atoms(self) -> int:
         return self.z.shape[0]
+
+    def senders(self, rows: Tensor) -> Tensor:
+        """Rows of the atoms [N, …] → those that `sender` counts: ghosts too, where there are any."""
+        return with_ghosts(rows, self.exchange)
+
+    def element_rows(self, rows: Tensor, of_elements: Callable[[Tensor], Tensor]) -> Tensor:
+        """As `senders`, of rows that are a function of the atomic numbers: nothing is exchanged."""
+        return rows if self.ghost_z is None else torch.cat([rows, of_elements(self.ghost_z)])
 
 
 @dataclass(eq=False)
@@ -126,6 +145,7 @@ class Representation(nn.Module, ABC):
         local: an atom without neighbors does not feel the other atoms of its structure.
         reads_charge: the total charge changes the scalar features.
         reads_spin: the spin multiplicity changes the features.
+        takes_ghosts: reads what atoms send through `Graph.senders`, so that it can be evaluated in domains.
     """
 
     cutoff: float
@@ -134,6 +154,7 @@ class Representation(nn.Module, ABC):
     local: bool = True
     reads_charge: bool = False
     reads_spin: bool = False
+    takes_ghosts: bool = False
 
     @abstractmethod
     def forward(self, graph: Graph) -> Features:

@@ -59,7 +59,9 @@ class EquivariantAttention(nn.Module):
         """x [N, F], v [N, 3, F] → their changes."""
         num_heads = self.num_heads
         x = self.layernorm(x)
-        q, k, values = (p(x).unflatten(1, (num_heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        senders = edges.senders(x)
+        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
+        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
         v1, v2, v3 = self.vec_proj(v).chunk(3, 2)
 
         score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
@@ -75,7 +77,7 @@ class EquivariantAttention(nn.Module):
             value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
         message, s1, s2 = value.chunk(3, 2)
         message = (message * attention[:, :, None]).flatten(1)
-        vectors = v.index_select(0, edges.sender) * s1.flatten(1)[:, None]
+        vectors = edges.senders(v).index_select(0, edges.sender) * s1.flatten(1)[:, None]
         vectors = vectors + s2.flatten(1)[:, None] * edges.directions[:, :, None]
 
         o1, o2, o3 = self.o_proj(torch.zeros_like(x).index_add(0, edges.receiver, message)).chunk(3, 1)
@@ -104,6 +106,8 @@ class EquivariantTransformer(Representation):
         vector_cutoff: let the vector messages go to zero at the cutoff. False reproduces TorchMD-Net's default, whose
             energy jumps when a pair crosses the cutoff: fit for reproducing such models, not for dynamics.
     """
+
+    takes_ghosts = True
 
     def __init__(
         self,

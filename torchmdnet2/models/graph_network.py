@@ -48,7 +48,7 @@ class ContinuousFilter(nn.Module):
 
     def forward(self, x: Tensor, graph: Graph, filters: Tensor, envelope: Tensor) -> Tensor:
         """x [N, F], filters W [E, F'] without the cutoff function, cutoff function [E] → [N, F]."""
-        messages = self.lin1(x).index_select(0, graph.sender) * filters
+        messages = graph.senders(self.lin1(x)).index_select(0, graph.sender) * filters
         envelope = envelope[:, None]
 
         def total(values: Tensor) -> Tensor:
@@ -115,6 +115,8 @@ class GraphNetwork(Representation):
         cutoff_lower: Å; edges contribute only beyond it.
         max_z: atomic numbers 0 … max_z − 1.
     """
+
+    takes_ghosts = True
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ class _Neighbors(Interaction):
     """M_i = Σ_j g(d_ij) Y_j over the neighbors alone."""
 
     def messages(self, y: Tensor, graph: Graph, rbf: Tensor, envelope: Tensor, rbf_self: Tensor) -> Tensor:
-        edges = per_component(self.radial_filter(rbf, envelope)) * y.index_select(0, graph.sender)
+        edges = per_component(self.radial_filter(rbf, envelope)) * graph.senders(y).index_select(0, graph.sender)
         return y.new_zeros(y.shape).index_add(0, graph.receiver, edges)
 
 

@@ -81,7 +81,8 @@ class TensorEmbedding(nn.Module):
         of_receiver, of_sender = self.emb2.weight.chunk(2, 1)
         z = self.emb(graph.z)
         z_receiver, z_sender = z @ of_receiver.T + self.emb2.bias, z @ of_sender.T
-        z_pair = z_receiver.index_select(0, graph.receiver) + z_sender.index_select(0, graph.sender)
+        z_senders = graph.element_rows(z_sender, lambda numbers: self.emb(numbers) @ of_sender.T)
+        z_pair = z_receiver.index_select(0, graph.receiver) + z_senders.index_select(0, graph.sender)
         weight = envelope[:, None] * z_pair
         f = torch.stack([p(rbf) for p in (self.distance_proj1, self.distance_proj2, self.distance_proj3)], 1)
         # skew(u) is written for u from sender to receiver; our edge vectors point from receiver to sender
@@ -146,7 +147,7 @@ class Interaction(nn.Module):
         """M [N, 9, F] from Y [N, 9, F]; the sum includes j = i at distance 0."""
         g = per_component(self.radial_filter(rbf, envelope))
         g_self = per_component(self.radial_filter(rbf_self, self.cutoff(rbf_self.new_zeros(1))))
-        return (g_self * y).index_add(0, graph.receiver, g * y.index_select(0, graph.sender))
+        return (g_self * y).index_add(0, graph.receiver, g * graph.senders(y).index_select(0, graph.sender))
 
     def forward(self, x: Tensor, graph: Graph, rbf: Tensor, envelope: Tensor, rbf_self: Tensor, q: Tensor) -> Tensor:
         """
@@ -197,6 +198,8 @@ class TensorNet(Representation):
             normalisation, as published), or "log" (γ log(1 + x) + β), which extrapolates better to structures unlike
             those of the training.
     """
+
+    takes_ghosts = True
 
     def __init__(
         self,

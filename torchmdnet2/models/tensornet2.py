@@ -99,6 +99,8 @@ class TensorNet2(Representation):
 
     local = False
 
+    takes_ghosts = True
+
     def __init__(
         self,
         hidden_channels: int = 128,

@@ -49,7 +49,9 @@ class Attention(nn.Module):
         """x [N, F] → its change [N, F]."""
         num_heads = self.num_heads
         x = self.layernorm(x)
-        q, k, values = (p(x).unflatten(1, (num_heads, -1)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        senders = edges.senders(x)
+        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
+        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
         score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
         if self.dk_proj is not None:
             score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
@@ -80,6 +82,8 @@ class Transformer(Representation):
         cutoff_lower: Å; edges contribute only beyond it.
         max_z: atomic numbers 0 … max_z − 1.
     """
+
+    takes_ghosts = True
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ..exchange import Exchange, with_ghosts
 from ..system import System
 
 __all__ = ["SAME_PLACE", "NeighborList", "row_pointers", "safe_norm", "sort_edges", "upper_half"]
@@ -33,6 +34,8 @@ class NeighborList:
         row_ptr: [N + 1] integers; the edges of receiver i are row_ptr[i] … row_ptr[i+1] − 1.
         cutoff: Å.
         half: each unordered pair is listed once instead of twice.
+        exchange: where rows of ghost atoms come from, which have no edges of their own and follow the others; None:
+            there are no such atoms.
     """
 
     edge_index: Tensor
@@ -40,6 +43,7 @@ class NeighborList:
     row_ptr: Tensor
     cutoff: float
     half: bool = False
+    exchange: Exchange | None = None
 
     @property
     def num_edges(self) -> int:
@@ -72,6 +76,10 @@ class NeighborList:
         return replace(
             self, edge_index=self.edge_index.to(device), shift=self.shift.to(device), row_ptr=self.row_ptr.to(device)
         )
+
+    def complete(self, rows: Tensor) -> Tensor:
+        """Rows of the atoms [N, …] in which those of ghosts, if there are any, are taken from the atoms' owners."""
+        return rows if self.exchange is None else with_ghosts(rows[: self.exchange.num_local], self.exchange)
 
     def vectors(self, system: System) -> Tensor:
         """Edge vectors pos[j] + shift·cell − pos[i] in Å, [E, 3], differentiable in positions and cell."""

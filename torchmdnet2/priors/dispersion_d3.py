@@ -99,7 +99,7 @@ class D3(Prior):
 
         bond = self.radii[types[receiver]] + self.radii[types[sender]]
         count = torch.sigmoid(_COUNTING_STEEPNESS * (bond / d - 1)) * end
-        coordination = d.new_zeros(system.num_atoms).index_add(0, receiver, count)
+        coordination = neighbors.complete(d.new_zeros(system.num_atoms).index_add(0, receiver, count))
         exponent = -_WEIGHT_STEEPNESS * (coordination[:, None] - self.coordination[types]) ** 2
         weights = torch.softmax(exponent.masked_fill(self.coordination[types] < 0, -torch.inf), 1)
 
