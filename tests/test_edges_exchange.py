@@ -160,5 +160,5 @@ def test_what_cannot_be_exchanged_is_refused():
     with pytest.raises(ValueError, match="charges by atom"):
         evaluate_edges(make(priors=[charges]), *arguments, exchange=CopyExchange(7, owner))
     charges = {"name": "coulomb", "charges": {"1": 0.1}, "method": "pme", "cutoff": 2.0}
-    with pytest.raises(ValueError, match="'pme' sums over the whole structure.*reaction_field"):
+    with pytest.raises(ValueError, match=r"'pme' sums over the whole structure.*reaction_field"):
         evaluate_edges(make(priors=[charges]), *arguments, exchange=CopyExchange(7, owner))

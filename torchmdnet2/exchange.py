@@ -52,7 +52,7 @@ class CopyExchange:
 
 
 def with_ghosts(rows: Tensor, exchange: Exchange | None) -> Tensor:
-    """The rows of all atoms [N, …] from those of the local ones [n, …]; differentiable once. None: there are no ghosts."""
+    """Rows of all atoms [N, …] from those of the local ones [n, …], differentiable once; None: there are no ghosts."""
     return rows if exchange is None else _WithGhosts.apply(rows, exchange)
 
 
