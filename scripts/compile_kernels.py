@@ -145,6 +145,18 @@ def priors(capability: int) -> None:
         fused.step(num_atoms, 1, torch.float64, True, capacity=1000).launch()
 
 
+def heads(capability: int, sizes: list[int], channels: int) -> None:
+    """Launch steps of TensorNet with a head of charges, which a prior reads."""
+    field = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 6.0}
+    model = {"name": "tensornet", "hidden_channels": channels}
+    config = {"model": model, "properties": [{"name": "charges"}], "priors": [field]}
+    fused = FusedModel(Potential.from_config(config).eval(), "native")
+    fused.net.network.can_overlap = capability >= 90  # type: ignore[attr-defined]
+    for num_atoms in sizes:
+        print(f"TensorNet with charges, {num_atoms} atoms")
+        fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()
+
+
 def messages(sizes: list[int], channels: int) -> None:
     """Launch steps of the models that share the kernels for messages."""
     for name in ("graph_network", "transformer", "equivariant_transformer"):
@@ -175,7 +187,7 @@ def main() -> int:
     parser.add_argument("--capability", type=int, default=89, choices=sorted(SHARED))
     parser.add_argument("--atoms", type=int, nargs="+", default=[22, 166, 1029, 2489, 10125])
     parser.add_argument("--channels", type=int, default=128)
-    parser.add_argument("--models", nargs="+", default=["tensornet", "priors", "tensornet2", "messages"])
+    parser.add_argument("--models", nargs="+", default=["tensornet", "priors", "heads", "tensornet2", "messages"])
     options = parser.parse_args()
     print(f"triton {triton.__version__}, compute capability {options.capability / 10}")
     compiled = pretend(options.capability)
@@ -183,6 +195,8 @@ def main() -> int:
         inference(options.capability, options.atoms, options.channels)
     if "priors" in options.models:
         priors(options.capability)
+    if "heads" in options.models:
+        heads(options.capability, options.atoms, options.channels)
     if "tensornet2" in options.models:
         tensornet2(options.capability, options.atoms, options.channels)
     if "messages" in options.models:

@@ -102,6 +102,22 @@ def tensornet2() -> None:
         print(f"tensornet2: {system.num_atoms} atoms", flush=True)
 
 
+def heads() -> None:
+    """Steps of TensorNet with a head of charges, which a prior reads."""
+    field = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 6.0}
+    config = {"model": {"name": "tensornet", "hidden_channels": 32}, "properties": [{"name": "charges"}]}
+    potential = Potential.from_config({**config, "priors": [field]}).eval().cuda()
+    for system in (*small_systems(), water_box(6)):
+        evaluator = Evaluator(potential, graphs=False)
+        result = evaluator(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
+        if not evaluator.fused:
+            raise RuntimeError(evaluator.report())
+        assert result.forces is not None and result.charges is not None
+        if not (bool(result.forces.isfinite().all()) and bool(result.charges.isfinite().all())):
+            raise RuntimeError(f"{system.num_atoms} atoms: not finite")
+        print(f"heads: {system.num_atoms} atoms", flush=True)
+
+
 def training() -> None:
     """A step of training: kernels of every order, on packed frames, and of validation."""
     from ase import Atoms
@@ -173,8 +189,8 @@ def md() -> None:
 
 if __name__ == "__main__":
     groups = {
-        "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "tensornet2": tensornet2,
-        "training": training, "md": md,
+        "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "heads": heads,
+        "tensornet2": tensornet2, "training": training, "md": md,
     }  # fmt: skip
     for name in sys.argv[1:] or groups:
         groups[name]()

@@ -41,6 +41,7 @@ class Atoms(NamedTuple):
         order: [N] int64 the atom of each row; None where row i is atom i.
         charges: [N] float32 e, predicted by the network; None where it predicts none.
         cell: [B, 3, 3] Å.
+        total_charge: [B] float64 e.
     """
 
     z: Tensor
@@ -51,6 +52,7 @@ class Atoms(NamedTuple):
     order: Tensor | None = None
     charges: Tensor | None = None
     cell: Tensor | None = None
+    total_charge: Tensor | None = None
 
 
 class Edges(NamedTuple):

@@ -182,9 +182,12 @@ class PropertyHead(_Readout):
 
     Attributes:
         property: its name, the key of `Result.properties`.
+        reads_edges: it reads edges, pair lists or latent charges, not only scalar and vector features, elements and
+            positions. Beside a network on kernels, the edges are searched once more for such a head.
     """
 
     property: str
+    reads_edges: bool = True
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:

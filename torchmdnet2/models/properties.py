@@ -57,6 +57,8 @@ class _Centered(PropertyHead):
 class _AtomNetwork(PropertyHead):
     """A scalar per atom, and with `equivariant` a vector per atom too, by a small network."""
 
+    reads_edges = False
+
     def __init__(self, hidden_channels: int, activation: str, num_hidden_layers: int, equivariant: bool, scale: float):
         super().__init__()
         if equivariant and num_hidden_layers:

@@ -15,7 +15,7 @@ from ..neighbors import neighbor_list
 from ..potential import Potential, Result
 from ..system import System
 
-__all__ = ["BOUNDS", "extract_checked", "reference", "require_close", "require_result"]
+__all__ = ["BOUNDS", "extract_checked", "reference", "require_close", "require_properties", "require_result"]
 
 BOUNDS = {"native": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
 """Largest differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each times the
@@ -76,6 +76,30 @@ def require_result(
         # a virial is a sum over the atoms of forces times distances of a few Å
         bound = force_bound * max(scale * system.num_atoms, float(theirs.abs().max()))
         require_close("virial, eV", virial, theirs, bound)
+
+
+def require_properties(
+    found: dict[str, Tensor], expected: Result, potential: Potential, system: System, precision: str
+) -> None:
+    """Compare properties of a path with those of the potential.
+
+    Args:
+        found: of the path, by name.
+        expected: `reference` of the same system.
+        potential, system: for the errors that PyTorch itself makes, which sums that nearly cancel have.
+        precision: which of `BOUNDS`.
+
+    Raises:
+        RuntimeError: one differs by more than the bound of energies, and by more than four times PyTorch's error.
+    """
+    eager: Result | None = None
+    for name, theirs in expected.properties.items():
+        atoms = 1 if theirs.shape[0] == system.num_atoms else system.num_atoms
+        bound = BOUNDS[precision][0] * max(1.0, float(theirs.abs().max())) * atoms
+        if not float((found[name] - theirs).abs().max()) <= bound:
+            eager = eager or potential(system, forces=False, create_graph=False)
+            bound = max(bound, 4 * float((eager.properties[name] - theirs).abs().max()))
+        require_close(f"property '{name}'", found[name], theirs, bound)
 
 
 def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:

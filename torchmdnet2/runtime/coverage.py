@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..fused.heads import PathWithHeads
 from ..fused.registry import fast_path, prior_path
 from ..potential import Potential
 from ..priors.base import Prior
@@ -40,14 +41,19 @@ def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
         return reason
     if getattr(head, "reduce", "sum") != "sum":
         return "the fused kernels sum energies over the atoms, this head takes their mean"
+    predicts_charges = path.predicts_charges or "charges" in potential.properties
     for prior in potential.priors:
         prior_reason = "" if prior.constant else _prior_reason(prior, device)
         if prior_reason:
             return prior_reason
-        if prior.uses_charges and not path.predicts_charges:
+        if prior.uses_charges and not predicts_charges:
             return f"the fused kernels predict no charges, which {type(prior).__name__} needs"
-    if len(potential.properties):
-        return "the fused kernels have no heads of other properties"
+    for other in potential.properties.values():
+        reason = "the fused kernels have no heads of other properties"
+        if isinstance(path, PathWithHeads):
+            reason = path.unsupported_property(other, compiled)
+        if reason:
+            return reason
     if potential.atom_filter >= 0:
         return "the fused kernels have no atom filter"
     return ""

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from ..fused.fast_path import GpuTerm
+from ..fused.heads import PathWithHeads
 from ..fused.registry import fast_path, prior_path
 from ..potential import Potential, Result
 from ..system import System
 from .autograd_term import AutogradTerm
-from .check import BOUNDS, extract_checked, reference, require_close, require_result
+from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
 from .coverage import constant_energies
 from .fused_step import FusedStep
 from .graphed_step import GraphedStep
+from .property_heads import PropertyHeads
 from .static_inputs import StaticInputs
 
 __all__ = ["FusedModel"]
@@ -40,6 +42,10 @@ class FusedModel:
         self.potential, self.precision = potential, precision
         device = potential.device
         self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
+        if "charges" in potential.properties:
+            assert isinstance(path, PathWithHeads)
+            self.net = path.with_charges(self.net, potential.properties["charges"])
+        self.heads = PropertyHeads(potential)
         self.terms = _terms(potential)
         # in float64, so that only the error of the atom itself remains
         exact = copy.deepcopy(potential).cpu().double()
@@ -74,7 +80,7 @@ class FusedModel:
         return FusedStep(
             self.net, num_atoms, num_systems, self.potential.cutoff, dtype, stress, terms=self.terms,
             subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift,
-            local=self.potential.representation.local, **options,
+            local=self.potential.representation.local, heads=self.heads, **options,
         )  # fmt: skip
 
     def _check(self, step: FusedStep, system: System) -> None:
@@ -103,6 +109,7 @@ class FusedModel:
         if step.charges is not None and expected.charges is not None:
             bound = BOUNDS[self.precision][0] * max(1.0, float(expected.charges.abs().max()))
             require_close("charge of an atom, e", step.charges, expected.charges, bound)
+        require_properties(step.properties(), expected, self.potential, system, self.precision)
 
 
 def _terms(potential: Potential) -> list[GpuTerm]:

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from ..fused.fast_path import Atoms, ChargeNetwork, Edges, GpuBuffers, GpuNetwork, GpuTerm, TermLaunch, TermSums
 from ..fused.finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
+from ..fused.heads import FeatureNetwork
 from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential import Result
 from ..system import System
 from .coverage import list_cutoffs
 from .outputs import Outputs
+from .property_heads import PropertyHeads
 from .spatial_order import SORT_FROM, SpatialOrder
 from .step import FEWEST_EDGES, Step
 
@@ -43,6 +45,7 @@ class FusedStep(Step):
         subtract: atoms without edges in neutral structures have no network energy (`isolated` is subtracted).
         local: such atoms do not feel the others of their structure; else they have none where they are the only ones.
         energy_shift: eV per structure.
+        heads: of other properties; the network is a FeatureNetwork where there are any.
         capacity: C at first; `make_room()` finds what is needed.
         method, thin: of the neighbor search.
         shapes, term_shapes, sort, parts: launch shapes of the network and the terms, spatial order, programs per
@@ -67,6 +70,7 @@ class FusedStep(Step):
         subtract: bool = True,
         local: bool = True,
         energy_shift: float = 0.0,
+        heads: PropertyHeads | None = None,
         capacity: int = FEWEST_EDGES,
         method: str = "auto",
         thin: bool = False,
@@ -86,6 +90,9 @@ class FusedStep(Step):
         self.pos, self.cell, self.pbc = new(N, 3), new(B, 3, 3), new(B, 3, dtype=torch.bool)
         self.z, self.neutral = new(N, dtype=torch.int32), new(B, dtype=torch.int32)
         self.charge_input = new(N, dtype=torch.float32)
+        self.total_charge = new(B, dtype=torch.float64)
+        self._heads = heads or None
+        self._composition: System | None = None
         self.isolated, self.reference = new(N, dtype=torch.float64), new(N, dtype=torch.float64)
         self.shift = torch.full((1,), energy_shift, dtype=torch.float64, device=self.device)
         self._shapes = shapes if shapes is not None else net.launch_shapes(N)
@@ -184,8 +191,11 @@ class FusedStep(Step):
             search.set_batch(self._batch)
         self.neutral.copy_((charge.float() == 0) & (self.local | (system.atom_counts == 1)))
         self.charge_input.copy_(self.net.charge_input(charge.double())[batch])
+        self.total_charge.copy_(charge)
         self.isolated.copy_(isolated)
         self.reference.copy_(reference)
+        if self._heads is not None:
+            self._composition = System(**{name: value.detach().clone() for name, value in vars(system).items()})
 
     # --- launches --------------------------------------------------------------------------------------------------
 
@@ -194,7 +204,9 @@ class FusedStep(Step):
             pos, z = self._place()
             # structures stay in their sequence, so that what belongs to a structure is in order too
             order = None if self.order is None else self.order.order
-            atoms = Atoms(z, self.charge_input, self._batch, self.search.ptr, pos, order, cell=self.cell)
+            atoms = Atoms(
+                z, self.charge_input, self._batch, self.search.ptr, pos, order, None, self.cell, self.total_charge
+            )
             lists = {}
             for cutoff, search in self.searches.items():
                 search(pos, self.cell, self.pbc)
@@ -226,12 +238,15 @@ class FusedStep(Step):
         """The charges that the network predicted, by place; those of the results are by atom."""
         charges, exact = net.charges(self._buffers)
         assert self.charges is not None
-        n = self.num_atoms
-        if self.order is None:
-            self.charges.copy_(exact[:n])
-        else:
-            self.charges.index_copy_(0, self.order.order, exact[:n])
+        self._by_atom(exact, self.charges)
         return charges
+
+    def _by_atom(self, rows: Tensor, values: Tensor) -> None:
+        """Values [N, …] of the atoms from those of the rows, [N or more, …]."""
+        if self.order is None:
+            values.copy_(rows[: self.num_atoms])
+        else:
+            values.index_copy_(0, self.order.order, rows[: self.num_atoms])
 
     def replay_agrees(self, launched: Tensor) -> bool:
         if not self.measures_graph or torch.equal(launched, self.out.packed):
@@ -285,6 +300,17 @@ class FusedStep(Step):
         stress = None if out.stress is None else out.stress.to(self.dtype)
         charges = None if self.charges is None else self.charges.clone()
         return Result(out.energy, out.forces, stress, out.atom_energies, charges)
+
+    def properties(self) -> dict[str, Tensor]:
+        if self._heads is None:
+            return {}
+        assert isinstance(self.net, FeatureNetwork) and self._composition is not None
+        rows = self.net.features(self._buffers)
+        features = rows.new_empty(self.num_atoms, rows.shape[1])
+        self._by_atom(rows, features)
+        charges = None if self.charges is None else self.charges.clone()
+        system = self._composition.replace(pos=self.pos.clone(), cell=self.cell.clone())
+        return self._heads(features, system, charges)
 
 
 class _Term:

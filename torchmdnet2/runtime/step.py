@@ -81,6 +81,10 @@ class Step(ABC):
     def results(self) -> Result:
         """A copy of the results."""
 
+    def properties(self) -> dict[str, Tensor]:
+        """Properties by name that are not among the results: evaluated now, at the last step's features."""
+        return {}
+
     def replay_agrees(self, launched: Tensor) -> bool:
         """Whether the results in place, of a graph, are those of the launches that it was made of: to the last bit.
 

@@ -146,6 +146,7 @@ class _StepBackend(Backend):
             result = graphed.results()
             flag, _ = graphed.status()
             if not flag:
+                result.properties.update(graphed.step.properties())
                 return result
             if not graphed.recover(flag):
                 self._bound.raise_input_error(system, flag)

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ...triton_launch import FUSED_ARITHMETIC
-from ..fast_path import Atoms, Edges, GpuNetwork
+from ..fast_path import Atoms, Edges
+from ..heads import FeatureNetwork
 from .launch_shapes import Block, MessageTile, Tiles
-from .packed_weights import PackedWeights, SplitWeights
+from .packed_weights import PackedWeights, ScalarNetwork, SplitWeights
 from .triton import force, message, node, scalar
 from .weights import FrozenTensorNet
 
-__all__ = ["Buffers", "FusedTensorNet"]
+__all__ = ["Buffers", "FusedTensorNet", "power_of_two"]
 
 
 @dataclass(eq=False)
@@ -68,7 +69,7 @@ class Buffers:
         return sum(t.numel() * t.element_size() for t in tensors)
 
 
-class FusedTensorNet(GpuNetwork):
+class FusedTensorNet(FeatureNetwork):
     """Runs a frozen TensorNet over CSR rows.
 
     Args:
@@ -83,11 +84,15 @@ class FusedTensorNet(GpuNetwork):
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
         self.packed = PackedWeights(weights)
-        largest = float(weights.readout[4].abs().max())
-        self.unit = 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
-        self._last = weights.readout[4] / self.unit, weights.readout[5] / self.unit
+        self.set_unit(power_of_two(float(weights.readout[4].abs().max())))
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+    def set_unit(self, unit: float) -> None:
+        """Compute in another unit, a power of two."""
+        w, self.unit = self.weights, unit
+        w2, b2, w3, b3 = w.readout[2:]
+        self._energy = ScalarNetwork(w2, self.packed.readout, b2, w3 / unit, b3 / unit, w.readout_t[1])
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """The factor of the interaction products."""
@@ -124,6 +129,14 @@ class FusedTensorNet(GpuNetwork):
         )  # fmt: skip
 
     def run(self, buffers: Buffers, shapes: Tiles, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
+        self.predict(buffers, shapes, atoms, edges)
+        self.differentiate(buffers, shapes, atoms, edges, with_virial, None)
+
+    def features(self, buffers: Any) -> Tensor:
+        return buffers.readout_active
+
+    def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        """Energies, features, and the gradient in what the features are silu of."""
         given = buffers, shapes, atoms, edges
         self._embed(*given)
         for k in range(self.weights.num_layers):
@@ -131,6 +144,12 @@ class FusedTensorNet(GpuNetwork):
             self._pass_messages(*given, k)
             self._update(*given, k)
         self._read_out(*given)
+
+    def differentiate(
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        """Forces, from that gradient; there are no charges."""
+        given = buffers, shapes, atoms, edges
         self._read_out_gradient(*given)
         for k in reversed(range(self.weights.num_layers)):
             self._product_gradient(*given, k)
@@ -202,18 +221,25 @@ class FusedTensorNet(GpuNetwork):
         w, n = self.weights, len(atoms.z)
         f = w.channels
         gamma, beta, eps = w.out_norm
-        w1, b1, w2, b2 = w.readout[:4]
+        w1, b1 = w.readout[:2]
         grid, block = self._product(n, f, tiles, tiles.readout_hidden)
         packed = self._packed(block)
         scalar.readout_hidden_kernel[grid](
             b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
             b.readout_active, n, eps, LOG=w.log_norm, **block,
         )  # fmt: skip
-        grid, block = self._product(n, f, tiles, tiles.readout)
+        self.read_out(b, tiles, n, self._energy, b.energy, b.dreadout)
+
+    def read_out(
+        self, b: Any, tiles: Any, num_atoms: int, net: ScalarNetwork, values: Tensor, gradient: Tensor
+    ) -> None:  # fmt: skip
+        """Values [N] of a network of the features, and their gradient [N, F] in what the features are silu of."""
+        f = self.weights.channels
+        grid, block = self._product(num_atoms, f, tiles, tiles.readout)
         del block["BN"]
         scalar.readout_kernel[grid[:1]](
-            b.readout, b.readout_active, _pick(block, w2, self.packed.readout), b2, *self._last, w.readout_t[1],
-            b.energy, b.dreadout, n, H=f // 2, **block,
+            b.readout, b.readout_active, _pick(block, net.first, net.packed), net.first_bias, net.last, net.last_bias,
+            net.first_t, values, gradient, num_atoms, H=f // 2, **block,
         )  # fmt: skip
 
     # --- backward ------------------------------------------------------------------------------------------------
@@ -312,6 +338,11 @@ class FusedTensorNet(GpuNetwork):
 
     def launch_options(self, shapes: Tiles) -> dict[str, Any]:
         return {"PDL": shapes.overlap, "launch_pdl": True} if shapes.overlap and self.can_overlap else {"PDL": 0}
+
+
+def power_of_two(largest: float) -> float:
+    """That nearest to a number; 1 where it has none."""
+    return 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
 
 
 def _pick(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:

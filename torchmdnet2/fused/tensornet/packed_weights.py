@@ -6,18 +6,34 @@ Shapes: F channels, K inputs and N outputs of a map.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .weights import FrozenTensorNet
 
-__all__ = ["PackedWeights", "SplitWeights", "pack", "pack_split"]
+__all__ = ["PackedWeights", "ScalarNetwork", "SplitWeights", "pack", "pack_split"]
 
 
 def pack(w: Tensor) -> Tensor:
     """[.., K, N] → [.., K/4, N, 4]."""
     return w.reshape(*w.shape[:-2], w.shape[-2] // 4, 4, w.shape[-1]).transpose(-1, -2).contiguous()
+
+
+class ScalarNetwork(NamedTuple):
+    """A network of the features, F → H → 1 with H = F/2.
+
+    Attributes:
+        first: [F, H], also as `pack` gives it and transposed; first_bias [H]; last [H], last_bias [].
+    """
+
+    first: Tensor
+    packed: Tensor
+    first_bias: Tensor
+    last: Tensor
+    last_bias: Tensor
+    first_t: Tensor
 
 
 class _Maps:

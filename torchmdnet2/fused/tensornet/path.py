@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from ...models.heads import ScalarHead
+from ...models.properties import ChargesHead
 from ...models.tensornet import TensorNet
-from ..fast_path import CpuNetwork, FastPath, GpuNetwork, PairBatch, PairNetwork
+from ..fast_path import ChargeNetwork, CpuNetwork, GpuNetwork, PairBatch, PairNetwork
+from ..heads import PathWithHeads
 
-__all__ = ["PRODUCTS", "TensorNetPath", "unsupported_tensornet"]
+__all__ = ["PRODUCTS", "TensorNetHeads", "TensorNetPath", "unsupported_tensornet"]
 
 _CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
 PRODUCTS = {"native": "tf32x3", "tf32": "tf32"}
@@ -34,13 +36,35 @@ def unsupported_tensornet(representation: Any, head: nn.Module, device: torch.de
         return "the fused kernels need at least one interaction layer and no lower cutoff"
     if type(head) is not ScalarHead:
         return f"there are no fused kernels for the head {type(head).__name__}"
+    return _unsupported_network(head)
+
+
+def _unsupported_network(head: Any) -> str:
     layers = list(head.output_network.layers)
     if len(layers) != 3 or not isinstance(layers[1], nn.SiLU):
         return "the fused kernels have heads of one hidden layer with silu only"
     return ""
 
 
-class TensorNetPath(FastPath):
+class TensorNetHeads(PathWithHeads):
+    """Heads that read the features of TensorNet or TensorNet2 on a GPU."""
+
+    def unsupported_property(self, head: nn.Module, compiled: bool) -> str:
+        if compiled:
+            return "the fused kernels have no heads of other properties"
+        if getattr(head, "property", None) != "charges":
+            return ""
+        if type(head) is not ChargesHead:
+            return f"there are no fused kernels for the head {type(head).__name__}"
+        return _unsupported_network(head)
+
+    def with_charges(self, network: GpuNetwork, head: nn.Module) -> ChargeNetwork:
+        from .charges import ChargedTensorNet
+
+        return ChargedTensorNet(network, head)  # type: ignore[arg-type]
+
+
+class TensorNetPath(TensorNetHeads):
     """TensorNet with a scalar head of one hidden layer, in float32."""
 
     trains_on_cpu = True

@@ -6,13 +6,13 @@ import torch
 from torch import nn
 
 from ...models.tensornet2 import TensorNet2
-from ..fast_path import CpuNetwork, FastPath, GpuNetwork
-from ..tensornet.path import PRODUCTS, unsupported_tensornet
+from ..fast_path import CpuNetwork, GpuNetwork
+from ..tensornet.path import PRODUCTS, TensorNetHeads, unsupported_tensornet
 
 __all__ = ["TensorNet2Path"]
 
 
-class TensorNet2Path(FastPath):
+class TensorNet2Path(TensorNetHeads):
     """TensorNet2 with charges and a scalar head of one hidden layer, in float32, on the GPU."""
 
     on_cpu = False
@@ -23,6 +23,11 @@ class TensorNet2Path(FastPath):
         if not 1 <= representation.q_dim <= 64:
             return f"the fused kernels for TensorNet2 take a q_dim of 1 to 64, not {representation.q_dim}"
         return unsupported_tensornet(representation, head, device)
+
+    def unsupported_property(self, head: nn.Module, compiled: bool) -> str:
+        if getattr(head, "reads_edges", True):  # it may read the latent charges, which are not kept
+            return f"there are no fused kernels for the head {type(head).__name__}"
+        return super().unsupported_property(head, compiled)
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str

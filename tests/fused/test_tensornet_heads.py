@@ -1,0 +1,15 @@
+"""TensorNet with heads of other properties on its kernels, by Triton's interpreter on the CPU (bar R3)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from interpreter import needs_triton, run_checks
+
+pytestmark = pytest.mark.slow
+
+
+@needs_triton
+def test_steps_on_the_gpu():
+    run_checks(Path(__file__).with_name("tensornet_heads_checks.py"))

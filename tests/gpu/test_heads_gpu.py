@@ -1,0 +1,104 @@
+"""Heads of other properties on TensorNet's kernels: R15 (the Potential in float64), R8, R16, R19. Twin without a GPU:
+tests/fused/test_tensornet_heads.py."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from test_evaluator_gpu import make, random_atoms
+
+from torchmdnet2 import Evaluator, System
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+ION = torch.tensor([1.0])
+CHARGES, DIPOLE = {"name": "charges"}, {"name": "dipole"}
+SHIFTS = {"name": "scalar_property", "property": "shielding", "per": "atom"}
+FIELD = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 9.0, "damping": "exp"}
+ALL_PAIRS = {"name": "coulomb", "charges": "predicted", "damping": "exp"}
+SECOND = {"name": "tensornet2", "hidden_channels": 64, "num_layers": 1, "num_rbf": 16, "cutoff": 5.0, "max_z": 10}
+MODELS = {
+    "reaction field": {"priors": [FIELD]},
+    "reaction field, zbl": {"priors": [FIELD, {"name": "zbl", "envelope": "covalent"}]},
+    "charges that nothing reads": {},
+    "TensorNet2": {"priors": [FIELD], "model": {**SECOND, "q_dim": 8}},
+}
+
+
+def charged(**changes):
+    potential = make(properties=[CHARGES, SHIFTS], **changes)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        for p in potential.properties.parameters():  # charges that differ
+            p.add_(0.2 * torch.randn(p.shape).to(p.device))
+    return potential
+
+
+def assert_same(potential, found, system, stress=False):
+    """At most twice the error of eager float32, and 1e-6 of the largest."""
+    expected = copy.deepcopy(potential).double()(system.to(dtype=torch.float64), stress=stress)
+    eager = potential(system.to(dtype=torch.float32), stress=stress)
+    assert list(found.properties) == list(expected.properties)
+    results = [{**vars(r), **r.properties} for r in (found, expected, eager)]
+    for name in {"energy", "atom_energies", "forces", *expected.properties, *(["stress"] if stress else [])}:
+        ours, truth, theirs = (r[name].double() for r in results)
+        bound = 2 * float((theirs - truth).abs().max()) + 1e-6 * max(1.0, float(truth.abs().max()))
+        assert float((ours - truth).abs().max()) <= bound, name
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("n", "cell"), [(1, False), (22, False), (166, True), (700, True), (1029, True)])
+def test_energies_forces_charges_stress(name, n, cell):
+    """R15; replayed twice: the same bits (R19)."""
+    potential = charged(**MODELS[name])
+    evaluator, system = Evaluator(potential, graphs=True), random_atoms(n, seed=n, cell=cell, charge=ION)
+    found = evaluator(system, stress=cell)
+    assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
+    assert_same(potential, found, system, cell)
+    again = evaluator(system, stress=cell)
+    for what in ("forces", "atom_energies", "charges"):
+        assert torch.equal(getattr(found, what), getattr(again, what)), what
+
+
+def test_batches_of_molecules():
+    """All pairs of charges; dipoles; other compositions in the same buffers."""
+    potential = charged(priors=[ALL_PAIRS])
+    potential.properties["dipole"] = make(properties=[DIPOLE]).properties["dipole"]
+    batch = System.concatenate([random_atoms(n, seed=n, charge=(n % 3 - 1) * ION) for n in (40, 7, 1, 90)])
+    evaluator = Evaluator(potential, graphs=True)
+    for system in (batch, batch.replace(pos=1.02 * batch.pos), batch.replace(z=batch.z.flip(0)), batch):
+        assert_same(potential, evaluator(system), system)
+    assert evaluator.fused
+
+
+@pytest.mark.parametrize("n", [6000, 20000])
+def test_many_atoms(n, monkeypatch):
+    """Sums over structures in parts of both sizes, atoms in spatial order."""
+    monkeypatch.setattr("torchmdnet2.runtime.fused_step.SORT_FROM", 100)
+    potential = charged(priors=[{**FIELD, "cutoff": 6.0}])
+    system = random_atoms(600, seed=3, cell=True)
+    copies = n // 600
+    shift = torch.arange(copies, device="cuda").repeat_interleave(600)[:, None] * system.cell[0, :1]
+    cell = system.cell.clone()
+    cell[0, 0] *= copies
+    system = System(z=system.z.repeat(copies), pos=system.pos.repeat(copies, 1) + shift, cell=cell)
+    evaluator = Evaluator(potential, graphs=True)
+    found, expected = evaluator(system), potential(system)
+    assert evaluator.fused and "spatial order" in evaluator.report()
+    torch.testing.assert_close(found.charges, expected.charges, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.properties["shielding"], expected.properties["shielding"], rtol=0, atol=1e-5)
+    largest = float(expected.forces.abs().max())
+    assert float((found.forces - expected.forces).abs().max()) <= max(2e-4, 1e-5 * largest)
+
+
+def test_no_waiting_in_a_bound_step():
+    bound = Evaluator(charged(priors=[FIELD])).bind(random_atoms(100, seed=5, cell=True))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            bound.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bound.check()

@@ -1,0 +1,66 @@
+"""Heads of other properties than the energy, evaluated by PyTorch on features that kernels have computed.
+
+They have no part in energies and forces, so they are no part of the step: they run when results are asked for.
+
+Shapes: N atoms, F features.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..models.base import Features, Graph, PropertyHead
+from ..neighbors import NeighborList, neighbor_list
+from ..potential import Potential
+from ..priors.pairs import PairLists
+from ..system import System
+
+__all__ = ["PropertyHeads"]
+
+
+class PropertyHeads:
+    """All heads of a potential but that of the energy.
+
+    Args:
+        potential: whose weights are read when results are asked for.
+    """
+
+    def __init__(self, potential: Potential):
+        self._heads: dict[str, PropertyHead] = dict(potential.properties.items())  # type: ignore[arg-type]
+        self._cutoff, self._dtype = potential.cutoff, potential.dtype
+
+    def __bool__(self) -> bool:
+        return bool(self._heads)
+
+    def __call__(self, features: Tensor, system: System, charges: Tensor | None) -> dict[str, Tensor]:
+        """Properties by name, as `Result.properties`.
+
+        Args:
+            features: [N, F] scalar features of the atoms.
+            system: N atoms.
+            charges: [N] those of the head of charges.
+        """
+        others = {name: head for name, head in self._heads.items() if name != "charges"}
+        found: dict[str, Tensor] = {}
+        if "charges" in self._heads:
+            assert charges is not None
+            found["charges"] = charges
+        if not others:
+            return found
+        reads_edges = any(head.reads_edges for head in others.values())
+        neighbors = neighbor_list(system, self._cutoff) if reads_edges else _no_edges(system, self._cutoff)
+        graph = Graph.build(system, neighbors, self._dtype, PairLists(system))
+        for name, head in others.items():
+            found[name] = head(Features(features), graph).detach()
+        return found
+
+
+def _no_edges(system: System, cutoff: float) -> NeighborList:
+    """An empty list."""
+    n, device = system.num_atoms, system.device
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.long, device=device)
+
+    return NeighborList(zeros(2, 0), zeros(0, 3), zeros(n + 1), cutoff)
