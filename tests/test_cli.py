@@ -87,7 +87,7 @@ def test_help_is_instant_and_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(
         verb in done.stdout
-        for verb in ("train", "evaluate", "md", "stability", "import", "export", "card", "info", "config")
+        for verb in ("train", "evaluate", "md", "stability", "import", "export", "models", "card", "info", "config")
     )
 
 
@@ -101,7 +101,9 @@ def test_usage_errors(capsys, arguments):
     assert "usage:" in fails(capsys, 2, *arguments)
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "md", "stability", "import", "export", "card", "info", "config"])
+@pytest.mark.parametrize(
+    "verb", ["train", "evaluate", "md", "stability", "import", "export", "models", "card", "info", "config"]
+)
 def test_every_verb_explains_itself(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")
     assert code == 0 and len(out) > 200

@@ -191,7 +191,7 @@ LAYERS = """
     version errors units devices files console registry float64_buffers yaml_reader triton_or_none triton_launch
     system derivatives exchange
     neighbors
-    refusals
+    refusals potentials
     priors models
     potential edges
     checkpoint baseline

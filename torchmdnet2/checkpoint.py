@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from .devices import device_of, dtype_of
 from .errors import BadCheckpoint
 from .files import atomic_write
 from .potential import Potential
+from .potentials import find_model
 
 __all__ = ["FORMAT_VERSION", "from_bytes", "load", "read_header", "save", "to_bytes"]
 
@@ -78,14 +78,14 @@ def load(
     """Read a potential from a model file, in evaluation mode.
 
     Args:
-        path: a .tmn file.
+        path: a .tmn file, or the name of a potential (`torchmdnet2 models`).
         device: where the weights go.
         dtype: floating-point type of the network, float32 or float64; None keeps the stored one.
         allow_untrained_charge: evaluate total charges that the model was not trained on, with a warning, which are
             refused otherwise.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: there is no such file, nor a potential of this name.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
         ValueError: the device or dtype cannot be used.
     """
@@ -187,9 +187,10 @@ def _stored_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
 
 
 def _read(path: str | os.PathLike) -> bytes:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such model file")
-    return Path(path).read_bytes()
+    file = find_model(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such model file")
+    return file.read_bytes()
 
 
 def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:

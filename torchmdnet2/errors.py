@@ -7,6 +7,7 @@ __all__ = [
     "MissingBackend",
     "NeighborOverflow",
     "UnknownElement",
+    "UnknownModel",
     "UntrainedCharge",
     "UntrainedChargeWarning",
 ]
@@ -42,6 +43,10 @@ class UntrainedChargeWarning(UserWarning):
 
 class BadCheckpoint(ValueError):
     """A model file is damaged, of an unknown format, or not a model file."""
+
+
+class UnknownModel(FileNotFoundError):
+    """Neither a model file nor the name of a potential."""
 
 
 class BadConfig(ValueError):

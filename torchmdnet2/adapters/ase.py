@@ -46,7 +46,7 @@ class TorchMDNet2Calculator(Calculator):
     its file would have.
 
     Args:
-        model: path of a .tmn file, or a Potential (copied: later changes to it have no effect here).
+        model: path of a .tmn file, name of a potential, or a Potential (copied: later changes to it have no effect).
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of the network, torch.float32 or torch.float64; None keeps the stored one.
             Positions, cell and energies are float64 in either case.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -13,6 +12,7 @@ from ..checkpoint import from_bytes, read_header, to_bytes
 from ..devices import device_of, dtype_name, dtype_of
 from ..errors import BadCheckpoint
 from ..potential import Potential
+from ..potentials import find_model, is_name
 
 __all__ = ["ModelSource", "device_of", "dtype_name", "dtype_of", "in_memory", "open_model"]
 
@@ -22,7 +22,7 @@ class ModelSource:
     """Where a model can be had again, in plain data: this is what pickles and XML files hold.
 
     Attributes:
-        path: absolute path of the model file, None for a model in memory.
+        path: absolute path of the model file, or name of a potential; None for a model in memory.
         sha256: the checksum in the file's header; another content is refused.
         blob: the content of a model file, for a model in memory.
     """
@@ -48,7 +48,7 @@ class ModelSource:
                     f"{self.path}: its checksum is {found[:12]}…, and the model that was used here is "
                     f"{str(self.sha256)[:12]}…: the file was replaced; put the original back or set the model up again"
                 )
-            blob = Path(self.path).read_bytes()
+            blob = find_model(self.path).read_bytes()
         potential = _freeze(from_bytes(blob, torch_device, torch_dtype, name=self.path or "model in memory"))
         potential.allow_untrained_charge = allow_untrained_charge
         return potential
@@ -63,7 +63,8 @@ def open_model(
     """A potential of the adapter's own, and where to find it again (None for a potential in memory).
 
     Args:
-        model: path of a .tmn file, or a Potential, which is copied: later changes to it have no effect here.
+        model: path of a .tmn file, name of a potential, or a Potential, which is copied: later changes to it have no
+            effect here.
         device, dtype: of the copy; dtype None keeps the model's.
         allow_untrained_charge: of the copy; a Potential that allows it already keeps that.
 
@@ -79,8 +80,9 @@ def open_model(
         own.allow_untrained_charge |= allow_untrained_charge
         return own, None
     if not isinstance(model, str | os.PathLike):
-        raise TypeError(f"model must be the path of a .tmn file or a Potential, got {type(model).__name__}")
-    path = os.path.abspath(model)
+        kind = type(model).__name__
+        raise TypeError(f"model must be the path of a .tmn file, the name of a potential or a Potential, got {kind}")
+    path = str(model) if is_name(model) else os.path.abspath(find_model(model))
     source = ModelSource(path=path, sha256=read_header(path)["sha256"])
     name = None if torch_dtype is None else dtype_name(torch_dtype)
     return source.open(str(torch_device), name, allow_untrained_charge), source

@@ -46,7 +46,7 @@ def create_force(
     it runs what it says: treat such a file like a program.
 
     Args:
-        model: path of a .tmn file, or a Potential (copied; such a force cannot be written as XML).
+        model: path of a .tmn file, name of a potential, or a Potential (copied; its force cannot be written as XML).
         topology: gives the elements, and the default of `periodic`.
         atoms: indices of the atoms that the model sees, which are alone in the world for it; None means all.
         periodic: use the system's box, in all three directions; None means: when the topology has box vectors.

@@ -30,7 +30,7 @@ class TorchMDNet2Factory(MLPotentialImplFactory):
         """
         Args:
             name: "torchmdnet2".
-            modelPath: path of a .tmn file.
+            modelPath: path of a .tmn file, or name of a potential.
 
         Raises:
             ValueError: no path, or another argument.
@@ -46,7 +46,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
     """The potential of a model file for openmm-ml, alone or mixed with a force field.
 
     Args:
-        path: of the .tmn file.
+        path: of the .tmn file, or a name.
     """
 
     def __init__(self, path: str | os.PathLike):

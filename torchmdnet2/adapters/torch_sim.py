@@ -30,7 +30,7 @@ class TorchMDNet2Model(ModelInterface):
     `spin` [B], else 0. Structures without a cell have no stress: theirs is given as zero.
 
     Args:
-        model: path of a .tmn file, or a Potential (copied: later changes to it have no effect here).
+        model: path of a .tmn file, name of a potential, or a Potential (copied: later changes to it have no effect).
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of network and states, torch.float32 or torch.float64; None keeps the stored one.
         compute_forces: whether `forward` gives forces beside the energy; can be set later.

@@ -27,7 +27,7 @@ def add(command: Command) -> None:
     other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
 
     back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint")
-    back.add_argument("model", help=".tmn file")
+    back.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     back.add_argument("checkpoint", help=".ckpt file to write")
 
 

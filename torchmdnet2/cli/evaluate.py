@@ -32,7 +32,7 @@ _LABELS = ("energy", "forces", "stress", "virial")
 def add(command: Command) -> None:
     """Declare the arguments."""
     test = command("evaluate", _evaluate, "errors of a potential on labelled frames, by property and element")
-    test.add_argument("model", help=".tmn file")
+    test.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     test.add_argument(
         "data", nargs="+", help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5"
     )

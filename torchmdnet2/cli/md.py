@@ -17,6 +17,8 @@ from .common import (
 )
 
 if TYPE_CHECKING:
+    from ase import Atoms
+
     from ..md import MDOptions
 
 __all__ = ["add"]
@@ -25,8 +27,11 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     md = command("md", _md, "run molecular dynamics")
-    md.add_argument("model", help=".tmn file")
-    md.add_argument("start", help="structure, any format of ASE; of several frames the last, or file@0, file@1, …")
+    md.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    md.add_argument(
+        "start", nargs="?", help="structure, any format of ASE; of several frames the last, or file@0, file@1, …"
+    )
+    md.add_argument("--smiles", help="start from this molecule instead of a file (needs the extra 'smiles')")
     length = md.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="number of steps in all")
     length.add_argument("--time", type=float, help="length in ps (default: 1)")
@@ -73,6 +78,7 @@ def _md(options: argparse.Namespace) -> None:
         restart_every=options.restart_every,
         minimize=options.minimize,
     )
+    start = _start(options)
     _spare_inputs(chosen, options.model, options.start)
     # a queueing system's polite end is treated like Ctrl-C, also where jobs ignore that: write a restart file and stop
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -80,7 +86,7 @@ def _md(options: argparse.Namespace) -> None:
     try:
         result = run_md(
             options.model,
-            read_structure(options.start),
+            start,
             chosen,
             device=device_name(options.device),
             dtype=options.dtype,
@@ -101,12 +107,30 @@ def _md(options: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def _spare_inputs(options: MDOptions, model: str, start: str) -> None:
+def _start(options: argparse.Namespace) -> Atoms:
+    """The start structure, from a file or from --smiles."""
+    from ..errors import BadConfig
+
+    if (options.start is None) == (options.smiles is None):
+        raise BadConfig(
+            "give a start structure, or a molecule by --smiles" + ("" if options.start is None else ", not both")
+        )
+    if options.smiles is None:
+        return read_structure(options.start)
+    from ..data.smiles import from_smiles
+
+    atoms = from_smiles(options.smiles, options.seed)
+    if options.charge not in (None, atoms.info["charge"]):
+        raise BadConfig(f"--charge: the SMILES has the charge {atoms.info['charge']}, not {options.charge}")
+    return atoms
+
+
+def _spare_inputs(options: MDOptions, model: str, start: str | None) -> None:
     """Refuse to write where the model or the start structure is."""
     from ..files import spare_inputs
 
     # a restart goes on in the same files, and may take elements and cell from its own trajectory
-    inputs = [model] if options.restart else [model, split_index(start)[0]]
+    inputs = [model] if options.restart or start is None else [model, split_index(start)[0]]
     spare_inputs(options.files(), map(Path, inputs), "choose another --output or --trajectory")
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from .common import Command, print_json
 
-__all__ = ["add"]
+__all__ = ["add", "print_card"]
 
 
 def add(command: Command) -> None:
     """Declare the arguments."""
     card = command("card", _card, "print the model card of a model file, as Markdown")
-    card.add_argument("model", help=".tmn file")
+    card.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
 
     info = command("info", _info, "print versions, devices and backends, or what a model file holds")
-    info.add_argument("model", nargs="?", help=".tmn file")
+    info.add_argument("model", nargs="?", help=".tmn file, or a name that `torchmdnet2 models` lists")
     info.add_argument("--json", action="store_true", help="print JSON")
 
     config = command("config", _config, "print a training configuration with every key explained")
@@ -27,17 +28,30 @@ def add(command: Command) -> None:
 
 
 def _card(options: argparse.Namespace) -> None:
+    print_card(options.model, options.model)
+
+
+def print_card(name: str, model: str | os.PathLike) -> None:
+    """The card of a model.
+
+    Args:
+        name: for the messages and, without suffix, the title.
+        model: path, or name of a potential.
+
+    Raises:
+        BadCheckpoint: the file cannot be read, or there is no card of its metadata.
+    """
     from ..checkpoint import read_header
     from ..errors import BadCheckpoint
     from ..training.reporting.card import model_card
 
-    header = read_header(options.model)
+    header = read_header(model)
     try:
-        card = model_card(header["config"], header["metadata"], title=Path(options.model).stem)
+        card = model_card(header["config"], header["metadata"], title=Path(name).stem)
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # anything may stand there
         raise BadCheckpoint(
-            f"{options.model}: there is no card of such metadata ({type(error).__name__}: {error}); "
-            f"`torchmdnet2 info {options.model}` prints them as they are"
+            f"{name}: there is no card of such metadata ({type(error).__name__}: {error}); "
+            f"`torchmdnet2 info {name}` prints them as they are"
         ) from error
     print(card)
 

@@ -25,7 +25,7 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     check = command("stability", _stability, "whether a model survives dynamics: replicas at several temperatures")
-    check.add_argument("model", help=".tmn file")
+    check.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     check.add_argument("frames", help="structures to start from, any format of ASE; some of them as file@10:20")
     check.add_argument("--temperatures", default="300,600", metavar="K,K", help="K, with commas (default: 300,600)")
     check.add_argument("--time", type=float, default=10.0, help="length of each run in ps (default: 10)")

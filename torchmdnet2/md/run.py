@@ -98,7 +98,7 @@ def run_md(
     commands blocks of steps and looks at the end of a block while the next one runs.
 
     Args:
-        model: path of a .tmn file or a Potential.
+        model: path of a .tmn file, name of a potential, or a Potential.
         atoms: the start; not changed. Charge and spin in its `info` come before those given here. Atoms under
             ase.constraints.FixAtoms stay where they are.
         options: how long, how hot, how many replicas, which files.

@@ -60,7 +60,7 @@ def check_stability(
     the rounding of a batch of another size.
 
     Args:
-        model: path of a .tmn file or a Potential.
+        model: path of a .tmn file, name of a potential, or a Potential.
         frames: starts are taken from all over them, evenly. They need not have the same composition: replicas of
             equally many atoms run side by side in one batch, the others one batch after another. Labels are not used.
         temperatures: K; one after another, from the same starts and seeds.

@@ -7,20 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from ...checkpoint import load
-from ...errors import BadConfig
+from ...errors import BadConfig, UnknownModel
 from ...potential import Potential
+from ...potentials import find_model
 
 __all__ = ["complete", "open_base"]
 
 
 def open_base(file: str, energy_unit: str = "eV") -> Potential:
-    """The potential of a .tmn file or of a TorchMD-Net checkpoint.
+    """The potential of a .tmn file, of a name, or of a TorchMD-Net checkpoint.
 
     Raises:
         BadConfig: there is no such file, or a unit is given for one that has its own.
         BadCheckpoint: it cannot be read.
     """
-    if not Path(file).is_file():
+    try:
+        found = find_model(file)
+    except UnknownModel as error:
+        raise BadConfig(f"init.file: {error}") from None
+    if not found.is_file():
         raise BadConfig(f"init.file: there is no model file {file}")
     if Path(file).suffix == ".ckpt":
         from ...importers.torchmd_net import import_checkpoint
@@ -34,6 +39,8 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration as plain data; sections and arguments of the model that are not given come from `init.file`."""
     init = raw.get("init")
+    if isinstance(init, str):  # short for {file: …}
+        init = {"file": init}
     if not isinstance(init, Mapping) or not isinstance(init.get("file"), str):
         return dict(raw)
     config = open_base(init["file"], str(init.get("energy_unit", "eV"))).config

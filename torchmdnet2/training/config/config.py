@@ -138,11 +138,17 @@ class TrainingConfig(Section):
 class InitConfig(Section):
     """Fine-tuning: the weights to start from, and which of them are not trained."""
 
-    file: str = Field(description="a .tmn model file, or a .ckpt of TorchMD-Net")
+    file: str = Field(description="a .tmn model file, the name of a potential, or a .ckpt of TorchMD-Net")
     freeze: list[str] = Field(
         default=[], description="freeze parameters whose names start with these, as [representation.tensor_embedding]"
     )
     energy_unit: str = Field(default="eV", description="of a .ckpt, which does not say it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def file_alone(cls, value: Any) -> Any:
+        """`init: organic` is short for {file: organic}."""
+        return {"file": value} if isinstance(value, str) else value
 
 
 class WandbConfig(Section):

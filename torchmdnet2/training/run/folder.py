@@ -12,6 +12,7 @@ from pathlib import Path
 from ...data import data_files
 from ...errors import BadConfig, BadData
 from ...files import same_file
+from ...potentials import find_model
 from ..config.config import Config
 from ..steps.state import load_state
 from .isolated import atom_files
@@ -136,7 +137,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, str]]:
     for file in atom_files(config):
         yield "priors: atomref.energies", file
     if config.init is not None:
-        yield "init.file", config.init.file
+        yield "init.file", str(find_model(config.init.file))
     for k, prior in enumerate(config.priors):
         if "file" in prior:
             yield f"priors.{k}.file", prior["file"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from ...checkpoint import read_header
 from ...data import Statistics, splits_entry, statistics
 from ...errors import BadConfig, BadData
 from ...potential import SYMBOLS, Potential
+from ...potentials import find_model
 from ..config.base_model import open_base
 from ..config.build_potential import load_baselines, predicted_shapes, untrained
 from ..config.config import Config
@@ -107,7 +107,7 @@ def make_setup(config: Config) -> Setup:
     models = [prior["file"] for prior in config.priors if "file" in prior]
     given = [config.init.file if config.init else None, config.data.split.file]
     for file in [*models, *atom_files(config), *filter(None, given)]:
-        digests[file] = hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        digests[file] = hashlib.sha256(find_model(file).read_bytes()).hexdigest()
     asked = [
         "stress" if name == "virial" else name
         for name in keys
