@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ase import Atoms
     from rich.console import Console
 
-__all__ = ["check_stability"]
+__all__ = ["ReplicaProgress", "alike", "check_stability", "checked_start"]
 
 _REFERENCE = 100  # number of frames from which the usual bond lengths are taken
 
@@ -95,8 +95,8 @@ def check_stability(
         potential, _ = open_model(model, device, dtype, allow_untrained_charge)
         chosen = [k * len(frames) // replicas for k in range(replicas)]
         called = range(len(frames)) if numbers is None else numbers
-        starts = {k: _checked(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}
-        bonds = {index: Bonds(System.from_ase(start), _alike(start, frames)) for index, start in starts.items()}
+        starts = {k: checked_start(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}
+        bonds = {index: Bonds(System.from_ase(start), alike(start, frames)) for index, start in starts.items()}
         found = []
         for options in plan:
             groups: dict[tuple, list[ReplicaRun]] = {}
@@ -104,7 +104,7 @@ def check_stability(
                 run = ReplicaRun(k, called[index], starts[index], copy.copy(bonds[index]), options)
                 groups.setdefault(run.kind, []).append(run)
             everyone = [run for group in groups.values() for run in group]
-            with _Progress(console, options, everyone) as progress:
+            with ReplicaProgress(console, options, everyone) as progress:
                 for group in groups.values():
                     ReplicaBatch(potential, group, progress.update).run()
             for run in everyone:
@@ -120,7 +120,7 @@ def _options(temperature: float, time: float, replicas: int, timestep: float, fr
     return MDOptions(steps, timestep, "nvt", float(temperature), friction, seed, replicas)
 
 
-def _checked(frame: Atoms, number: int, potential: Potential, charge: int | None, spin: int | None) -> Atoms:
+def checked_start(frame: Atoms, number: int, potential: Potential, charge: int | None, spin: int | None) -> Atoms:
     start = plain_copy(frame, charge, spin)
     try:
         check_start(start, potential)
@@ -131,13 +131,13 @@ def _checked(frame: Atoms, number: int, potential: Potential, charge: int | None
     return start
 
 
-def _alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
+def alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
     """Some of the frames with the same atoms as this one."""
     some = [frames[k * len(frames) // _REFERENCE] for k in range(_REFERENCE)] if len(frames) > _REFERENCE else frames
     return [f for f in some if len(f) == len(start) and (f.numbers == start.numbers).all()]
 
 
-class _Progress:
+class ReplicaProgress:
     """Reports replicas when they break and, in a terminal, the progress of the run.
 
     Args:
@@ -151,7 +151,7 @@ class _Progress:
         self._status = None if console is None else console.status("")
         self._told: set[int] = set()
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> ReplicaProgress:
         if self._status is not None:
             self._status.start()
         return self

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,33 +20,10 @@ from ..steps.metrics import shown
 from ..steps.trainer import Properties
 from .evaluation import Evaluation
 from .outliers import Outlier, find_outliers, outlier_frames
+from .page import breakable, document, image, table
 from .plots import digits, pictures, structures
 
 __all__ = ["Report", "ensemble_page", "write_report"]
-
-_STYLE = """
-:root { color-scheme: light }
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1b1f24;
-  background: #fff }
-h1 { font-size: 1.6rem; margin-bottom: .2rem; overflow-wrap: anywhere }
-h2 { font-size: 1.15rem; margin-top: 2rem; border-bottom: 1px solid #ccd }
-.table { overflow-x: auto; margin: .6rem 0 } table { border-collapse: collapse }
-th, td { padding: .18rem .7rem; text-align: right } .text { text-align: left }
-th { border-bottom: 1px solid #99a; font-weight: 600; vertical-align: bottom; white-space: pre }
-td:first-child, th:first-child { padding-left: 0 }
-tr:nth-child(even) td { background: #f6f7f9 }
-.pictures { display: flex; flex-wrap: wrap; align-items: flex-start; gap: .6rem }
-.pictures img { width: 30rem; max-width: 100% }
-.structure { width: 8rem; display: block; mix-blend-mode: multiply }
-pre { background: #f6f7f9; padding: .8rem; overflow-x: auto; font-size: .82rem }
-code { font-size: .85em; overflow-wrap: anywhere } .note { color: #57606a }
-@media (max-width: 40rem) { body { margin: 1rem auto } th, td { padding: .18rem .4rem } .structure { width: 6rem } }
-@media print {
-  body { max-width: none; margin: 0; font-size: 10pt } h2 { break-after: avoid } tr, img { break-inside: avoid }
-  .pictures img { width: 48% } .structure { width: 5rem }
-  .table, pre { overflow: visible } pre { white-space: pre-wrap }
-}
-"""
 
 
 @dataclass
@@ -111,7 +86,7 @@ def write_report(folder: Path, report: Report) -> list[Path]:
 
 def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequence[Outlier]) -> str:
     data = report.metadata.get("data", {})
-    files = _table(
+    files = table(
         ["data file", "sha256"],
         [[path, digest] for path, digest in data.get("files", {}).items()],
         code=True,
@@ -128,27 +103,27 @@ def _page(report: Report, subset: str, drawn: Mapping[str, bytes], found: Sequen
         "100 % means no better than predicting the mean.</p>",
         _file_table(report.evaluations[subset], report.frames[subset], subset),
         "<div class=pictures>",
-        *(_image(content, name.replace("_", " ")) for name, content in drawn.items()),
+        *(image(content, name.replace("_", " ")) for name, content in drawn.items()),
         "</div>",
     ]
     if by_element:
         rows = [[z, *_numbers(e)] for z, e in by_element.items()]
         body += [
             f"<h2>Forces by element, {subset} frames</h2>",
-            _table(["element", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 3)),
+            table(["element", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 3)),
         ]
     if found:
         body += [f"<h2>Largest errors, {subset} frames</h2>", _outlier_table(found, report.evaluations[subset].errors)]
         body.append("<p class=note>Structures, labels and predictions are in outliers.xyz.</p>")
-    body += ["<h2>Time and memory</h2>", _table(["", ""], [[k, v] for k, v in report.costs.items()], left=(0, 1))]
+    body += ["<h2>Time and memory</h2>", table(["", ""], [[k, v] for k, v in report.costs.items()], left=(0, 1))]
     counts = ", ".join(f"{len(frames)} {name}" for name, frames in report.frames.items())
     body += ["<h2>Data</h2>", f"<p>{html.escape(counts)}; split: {html.escape(str(data.get('split', '')))}</p>", files]
     references = _references(report.potential)
     if references:
-        body.append(_table(["element", "reference energy", "unit"], references, left=(0, 2)))
+        body.append(table(["element", "reference energy", "unit"], references, left=(0, 2)))
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
     body += ["<h2>Configuration</h2>", f"<pre>{html.escape(text)}</pre>"]
-    return _document(report.title, body)
+    return document(report.title, body)
 
 
 def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, Any], images: Sequence[bytes]) -> str:
@@ -175,25 +150,17 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         f"<h1>{html.escape(title)}</h1>",
         f"<p class=note>{len(members)} members; errors on {metrics['subset']} frames</p>",
         "<h2>Errors</h2>",
-        _table(["", "property", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 1, 4)),
+        table(["", "property", "MAE", "RMSE", "unit", "labels"], rows, left=(0, 1, 4)),
         "<h2>Spread</h2>",
         "<p>Standard deviation of the members beside the error of their mean, by component as above; the plots show "
         "lengths of vectors. The correlation is that of the ranks: 1 where a larger spread always means a larger "
         "error.</p>",
-        _table(["", "rms spread", "RMSE", "unit", "correlation"], spread, left=(0, 3)),
+        table(["", "rms spread", "RMSE", "unit", "correlation"], spread, left=(0, 3)),
         "<div class=pictures>",
-        *(_image(image, "error over spread") for image in images),
+        *(image(picture, "error over spread") for picture in images),
         "</div>",
     ]
-    return _document(title, body)
-
-
-def _document(title: str, body: Sequence[str]) -> str:
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
+    return document(title, body)
 
 
 def _headline(report: Report) -> str:
@@ -226,7 +193,7 @@ def _error_table(evaluations: Mapping[str, Evaluation]) -> str:
         for name, error in evaluation.errors.items()
         if name != "forces_by_element"
     ]
-    return _table(["frames", "property", "MAE", "RMSE", "unit", "labels", "of spread"], rows, left=(0, 1, 4))
+    return table(["frames", "property", "MAE", "RMSE", "unit", "labels", "of spread"], rows, left=(0, 1, 4))
 
 
 def _of_spread(evaluation: Evaluation, name: str, error: Mapping[str, Any]) -> str:
@@ -259,55 +226,24 @@ def _file_table(evaluation: Evaluation, frames: Frames, subset: str) -> str:
         values = ["–" if r is None else digits(shown(r, unit)[0]) for r, unit in zip(rms, units, strict=True)]
         rows.append([file, str(int((origin == file).sum())), *values])
     heads = [f"{name.replace('_', ' ')}{_in(unit)}" for name, unit in zip(names, units, strict=True)]
-    return f"<p>Rms error of frames by origin, {subset}:</p>" + _table(["file", "frames", *heads], rows)
+    return f"<p>Rms error of frames by origin, {subset}:</p>" + table(["file", "frames", *heads], rows)
 
 
 def _outlier_table(found: Sequence[Outlier], errors: Mapping[str, Any]) -> str:
     images = structures([outlier.atoms for outlier in found])
     units = {name: errors[name]["unit"] if name in errors else "" for name in found[0].errors}
     rows = []
-    for outlier, image in zip(found, images, strict=True):
+    for outlier, picture in zip(found, images, strict=True):
         values = [
             digits(shown(value, units[name])[0]) if np.isfinite(value) else "–"
             for name, value in outlier.errors.items()
         ]
         rows.append([breakable(outlier.name), html.escape(outlier.atoms.get_chemical_formula()), *values,
-                     _image(image, outlier.name, "structure")])  # fmt: skip
+                     image(picture, outlier.name, "structure")])  # fmt: skip
     heads = [f"{name.replace('_', ' ')}{_in(units[name])}" for name in found[0].errors]
-    return _table(["frame", "formula", *heads, ""], rows, escaped=True, left=(0, 1))
+    return table(["frame", "formula", *heads, ""], rows, escaped=True, left=(0, 1))
 
 
 def _in(unit: str) -> str:
     """The unit that errors are shown in, for a heading."""
     return f"\n({shown(0.0, unit)[1]})" if unit else ""
-
-
-def _image(content: bytes, text: str, kind: str = "plot") -> str:
-    data = base64.b64encode(content).decode()
-    return f'<img class="{kind}" alt="{html.escape(text)}" src="data:image/png;base64,{data}">'
-
-
-def _table(
-    heads: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    code: bool = False,
-    escaped: bool = False,
-    left: Sequence[int] = (0,),
-) -> str:
-    """A table of numbers; columns in `left` are text."""
-    kind = [" class=text" if k in left else "" for k in range(len(heads))]
-    show = (lambda text: text) if escaped else breakable
-    opening, closing = ("<code>", "</code>") if code else ("", "")
-    top = "".join(f"<th{k}>{html.escape(head)}</th>" for k, head in zip(kind, heads, strict=True))
-    lines = "".join(
-        "<tr>"
-        + "".join(f"<td{k}>{opening}{show(str(cell))}{closing}</td>" for k, cell in zip(kind, row, strict=True))
-        + "</tr>\n"
-        for row in rows
-    )
-    return f'<div class="table"><table><tr>{top}</tr>\n{lines}</table></div>'
-
-
-def breakable(text: str) -> str:
-    """Escaped, with places where a long path may go on in the next line."""
-    return re.sub(r"\S{25,}", lambda word: re.sub("([/_])", r"\1<wbr>", word[0]), html.escape(text))
