@@ -188,7 +188,8 @@ def test_public_names():
 
 
 LAYERS = """
-    version errors units devices files console registry float64_buffers yaml_reader triton_or_none triton_launch
+    version errors units devices files html_page console registry float64_buffers yaml_reader
+    triton_or_none triton_launch
     system derivatives exchange
     neighbors
     refusals potentials

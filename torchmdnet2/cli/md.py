@@ -48,6 +48,7 @@ def add(command: Command) -> None:
         help=".xyz, .extxyz, .traj or .dcd, repeatable (default: the prefix + .xyz)",
     )  # fmt: skip
     md.add_argument("--minimize", action="store_true", help="relax the start structure first")
+    md.add_argument("--report", action="store_true", help="write a page with a movie and plots: prefix + .html")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
     md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
     md.add_argument("--charge", type=int, help="total charge in e, where the structure has none (default: 0)")
@@ -77,6 +78,7 @@ def _md(options: argparse.Namespace) -> None:
         restart=options.restart,
         restart_every=options.restart_every,
         minimize=options.minimize,
+        report=options.report,
     )
     start = _start(options)
     _spare_inputs(chosen, options.model, options.start)

@@ -39,6 +39,7 @@ class MDOptions:
         restart: continue from `output` + ".restart".
         restart_every: steps between restart files; None means about twenty in the whole run.
         minimize: relax the start structure first, until all forces are below 0.05 eV/Å.
+        report: write a page, `output` + ".html", with the moving molecule and plots.
 
     Raises:
         BadConfig: a value is out of range.
@@ -57,6 +58,7 @@ class MDOptions:
     restart: bool = False
     restart_every: int | None = None
     minimize: bool = False
+    report: bool = False
 
     def __post_init__(self) -> None:
         if self.ensemble.lower() == "npt":
@@ -117,7 +119,8 @@ class MDOptions:
     def files(self) -> list[Path]:
         """All files that a run may write."""
         own = [path for b in range(self.replicas) for path in (*self.trajectory_files(b), self.file(".csv", b))]
-        return [*own, self.file(".png"), self.file(".restart")]
+        pages = [self.file(".html")] if self.report else []
+        return [*own, self.file(".png"), *pages, self.file(".restart")]
 
     def _numbered(self, path: Path, replica: int | None) -> Path:
         if replica is None or self.replicas == 1:

@@ -14,6 +14,7 @@ from ..files import keep_old
 from ..units import AMU_A2_FS2
 from .options import MDOptions
 from .output import Drift, Table, TableRow, plot
+from .page import Simulated, read_frames, write_page
 from .state import AtomConstants, State
 from .trajectory import TrajectoryFile, open_trajectory
 
@@ -128,7 +129,18 @@ class Recorder:
             return f"no plot: {error.name} is not installed (pip install matplotlib)"
         return ""
 
+    def write_page(self, title: str, settings: str, ns_per_day: float) -> None:
+        """Write the page, if it is asked for; after `close` and `plot`."""
+        if not self.options.report:
+            return
+        curves = self.options.file(".png")
+        frames = read_frames(self.options.trajectory_files(0), len(self.rows[0]))
+        drawn = curves.read_bytes() if curves.exists() else None
+        found = Simulated(title, settings, frames, self.rows, self.drifts, ns_per_day, drawn)
+        write_page(self.options.file(".html"), found)
+
     def files(self) -> list[Path]:
         """All files that exist."""
         paths = [file.path for file in self._written]
-        return [p for p in (*paths, self.options.file(".png"), self.options.file(".restart")) if p.exists()]
+        others = [self.options.file(extension) for extension in (".png", ".html", ".restart")]
+        return [path for path in (*paths, *others) if path.exists()]

@@ -194,6 +194,8 @@ class Simulation:
                 notice = self.record.plot(self._title())
                 if notice:
                     self._say(notice)
+                formula = self.start.get_chemical_formula()
+                self.record.write_page(formula, self._settings(), self.reporter.ns_per_day(self.state.step))
         except OSError as error:  # a full disk
             raise OSError(error.errno, self._unwritten(error)) from error
         replicas = [
@@ -327,10 +329,13 @@ class Simulation:
         }
 
     def _title(self) -> str:
+        return f"{self.start.get_chemical_formula()}: {self._settings()}"
+
+    def _settings(self) -> str:
         options = self.options
         kind = "constant energy" if options.ensemble == "nve" else f"Langevin, {options.target_temperature:g} K"
         many = "" if options.replicas == 1 else f"{options.replicas} replicas, "
-        return f"{self.start.get_chemical_formula()}: {many}{kind}, {options.timestep:g} fs"
+        return f"{many}{kind}, {options.timestep:g} fs"
 
     def _say(self, words: str) -> None:
         if self.console is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from ...files import atomic_write
+from ...html_page import breakable, document, image, table
 from ...potential import SYMBOLS, Potential
 from ...version import __version__
 from ..steps.batches import Frames
@@ -20,7 +21,6 @@ from ..steps.metrics import shown
 from ..steps.trainer import Properties
 from .evaluation import Evaluation
 from .outliers import Outlier, find_outliers, outlier_frames
-from .page import breakable, document, image, table
 from .plots import digits, pictures, structures
 
 __all__ = ["Report", "ensemble_page", "write_report"]

@@ -1,0 +1,78 @@
+"""`md --report`: a page that stands alone and says what the trajectory and the table say."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from ase.build import bulk, molecule
+from ase.io import read
+
+from torchmdnet2.cli import main
+from torchmdnet2.md.page import MOST_FRAMES, read_frames
+
+
+@pytest.fixture
+def model(tmp_path, potential):
+    from torchmdnet2.checkpoint import save
+
+    save(potential, tmp_path / "m.tmn")
+    return tmp_path / "m.tmn"
+
+
+def carried(page: str) -> dict:
+    (text,) = re.findall(r'<script id="frames" type="application/json">(.*?)</script>', page)
+    return json.loads(text)
+
+
+def test_the_page_of_a_molecule(model, tmp_path):
+    molecule("H2O2").write(tmp_path / "start.xyz")
+    command = ["md", model, tmp_path / "start.xyz", "--steps", 40, "--every", 10, "--temperature", 20, "--report"]
+    assert main([*map(str, command), "--output", str(tmp_path / "run")]) in (0, None)
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    frames, found = read(tmp_path / "run.xyz", ":"), carried(page)
+    assert found["times"] == pytest.approx([0.0, 0.005, 0.01, 0.015, 0.02])
+    lines = found["xyz"].splitlines()
+    assert len(lines) == 5 * (4 + 2) and lines[0] == "4"
+    last = np.array([line.split()[1:] for line in lines[-4:]], dtype=float)
+    np.testing.assert_allclose(last, frames[-1].positions, atol=6e-4)
+    assert found["cell"] is None
+    assert "H2O2" in page and "H–O" in page and "O–O" in page
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page.replace("$3Dmol", ""))  # nothing from elsewhere
+
+
+def test_a_crystal_has_its_cell_and_a_flat_distribution_far_away(model, tmp_path):
+    atoms = bulk("NaCl", "rocksalt", a=5.6, cubic=True)
+    atoms.symbols[:] = ["O", "H"] * 4
+    atoms.write(tmp_path / "start.extxyz")
+    command = ["md", model, tmp_path / "start.extxyz", "--steps", 10, "--temperature", 1, "--report"]
+    assert main([*map(str, command), "--output", str(tmp_path / "run")]) in (0, None)
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert carried(page)["cell"] == pytest.approx([5.6, 5.6, 5.6, 90, 90, 90])
+    assert "Radial distribution" in page
+
+
+def test_no_more_frames_than_a_page_bears(tmp_path):
+    from ase.io import write
+
+    path = tmp_path / "long.xyz"
+    frames = []
+    for k in range(600):
+        frames.append(molecule("H2O"))
+        frames[-1].info["time_ps"] = float(k)
+    write(path, frames)
+    found = read_frames([tmp_path / "x.dcd", path], 600)
+    assert 100 < len(found) <= MOST_FRAMES
+    times = np.array([atoms.info["time_ps"] for atoms in found])
+    assert times[0] == 0 and len(set(np.diff(times))) == 1
+    assert read_frames([tmp_path / "x.dcd"], 600) == []
+
+
+def test_without_a_readable_trajectory_the_page_says_so(model, tmp_path):
+    molecule("H2O").write(tmp_path / "start.xyz")
+    command = ["md", model, tmp_path / "start.xyz", "--steps", 10, "--temperature", 20, "--report"]
+    command += ["--output", tmp_path / "run", "--trajectory", tmp_path / "run.dcd"]
+    assert main([*map(str, command)]) in (0, None)
+    assert "no trajectory in one of the formats" in (tmp_path / "run.html").read_text(encoding="utf-8")

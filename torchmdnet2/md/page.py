@@ -1,0 +1,243 @@
+"""The page of a simulation: one HTML file with the moving molecule, temperature, energy, bonds and distances.
+
+The molecule is drawn by 3Dmol.js (N. Rego, D. Koes, Bioinformatics 2015, 31, 1322), which the page carries within it:
+it works without a network.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..files import atomic_write
+from ..html_page import document, image, table
+from ..neighbors import neighbor_list
+from ..system import System
+from .bonds import Bonds
+from .output import TableRow
+from .progress import drift_text, speed_text
+
+if TYPE_CHECKING:
+    from ase import Atoms
+    from matplotlib.axes import Axes
+
+__all__ = ["Simulated", "read_frames", "write_page"]
+
+MOST_FRAMES = 250
+MOST_POSITIONS = 200_000  # atoms times frames on a page, of about 30 bytes each
+READABLE = (".xyz", ".extxyz", ".traj")
+_FARTHEST = 8.0  # Å, of the distances in the histogram
+_STICKS = 2000  # atoms above which only lines are drawn
+
+_STYLE = """<style>
+#movie { position: relative; width: 100%; height: 26rem; border: 1px solid #ccd }
+.controls { display: flex; gap: .8rem; align-items: center; margin: .4rem 0 } .controls input { flex: 1 }
+.controls button { width: 4.5rem } #time { min-width: 6rem; text-align: right }
+#movie ~ .pictures img { width: 44rem }
+@media print { #movie, .controls { display: none } }
+</style>"""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What a page is made from.
+
+    Attributes:
+        title: in plain text.
+        settings: what was simulated, in plain text.
+        frames: of the first replica, in order, with `time_ps` in their info; none where no trajectory can be read.
+        replicas: rows of each replica's table.
+        drifts: of each replica, eV/atom/ps.
+        ns_per_day: speed, nan where it is not known.
+        curves: the plot of temperature and energy, PNG; None where it could not be drawn.
+    """
+
+    title: str
+    settings: str
+    frames: Sequence[Atoms]
+    replicas: Sequence[Sequence[TableRow]]
+    drifts: Sequence[float]
+    ns_per_day: float
+    curves: bytes | None
+
+
+def read_frames(paths: Sequence[Path], rows: int) -> list[Atoms]:
+    """Evenly spread frames of a trajectory, as many as a page shows.
+
+    Args:
+        paths: the trajectory in one or more formats.
+        rows: about how many frames it has.
+
+    Returns:
+        The frames; none if no file is in a format that ASE reads with its times (.xyz, .extxyz, .traj).
+    """
+    from ase.io import iread
+
+    readable = [path for path in paths if path.suffix in READABLE and path.exists()]
+    if not readable:
+        return []
+    found: list[Atoms] = []
+    stride = 0
+    for k, atoms in enumerate(iread(readable[0], format=None if readable[0].suffix == ".traj" else "extxyz")):
+        stride = stride or -(-rows // max(2, min(MOST_FRAMES, MOST_POSITIONS // max(len(atoms), 1))))
+        if k % stride == 0:
+            found.append(atoms)
+    return found
+
+
+def write_page(path: Path, simulated: Simulated) -> None:
+    """Write the page.
+
+    Args:
+        path: of the HTML file.
+        simulated: what it is made from.
+    """
+    means = [float(np.mean([row.temperature_K for row in rows])) for rows in simulated.replicas]
+    summary = [
+        [str(k), f"{rows[-1].time_ps:.3f}", f"{mean:.1f}", drift_text(drift)]
+        for k, (rows, mean, drift) in enumerate(zip(simulated.replicas, means, simulated.drifts, strict=True))
+    ]
+    speed = speed_text(simulated.ns_per_day)
+    body = [
+        f"<h1>{html.escape(simulated.title)}</h1>",
+        f"<p class=note>{html.escape(simulated.settings)}{'; ' + speed if speed else ''}</p>",
+        *(_movie(simulated.frames) if simulated.frames else [f"<p>{_no_frames()}</p>"]),
+        "<h2>Temperature and energy</h2>",
+        table(["replica", "ps", "mean K", "drift"], summary, left=(3,)),
+        _picture(simulated.curves, "temperature and energy over time") if simulated.curves else "",
+        *(_geometry(simulated.frames) if simulated.frames else []),
+    ]
+    atomic_write(path, document(simulated.title, body))
+
+
+def _no_frames() -> str:
+    return f"The molecule is not shown: no trajectory in one of the formats {', '.join(READABLE)} was written."
+
+
+# --- the molecule ----------------------------------------------------------------------------------------------------
+
+
+def _movie(frames: Sequence[Atoms]) -> list[str]:
+    n = len(frames[0])
+    cell = frames[0].cell.cellpar().tolist() if frames[0].pbc.any() and frames[0].cell.rank == 3 else None
+    sticks = {"stick": {"radius": 0.12}, "sphere": {"scale": 0.22}}
+    data: dict[str, Any] = {
+        "xyz": "".join(map(_xyz, frames)),
+        "times": [float(frame.info.get("time_ps", k)) for k, frame in enumerate(frames)],
+        "cell": cell,
+        "style": sticks if n <= _STICKS else {"line": {}},
+        "every": 60,
+    }
+    own = files(__package__) / "viewer"
+    scripts = [(own / name).read_text(encoding="utf-8") for name in ("3Dmol-min.js", "movie.js")]
+    carried = json.dumps(data).replace("</", "<\\/")
+    return [
+        _STYLE,
+        '<div id="movie"></div>',
+        '<div class="controls"><button id="play">pause</button>'
+        f'<input id="frame" type="range" min="0" max="{len(frames) - 1}" value="0" aria-label="frame">'
+        '<span id="time"></span></div>',
+        f"<p class=note>{len(frames)} frames of {n} atoms. Drag to turn, scroll to zoom.</p>",
+        f'<script id="frames" type="application/json">{carried}</script>',
+        *(f"<script>{text}</script>" for text in scripts),
+    ]
+
+
+def _xyz(atoms: Atoms) -> str:
+    shown = atoms.copy()
+    if shown.pbc.any():
+        shown.wrap()
+    lines = (f"{s} {x:.3f} {y:.3f} {z:.3f}\n" for s, (x, y, z) in zip(shown.symbols, shown.positions, strict=True))
+    return f"{len(shown)}\n\n" + "".join(lines)
+
+
+# --- bonds and distances ---------------------------------------------------------------------------------------------
+
+
+def _geometry(frames: Sequence[Atoms]) -> list[str]:
+    kinds = _bond_lengths(frames)
+    parts: list[str] = []
+    if kinds:
+        rows = [
+            [kind, str(d.shape[1]), *(f"{v:.3f}" for v in (d.mean(), d.std(), d.min(), d.max()))]
+            for kind, d in kinds.items()
+        ]
+        heads = ["bond", "number", "mean (Å)", "standard deviation", "shortest", "longest"]
+        parts += ["<h2>Bonds</h2>", "<p class=note>Those of the first frame.</p>", table(heads, rows)]
+        parts += _drawn(lambda axes: _draw_bonds(axes, kinds), "histogram of bond lengths")
+    edges, density = _distances(frames)
+    name = "Radial distribution" if frames[0].pbc.all() else "Distances"
+    parts.append(f"<h2>{name}</h2>")
+    parts += _drawn(lambda axes: _draw_distances(axes, edges, density, bool(frames[0].pbc.all())), name.lower())
+    return parts
+
+
+def _bond_lengths(frames: Sequence[Atoms]) -> dict[str, NDArray[np.float64]]:
+    """Pair of elements -> lengths [frames, bonds of this kind], Å."""
+    bonds = Bonds(System.from_ase(frames[0]))
+    if not len(bonds.pairs):
+        return {}
+    lengths = np.stack([bonds.lengths(frame.positions) for frame in frames])
+    symbols = np.array(frames[0].get_chemical_symbols())
+    kinds = np.array(["–".join(sorted(symbols[pair])) for pair in bonds.pairs])
+    return {str(kind): lengths[:, kinds == kind] for kind in np.unique(kinds)}
+
+
+def _distances(frames: Sequence[Atoms]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Histogram of the distances between atoms: edges of the bins, and g(r) of a crystal or liquid (1 at random), or
+    the neighbors of an atom per Å of a molecule."""
+    chosen = frames[:: -(-len(frames) // 50)]
+    edges = np.linspace(0.0, _FARTHEST, 161)
+    counts = np.zeros(len(edges) - 1)
+    for atoms in chosen:
+        system = System.from_ase(atoms)
+        counts += np.histogram(neighbor_list(system, _FARTHEST).distances(system).numpy(), edges)[0]
+    per_atom = counts / (len(chosen) * len(frames[0]))
+    if not frames[0].pbc.all():
+        return edges, per_atom / np.diff(edges)
+    number_density = len(frames[0]) / frames[0].cell.volume
+    return edges, per_atom / (4 / 3 * math.pi * np.diff(edges**3) * number_density)
+
+
+def _draw_bonds(axes: Axes, kinds: dict[str, NDArray[np.float64]]) -> None:
+    edges = np.arange(min(d.min() for d in kinds.values()), max(d.max() for d in kinds.values()) + 0.01, 0.01)
+    for kind, d in kinds.items():
+        axes.hist(d.ravel(), bins=edges.tolist(), density=True, histtype="step", label=kind)
+    axes.set(xlabel="length (Å)", ylabel="density (1/Å)", title="Bond lengths")
+    axes.legend()
+
+
+def _draw_distances(axes: Axes, edges: NDArray[np.float64], density: NDArray[np.float64], periodic: bool) -> None:
+    axes.stairs(density, edges)
+    axes.set(xlabel="distance (Å)", ylabel="g(r)" if periodic else "neighbors of an atom per Å", xlim=(0, _FARTHEST))
+    if periodic:
+        axes.axhline(1.0, color="0.6", lw=0.8)
+
+
+def _drawn(draw: Callable[[Axes], Any], text: str) -> list[str]:
+    """A plot within the page; nothing where matplotlib is not installed."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return []
+    figure = Figure(figsize=(7, 3.2), layout="constrained")  # pyplot would change the backend of the user
+    FigureCanvasAgg(figure)
+    draw(figure.subplots())
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    return [_picture(content.getvalue(), text)]
+
+
+def _picture(content: bytes, text: str) -> str:
+    return f'<div class="pictures">{image(content, text)}</div>'
