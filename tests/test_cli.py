@@ -87,7 +87,19 @@ def test_help_is_instant_and_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "[]"
     assert all(
         verb in done.stdout
-        for verb in ("train", "evaluate", "md", "stability", "import", "export", "models", "card", "info", "config")
+        for verb in (
+            "train",
+            "evaluate",
+            "md",
+            "stability",
+            "scan",
+            "import",
+            "export",
+            "models",
+            "card",
+            "info",
+            "config",
+        )
     )
 
 
@@ -102,7 +114,7 @@ def test_usage_errors(capsys, arguments):
 
 
 @pytest.mark.parametrize(
-    "verb", ["train", "evaluate", "md", "stability", "import", "export", "models", "card", "info", "config"]
+    "verb", ["train", "evaluate", "md", "stability", "scan", "import", "export", "models", "card", "info", "config"]
 )
 def test_every_verb_explains_itself(capsys, verb):
     code, out, _ = run(capsys, verb, "--help")

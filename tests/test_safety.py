@@ -202,6 +202,7 @@ LAYERS = """
     ensemble_file ensemble
     adapters
     md training
+    scan
     prior_alone checks testing diagnostics
     cli
     __init__ __main__

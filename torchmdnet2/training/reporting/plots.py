@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["digits", "pictures", "spread_picture", "structures"]
+__all__ = ["digits", "figure_png", "pictures", "spread_picture", "structures"]
 
 _SUBSETS = ("train", "validation")
 _MOST_POINTS = 20_000  # of a parity plot
@@ -40,7 +40,9 @@ def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subse
     """
     curves = _curves(history, evaluation.errors)
     found = {
-        "learning_curve": _figure(partial(_learning_curve, history, curves), (5.2, max(4.2, 0.8 + 1.6 * len(curves))))
+        "learning_curve": figure_png(
+            partial(_learning_curve, history, curves), (5.2, max(4.2, 0.8 + 1.6 * len(curves)))
+        )
     }
     for name, pair in evaluation.pairs.items():
         if len(pair[0]) and name in evaluation.errors:
@@ -83,10 +85,11 @@ def spread_picture(error: np.ndarray, deviation: np.ndarray, name: str, unit: st
 
 
 def _picture(draw: Callable[[Axes], None], size: tuple[float, float] = (5.2, 4.2)) -> bytes:
-    return _figure(lambda figure: draw(figure.add_subplot()), size)
+    return figure_png(lambda figure: draw(figure.add_subplot()), size)
 
 
-def _figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
+def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
+    """A figure of this size (inches) as PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,0 +1,201 @@
+"""Planted faults are found, sound potentials pass."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import molecule
+from planted import DEPTH, LENGTH, OH, morse, potential, repulsion, smooth
+
+from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.scan import CalculatorSurface, ModelSurface, Samples, scan_molecule
+from torchmdnet2.scan.curve import Curve
+from torchmdnet2.scan.findings import find_faults
+from torchmdnet2.scan.jumps import KINDS
+from torchmdnet2.scan.paths import Line
+
+
+def scan(energy, atoms=OH, kinds=("bond",), cutoff=5.0, **more):
+    return scan_molecule(potential(energy, cutoff), atoms, kinds, **more)
+
+
+def kinds_of(report):
+    return [finding.kind for _, finding in report.findings]
+
+
+def test_a_morse_bond_passes():
+    report = scan(morse)
+    (curve,) = report.curves
+    assert report.passed and curve.path.name == "O0–H1"
+    x = LENGTH * np.array([0.6, 0.8, 1.5])
+    expected = DEPTH * (1 - np.exp(-2 * (x - LENGTH))) ** 2
+    np.testing.assert_allclose([curve.at(m) for m in (0.6, 0.8, 1.5)], expected, rtol=1e-9)
+    slope = np.gradient(curve.model.energy, curve.model.values, edge_order=2)
+    np.testing.assert_allclose(-curve.model.force[1:-1], slope[1:-1], atol=0.05)
+    assert max(curve.jumps.values(), default=0) < 1e-6
+
+
+def gauss(d, center, width):
+    return torch.exp(-(((d - center) / width) ** 2))
+
+
+PLANTED = {
+    "attraction": (lambda d: morse(d) - 1500 * (0.74 - d).clamp(min=0) ** 3, ["wall"]),
+    "no wall": (lambda d: morse(d.clamp(min=0.75)), ["wall", "force jump"]),
+    "hole": (lambda d: morse(d) - 40 * gauss(d, 0.55, 0.08), ["wall", "hole"]),
+    "another minimum": (lambda d: morse(d) - 1.0 * gauss(d, 1.7, 0.1), ["extra minimum"]),
+    "falls again": (lambda d: morse(d) - 12 * (d - 1.5).clamp(min=0) ** 3, ["extra minimum"]),
+    "kink": (lambda d: morse(d) + 0.005 * (d - 1.234).abs(), ["force jump"]),
+    "bend": (lambda d: morse(d) + 2 * (d - 1.234).clamp(min=0) ** 2, ["curvature jump"]),
+    "step": (lambda d: morse(d) + torch.where(d > 1.234, 0.002, 0.0), ["energy jump"]),
+    "not a number": (lambda d: morse(d) / (d > 0.7), ["not finite"]),
+    "sharp, but smooth": (lambda d: morse(d) + 1e-4 * gauss(d, 1.3, 0.01), []),
+    "sharper, but smooth": (lambda d: morse(d) + 1e-4 * torch.tanh((d - 1.3) / 0.002), []),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_planted_faults(fault):
+    energy, expected = PLANTED[fault]
+    report = scan(energy)
+    assert kinds_of(report) == expected
+    if fault in ("kink", "bend", "step"):
+        (_, finding) = report.findings[0]
+        size = {"kink": 0.01, "bend": 4.0, "step": 0.002}[fault]
+        assert finding.value == pytest.approx(1.234, abs=1e-5) and finding.size == pytest.approx(size, rel=1e-3)
+        assert f"{finding.size:.2g}" in finding.text and "1.27× (1.23 Å)" in finding.text
+    if "wall" in expected:
+        words = "does not repel below 0.77× (0.75 Å)" if fault == "no wall" else "attracts below 0."
+        assert report.findings[0][1].text.startswith(words)
+    if fault == "hole":
+        (_, hole) = report.findings[-1]
+        assert hole.value < 0.68 and "hole of" in hole.text
+
+
+def test_curvature_is_looked_at_in_float64_only():
+    energy, _ = PLANTED["bend"]
+    single = scan_molecule(potential(energy), OH, ["bond"], dtype="float32")
+    assert single.passed and single.curves[0].jumps["curvature jump"] == 0
+    energy, _ = PLANTED["kink"]
+    assert kinds_of(scan_molecule(potential(energy), OH, ["bond"], dtype="float32")) == ["force jump"]
+
+
+def test_contacts():
+    """Repulsion passes; a cut-off that is not smooth, attraction and wells that only bonds have do not."""
+    water = molecule("H2O")
+
+    def found(energy):
+        report = scan(energy, water, ["contact"], 4.0)
+        assert [curve.path.name for curve in report.curves] == ["H…H", "H…O", "O…O"]
+        return set(kinds_of(report))
+
+    assert found(lambda d: repulsion(d) * smooth(d, 4.0)) == set()
+    assert found(lambda d: (repulsion(d) - 0.2 * gauss(d, 2.6, 0.5)) * smooth(d, 4.0)) == set()  # as hydrogen bonds
+    assert found(lambda d: repulsion(d) + 0.01) == {"energy jump"}
+    assert found(lambda d: repulsion(d) * smooth(d, 4.0) + 0.01 * (4.0 - d)) == {"force jump"}
+    assert "extra minimum" in found(lambda d: morse(d) * smooth(d, 4.0))
+    assert "wall" in found(lambda d: repulsion(d) * smooth(d, 4.0) - 900 * (0.9 - d).clamp(min=0) ** 3)
+
+
+def test_torsions():
+    ethane = molecule("C2H6")
+    report = scan(lambda d: repulsion(d) * smooth(d, 5.0), ethane, ["torsion"])
+    (curve,) = report.curves
+    assert report.passed and curve.path.kind == "torsion"
+    energy = curve.relative()
+    third = len(energy[:-1]) // 3
+    np.testing.assert_allclose(energy[:-1], np.roll(energy[:-1], third), atol=2e-4)
+    report = scan(lambda d: repulsion(d) * smooth(d, 5.0) - 2 * gauss(d, 2.7, 0.05), ethane, ["torsion"])
+    assert "hole" in kinds_of(report)
+    report = scan(lambda d: repulsion(d) * smooth(d, 5.0) + 0.3 * torch.cos(60 * d), ethane, ["torsion"])
+    assert "extra minimum" in kinds_of(report)
+
+
+def line(energy, force):
+    path = Line("bond", "a", (0, 1), None, 1.0, 1.0, np.linspace(0.6, 2, 141), np.zeros((2, 3)))
+    return path, Samples(path.values, energy(path.values), force(path.values))
+
+
+def test_forces_that_are_no_gradient():
+    x0 = LENGTH / 0.97
+
+    def energy(x):
+        return 5 * (1 - np.exp(-2 * (x - x0))) ** 2
+
+    def force(x):
+        return -20 * (1 - np.exp(-2 * (x - x0))) * np.exp(-2 * (x - x0))
+
+    assert not find_faults(*line(energy, force))
+    (found,) = find_faults(*line(energy, lambda x: force(x) + 0.05))
+    assert found.kind == "not conservative" and found.size == pytest.approx(0.05, rel=0.3)
+    wrong = find_faults(*line(energy, lambda x: 1.02 * force(x)))
+    assert [f.kind for f in wrong] == ["not conservative"]
+
+
+def test_what_the_reference_has_too_is_no_fault():
+    energy, _ = PLANTED["hole"]
+    reference = ModelSurface(potential(energy))
+    report = scan(energy, reference=reference)
+    (curve,) = report.curves
+    assert report.passed and {f.kind for f in curve.excused} == {"wall", "hole"}
+    assert len(curve.reference.values) == 29 and "the reference too" in report._page({})
+    report = scan(energy, reference=ModelSurface(potential(morse)))
+    assert set(kinds_of(report)) == {"wall", "hole", "reference"}
+    report = scan(lambda d: 0.45 * morse(d), reference=ModelSurface(potential(morse)))
+    texts = [finding.text for _, finding in report.findings]
+    assert kinds_of(report) == ["reference"] * 2 and [text[7:16] for text in texts] == [" at 0.7×,", " at 1.5×,"]
+    assert scan(lambda d: 0.65 * morse(d), reference=ModelSurface(potential(morse))).passed
+
+
+def test_a_reference_that_does_not_converge_is_a_gap():
+    from ase.calculators.lj import LennardJones
+
+    class Fails(LennardJones):
+        def calculate(self, atoms=None, *more, **named):
+            if atoms.get_distance(0, 1) < 0.7:
+                raise RuntimeError("no convergence")
+            super().calculate(atoms, *more, **named)
+
+    asked = []
+    surface = CalculatorSurface("lj", lambda charge, spin: asked.append((charge, spin)) or Fails(sigma=0.86))
+    report = scan(morse, OH.copy(), reference=surface, charge=-1)
+    (curve,) = report.curves
+    assert np.isnan(curve.reference.energy[:3]).all() and np.isfinite(curve.reference.energy[4:]).all()
+    assert set(asked) == {(-1, 0)}
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_gfn2_xtb_as_reference():
+    pytest.importorskip("tblite")
+    hydrogen = Atoms("H2", [[0, 0, 0], [0, 0, 0.74]])
+    report = scan(morse, hydrogen, reference="gfn2-xtb")
+    (curve,) = report.curves
+    assert report.reference == "GFN2-xTB" and np.isfinite(curve.reference.energy).all()
+    assert curve.at(0.6, curve.reference) == pytest.approx(3.4, abs=1.5)
+    force = np.gradient(curve.reference.energy, curve.reference.values)
+    np.testing.assert_allclose(-force[10:-1], curve.reference.force[10:-1], atol=0.4)
+
+
+def test_structures_that_cannot_be_scanned():
+    with pytest.raises(BadData, match="no atoms"):
+        scan(morse, Atoms())
+    with pytest.raises(BadData, match="periodic"):
+        scan(morse, Atoms("OH", OH.positions, cell=[9, 9, 9], pbc=True))
+    with pytest.raises(BadConfig, match="'bonds' cannot be scanned"):
+        scan(morse, kinds=["bonds"])
+    with pytest.raises(BadConfig, match="'gfn3' is not a reference"):
+        scan(morse, reference="gfn3")
+    with pytest.raises(BadData, match="nothing to scan: no torsion"):
+        scan(morse, kinds=["torsion"])
+    alone = scan(lambda d: repulsion(d) * smooth(d, 5.0), Atoms("O"), ["bond", "contact"])
+    assert [curve.path.name for curve in alone.curves] == ["O…O"] and alone.passed
+
+
+def test_every_kind_of_jump_has_a_limit_and_curves_their_own_zero():
+    assert set(KINDS) == {"energy jump", "force jump", "curvature jump"}
+    (curve,) = scan(morse).curves
+    assert isinstance(curve, Curve) and curve.relative().min() == 0

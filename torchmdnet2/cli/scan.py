@@ -1,0 +1,109 @@
+"""`torchmdnet2 scan`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import (
+    Command,
+    add_allow_untrained_charge,
+    add_device,
+    device_name,
+    make_console,
+    note,
+    read_structure,
+    split_index,
+)
+
+if TYPE_CHECKING:
+    from ..scan import ScanReport
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    scan = command("scan", _scan, "walls, minima and jumps along the bonds, torsions and contacts of a molecule")
+    scan.add_argument(
+        "model",
+        nargs="+",
+        help=".tmn file, or a name that `torchmdnet2 models` lists; an ensemble.json; several of them",
+    )
+    scan.add_argument("molecule", help="a structure near its equilibrium, any format of ASE; one of them as file@3")
+    scan.add_argument("--only", metavar="KINDS", help="bond, torsion, contact; several with commas (default: all)")
+    scan.add_argument(
+        "--reference", metavar="NAME", help="to compare with: gfn2-xtb, gfn1-xtb, a model, a calculator of ASE"
+    )
+    scan.add_argument("--output", default="scan", help="prefix of the files, or a folder (default: scan)")
+    scan.add_argument("--charge", type=int, help="total charge in e, if the structure has none (default: 0)")
+    scan.add_argument("--spin", type=int, help="multiplicity 2S+1, if the structure has none")
+    add_allow_untrained_charge(scan)
+    scan.add_argument("--fail", action="store_true", help="exit with 1 when something is found, for scripts")
+    add_device(scan, dtype="float64")
+
+
+def _scan(options: argparse.Namespace) -> int:
+    from ..scan import scan_molecule
+    from ..scan.scan import KINDS
+
+    prefix = _prefix(options)
+    atoms = read_structure(options.molecule)
+    console = make_console()
+    report = scan_molecule(
+        options.model if len(options.model) > 1 else options.model[0],
+        atoms,
+        KINDS if options.only is None else options.only.split(","),
+        options.reference,
+        device=device_name(options.device),
+        dtype=options.dtype,
+        charge=options.charge,
+        spin=options.spin,
+        allow_untrained_charge=options.allow_untrained_charge,
+        console=console,
+    )
+    written = report.write(prefix)
+    _print(report)
+    for text in report.notes:
+        note(text)
+    console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True, markup=False)
+    return int(options.fail and not report.passed)
+
+
+def _prefix(options: argparse.Namespace) -> Path:
+    """Of the files; never those that are read."""
+    from ..files import spare_inputs
+    from ..scan import ScanReport
+
+    prefix = Path(options.output)
+    if options.output.endswith(("/", "\\")) or prefix.is_dir():
+        prefix /= "scan"
+    inputs = [*options.model, split_index(options.molecule)[0], *([options.reference] if options.reference else [])]
+    spare_inputs(ScanReport.files(prefix), map(Path, inputs), "choose another --output")
+    return prefix
+
+
+def _print(report: ScanReport) -> None:
+    from rich.table import Table
+
+    from ..scan.report import TITLES, WORDS, rows
+
+    console = make_console()
+    for kind, name in TITLES.items():
+        curves = report.of(kind)
+        if not curves:
+            continue
+        heads, lines = rows(curves, report.members > 1)
+        reference = f"; in brackets {report.reference}" if report.reference else ""
+        table = Table(title=f"{name} of {report.formula}: {WORDS[kind]}{reference}", title_justify="left")
+        for k, head in enumerate(heads):
+            table.add_column(head, justify="left" if k == 0 else "right")
+        for line in lines:
+            table.add_row(*line)
+        console.print(table, markup=False)
+    for curve, finding in report.findings:
+        text = f"{curve.path.kind} {curve.path.name}: {finding.text}"
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
+    count = len(report.findings)
+    console.print(f"{count or 'no'} finding{'' if count == 1 else 's'}", highlight=False)

@@ -1,0 +1,17 @@
+"""Scans of a potential along bonds, torsions and close contacts: walls, minima, jumps."""
+
+from .curve import Curve, Finding
+from .report import ScanReport
+from .scan import scan_molecule
+from .surfaces import CalculatorSurface, ModelSurface, Samples, Surface
+
+__all__ = [
+    "CalculatorSurface",
+    "Curve",
+    "Finding",
+    "ModelSurface",
+    "Samples",
+    "ScanReport",
+    "Surface",
+    "scan_molecule",
+]

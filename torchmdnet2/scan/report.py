@@ -1,0 +1,244 @@
+"""The result of a scan: numbers of every curve, and the files."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..files import atomic_write, keep_old
+from ..html_page import document, image, table
+from .curve import Curve, Finding, minima
+from .findings import DEPTH
+from .paths import Array
+from .pictures import picture
+
+__all__ = ["MARKS", "ScanReport", "rows"]
+
+MARKS = {"bond": (0.6, 0.7, 0.8, 1.5, 2.0), "torsion": (), "contact": (0.8, 1.0, 1.5, 2.0)}
+"""Multiples of the usual value whose energies are in the tables."""
+
+TITLES = {"bond": "Bonds", "torsion": "Torsions", "contact": "Contacts"}
+
+WORDS = {
+    "bond": "eV above the minimum, at multiples of the bond's length",
+    "torsion": "minima in a full turn of a rigid rotation, its barrier in eV",
+    "contact": "two copies of the molecule: eV above both apart, at multiples of the sum of the covalent radii",
+}
+"""What the numbers in the tables are."""
+
+
+@dataclass(eq=False)
+class ScanReport:
+    """What `scan_molecule` found.
+
+    Attributes:
+        model: its name.
+        formula: of the molecule.
+        curves: bonds, torsions, contacts.
+        cutoff: the largest of the model, Å.
+        reference: its name; None without.
+        notes: what was left out, in words.
+        members: of an ensemble; 1 for a single model.
+    """
+
+    model: str
+    formula: str
+    curves: list[Curve]
+    cutoff: float
+    reference: str | None = None
+    notes: list[str] = field(default_factory=list)
+    members: int = 1
+
+    @property
+    def findings(self) -> list[tuple[Curve, Finding]]:
+        """Everything that is wrong, curve by curve."""
+        return [(curve, finding) for curve in self.curves for finding in curve.findings]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.findings
+
+    def of(self, kind: str) -> list[Curve]:
+        """The curves of a kind."""
+        return [curve for curve in self.curves if curve.path.kind == kind]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: energies in eV above the zero of each curve, distances in Å, angles in rad."""
+        return {
+            "model": self.model,
+            "members": self.members,
+            "molecule": self.formula,
+            "reference": self.reference,
+            "passed": self.passed,
+            "notes": self.notes,
+            "curves": [_curve(curve) for curve in self.curves],
+        }
+
+    def write(self, prefix: Path) -> list[Path]:
+        """Write PREFIX.json, PREFIX.csv, PREFIX.html and a PNG for each kind; those of before become ….old.
+
+        Returns:
+            What was written. Without matplotlib, there are no plots.
+        """
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        drawn: dict[str, bytes] = {}
+        try:
+            drawn = {kind: picture(self.of(kind), self.reference) for kind in TITLES if self.of(kind)}
+        except ImportError as error:
+            self.notes.append(f"no plots: {error.name} is not installed (pip install matplotlib)")
+        content: dict[Path, bytes | str] = {
+            _named(prefix, ".json"): json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n",
+            _named(prefix, ".csv"): self._csv(),
+            _named(prefix, ".html"): self._page(drawn),
+            **{_named(prefix, f"_{kind}s.png"): png for kind, png in drawn.items()},
+        }
+        for file in self.files(prefix):
+            if file in content:
+                atomic_write(file, content[file], keep=True)
+            else:
+                keep_old(file)  # which tells of another scan
+        return list(content)
+
+    @staticmethod
+    def files(prefix: Path) -> list[Path]:
+        """All that `write` may write."""
+        ends = [".json", ".csv", ".html", *(f"_{kind}s.png" for kind in TITLES)]
+        return [_named(prefix, end) for end in ends]
+
+    def _csv(self) -> str:
+        """A row for each point of each curve."""
+        lines = ["kind,name,coordinate,multiple,energy_eV,force,spread_eV,reference_eV,reference_force"]
+        for curve in self.curves:
+            path, samples = curve.path, curve.model
+            theirs: dict[float, tuple[float, float]] = {}
+            if curve.reference is not None:
+                reference = curve.reference
+                pairs = zip(curve.relative(reference).tolist(), reference.force.tolist(), strict=True)
+                theirs = dict(zip(reference.values.tolist(), pairs, strict=True))
+            spread = [math.nan] * len(samples.values) if samples.spread is None else samples.spread.tolist()
+            columns = zip(
+                samples.values.tolist(), curve.relative().tolist(), samples.force.tolist(), spread, strict=True
+            )
+            for x, energy, force, std in columns:
+                numbers = [x, x / path.usual, energy, force, std, *theirs.get(x, (math.nan, math.nan))]
+                lines.append(",".join([path.kind, path.name, *("" if math.isnan(v) else f"{v:.9g}" for v in numbers)]))
+        return "\n".join(lines) + "\n"
+
+    def _page(self, drawn: dict[str, bytes]) -> str:
+        title = f"Scan of {self.formula}"
+        about = self.model + (f", mean of {self.members} members" if self.members > 1 else "")
+        about += f"; reference (in brackets): {self.reference}" if self.reference else ""
+        body = [f"<h1>{html.escape(title)}</h1>", f"<p class=note>{html.escape(about)}</p>"]
+        body += [f"<p class=note>{html.escape(note)}</p>" for note in self.notes]
+        count = len(self.findings)
+        body.append(f"<p>{count} finding{'' if count == 1 else 's'}.</p>" if count else "<p>Nothing was found.</p>")
+        for kind, name in TITLES.items():
+            curves = self.of(kind)
+            if not curves:
+                continue
+            heads, lines = rows(curves, self.members > 1)
+            body += [f"<h2>{name}</h2>", f"<p class=note>{WORDS[kind]}</p>", table(heads, lines, left=(0,))]
+            body += [image(drawn[kind], f"energies along {name.lower()}", "wide")] if kind in drawn else []
+            words = [[c.path.name, f.text] for c in curves for f in c.findings]
+            words += [[c.path.name, f"{f.text} (the reference too: no finding)"] for c in curves for f in c.excused]
+            body += [table(["", "found"], words, left=(0, 1))] if words else []
+        return document(title, ["<style>.wide { width: 100% }</style>", *body])
+
+
+def rows(curves: Sequence[Curve], ensemble: bool) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the table of some curves of one kind; numbers of the reference in brackets."""
+    kind = curves[0].path.kind
+    heads = {
+        "bond": ["bond", "Å", *(f"{m:g}×" for m in MARKS[kind])],
+        "torsion": ["torsion", "minima", "barrier"],
+        "contact": ["contact", *(f"{m:g}×" for m in MARKS[kind]), "lowest", "at Å"],
+    }[kind]
+    heads += ["spread"] if ensemble else []
+    return [*heads, "force jump", "findings"], [_row(curve, ensemble) for curve in curves]
+
+
+def _row(curve: Curve, ensemble: bool) -> list[str]:
+    path, samples = curve.path, curve.model
+    energy = curve.relative()
+    theirs = None if curve.reference is None else curve.relative(curve.reference)
+    cells = [path.name, *([f"{path.usual:.2f}"] if path.kind == "bond" else [])]
+    if path.kind == "torsion":
+        cells += [_both(of(energy), None if theirs is None else of(theirs)) for of in (_rotamers, _top)]
+    for mark in MARKS[path.kind]:
+        cells.append(_both(curve.at(mark), None if curve.reference is None else curve.at(mark, curve.reference)))
+    if path.kind == "contact":
+        lowest = int(np.argmin(np.where(np.isfinite(energy), energy, np.inf)))
+        cells.append(_both(float(energy[lowest]), None if theirs is None else -_top(-theirs)))
+        cells.append(f"{samples.values[lowest]:.2f}")
+    if ensemble:
+        cells.append("–" if samples.spread is None else f"{np.nanmax(samples.spread):.2g}")
+    jump = curve.jumps.get("force jump", 0.0)
+    return [*cells, f"{jump:.0e}" if jump > 1e-6 else "0", str(len(curve.findings) or "–")]
+
+
+def _both(own: float, other: float | None) -> str:
+    """ "1.20 (1.31)", with "–" for what there is not."""
+    texts = ["–" if v is None or not math.isfinite(v) else _short(v) for v in (own, other)]
+    return texts[0] if other is None else f"{texts[0]} ({texts[1]})"
+
+
+def _short(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.{1 if abs(value) >= 9.995 else 2}f}"
+
+
+def _rotamers(energy: Array) -> int:
+    """Minima of a full turn, whose first and last point are the same."""
+    inner = energy[:-1]
+    rolled = np.roll(inner, -int(np.argmax(np.where(np.isfinite(inner), inner, -np.inf))))
+    return len(minima(np.append(rolled, rolled[0]), DEPTH["torsion"]))
+
+
+def _top(energy: Array) -> float:
+    return float(np.nanmax(energy)) if np.isfinite(energy).any() else math.nan
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    path, samples, reference = curve.path, curve.model, curve.reference
+    return {
+        "kind": path.kind,
+        "name": path.name,
+        "atoms": list(path.atoms),
+        "usual": path.usual,
+        "unit": "rad" if path.kind == "torsion" else "Å",
+        "marks": {f"{m:g}": _plain(curve.at(m)) for m in MARKS[path.kind]},
+        "reference_marks": None if reference is None else
+        {f"{m:g}": _plain(curve.at(m, reference)) for m in MARKS[path.kind]},
+        "jumps": curve.jumps,
+        "findings": [vars(finding) for finding in curve.findings],
+        "excused": [vars(finding) for finding in curve.excused],
+        "values": samples.values.tolist(),
+        "energy": _list(curve.relative()),
+        "force": _list(samples.force),
+        "spread": None if samples.spread is None else _list(samples.spread),
+        "reference": None if reference is None else {
+            "values": reference.values.tolist(),
+            "energy": _list(curve.relative(reference)),
+            "force": _list(reference.force),
+        },
+    }  # fmt: skip
+
+
+def _named(prefix: Path, end: str) -> Path:
+    return prefix.with_name(prefix.name + end)
+
+
+def _list(values: Array) -> list[float | None]:
+    return [_plain(v) for v in values.tolist()]
+
+
+def _plain(value: float) -> float | None:
+    """NaN, which JSON does not have, as None."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,179 @@
+"""Scan of a potential along bonds, torsions and close contacts.
+
+Errors on test frames say nothing about geometries that no frame has. R. Liu et al. (arXiv:2602.04861) stretch and
+compress bonds and relate what they find there (discontinuities, artificial minima, spurious forces) to the stability of
+dynamics; here are bonds, and torsions and contacts of molecules with the same questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import BadConfig, BadData, UntrainedCharge
+from ..md.guard import check_overlaps
+from ..md.setup import plain_copy
+from ..system import System
+from .bond_graph import BondGraph
+from .contacts import contact_paths
+from .curve import Curve
+from .findings import SHARED, compare, find_faults
+from .jumps import find_jumps
+from .paths import ScanPath, bond_paths, torsion_paths
+from .report import ScanReport
+from .surfaces import Models, ModelSurface, Surface, open_reference
+
+if TYPE_CHECKING:
+    from ase import Atoms
+    from rich.console import Console
+
+__all__ = ["KINDS", "scan_molecule"]
+
+KINDS = ("bond", "torsion", "contact")
+_COARSE = 5  # every so many points for the reference
+
+
+def scan_molecule(
+    models: Models,
+    atoms: Atoms,
+    kinds: Sequence[str] = KINDS,
+    reference: str | Surface | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = torch.float64,
+    charge: int | None = None,
+    spin: int | None = None,
+    allow_untrained_charge: bool = False,
+    console: Console | None = None,
+) -> ScanReport:
+    """Energies and forces along every bond, rotatable torsion and close contact of a molecule, and what is wrong there.
+
+    Bonds: `paths.bond_paths`; torsions: `paths.torsion_paths`; contacts, of each pair of elements:
+    `contacts.contact_paths`. What counts as wrong: `findings.CHECKS` and `jumps.KINDS`.
+
+    Args:
+        models: a .tmn file or a Potential; an Ensemble, an ensemble.json, or a list of .tmn files.
+        atoms: one molecule near its equilibrium, or several beside each other; not periodic.
+        kinds: which of "bond", "torsion", "contact".
+        reference: computed at every fifth point: a name (`surfaces.open_reference`) or a Surface. What it has too is no
+            fault of the model.
+        device: where the model runs.
+        dtype: floating-point type of the network; jumps of the curvature are looked for in float64 only.
+        charge, spin: total charge in e and multiplicity 2S+1, if the structure's `info` has none.
+        allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a warning.
+        console: where progress is shown; None is silent.
+
+    Raises:
+        BadConfig: an unknown kind or reference.
+        BadData: there are no atoms, or they are periodic.
+        Unphysical: atoms overlap.
+        UnknownElement, UntrainedCharge: the model does not know an element, or the total charge.
+        ValueError: the structure is not valid otherwise.
+    """
+    for kind in kinds:
+        if kind not in KINDS:
+            raise BadConfig(f"'{kind}' cannot be scanned: choose from {', '.join(KINDS)}")
+    system = _molecule(atoms, charge, spin)
+    with torch.inference_mode(False):
+        surface = ModelSurface(models, device, dtype, allow_untrained_charge)
+        surface.check(system)
+        check_overlaps(system)
+        if isinstance(reference, str):
+            reference = open_reference(reference, str(device), allow_untrained_charge)
+        paths, notes = _paths(system, surface, kinds)
+        if not paths:
+            raise BadData(f"there is nothing to scan: no {' or '.join(kinds)}" + "".join(f"; {note}" for note in notes))
+        with _status(console, surface.name) as told:
+            found = surface([(path, path.values) for path in paths], told)
+            curves = [Curve(path, samples) for path, samples in zip(paths, found, strict=True)]
+            find_jumps(surface, curves, told)
+        if reference is not None:
+            with _status(console, reference.name) as told:
+                coarse = [(path, path.values[::_COARSE]) for path in paths]
+                for curve, samples in zip(curves, reference(coarse, told), strict=True):
+                    curve.reference = samples
+    for curve in curves:
+        _judge(curve)
+    return ScanReport(
+        model=surface.name,
+        formula=atoms.get_chemical_formula(),
+        curves=curves,
+        cutoff=surface.cutoff,
+        reference=None if reference is None else reference.name,
+        notes=notes,
+        members=len(surface.members),
+    )
+
+
+def _molecule(atoms: Atoms, charge: int | None, spin: int | None) -> System:
+    if not len(atoms):
+        raise BadData("the structure has no atoms")
+    if atoms.pbc.any():
+        raise BadData(
+            "the structure is periodic, and a scan takes molecules: write one of them to a file without a cell "
+            "(atoms.pbc = False, whole, not wrapped)"
+        )
+    bare = plain_copy(atoms, charge, spin)
+    bare.cell = None
+    return System.from_ase(bare)
+
+
+def _paths(system: System, surface: ModelSurface, kinds: Sequence[str]) -> tuple[list[ScanPath], list[str]]:
+    """All paths in the order of KINDS, and notes on what is left out."""
+    graph = BondGraph(system.z.numpy(), system.pos.numpy())
+    paths: list[ScanPath] = []
+    notes: list[str] = []
+    if "bond" in kinds:
+        paths += bond_paths(system, graph)
+    if "torsion" in kinds:
+        paths += torsion_paths(system, graph)
+    if "contact" in kinds:
+        contacts, hidden = contact_paths(system, surface.cutoff)
+        if hidden:
+            notes.append(f"no contact of {', '.join(hidden)}: other atoms would be nearer")
+        try:
+            for path in contacts[:1]:
+                surface.check(path.system)
+            paths += contacts
+        except UntrainedCharge:
+            total = float(contacts[0].system.charge[0])
+            notes.append(f"no contacts: the model does not know the charge of two copies of the molecule, {total:g}")
+    return paths, notes
+
+
+def _judge(curve: Curve) -> None:
+    """Complete the findings of a curve; what its reference shows as well is excused."""
+    found = find_faults(curve.path, curve.model)
+    theirs: set[str] = set()
+    if curve.reference is not None:
+        theirs = {finding.kind for finding in find_faults(curve.path, curve.reference)} & set(SHARED)
+    curve.excused = [finding for finding in found if finding.kind in theirs]
+    kept = [finding for finding in found if finding.kind not in theirs]
+    curve.findings = [*kept, *curve.findings, *compare(curve)]
+
+
+class _Counter:
+    def __init__(self, status: Any, name: str):
+        self._status, self._name, self._count = status, name, 0
+
+    def __call__(self, points: int) -> None:
+        self._count += points
+        self._status.update(f"{self._name}: {self._count} structures")
+
+
+class _status(AbstractContextManager):
+    """Progress on a console: a function that is told how many structures were computed."""
+
+    def __init__(self, console: Console | None, name: str):
+        self._name = name
+        self._context: Any = nullcontext() if console is None else console.status(name)
+
+    def __enter__(self) -> Callable[[int], None] | None:
+        status = self._context.__enter__()
+        return None if status is None else _Counter(status, Path(self._name).name)
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
