@@ -21,6 +21,7 @@ from .runtime.backend import Backend, Declined, ReferenceBackend, Task
 from .runtime.cpu_backend import CompiledCpuBackend
 from .runtime.reference import BoundStep
 from .runtime.step_backends import CapturedAutogradBackend, FusedBackend
+from .runtime.timings import describe_timings
 from .system import System
 
 __all__ = ["Evaluator"]
@@ -149,12 +150,26 @@ class Evaluator:
         """Whether structures run on the fused GPU kernels."""
         return isinstance(self._active, FusedBackend)
 
-    def report(self) -> str:
-        """Which path runs and why, its capacities and memory, in words."""
+    def report(self, system: System | None = None, stress: bool | None = None) -> str:
+        """Which path runs and why, its capacities and memory, in words.
+
+        Args:
+            system: a structure whose step is timed, with forces: each search, the network and each prior, in ms and as
+                a share of the whole step. On a GPU each is replayed by itself in a CUDA graph. None: nothing is timed.
+            stress: time it with the stress; None takes the evaluator's own setting.
+
+        Raises:
+            As a call.
+        """
         with self._lock:
+            times: list[str] = []
+            if system is not None:
+                stress = self.stress if stress is None else stress
+                found = self._first(system, lambda backend: backend.timings(system, stress))
+                times = describe_timings(found, system)
             active = self._active
             skipped = self._backends[: self._backends.index(active)]
             lines = active.describe("; ".join(b.reason_prefix + b.unsupported_reason for b in skipped))
             if self._declined and not isinstance(active, ReferenceBackend):
                 lines.append(f"last fell back to the reference path (autograd): {self._declined[0]}")
-            return "\n".join(lines)
+            return "\n".join([*lines, *times])

@@ -102,3 +102,18 @@ def test_no_waiting_in_a_bound_step():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert bound.check()
+
+
+@pytest.mark.parametrize("graphs", ["auto", False])
+def test_times_of_the_parts(graphs):
+    """R16: Evaluator.report(system); the parts together take about what the step takes."""
+    potential = charged(priors=[FIELD, {"name": "d2", "cutoff": 9.0}])
+    evaluator, system = Evaluator(potential, graphs=graphs), random_atoms(700, seed=1, cell=True)
+    before = evaluator(system)
+    lines = evaluator.report(system).split("times of a step with forces")[1].splitlines()[1:]
+    names = [line[2:].split("  ")[0] for line in lines]
+    assert names[:3] == ["neighbor search to 5 Å", "neighbor search to 9 Å", "network"]
+    assert names[3:] == ["Coulomb", "D2", "sums", "whole step"]
+    times = [float(line.split(" ms")[0].split()[-1]) for line in lines]
+    assert 0.5 * times[-1] < sum(times[:-1]) < 2 * times[-1] and 0.05 < times[-1] < 50
+    assert torch.equal(evaluator(system).forces, before.forces)

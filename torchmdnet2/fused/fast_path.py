@@ -187,8 +187,10 @@ class GpuTerm(ABC):
             Infinity: it takes all pairs of a structure itself, and gets no list.
         uses_charges: it needs the charges that the network predicts.
         by_autograd: PyTorch launches what it needs, on a list that ends at its cutoff (0: none) and has shifts.
+        name: in reports.
     """
 
+    name: str = "prior"
     cutoff: float
     uses_charges: bool = False
     by_autograd: bool = False
@@ -287,8 +289,10 @@ class CpuTerm(ABC):
     Attributes:
         cutoff, uses_charges: as for `GpuTerm`.
         cost: of an edge, in the units of `thread_tuner.amount_of_work`.
+        name: in reports.
     """
 
+    name: str = "prior"
     cutoff: float
     uses_charges: bool = False
     cost: int = 10

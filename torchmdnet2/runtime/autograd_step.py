@@ -9,6 +9,7 @@ Shapes: N atoms, B structures, C edge capacity.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .check import BOUNDS, require_close
 from .outputs import Outputs
 from .padded import PaddedList, pad_list, pad_system, unpad
 from .step import FEWEST_EDGES, Step
+from .timings import Part
 
 __all__ = ["AutogradStep"]
 
@@ -108,9 +110,14 @@ class AutogradStep(Step):
     # --- launches --------------------------------------------------------------------------------------------------
 
     def launch(self) -> None:
+        for search in self.searches.values():
+            search(self.pos, self.cell, self.pbc)
+        self._evaluate()
+
+    def _evaluate(self) -> None:
+        """All but the searches."""
         lists: dict[float, Any] = {} if self.pairs is None else {math.inf: self.pairs}
         for cutoff, search in self.searches.items():
-            search(self.pos, self.cell, self.pbc)
             assert search.receiver is not None and search.shift is not None
             lists[cutoff] = pad_list(search.row_ptr, search.receiver, search.sender, search.shift, cutoff)
         found = self.potential.compute(
@@ -118,6 +125,13 @@ class AutogradStep(Step):
         )
         with torch.no_grad():
             self._store(unpad(found, self.num_atoms, self.num_systems))
+
+    def parts(self) -> list[Part]:
+        found = []
+        for cutoff, search in self.searches.items():
+            run = partial(search, self.pos, self.cell, self.pbc)
+            found.append(Part(f"neighbor search to {cutoff:g} Å", "kernels", run))
+        return [*found, Part("network, priors, sums", "autograd", self._evaluate)]
 
     def _store(self, result: Result) -> None:
         out, flags = self.out, self.out.status[:1]

@@ -20,7 +20,7 @@ from ..system import System
 from .padded import pad_list, pad_system
 from .sync_guard import ForbidHostSync
 
-__all__ = ["AutogradTerm", "add_by_autograd", "autograd_unsupported_reason"]
+__all__ = ["AutogradTerm", "add_by_autograd", "autograd_unsupported_reason", "evaluate_alone"]
 
 _NO_LIST = 1.0  # Å, how far apart the two atoms of a padded structure are, where no list is needed
 
@@ -76,7 +76,7 @@ class AutogradTerm(GpuTerm):
             assert edges is not None and edges.receiver is not None and edges.shift is not None
             neighbors = pad_list(edges.row_ptr, edges.receiver, edges.sender, edges.shift, edges.cutoff)
         with nullcontext() if buffers.can_be_captured else ForbidHostSync():
-            energies, gradients = _evaluate(self.prior, held, neighbors, launch.with_virial)
+            energies, gradients = evaluate_alone(self.prior, held, neighbors, launch.with_virial)
         buffers.can_be_captured = True
         if launch.first:
             for value in sums[:3]:
@@ -93,7 +93,7 @@ class AutogradTerm(GpuTerm):
 def add_by_autograd(prior: Prior, system: System, sums: CpuSums) -> None:
     """The same on the CPU, with a list of the prior's own."""
     neighbors = None if prior.cutoff is None else neighbor_list(system, prior.cutoff)
-    energies, gradients = _evaluate(prior, system, neighbors, True)
+    energies, gradients = evaluate_alone(prior, system, neighbors, True)
     sums.energy[:] += energies.numpy()
     sums.forces[:] -= gradients["pos"].numpy()
     batch, virials = system.batch.numpy(), gradients["strain"].reshape(-1, 9).numpy()
@@ -101,13 +101,17 @@ def add_by_autograd(prior: Prior, system: System, sums: CpuSums) -> None:
     sums.virial[rows] += virials[there]
 
 
-def _evaluate(
-    prior: Prior, system: System, neighbors: NeighborList | None, stress: bool
+def evaluate_alone(
+    prior: Prior, system: System, neighbors: NeighborList | None, stress: bool, charges: Tensor | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Energies [N], and gradients by position and, if asked, strain."""
+    """Energies [N], and gradients by position and, if asked, strain; by the charges [N] e, where they are given."""
     with torch.inference_mode(False), torch.enable_grad():
         moved, leaves = with_leaves(system, True, stress)
-        energies = prior(moved, neighbors)
+        if charges is None:
+            energies = prior(moved, neighbors)
+        else:
+            leaves["charges"] = charges.detach().requires_grad_()
+            energies = prior(moved, neighbors, leaves["charges"])
         total = sum_over_systems(energies.double(), moved.batch, moved.num_systems)
         gradients = gradients_of(total, leaves, False)
     if stress:

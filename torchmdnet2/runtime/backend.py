@@ -6,18 +6,22 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any, Literal
 
 import torch
 
 from ..potential import Potential, Result
+from ..priors.pairs import pair_list
 from ..system import System
+from .autograd_term import evaluate_alone
 from .reference import BoundStep, ReferenceBoundStep
+from .timings import WHOLE, Part, Timing, measure
 
 __all__ = ["Backend", "Declined", "ReferenceBackend", "Task"]
 
@@ -111,6 +115,10 @@ class Backend(ABC):
         """Hold a structure; as `run`."""
 
     @abstractmethod
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        """What the parts of a step with forces take, the whole step last; as `run`."""
+
+    @abstractmethod
     def describe(self, reasons: str) -> list[str]:
         """Lines of the report.
 
@@ -131,6 +139,26 @@ class ReferenceBackend(Backend):
 
     def bind(self, system: System, stress: bool) -> BoundStep:
         return ReferenceBoundStep(self.task.reference, system, stress)
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        potential, device = self.task.reference, self.task.device
+        charges = self.run(system, False, False).charges
+        parts, searched = [], {potential.cutoff: pair_list(system, potential.cutoff)}
+        for prior in potential.priors:
+            if not prior.constant and prior.cutoff is not None:
+                searched.setdefault(prior.cutoff, pair_list(system, prior.cutoff))
+        for cutoff in searched:
+            name = f"neighbor search to {cutoff:g} Å" if math.isfinite(cutoff) else "all pairs"
+            parts.append(Part(name, "PyTorch or vesin", partial(pair_list, system, cutoff)))
+        for prior in potential.priors:
+            if not prior.constant:
+                pairs = None if prior.cutoff is None else searched[prior.cutoff]
+                given = prior, system, pairs, stress, charges if prior.uses_charges else None
+                parts.append(Part(type(prior).__name__, "autograd", partial(evaluate_alone, *given)))
+        found = measure(parts, device, replayed=False)
+        (whole,) = measure([Part(WHOLE, "", partial(self.run, system, True, stress))], device, replayed=False)
+        rest = whole.seconds - sum(part.seconds for part in found)
+        return [*found, Timing("network, sums (the rest)", "autograd", max(rest, 0.0)), whole]
 
     def describe(self, reasons: str) -> list[str]:
         return [self._autograd("reference path (autograd)", reasons)]

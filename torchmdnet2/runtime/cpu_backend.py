@@ -15,6 +15,7 @@ from ..system import System
 from .backend import Backend, Declined, Task
 from .coverage import describe_priors, unsupported_reason
 from .reference import BoundStep
+from .timings import Timing
 
 if TYPE_CHECKING:
     from .cpu_model import CpuModel
@@ -53,6 +54,11 @@ class CompiledCpuBackend(Backend):
     def bind(self, system: System, stress: bool) -> BoundStep:
         self._require_usable(system)
         return self._module.CpuBoundStep(self._model, system, stress)
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        self._require_usable(system)
+        self._model(system)  # checked on its first use
+        return self._model.timings(system)
 
     def _require_usable(self, system: System) -> None:
         reason = unsupported_system(system) or self._module.lost_by_fork()

@@ -20,6 +20,7 @@ from ..system import System
 from .check import extract_checked, reference, require_result
 from .coverage import constant_energies
 from .cpu_step import CpuStep, Values
+from .timings import Stopwatch, Timing
 
 __all__ = ["CpuModel"]
 
@@ -77,6 +78,12 @@ class CpuModel:
         """A step that holds the composition of a system."""
         return CpuStep(self.potential, self.net, self.terms, self._threads, self.isolated, system)
 
+    def timings(self, system: System) -> list[Timing]:
+        """What the parts of a step with forces take, the whole step last."""
+        step, watch = self.step(system), Stopwatch()
+        step.watch(watch)
+        return watch.measure(lambda: step(system, True))
+
     def _step(self, system: System) -> CpuStep:
         """That of the system, kept for the next call."""
         if self._last is None or not self._last.holds(system):
@@ -102,8 +109,13 @@ class CpuModel:
 
 def _terms(potential: Potential) -> list[CpuTerm]:
     """The priors with kernels."""
-    paths = [(prior_path(prior), prior) for prior in potential.priors if not prior.constant]
-    return [path.cpu(prior, potential.elements) for path, prior in paths if path is not None]
+    found: list[CpuTerm] = []
+    for prior in potential.priors:
+        path = prior_path(prior)
+        if not prior.constant and path is not None:
+            found.append(path.cpu(prior, potential.elements))
+            found[-1].name = type(prior).__name__
+    return found
 
 
 def _virial(values: Values, system: System) -> Tensor:

@@ -8,6 +8,7 @@ Shapes: N atoms in B structures, E directed edges.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from .autograd_term import add_by_autograd
 from .coverage import constant_energies, list_cutoffs
 from .cpu_cells import CellSearch
 from .cpu_pairs import all_pairs
+from .timings import Stopwatch
 
 __all__ = ["CpuStep", "Values"]
 
@@ -85,7 +87,7 @@ class CpuStep:
         self._by_autograd = [p for p in potential.priors if not p.constant and prior_path(p) is None]
         cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
         self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]
-        self._threads = threads
+        self._threads, self._watch = threads, Stopwatch()
         self._terms = [_Term(term, system, [self._list, *self._others]) for term in terms]
 
     def holds(self, system: System) -> bool:
@@ -93,6 +95,16 @@ class CpuStep:
         if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._z):
             return False
         return all(map(torch.equal, self._known, _composition(system)))
+
+    def watch(self, watch: Stopwatch) -> None:
+        """Time the parts of this step from now on."""
+        self._watch = watch
+        for rows in (self._list, *self._others):
+            watch.watch(rows, "find", f"neighbor search to {rows.cutoff:g} Å", "kernels")
+        self._net = copy.copy(self._net)
+        watch.watch(self._net, "run", "network", "kernels")
+        for term in self._terms:
+            watch.watch(term.term, "add", term.name, "kernels")
 
     def __call__(self, system: System, forces: bool) -> Values:
         """Evaluate other positions and another cell.
@@ -132,7 +144,8 @@ class CpuStep:
         if self._terms:
             run_on_threads(run, self._threads, sum(term.work() for term in self._terms), n, True)
         for prior in self._by_autograd:
-            add_by_autograd(prior, system, sums)
+            with self._watch.time(type(prior).__name__, "autograd"):
+                add_by_autograd(prior, system, sums)
         return sums
 
 
@@ -140,7 +153,7 @@ class _Term:
     """A term, and the shortest list that reaches its cutoff; None where it needs none."""
 
     def __init__(self, term: CpuTerm, system: System, lists: list[_Rows]):
-        self.term, self._cost = term.prepare(system), term.cost
+        self.term, self.name, self._cost = term.prepare(system), term.name, term.cost
         found = [rows for rows in lists if rows.cutoff >= term.cutoff]
         self.list = min(found, key=lambda rows: rows.cutoff) if found else None
         size = np.bincount(system.batch.numpy(), minlength=1)

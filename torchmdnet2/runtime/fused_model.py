@@ -121,4 +121,7 @@ def _terms(potential: Potential) -> list[GpuTerm]:
             found.append(path.gpu(prior, potential.device, potential.elements))
         elif not prior.constant:
             found.append(AutogradTerm(prior, potential.elements[0]))
+        else:
+            continue
+        found[-1].name = type(prior).__name__
     return found

@@ -6,6 +6,7 @@ Shapes: N atoms, B structures, C edge capacity.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from .outputs import Outputs
 from .property_heads import PropertyHeads
 from .spatial_order import SORT_FROM, SpatialOrder
 from .step import FEWEST_EDGES, Step
+from .timings import Part
 
 __all__ = ["FusedStep"]
 
@@ -201,19 +203,9 @@ class FusedStep(Step):
 
     def launch(self) -> None:
         with self._on_device():
-            pos, z = self._place()
-            # structures stay in their sequence, so that what belongs to a structure is in order too
-            order = None if self.order is None else self.order.order
-            atoms = Atoms(
-                z, self.charge_input, self._batch, self.search.ptr, pos, order, None, self.cell, self.total_charge
-            )
-            lists = {}
-            for cutoff, search in self.searches.items():
-                search(pos, self.cell, self.pbc)
-                assert search.vectors is not None
-                lists[cutoff] = Edges(
-                    search.row_ptr, search.sender, search.vectors, cutoff, search.receiver, search.shift
-                )
+            atoms, lists = self._rows()
+            for search in self.searches.values():
+                search(atoms.pos, self.cell, self.pbc)
             given = self._buffers, self._shapes, atoms, lists[self.cutoff]
             if isinstance(self.net, ChargeNetwork):
                 self.net.predict(*given)
@@ -224,15 +216,57 @@ class FusedStep(Step):
                 self._add_terms(atoms, lists)
             self._finish()
 
+    def _rows(self) -> tuple[Atoms, dict[float, Edges]]:
+        """The atoms in the order of the rows, and the lists, which searches fill."""
+        pos, z = self._place()
+        # structures stay in their sequence, so that what belongs to a structure is in order too
+        order = None if self.order is None else self.order.order
+        atoms = Atoms(
+            z, self.charge_input, self._batch, self.search.ptr, pos, order, None, self.cell, self.total_charge
+        )
+        lists = {}
+        for cutoff, search in self.searches.items():
+            assert search.vectors is not None
+            lists[cutoff] = Edges(search.row_ptr, search.sender, search.vectors, cutoff, search.receiver, search.shift)
+        return atoms, lists
+
     def _add_terms(self, atoms: Atoms, lists: dict[float, Edges]) -> None:
+        for k in range(len(self._terms)):
+            self._add_term(k, atoms, lists)
+
+    def _add_term(self, k: int, atoms: Atoms, lists: dict[float, Edges]) -> None:
+        term, before = self._terms[k], self._terms[:k]
+        assert self._sums is not None
+        edges = None if term.list_cutoff is None else lists[term.list_cutoff]
+        first_slope = not any(other.term.uses_charges for other in before)
         options = self.net.launch_options(self._shapes)
-        first, first_slope = True, True
-        for term, shapes in zip(self._terms, self._term_shapes, strict=True):
-            assert self._sums is not None
-            edges = None if term.list_cutoff is None else lists[term.list_cutoff]
-            launch = TermLaunch(first, first_slope, self.stress, shapes, options)
-            term.term.run(term.buffers, atoms, edges, self._sums, launch)
-            first, first_slope = False, first_slope and not term.term.uses_charges
+        launch = TermLaunch(not before, first_slope, self.stress, self._term_shapes[k], options)
+        term.term.run(term.buffers, atoms, edges, self._sums, launch)
+
+    def parts(self) -> list[Part]:
+        with self._on_device():
+            atoms, lists = self._rows()
+        found = [Part("spatial order", "kernels", self._place)] if self.order is not None else []
+        for cutoff, search in self.searches.items():
+            run = partial(search, atoms.pos, self.cell, self.pbc)
+            found.append(Part(f"neighbor search to {cutoff:g} Å", "kernels", run))
+        found.append(Part("network", "kernels", partial(self._run_network, atoms, lists[self.cutoff])))
+        if isinstance(self.net, ChargeNetwork):
+            atoms = atoms._replace(charges=self.net.charges(self._buffers)[0])
+        for k, term in enumerate(self._terms):
+            path = "autograd" if term.term.by_autograd else "kernels"
+            found.append(Part(term.term.name, path, partial(self._add_term, k, atoms, lists)))
+        return [*found, Part("sums", "kernels", self._finish)]
+
+    def _run_network(self, atoms: Atoms, edges: Edges) -> None:
+        """All of it, at once."""
+        given = self._buffers, self._shapes, atoms, edges
+        if not isinstance(self.net, ChargeNetwork):
+            self.net.run(*given, self.stress)
+            return
+        self.net.predict(*given)
+        self._take_charges(self.net)
+        self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
 
     def _take_charges(self, net: ChargeNetwork) -> Tensor:
         """The charges that the network predicted, by place; those of the results are by atom."""

@@ -16,6 +16,7 @@ from ..errors import NeighborOverflow
 from ..neighbors.triton_search import COINCIDENT, NOT_FINITE, OVERFLOW, TOO_THIN, TritonNeighborSearch
 from ..potential import Result
 from .outputs import Outputs
+from .timings import Part
 
 __all__ = ["COINCIDENT", "NOT_FINITE", "OVERFLOW", "TOO_THIN", "Step", "next_capacity"]
 
@@ -80,6 +81,10 @@ class Step(ABC):
     @abstractmethod
     def results(self) -> Result:
         """A copy of the results."""
+
+    @abstractmethod
+    def parts(self) -> list[Part]:
+        """What `launch` does in parts, each of which can be repeated by itself; results mean nothing then."""
 
     def properties(self) -> dict[str, Tensor]:
         """Properties by name that are not among the results: evaluated now, at the last step's features."""

@@ -20,6 +20,7 @@ from .coverage import describe_priors, unsupported_reason
 from .cpu_backend import unsupported_system
 from .reference import BoundStep
 from .sync_guard import NotCapturable
+from .timings import WHOLE, Part, Timing, measure
 
 if TYPE_CHECKING:
     from .graphed_step import GraphedStep
@@ -80,6 +81,13 @@ class _StepBackend(Backend):
                 graphed.capture()
             self._run(graphed, system)
             return self._bound.FusedBoundStep(graphed, self.task.reference, system)
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        self._require_usable(system)
+        with torch.no_grad():
+            step = self._new_step(system, stress)[0].step
+            parts = [*step.parts(), Part(WHOLE, "", step.launch)]
+            return measure(parts, step.device)
 
     def _require_usable(self, system: System) -> None:
         reason = unsupported_system(system)
@@ -187,6 +195,12 @@ class FusedBackend(_StepBackend):
         except NotCapturable as error:
             raise self._declined(error) from None
 
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        try:
+            return super().timings(system, stress)
+        except NotCapturable as error:
+            raise self._declined(error) from None
+
     def _declined(self, error: NotCapturable) -> Declined:
         self.unsupported_reason = str(error)
         self.__dict__.pop("_model", None)
@@ -233,6 +247,13 @@ class CapturedAutogradBackend(_StepBackend):
         self._require_small(system)
         try:
             return super().bind(system, stress)
+        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
+            raise self._declined(error, system, stress) from None
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        self._require_small(system)
+        try:
+            return super().timings(system, stress)
         except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
             raise self._declined(error, system, stress) from None
 
