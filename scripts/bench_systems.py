@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from torchmdnet2 import Potential, System
+from torchmdnet2 import Potential, System, benchmark
+from torchmdnet2.benchmark import water_box
 from torchmdnet2.priors.base import Prior
 
 __all__ = [
@@ -33,7 +32,7 @@ __all__ = [
 PDB = ("alanine_dipeptide", "testosterone", "chignolin", "dhfr", "factorIX", "stmv")
 WATER = (7, 15, 32, 70)  # molecules along each side: 1,029, 10,125, 98,304 and 1,029,000 atoms
 NUMBERS = {"H": 1, "C": 6, "N": 7, "O": 8, "P": 15, "S": 16, "NA": 11, "CL": 17, "MG": 12, "ZN": 30, "K": 19, "CA": 20}
-MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0, "max_z": 128}
+MODEL = benchmark.STANDARD_MODEL
 
 
 CHARGES = {"H": 0.41, "C": 0.0, "N": 0.0, "O": -0.82, "S": 0.0}
@@ -79,29 +78,6 @@ def read_pdb(path: Path) -> System:
     return System(z=torch.tensor(z), pos=torch.tensor(pos, dtype=torch.float32))
 
 
-def water_box(side: int, seed: int = 0) -> System:
-    """side³ molecules on a cubic lattice with random orientations, at the density of water; periodic."""
-    rng = np.random.default_rng(seed)
-    spacing = (1 / 0.0334) ** (1 / 3)
-    place = np.stack(np.meshgrid(*[np.arange(side)] * 3, indexing="ij"), -1).reshape(-1, 3) * spacing
-    place = place + rng.normal(0, 0.1, place.shape)
-    molecule = np.array([[0, 0, 0], [0.9572, 0, 0], [-0.2400, 0.9266, 0]])
-    q = rng.normal(size=(len(place), 4))
-    a, b, c, d = (q / np.linalg.norm(q, axis=1, keepdims=True)).T
-    rows = [
-        [1 - 2 * (c * c + d * d), 2 * (b * c - a * d), 2 * (b * d + a * c)],
-        [2 * (b * c + a * d), 1 - 2 * (b * b + d * d), 2 * (c * d - a * b)],
-        [2 * (b * d - a * c), 2 * (c * d + a * b), 1 - 2 * (b * b + c * c)],
-    ]
-    rotation = np.moveaxis(np.array(rows), 2, 0)
-    pos = (np.einsum("nij,kj->nki", rotation, molecule) + place[:, None]).reshape(-1, 3)
-    return System(
-        z=torch.tensor([8, 1, 1]).repeat(len(place)),
-        pos=torch.tensor(pos, dtype=torch.float32),
-        cell=torch.eye(3) * spacing * side,
-    )
-
-
 def named_systems(folder: Path | None, water: str, copies: int = 0) -> dict[str, Callable[[], System]]:
     """What makes each system, by name: PDB files that are there, water boxes, copies of a molecule in one batch."""
 
@@ -140,19 +116,8 @@ def forget() -> None:
 
 
 def timed(step: Callable[[], Any], seconds: float = 0.4, most: int = 300) -> dict[str, float]:
-    """Milliseconds per step: the median of five groups, and the fastest and slowest group."""
-    for _ in range(3):
-        step()
-    each = max(1, min(most, int(seconds / max(once(step)[1], 1e-6))) // 5)
-    groups = []
-    for _ in range(5):
-        synchronize()
-        start = time.perf_counter()
-        for _ in range(each):
-            step()
-        synchronize()
-        groups.append((time.perf_counter() - start) / each * 1e3)
-    return {"ms": statistics.median(groups), "low": min(groups), "high": max(groups)}
+    """Milliseconds per step, as `torchmdnet2.benchmark.timed`, on the GPU where there is one."""
+    return benchmark.timed(step, "cuda" if torch.cuda.is_available() else "cpu", seconds, most)
 
 
 def once(step: Callable[[], Any]) -> tuple[Any, float]:

@@ -203,7 +203,7 @@ LAYERS = """
     adapters
     md training
     scan
-    prior_alone checks testing diagnostics
+    prior_alone checks testing diagnostics benchmark
     cli
     __init__ __main__
 """.split()

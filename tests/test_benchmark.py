@@ -1,0 +1,87 @@
+"""`torchmdnet2 bench`: it times what it says, stops in time, and says why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from torchmdnet2 import Evaluator, Potential
+from torchmdnet2.benchmark import standard_potential, time_steps, timed, water_box
+from torchmdnet2.checkpoint import save
+from torchmdnet2.cli import main
+
+
+def make(elements: list[int]) -> Potential:
+    model = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0, "max_z": 16}
+    return Potential.from_config({"model": model, "elements": elements}).eval()
+
+
+@pytest.fixture
+def potential():
+    return make([1, 8])
+
+
+def test_a_box_is_water():
+    system = water_box(3)
+    assert system.num_atoms == 81 and torch.bincount(system.z)[[1, 8]].tolist() == [54, 27]
+    grams = 27 * 18.015 / 0.602214  # per mol and Å³ -> g/cm³
+    assert grams / float(torch.linalg.det(system.cell[0])) == pytest.approx(1.0, abs=0.01)
+    oxygen, hydrogen = system.pos[0::3], system.pos[1::3]
+    assert torch.allclose((hydrogen - oxygen).norm(dim=1), torch.tensor(0.9572), atol=1e-4)
+    assert torch.equal(water_box(3).pos, system.pos)
+
+
+def test_the_standard_model_is_always_the_same():
+    state = torch.get_rng_state()
+    one, other = standard_potential(), standard_potential()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_milliseconds(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("torchmdnet2.benchmark.time.perf_counter", lambda: clock[0])
+
+    def step():
+        clock[0] += 0.01
+
+    found = timed(step, "cpu")
+    assert found["ms"] == pytest.approx(10.0) and found["low"] <= found["ms"] <= found["high"]
+
+
+def test_values_and_files(tmp_path, potential, capsys):
+    save(potential, tmp_path / "m.tmn")
+    command = ["bench", tmp_path / "m.tmn", "--sides", "2,1", "--device", "cpu", "--output", tmp_path / "times"]
+    assert main([*map(str, command)]) == 0
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "times.json").read_text())
+    assert [t["atoms"] for t in found["timings"]] == [3, 24]
+    assert all(0 < t["lowest"] <= t["ms"] <= t["highest"] for t in found["timings"])
+    for t in found["timings"]:
+        assert t["ns_per_day"] == pytest.approx(0.5e-6 * 86400e3 / t["ms"])
+    evaluator = Evaluator(potential)
+    evaluator(water_box(1))
+    assert found["path"].splitlines()[0] == evaluator.report().splitlines()[0]
+    assert found["surroundings"]["versions"]["torch"] and "times.json" in out and found["stopped"] == ""
+
+
+def test_stops_in_time(potential, tmp_path):
+    save(potential, tmp_path / "m.tmn")
+    seen = []
+    found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 1), seconds=0.0, tell=seen.append)
+    assert [t.atoms for t in found.timings] == [3] == [t.atoms for t in seen]
+    assert found.stopped == "0 s have passed"
+
+
+@pytest.mark.parametrize("sides", ["", "2,x", "0"])
+def test_bad_sides(sides, capsys):
+    assert main(["bench", "--sides", sides]) == 2
+    assert "--sides: must be whole numbers" in capsys.readouterr().err
+
+
+def test_a_model_that_does_not_know_water(tmp_path, capsys):
+    save(make([6, 8]), tmp_path / "m.tmn")
+    assert main(["bench", str(tmp_path / "m.tmn"), "--sides", "1"]) == 1
+    assert "this model does not know H" in capsys.readouterr().err

@@ -1,0 +1,232 @@
+"""Time steps of a model on this machine: water boxes of growing size, energy and forces by the Evaluator.
+
+The sizes, and the model that is timed where none is given, are those of docs/performance.md, so that tables of
+different machines can be compared.
+"""
+
+from __future__ import annotations
+
+import io
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .checkpoint import load
+from .diagnostics import surroundings
+from .errors import BadData
+from .evaluator import Evaluator
+from .files import atomic_write
+from .potential import Potential
+from .system import System
+
+__all__ = ["SIDES", "Benchmark", "Timing", "standard_potential", "time_steps", "timed", "water_box"]
+
+SIDES = (2, 4, 7, 15, 32)
+"""Molecules along each side of the boxes: 24, 192, 1,029, 10,125 and 98,304 atoms."""
+
+STANDARD_MODEL = {
+    "name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0, "max_z": 128,
+}  # fmt: skip
+_TIMESTEP = 0.5  # fs
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Steps of one size.
+
+    Attributes:
+        atoms: number of atoms.
+        ms: milliseconds of a step: neighbor search, energy and forces; the median of five groups.
+        lowest: of the fastest group.
+        highest: of the slowest group.
+        ns_per_day: simulated at 0.5 fs, where nothing but the step takes time.
+        memory_GB: most memory on the GPU; None on a CPU.
+    """
+
+    atoms: int
+    ms: float
+    lowest: float
+    highest: float
+    ns_per_day: float
+    memory_GB: float | None
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Times of one model on one device.
+
+    Attributes:
+        model: its file or name; "standard" for the model of docs/performance.md with random weights.
+        device: its name.
+        path: what ran, in the words of `Evaluator.report()`, at the largest size.
+        timings: by size.
+        stopped: why larger systems were not timed; "" where all were.
+        surroundings: versions and devices.
+    """
+
+    model: str
+    device: str
+    path: str
+    timings: Sequence[Timing]
+    stopped: str
+    surroundings: dict[str, Any]
+
+    def write(self, prefix: Path) -> list[Path]:
+        """Write the values as JSON and, where matplotlib is installed, a plot; returns the files."""
+        import json
+
+        written = [prefix.with_name(prefix.name + ".json")]
+        atomic_write(written[0], json.dumps(asdict(self), indent=2) + "\n")
+        try:
+            content = self._plot()
+        except ImportError:
+            return written
+        written.append(prefix.with_name(prefix.name + ".png"))
+        atomic_write(written[1], content)
+        return written
+
+    def _plot(self) -> bytes:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.5, 4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        axes.loglog([t.atoms for t in self.timings], [t.ms for t in self.timings], "o-")
+        axes.set(xlabel="atoms (water)", ylabel="ms per step", title=f"{self.model} on {self.device}")
+        axes.grid(alpha=0.4, which="both")
+        content = io.BytesIO()
+        figure.savefig(content, format="png", dpi=120)
+        return content.getvalue()
+
+
+def time_steps(
+    model: str | None = None,
+    device: str = "cpu",
+    sides: Sequence[int] = SIDES,
+    seconds: float = 60.0,
+    tell: Callable[[Timing], None] = lambda timing: None,
+) -> Benchmark:
+    """Time boxes of water, the smallest first.
+
+    Args:
+        model: .tmn file or the name of a potential; None takes the model of docs/performance.md, random weights.
+        device: where it runs.
+        sides: molecules along each side of the boxes.
+        seconds: no further box once this much time has passed.
+        tell: is called with each result.
+
+    Raises:
+        BadData: the model does not know H and O.
+    """
+    potential = standard_potential().to(device) if model is None else load(model, device)
+    missing = [symbol for z, symbol in ((1, "H"), (8, "O")) if potential.elements and z not in potential.elements]
+    if missing:
+        raise BadData(f"{model}: the benchmark is of water, and this model does not know {' and '.join(missing)}")
+    evaluator, start = Evaluator(potential), time.perf_counter()
+    timings: list[Timing] = []
+    stopped, path = "", ""
+    for side in sorted(sides):
+        if timings and time.perf_counter() - start > seconds:
+            stopped = f"{seconds:g} s have passed"
+            break
+        try:
+            timings.append(_time_box(evaluator, water_box(side).to(device)))
+        except torch.OutOfMemoryError:
+            stopped = f"{3 * side**3} atoms do not fit into the memory of the GPU"
+            break
+        path = evaluator.report()
+        tell(timings[-1])
+    names = surroundings()
+    where = names["devices"].get("cuda:0" if device == "cuda" else device, device)
+    return Benchmark(model or "standard", where, path, timings, stopped, names)
+
+
+def standard_potential() -> Potential:
+    """The model of docs/performance.md with random weights, always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        potential = Potential.from_config({"model": STANDARD_MODEL})
+    return potential.eval().requires_grad_(False)
+
+
+def _time_box(evaluator: Evaluator, system: System) -> Timing:
+    cuda = system.pos.is_cuda
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(system.pos.device)
+    bound = evaluator.bind(system)
+    found = timed(bound.replay, system.pos.device)
+    if not bound.check():
+        found = timed(bound.replay, system.pos.device)
+    memory = torch.cuda.max_memory_allocated(system.pos.device) / 1e9 if cuda else None
+    speed = _TIMESTEP * 1e-6 * 86400e3 / found["ms"]
+    return Timing(system.num_atoms, found["ms"], found["low"], found["high"], speed, memory)
+
+
+def timed(
+    step: Callable[[], Any], device: torch.device | str, seconds: float = 0.4, most: int = 300
+) -> dict[str, float]:
+    """Milliseconds per step: the median of five groups of steps, and the fastest and slowest group.
+
+    Args:
+        step: what is timed; called three times before.
+        device: where it runs, which is waited for.
+        seconds: about how long the groups take together.
+        most: steps in all.
+
+    Returns:
+        "ms", "low" and "high".
+    """
+
+    def milliseconds(count: int) -> float:
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        _wait(device)
+        return (time.perf_counter() - start) / count * 1e3
+
+    one = [milliseconds(1) for _ in range(4)][-1]  # the first ones compile
+    each = max(1, min(most, int(seconds * 1e3 / max(one, 1e-3))) // 5)
+    groups = [milliseconds(each) for _ in range(5)]
+    return {"ms": statistics.median(groups), "low": min(groups), "high": max(groups)}
+
+
+def _wait(device: torch.device | str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def water_box(side: int, seed: int = 0) -> System:
+    """side³ molecules on a cubic lattice in random orientations, at the density of water; periodic.
+
+    Args:
+        side: molecules along each side of the box.
+        seed: of places and orientations.
+    """
+    rng = np.random.default_rng(seed)
+    spacing = (1 / 0.0334) ** (1 / 3)  # Å, of molecules at 0.0334 per Å³
+    place = np.stack(np.meshgrid(*[np.arange(side)] * 3, indexing="ij"), -1).reshape(-1, 3) * spacing
+    place = place + rng.normal(0, 0.1, place.shape)
+    molecule = np.array([[0, 0, 0], [0.9572, 0, 0], [-0.2400, 0.9266, 0]])
+    q = rng.normal(size=(len(place), 4))
+    a, b, c, d = (q / np.linalg.norm(q, axis=1, keepdims=True)).T
+    rows = [
+        [1 - 2 * (c * c + d * d), 2 * (b * c - a * d), 2 * (b * d + a * c)],
+        [2 * (b * c + a * d), 1 - 2 * (b * b + d * d), 2 * (c * d - a * b)],
+        [2 * (b * d - a * c), 2 * (c * d + a * b), 1 - 2 * (b * b + c * c)],
+    ]
+    rotation = np.moveaxis(np.array(rows), 2, 0)
+    pos = (np.einsum("nij,kj->nki", rotation, molecule) + place[:, None]).reshape(-1, 3)
+    return System(
+        z=torch.tensor([8, 1, 1]).repeat(len(place)),
+        pos=torch.tensor(pos, dtype=torch.float32),
+        cell=torch.eye(3) * spacing * side,
+    )

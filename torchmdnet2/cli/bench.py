@@ -1,0 +1,54 @@
+"""`torchmdnet2 bench`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .common import Command, device_name, make_console
+
+if TYPE_CHECKING:
+    from ..benchmark import Timing
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    bench = command("bench", _bench, "time steps of a model on this machine, on boxes of water")
+    bench.add_argument("model", nargs="?", help=".tmn file, or a name that `torchmdnet2 models` lists (default: the "
+                       "model of docs/performance.md, random weights)")  # fmt: skip
+    bench.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
+    bench.add_argument("--sides", default="2,4,7,15,32", help="molecules along each side of the boxes, separated by "
+                       "commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
+    bench.add_argument("--seconds", type=float, default=60.0, help="start no box after this time (default: 60)")
+    bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
+
+
+def _bench(options: argparse.Namespace) -> None:
+    from ..benchmark import time_steps
+    from ..errors import BadConfig
+
+    try:
+        sides = [int(side) for side in options.sides.split(",")]
+    except ValueError:
+        sides = []
+    if not sides or min(sides) < 1:
+        raise BadConfig(f"--sides: must be whole numbers, at least 1, separated by commas, got '{options.sides}'")
+    if options.output and not Path(options.output).absolute().parent.is_dir():
+        raise BadConfig(f"--output: there is no folder {Path(options.output).parent}")
+    console = make_console()
+
+    def tell(timing: Timing) -> None:
+        memory = "" if timing.memory_GB is None else f"{timing.memory_GB:8.2f} GB"
+        row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}{timing.ns_per_day:11.3g}"
+        console.print(row + memory, highlight=False, soft_wrap=True)
+
+    console.print("    atoms    ms/step    lowest   highest     ns/day", highlight=False)
+    found = time_steps(options.model, device_name(options.device), sides, options.seconds, tell)
+    lines = [f"{found.model} on {found.device}", f"path: {found.path.splitlines()[0] if found.path else ''}"]
+    lines += [f"larger boxes were left out: {found.stopped}"] if found.stopped else []
+    if options.output:
+        lines.append("wrote " + ", ".join(map(str, found.write(Path(options.output)))))
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
