@@ -15,7 +15,7 @@ from .potential import Potential, Result
 from .runtime.reference import BoundStep
 from .system import System
 
-__all__ = ["Ensemble", "EnsembleBoundStep", "EnsembleResult"]
+__all__ = ["Ensemble", "EnsembleBoundStep", "EnsembleResult", "combine"]
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class Ensemble:
 
         Args, Raises: as Evaluator.
         """
-        return _combine([evaluate(system, forces=forces, stress=stress) for evaluate in self._evaluators])
+        return combine([evaluate(system, forces=forces, stress=stress) for evaluate in self._evaluators])
 
     def bind(self, system: System, stress: bool = False) -> EnsembleBoundStep:
         """Hold a structure on the device, for loops; see Evaluator.bind."""
@@ -144,10 +144,11 @@ class EnsembleBoundStep:
         if errors:
             raise errors[0]
         good = [result for result in results if result is not None]
-        return _combine(good) if len(good) == len(results) else None
+        return combine(good) if len(good) == len(results) else None
 
 
-def _combine(results: Sequence[Result]) -> EnsembleResult:
+def combine(results: Sequence[Result]) -> EnsembleResult:
+    """Mean and spread of what at least two potentials give for the same structures."""
     names = ("energy", "forces", "stress", "atom_energies", "charges")
     with torch.inference_mode(False):  # ordinary tensors, as those of the members
         mean, std = _statistics([{name: getattr(r, name) for name in names} for r in results])

@@ -149,3 +149,4 @@ def test_rank_correlation():
     assert rank_correlation(a, a.exp()) == pytest.approx(1.0)
     assert rank_correlation(a, -a) == pytest.approx(-1.0)
     assert rank_correlation(a, torch.tensor([2.0, 1.0, 4.0, 3.0])) == pytest.approx(0.6)
+    assert rank_correlation(a, torch.zeros(4)) == 0

@@ -23,6 +23,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..data import Dataset
+    from ..training.reporting.ensemble_evaluation import EnsembleEvaluation
 
 __all__ = ["add"]
 
@@ -32,9 +33,12 @@ _LABELS = ("energy", "forces", "stress", "virial")
 def add(command: Command) -> None:
     """Declare the arguments."""
     test = command("evaluate", _evaluate, "errors of a potential on labelled frames, by property and element")
-    test.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    test.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; or an ensemble.json")
     test.add_argument(
-        "data", nargs="+", help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5"
+        "data",
+        nargs="+",
+        help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5. Further .tmn files before them "
+        "are members of an ensemble",
     )
     for name in _LABELS:
         test.add_argument(f"--{name}-key", metavar="NAME", help=f"{name} in the data; null: none (default: as trained)")
@@ -53,11 +57,13 @@ def add(command: Command) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from ..checkpoint import load
     from ..data import data_files
+    from ..ensemble import Ensemble
     from ..errors import BadConfig
     from ..files import written_aside
     from ..potential import Result
     from ..training.config.build_potential import predicted_shapes
     from ..training.config.labels import label_keys, label_units
+    from ..training.reporting.ensemble_evaluation import evaluate_ensemble
     from ..training.reporting.evaluation import evaluate
     from ..training.reporting.predictions import predicted_frames, write_frames
     from ..training.steps.batches import Batch, Frames
@@ -65,14 +71,18 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     if options.batch_size < 1:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
+    models = _models(options)
     sources = [split_index(path) for path in options.data]
     files = [data_files([file]) for file, _ in sources]
     read = [file for found in files for file in found]
     output = None
     if options.output is not None:
-        inputs = [options.model, *read, *([options.split] if options.split else [])]
+        inputs = [options.model, *models, *read, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
-    potential = load(options.model, device_name(options.device), options.dtype, options.allow_untrained_charge)
+    device = device_name(options.device)
+    potentials = [load(model, device, options.dtype, options.allow_untrained_charge) for model in models]
+    ensemble = Ensemble(potentials) if len(potentials) > 1 else None
+    potential = potentials[0]
     config = potential.metadata.get("config")
     trained = (config.get("data") or {}) if isinstance(config, dict) else {}  # metadata may hold anything
     keys = _keys(options, trained.get("keys") or {"energy": "energy", "forces": "forces"})
@@ -86,7 +96,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         keys = {name: key for name, key in keys.items() if name in ("charge", "spin", "numbers")}
     dataset = _opened(options, read, keys, units)
     chosen = _frames_of_split(options, dataset) if options.split or options.subset else _frames(dataset, sources, files)
-    frames = Frames(dataset, chosen, potential.cutoff, cache_bytes=0)
+    frames = Frames(dataset, chosen, (ensemble or potential).cutoff, cache_bytes=0)
     plain = trained.get("units") or {}
     with ExitStack() as stack:
         file = None
@@ -98,13 +108,48 @@ def _evaluate(options: argparse.Namespace) -> None:
             if file is not None:
                 write_frames(file, predicted_frames(batch, result, [dataset.name(index) for index in batch.frames]))
 
-        found = evaluate(potential, frames, wanted, options.batch_size, keep_pairs=False, units=plain, each=write)
+        if ensemble is not None:
+            together = evaluate_ensemble(ensemble, frames, wanted, options.batch_size, plain, write)
+            errors = together.errors
+        else:
+            errors = evaluate(
+                potential, frames, wanted, options.batch_size, keep_pairs=False, units=plain, each=write
+            ).errors
+    title = f"{options.model} on {len(frames)} frames of {', '.join(options.data)}"
     if options.unlabelled:
         print(f"{len(frames)} frames are in {output}")
     elif options.json:
-        print_json({"frames": len(frames), **found.errors})
+        more = {}
+        if ensemble is not None:
+            alone = [{"file": str(model), **own} for model, own in zip(models, together.members, strict=True)]
+            more = {"members": alone, "spread": together.spread.summary()}
+        print_json({"frames": len(frames), **errors, **more})
+    elif ensemble is None:
+        _print_errors(errors, title)
     else:
-        _print_errors(found.errors, f"{options.model} on {len(frames)} frames of {', '.join(options.data)}")
+        _print_errors(errors, f"mean of {len(models)} models on {len(frames)} frames of {', '.join(options.data)}")
+        _print_members(models, together)
+
+
+def _models(options: argparse.Namespace) -> list[str]:
+    """The models of the command line: one, or the members of an ensemble. Those that stand before the data are taken
+    away from these.
+
+    Raises:
+        BadConfig: there are no data.
+    """
+    from ..ensemble_file import read_ensemble
+    from ..errors import BadConfig
+    from ..potentials import is_name
+
+    models = [options.model]
+    while options.data and (options.data[0].endswith(".tmn") or is_name(options.data[0])):
+        models.append(options.data.pop(0))
+    if not options.data:
+        raise BadConfig("only models are given: name the data too")
+    if len(models) == 1 and options.model.endswith(".json"):
+        return [str(path) for path in read_ensemble(options.model)]
+    return models
 
 
 def _given(options: argparse.Namespace, kind: str) -> dict[str, str | None]:
@@ -191,4 +236,31 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
         for label, error in entries.items():
             (mae, unit), (rmse, _) = (shown(error[kind], error["unit"]) for kind in ("mae", "rmse"))
             table.add_row(label.replace("_", " "), f"{mae:.3f}", f"{rmse:.3f}", unit, str(error["count"]))
+    make_console().print(table)
+
+
+def _print_members(models: Sequence[str], found: EnsembleEvaluation) -> None:
+    """RMSE of each member, and the spread beside the error of the mean."""
+    from rich.table import Table
+
+    from ..training.steps.metrics import shown
+
+    names = [name for name in found.errors if name != "forces_by_element"]
+    table = Table(title="RMSE of the members", title_justify="left")
+    table.add_column("member", overflow="fold")
+    for name in names:
+        table.add_column(f"{name.replace('_', ' ')}, {shown(0, found.errors[name]['unit'])[1] or '1'}", justify="right")
+    rows = [*zip(models, found.members, strict=True), ("mean of all", found.errors)]
+    for model, errors in rows:
+        table.add_row(model, *(f"{shown(errors[name]['rmse'], errors[name]['unit'])[0]:.3f}" for name in names))
+    make_console().print(table, markup=False)
+    table = Table(title="spread of the members and error of their mean", title_justify="left")
+    for name in ("property", "rms spread", "RMSE", "unit", "RMSE / spread", "rank correlation"):
+        table.add_column(name, justify="left" if name in ("property", "unit") else "right")
+    for name, value in found.spread.summary().items():
+        (spread, unit), (rmse, _) = (shown(value[key], value["unit"]) for key in ("rms_spread", "rmse"))
+        ratio = "–" if value["ratio"] is None else f"{value['ratio']:.2f}"
+        table.add_row(
+            name.replace("_", " "), f"{spread:.3f}", f"{rmse:.3f}", unit, ratio, f"{value['correlation']:.2f}"
+        )
     make_console().print(table)

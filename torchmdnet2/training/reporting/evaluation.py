@@ -21,7 +21,7 @@ from ..steps.loss import Residual, atoms_per_system, residuals
 from ..steps.metrics import ErrorSums
 from ..steps.trainer import Properties, predict
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "check_batch", "evaluate"]
 
 
 @dataclass
@@ -78,7 +78,7 @@ def evaluate(
     for batch in Loader(frames, num_workers)(batches or in_order(len(frames), batch_size)):
         batch = batch.to(potential.device)
         if check:
-            _check(potential, batch, frames)
+            check_batch(potential, batch, frames)
         result = predict(potential, batch, properties)
         if each is not None:
             each(batch, result)
@@ -110,7 +110,7 @@ def evaluate(
     return Evaluation(sums.summary(), pairs, columns)
 
 
-def _check(potential: Potential, batch: Batch, frames: Frames) -> None:
+def check_batch(potential: Potential, batch: Batch, frames: Frames) -> None:
     """Raise what the potential refuses, with the name of the frame."""
     try:
         _check_systems(potential, batch)

@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ...data import LABELS
+from ...ensemble import EnsembleResult
 from ...potential import Result
 from ..config.labels import property_of
 from ..steps.batches import Batch
@@ -18,6 +19,8 @@ __all__ = ["predicted_frames", "write_frames"]
 
 def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Atoms]:
     """Each structure of a batch, predictions in its calculator, labels in `info` and `arrays` as "reference_…".
+
+    Of an ensemble the spread too: `energy_std` (eV) and `forces_std` [N, 3] (eV/Å).
 
     Args:
         batch: B structures with the labels that there are.
@@ -48,6 +51,10 @@ def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Ato
                 values["dipole"] = value[k].numpy()
             else:
                 atoms.info[name] = value[k].numpy() if value.ndim > 1 else float(value[k])
+        if isinstance(result, EnsembleResult) and result.energy_std is not None:
+            atoms.info["energy_std"] = float(result.energy_std[k])
+            if result.forces_std is not None:
+                atoms.arrays["forces_std"] = result.forces_std.double().cpu()[rows].numpy()
         atoms.info["frame"] = names[k]
         for name, value in labels.items():
             key = f"reference_{property_of(name)}"

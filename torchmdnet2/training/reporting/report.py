@@ -143,7 +143,7 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
     ]
     spread = [
         [name.replace("_", " "), *(digits(shown(v[key], v["unit"])[0]) for key in ("rms_spread", "rmse")),
-         shown(0.0, v["unit"])[1], f"{v['correlation']:.2f}"]
+         shown(0.0, v["unit"])[1], "–" if v["ratio"] is None else f"{v['ratio']:.2f}", f"{v['correlation']:.2f}"]
         for name, v in metrics["spread"].items()
     ]  # fmt: skip
     body = [
@@ -155,7 +155,7 @@ def ensemble_page(title: str, metrics: Mapping[str, Any], members: Mapping[str, 
         "<p>Standard deviation of the members beside the error of their mean, by component as above; the plots show "
         "lengths of vectors. The correlation is that of the ranks: 1 where a larger spread always means a larger "
         "error.</p>",
-        table(["", "rms spread", "RMSE", "unit", "correlation"], spread, left=(0, 3)),
+        table(["", "rms spread", "RMSE", "unit", "RMSE / spread", "correlation"], spread, left=(0, 3)),
         "<div class=pictures>",
         *(image(picture, "error over spread") for picture in images),
         "</div>",

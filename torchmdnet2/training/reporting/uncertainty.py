@@ -11,6 +11,9 @@ from torch import Tensor
 __all__ = ["Spread"]
 
 
+_BINS = 5
+
+
 class Spread:
     """Errors of the mean and standard deviations of the members, collected over batches."""
 
@@ -30,14 +33,17 @@ class Spread:
         return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
 
     def summary(self) -> dict[str, Any]:
-        """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and "correlation", how well the
-        order of the one follows that of the other (Spearman's rank, of the lengths of vectors and tensors)."""
+        """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and what the one tells about the
+        other: "ratio", rmse over rms_spread, 1 where the spread is as large as the error; "correlation" of the ranks
+        (Spearman's, of the lengths of vectors and tensors); "bins", the frames or atoms in five parts of equal number
+        from the smallest spread to the largest, with "rms_spread" and "rmse" of each."""
         pairs = self.pairs()
         return {
             name: {
-                "rms_spread": float(deviation.square().mean().sqrt()),
-                "rmse": float(error.square().mean().sqrt()),
+                **_rms(error, deviation),
+                "ratio": _ratio(error, deviation),
                 "correlation": rank_correlation(*pairs[name]),
+                "bins": _bins(error, deviation),
                 "unit": self._units[name],
             }
             for name, (error, deviation) in self._joined().items()
@@ -51,9 +57,25 @@ class Spread:
         }
 
 
+def _rms(error: Tensor, deviation: Tensor) -> dict[str, float]:
+    rms_spread, rmse = (float(values.square().mean().sqrt()) for values in (deviation, error))
+    return {"rms_spread": rms_spread, "rmse": rmse}
+
+
+def _ratio(error: Tensor, deviation: Tensor) -> float | None:
+    """None for members that agree, as copies do."""
+    found = _rms(error, deviation)
+    return found["rmse"] / found["rms_spread"] if found["rms_spread"] else None
+
+
+def _bins(error: Tensor, deviation: Tensor) -> list[dict[str, float]]:
+    parts = deviation.norm(dim=1).argsort().tensor_split(_BINS)
+    return [_rms(error[part], deviation[part]) for part in parts if len(part)]
+
+
 def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Spearman's: the correlation of the ranks, −1 … 1; 0 for fewer than three values."""
-    if len(a) < 3:
+    """Spearman's: the correlation of the ranks, −1 … 1; 0 for fewer than three values, or equal ones."""
+    if len(a) < 3 or any(bool((values == values[0]).all()) for values in (a, b)):
         return 0.0
     ranks = [values.argsort().argsort().double() for values in (a, b)]
     x, y = (r - r.mean() for r in ranks)

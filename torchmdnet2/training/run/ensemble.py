@@ -13,25 +13,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from ...checkpoint import read_header
-from ...ensemble import Ensemble, EnsembleResult
+from ...ensemble import Ensemble
 from ...ensemble_file import write_ensemble
 from ...errors import BadConfig
 from ...files import atomic_write
 from ..config.config import Config
-from ..config.labels import property_of, unit_of
-from ..config.loss_config import LossConfig
+from ..reporting.ensemble_evaluation import evaluate_ensemble
 from ..reporting.log import TrainingLog
 from ..reporting.plots import spread_picture
 from ..reporting.report import ensemble_page
 from ..reporting.uncertainty import Spread
-from ..steps.batches import Loader, measured_batches
+from ..steps.batches import measured_batches
 from ..steps.distributed import Devices
-from ..steps.loss import atoms_per_system, residuals
-from ..steps.metrics import UNITS, ErrorSums, in_words, shown
-from ..steps.trainer import with_volume
+from ..steps.metrics import in_words, shown
 from .folder import protect_inputs
 from .run import run_training
 from .setup import Setup, device_of, make_setup
@@ -141,35 +137,14 @@ def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], 
     """
     subset = next(name for name in ("test", "validation", "train") if name in setup.frames)
     frames, config = setup.frames[subset], setup.config
-    device = device_of(config.training.device)
-    ensemble = Ensemble.load(models, device, torch.float64, allow_untrained_charge=True)
-    units = config.data.units.model_dump()
-    sums = ErrorSums(LossConfig(), device, units)
-    spread = Spread()
-    wanted = setup.properties
-    for batch in Loader(frames)(measured_batches(frames, config.training)):
-        batch = batch.to(device)
-        system, labels = batch.sample.system, batch.sample.labels
-        stress = wanted.stress and "stress" in labels
-        result = ensemble(with_volume(system) if stress else system, forces=wanted.forces, stress=stress)
-        found = residuals(result, labels)
-        sums.add(found, system)
-        atoms = atoms_per_system(system).clamp(min=1)
-        for name, residual in found.items():
-            deviation = deviation_of(result, name)
-            if deviation is None:
-                continue
-            own, error = property_of(name), residual.error
-            if name == "energy":
-                own, error, deviation = "energy_per_atom", error / atoms, deviation / atoms
-            here = residual.present.reshape(len(error), -1).all(1)
-            spread.add(own, error[here], deviation[here], UNITS[own] if own in UNITS else unit_of(name, units))
-    summary = {"errors": sums.summary(), "spread": spread.summary(), "members": [str(model) for model in models]}
-    return {"subset": subset, **summary}, spread
-
-
-def deviation_of(result: EnsembleResult, label: str) -> Tensor | None:
-    """The standard deviation of what the members predict for a label; None where one of them does not predict it."""
-    if hasattr(result, f"{label}_std"):
-        return getattr(result, f"{label}_std")
-    return result.properties_std.get(property_of(label))
+    ensemble = Ensemble.load(models, device_of(config.training.device), torch.float64, allow_untrained_charge=True)
+    found = evaluate_ensemble(
+        ensemble,
+        frames,
+        setup.properties,
+        units=config.data.units.model_dump(),
+        batches=measured_batches(frames, config.training),
+        check=False,
+    )
+    summary = {"errors": found.errors, "spread": found.spread.summary(), "members": [str(model) for model in models]}
+    return {"subset": subset, **summary}, found.spread
