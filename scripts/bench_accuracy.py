@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ from torchmdnet2.training.config.config import Config, parse_config
 from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.run.finish import describe
 from torchmdnet2.training.run.setup import Setup, make_setup
-from torchmdnet2.training.run.start import make_trainer, own_torch_state
+from torchmdnet2.training.run.start import make_trainer, own_torch_state, pack_steps
 from torchmdnet2.training.steps.batches import Frames
-from torchmdnet2.training.steps.loop import pack_trainer
+from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.trainer import Hooks, Trainer
 from torchmdnet2.yaml_reader import apply_override, parse_yaml
 
@@ -77,7 +77,7 @@ def config_of(base: Tree, folder: Path, frames: int, most: int, options: argpars
     if rest < 0:
         raise ValueError(f"{path} has too few frames for {frames} and {VALIDATION} to validate")
     split = {"train": frames, "validation": VALIDATION, "test": rest, "seed": options.split_seed}
-    tree = merged(base, {"data": {"train": str(path), "test": None, "keys": KEYS, "split": split}})
+    tree = {**base, "data": {"train": str(path), "keys": KEYS, "split": split}}
     tree = merged(tree, {"training": {"device": options.device}})
     epochs = tree["training"].get("max_epochs", 300)
     tree["training"]["max_epochs"] = max(1, round(epochs * most / frames))
@@ -100,13 +100,13 @@ class Job:
             self.setup = make_setup(self.config)
             self.trainer = make_trainer(self.setup, None)
 
-    def train(self, until: float, lock: threading.Lock) -> None:
+    def train(self, until: float, lock: AbstractContextManager = nullcontext()) -> None:  # noqa: B008 (no state)
         """To the last epoch, or the last before the end of the time."""
         trainer = self.trainer
         assert trainer is not None
         with lock:
-            if trainer.config.cuda_graphs and trainer.device.type == "cuda" and (reason := pack_trainer(trainer)):
-                print(f"{self.name}: training without CUDA graphs, because of {reason}", flush=True)
+            if (note := pack_steps(trainer, Devices())) is not None:
+                print(f"{self.name}: {note}", flush=True)
         began, said = time.time(), [0.0]
 
         def epoch(trainer: Trainer, row: Tree) -> None:

@@ -60,6 +60,7 @@ class CpuPairTermOf(CpuTermOf):
             assert numbers is not None
             self._table[:, : numbers.shape[1]] = numbers.numpy()
         self._unused = np.zeros(n)
+        self._constants = tuple(c.numpy() if isinstance(c, Tensor) else c for c in parameters.constants)
         if not self._listed:
             require_molecules(system)
             self._batch = system.batch.numpy().copy()
@@ -83,14 +84,14 @@ class CpuPairTermOf(CpuTermOf):
                 self._key,
                 self._table,
                 p.strength,
-                p.constants,
+                self._constants,
                 p.mode,
                 *last,
             )
         else:
             KERNELS[p.radial](
                 rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, p.strength,
-                _limit(rows, p.cutoff), p.constants, p.mode, *last,
+                _limit(rows, p.cutoff), self._constants, p.mode, *last,
             )  # fmt: skip
 
 

@@ -54,6 +54,9 @@ class PairTerm(_PairTerm):
         self.cutoff, self.uses_charges = parameters.cutoff, parameters.source == "predicted"
         self._table = None if parameters.table is None else parameters.table.float().contiguous().to(device)
         self._radial = getattr(radial, parameters.radial)
+        self._constants = [
+            c.float().contiguous().to(device) if isinstance(c, Tensor) else c for c in parameters.constants
+        ]
 
     def allocate(self, num_atoms: int) -> Tensor | None:
         if self.parameters.source != "atom":
@@ -81,7 +84,8 @@ class PairTerm(_PairTerm):
         pair_kernel[(n,)](
             *((ints, ints, reals) if edges is None else (edges.row_ptr, edges.sender, edges.vectors)),
             atoms.pos, atoms.batch, atoms.ptr, ints if key is None else key, table, sums.energy, sums.forces,
-            sums.virial, reals if slope is None else slope, p.strength, math.inf if own else self.cutoff, *p.constants,
+            sums.virial, reals if slope is None else slope, p.strength, math.inf if own else self.cutoff,
+            *self._constants,
             RADIAL=self._radial, MODE=p.mode, COLUMNS=1 if table.ndim == 1 else table.shape[1], KEYED=key is not None,
             LISTED=edges is not None, FIRST=launch.first, VIRIAL=launch.with_virial,
             SLOPE=0 if slope is None else 1 if launch.first_slope else 2, **_options(launch),

@@ -16,6 +16,7 @@ from ...priors.base import Prior
 from ...priors.coulomb import Coulomb
 from ...priors.dispersion import D2
 from ...priors.dispersion_d3 import D3
+from ...priors.pair_morse import PairMorse
 from ...priors.zbl import ZBL
 from ...system import System
 from ...units import COULOMB
@@ -33,7 +34,8 @@ class PairParameters:
     Attributes:
         prior: that this describes.
         cutoff: Å, from which on pairs do not count; infinity for all pairs of molecules.
-        radial: name of g (triton/radial.py, numba/radial.py); mode, constants: its last arguments.
+        radial: name of g (triton/radial.py, numba/radial.py); mode, constants: its last arguments, six numbers and
+            tables (float64).
         strength: eV.
         source: where A comes from: by "element" or by "atom", fixed, or "predicted" by the network.
         table: [128, 1 … 3] float64, A, b, c by atomic number, where they are by element.
@@ -43,7 +45,7 @@ class PairParameters:
     cutoff: float
     radial: str
     mode: int
-    constants: tuple[float, float, float, float, float, float]
+    constants: tuple[Any, Any, Any, Any, Any, Any]
     strength: float
     source: Literal["element", "atom", "predicted"]
     table: Tensor | None
@@ -112,6 +114,14 @@ def _zbl(prior: ZBL, elements: list[int]) -> PairParameters:
     )  # fmt: skip
 
 
+def _pair_morse(prior: PairMorse, elements: list[int]) -> PairParameters:
+    ones = torch.ones(128, dtype=torch.float64)
+    table = torch.stack([ones, prior.place.double().cpu(), prior.radii.double().cpu()], 1)
+    taper_of = prior.start, 1 / (prior.end - prior.start)
+    constants = (prior.table.double().cpu(), prior.decay, *taper_of, 0.0, 0.0)
+    return PairParameters(prior, prior.cutoff, "pair_morse", 0, constants, 1.0, "element", table)
+
+
 def _d2(prior: D2, elements: list[int]) -> PairParameters:
     table = torch.ones(128, 2, dtype=torch.float64)
     known = len(prior.c6)
@@ -148,6 +158,7 @@ def _d3(prior: D3, elements: list[int]) -> D3Parameters:
 
 _KNOWN: dict[type[Prior], Callable[[Any, list[int]], PairParameters | D3Parameters]] = {
     ZBL: _zbl,
+    PairMorse: _pair_morse,
     D2: _d2,
     Coulomb: _coulomb,
     D3: _d3,

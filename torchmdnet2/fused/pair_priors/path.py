@@ -14,7 +14,7 @@ __all__ = ["PairPriorPath"]
 
 
 class PairPriorPath(PriorPath):
-    """ZBL, D2, D3, and Coulomb by all pairs or reaction field."""
+    """ZBL, Morse pairs, D2, D3, and Coulomb by all pairs or reaction field."""
 
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return unsupported_reason(prior)  # type: ignore[arg-type]

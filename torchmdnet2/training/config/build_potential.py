@@ -28,9 +28,17 @@ class _Baseline(Section):
 
 
 def _check_prior(value: Any) -> dict[str, Any]:
-    """One entry of `priors`; energies of atomref may be a word or a file (`isolated`), or name elements by symbol."""
+    """One entry of `priors`.
+
+    Energies of atomref may be a word or a file (`isolated`), or name elements by symbol; parameters of pair_morse may
+    be the word `fit`.
+    """
     if isinstance(value, Mapping) and value.get("name") == "baseline" and "potential" not in value:
         return _Baseline.model_validate(value).model_dump()
+    if isinstance(value, Mapping) and value.get("name") == "pair_morse":
+        fit = value.get("parameters", "fit") == "fit"
+        checked = validate_choice({**value, "parameters": None} if fit else value, PRIORS, None)
+        return {**checked, "parameters": "fit"} if fit else checked
     word, given = None, value
     if isinstance(value, Mapping) and value.get("name") == "atomref":
         energies = value.get("energies", "auto")
@@ -87,7 +95,8 @@ def untrained(parts: Mapping[str, Any]) -> Potential:
         TypeError, ValueError: an argument is out of range, or the parts do not fit together.
     """
     neutral = {"scale": 1.0, "shift": 0.0}
-    priors = [{**p, "energies": {}} if isinstance(p.get("energies"), str) else p for p in parts["priors"]]
+    words = ("energies", "parameters")
+    priors = [{k: {} if k in words and isinstance(v, str) else v for k, v in p.items()} for p in parts["priors"]]
     priors = [with_baseline(p) for p in priors]
     properties = [{k: neutral[k] if v == "fit" else v for k, v in p.items()} for p in parts["properties"]]
     with torch.random.fork_rng(devices=[]):

@@ -18,7 +18,7 @@ from ..config.config import Config
 from ..config.labels import DIPOLE_NORM, property_of
 from ..steps.batches import Frames, in_order
 
-__all__ = ["energy_scale", "fit_references", "least_norm", "potential_config"]
+__all__ = ["energy_scale", "fit_references", "least_norm", "of_priors", "potential_config"]
 
 _AT_ONCE = 256  # frames
 
@@ -72,15 +72,9 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> No
 
     Reference energies and priors that need the network's charges are left out.
     """
-    others = [prior for prior in config.priors if prior["name"] != "atomref"]
-    made = [with_baseline(prior) for prior in others]
-    with torch.random.fork_rng(devices=[]):
-        potential = Potential.from_config({"model": config.model, "head": None, "priors": made})
-    load_baselines(potential, others)
-    known = [prior for prior in potential.priors if not prior.uses_charges]
-    if not known:
+    potential = of_priors(config, ("atomref",))
+    if not potential.priors:
         return
-    potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
     positions = facts["energy_positions"]
     with torch.no_grad():
         for part in in_order(len(positions), _AT_ONCE):
@@ -90,6 +84,23 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> No
             sums = energies.new_zeros(len(part)).index_add_(0, system.batch, energies)
             for k, energy in zip(part, sums.tolist(), strict=True):
                 facts["energies"][k] -= energy
+
+
+def of_priors(config: Config, without: Sequence[str]) -> Potential:
+    """A potential whose `prior_energies` are those of the configuration's priors that need no charges of the network.
+
+    Args:
+        config: of the run.
+        without: names of priors to leave out.
+    """
+    others = [prior for prior in config.priors if prior["name"] not in without]
+    with torch.random.fork_rng(devices=[]):
+        made = [with_baseline(prior) for prior in others]
+        potential = Potential.from_config({"model": config.model, "head": None, "priors": made})
+    load_baselines(potential, others)
+    known = [prior for prior in potential.priors if not prior.uses_charges]
+    potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
+    return potential
 
 
 def fit_references(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit, prange
 
-from .radial import OPTIONS, all_pairs, d2, inline, reaction_field, zbl
+from .radial import OPTIONS, all_pairs, d2, inline, pair_morse, reaction_field, zbl
 
 __all__ = ["KERNELS", "MIN_DISTANCE", "NOTHING", "add_edge", "add_row", "length"]
 
@@ -85,6 +85,14 @@ def _zbl(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, en
 
 
 @njit(parallel=True, cache=True, **OPTIONS)
+def _pair_morse(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
+    for i in prange(len(row_ptr) - 1):
+        slope[i] += _listed(
+            pair_morse, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces, virial
+        )
+
+
+@njit(parallel=True, cache=True, **OPTIONS)
 def _d2(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
     for i in prange(len(row_ptr) - 1):
         slope[i] += _listed(
@@ -120,7 +128,13 @@ def _all_pairs(ptr, members, pos, batch, key, table, strength, constants, mode, 
         slope[i] += strength * s[0]
 
 
-KERNELS: dict[str, Callable] = {"zbl": _zbl, "d2": _d2, "reaction_field": _reaction_field, "all_pairs": _all_pairs}
+KERNELS: dict[str, Callable] = {
+    "zbl": _zbl,
+    "pair_morse": _pair_morse,
+    "d2": _d2,
+    "reaction_field": _reaction_field,
+    "all_pairs": _all_pairs,
+}
 """By the name of the function of the distance. They add to energy [N], forces [N, 3], virial [N, 9], slope [N] (dE/dA).
 
 Arguments: rows of edges (row_ptr [N + 1], sender and vec [E, 3] float32) or of structures; key [N], the row of the
