@@ -1,4 +1,4 @@
-"""Time a training step (forces, second derivatives, update) of TensorNet, and check the losses.
+"""Time a training step (forces, second derivatives, update), and check the losses.
 
     python scripts/bench_training.py acac.xyz 3bpa.xyz [--batches 8,64,512] [--minutes 5] [--output FILE]
 
@@ -7,6 +7,10 @@ graph, "tf32" the same with matrix products in TF32, "eager" the plain loop, "to
 same weights where it is installed: energies, forces, their loss, second derivatives, AdamW. Memory is the most that was
 allocated. "losses" compares 100 steps, replayed and eager, beside eager with itself, which differs where sums are
 atomic. Each of these runs in a process of its own.
+
+They are of TensorNet. A mode of another model is a part named like "replay@tensornet2":
+
+    python scripts/bench_training.py acac.xyz --parts replay@tensornet2,torchmd-net@tensornet2,losses@tensornet2
 """
 
 from __future__ import annotations
@@ -27,17 +31,33 @@ from torchmdnet2.training.run.start import make_trainer, own_torch_state
 from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import Trainer
 
-MODEL = {"name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
+_TWO_LAYERS = {"num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
+_SIX_LAYERS = {"num_layers": 6, "num_rbf": 64, "cutoff": 5.0}
+MODELS: dict[str, dict[str, Any]] = {
+    "tensornet": _TWO_LAYERS,
+    "tensornet2": {**_TWO_LAYERS, "q_dim": 16},
+    "equivariant_transformer": _SIX_LAYERS,
+    "transformer": _SIX_LAYERS,
+    "graph_network": _SIX_LAYERS,
+}
 PARTS = ("replay", "torchmd-net", "losses", "tf32", "eager")
 REPEATS = {"replay": 40, "tf32": 40}
-GOALS = {8: 8.0, 64: 5.0, 512: 3.0}  # times faster than the peer's eager step on one NVIDIA H200
+# times faster than the peer's eager step on one NVIDIA H200, by batch
+GOALS = {"tensornet": {8: 8.0, 64: 5.0, 512: 3.0}, "tensornet2": {8: 8.0, 64: 5.0, 512: 2.5}}
+
+
+def mode_and_model(part: str) -> tuple[str, str]:
+    """ "replay@tensornet2" is ("replay", "tensornet2")."""
+    mode, _, model = part.partition("@")
+    return mode, model or "tensornet"
 
 
 def trainer_for(path: str, batch: int, precision: str, options: argparse.Namespace) -> Trainer:
+    model = mode_and_model(options.part)[1]
     config = parse_config(
         {
             "data": {"train": path, "split": {"validation": 50, "test": 0, "seed": 1}},
-            "model": {**MODEL, "hidden_channels": options.channels},
+            "model": {**MODELS[model], "name": model, "hidden_channels": options.channels},
             "training": {
                 "seed": 1, "batch_size": batch, "max_epochs": 1000, "precision": precision, "device": options.device,
                 "lr": options.lr, "optimizer": {"name": options.optimizer}, "loss": {"energy": 20, "forces": 1},
@@ -141,12 +161,14 @@ def compared(path: str, options: argparse.Namespace) -> Row:
 def run_part(options: argparse.Namespace) -> None:
     """Rows of one mode, over files and batches."""
     cuda = options.device.startswith("cuda")
-    if options.part == "losses":
-        attempt({"file": Path(options.files[0]).stem, "mode": "losses"}, lambda: compared(options.files[0], options))
+    mode, model = mode_and_model(options.part)
+    if mode == "losses":
+        known = {"file": Path(options.files[0]).stem, "model": model, "mode": mode}
+        attempt(known, lambda: compared(options.files[0], options))
         return
-    make = {"eager": plain, "torchmd-net": peer}.get(options.part, replayed)
-    precision = "tf32" if options.part == "tf32" else "float32"
-    repeats = options.repeats or REPEATS.get(options.part, 12)
+    make = {"eager": plain, "torchmd-net": peer}.get(mode, replayed)
+    precision = "tf32" if mode == "tf32" else "float32"
+    repeats = options.repeats or REPEATS.get(mode, 12)
     for path in options.files:
         for batch in map(int, options.batches.split(",")):
             if not over(options):
@@ -154,13 +176,14 @@ def run_part(options: argparse.Namespace) -> None:
                 def step(path: str = path, batch: int = batch) -> Callable[[], Any]:
                     return make(trainer_for(path, batch, precision, options), batch)
 
-                known = {"file": Path(path).stem, "batch": batch, "mode": options.part}
+                known = {"file": Path(path).stem, "model": model, "batch": batch, "mode": mode}
                 attempt(known, lambda step=step: measured(step, repeats, cuda))
 
 
 def line(row: Row) -> str:
     """A row for people."""
-    start = f"{row.get('file', ''):>20} {row.get('batch', ''):>4} {row.get('mode', row['part']):>12}"
+    where = f"{row.get('file', ''):>20} {row.get('model', ''):>23}"
+    start = f"{where} {row.get('batch', ''):>4} {row.get('mode', row['part']):>12}"
     if "ms" in row:
         memory = f" {row['peak_GB']:6.2f} GB" if "peak_GB" in row else ""
         return f"{start} {row['ms']:9.3f} ms ({row['low']:.3f} to {row['high']:.3f}){memory}"
@@ -172,15 +195,17 @@ def line(row: Row) -> str:
 
 def summary(rows: list[Row]) -> str:
     """Ours beside the peer's step: time and memory."""
-    cells = {(r["file"], r["batch"], r["mode"]): r for r in rows if "ms" in r}
-    lines = ["| frames | batch | float32 | TF32 | plain loop | TorchMD-Net | ratio | goal | memory |", "|---" * 9 + "|"]
-    for file, batch in dict.fromkeys((f, b) for f, b, _ in cells):
-        of = {mode: cells.get((file, batch, mode)) for mode in ("replay", "tf32", "eager", "torchmd-net")}
+    cells = {(r["file"], r["model"], r["batch"], r["mode"]): r for r in rows if "ms" in r}
+    head = "| frames | model | batch | float32 | TF32 | plain loop | TorchMD-Net | ratio | goal | memory |"
+    lines = [head, "|---" * 10 + "|"]
+    for file, model, batch in dict.fromkeys(key[:3] for key in cells):
+        of = {mode: cells.get((file, model, batch, mode)) for mode in ("replay", "tf32", "eager", "torchmd-net")}
         times = [f"{row['ms']:.2f}" if row else "" for row in of.values()]
         ours, theirs = of["replay"], of["torchmd-net"]
         ratio = f"{theirs['ms'] / ours['ms']:.1f}" if ours and theirs else ""
         memory = f"{ours['peak_GB']:.1f} of {theirs['peak_GB']:.1f} GB" if ratio and "peak_GB" in ours else ""  # type: ignore[index, operator]
-        lines.append(f"| {file} | {batch} | {' | '.join(times)} | {ratio} | {GOALS.get(batch, '')} | {memory} |")
+        goal = GOALS.get(model, {64: 2.0}).get(batch, "")
+        lines.append(f"| {file} | {model} | {batch} | {' | '.join(times)} | {ratio} | {goal} | {memory} |")
     return "\n".join([*lines, *(line(r) for r in rows if "replayed" in r)])
 
 
@@ -203,7 +228,7 @@ def main() -> None:
         return
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         parser.error("no NVIDIA GPU here: choose --device cpu")
-    print(summary(run_parts(options, {"model": MODEL}, line)))
+    print(summary(run_parts(options, {"models": MODELS}, line)))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from torchmdnet2.fused.tensornet.training.pair_ops import Message
 from torchmdnet2.fused.tensornet.training.radial_ops import PairGeometry
 from torchmdnet2.fused.tensornet.training.scalar_ops import enveloped, silu
 from torchmdnet2.fused.tensornet.training.tensor_ops import add_square, normalise
+from torchmdnet2.fused.tensornet2.training import edge_ops
 from torchmdnet2.models.layers import safe_divide
 from torchmdnet2.models.radial import CosineCutoff, radial_basis
 from torchmdnet2.models.tensornet import TensorEmbedding
@@ -111,6 +112,9 @@ def main() -> None:
     forms("product SO(3)", [numbers(9, M, F), numbers(9, M, F)], Product, q, "SO(3)")
     forms("pair sum", [numbers(graph.num_pairs, 3)], PairSum, graph)
     forms("message", [numbers(rows, 3, F), numbers(9, M, F)], Message, graph)
+    edges = 2 * graph.num_pairs + M
+    forms("edge sum", [numbers(rows, F), numbers(M, 2 * F)], edge_ops.EdgeSum, graph)
+    forms("edge message", [numbers(edges, 3, F), numbers(9, M, F)], edge_ops.Message, graph)
     forms("embedding", [numbers(rows, 3, F), numbers(rows, 9), numbers(M, 2 * F)], Embedding, graph)
     ptr = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
     forms("segment sum", [numbers(M, 2)], SegmentSum, ptr, torch.tensor([0, 0, 2, 2, 2, 3, 4]))

@@ -11,9 +11,12 @@ pytest.importorskip("numba")
 from fused import ops_checks as checks
 
 from torchmdnet2.fused.tensornet.training import embedding_op, node_ops, numba_ops, pair_ops
+from torchmdnet2.fused.tensornet2.training import edge_ops
+from torchmdnet2.fused.tensornet2.training import numba_ops as edge_numba_ops
 
 M, F = checks.M, checks.F
-CASES = ["inner", "norms", "scale", "product", "message", "embedding", "silu", "normalise", "add square"]
+CASES = ["inner", "norms", "scale", "product", "message", "embedding", "silu", "normalise", "add square",
+         "edge sum", "edge message"]  # fmt: skip
 
 
 def run(name: str) -> None:
@@ -27,6 +30,16 @@ def run(name: str) -> None:
         "norms": (numba_ops.Inner(True).norms, norms, tensors[:1]),
         "scale": (numba_ops.Scale(True), scale, [tensors[0], numbers(3, M, F)]),
         "product": (numba_ops.Product(q, "O(3)", True), node_ops.Product(q, "O(3)", False), tensors),
+        "edge sum": (
+            edge_numba_ops.EdgeSum(graph, True),
+            edge_ops.EdgeSum(graph, False),
+            [numbers(rows, F), numbers(M, 2 * F)],
+        ),
+        "edge message": (
+            edge_numba_ops.Message(graph, True),
+            edge_ops.Message(graph, False),
+            [numbers(2 * rows - 2 + M, 3, F), tensors[0]],
+        ),
         "message": (numba_ops.Message(graph, True), pair_ops.Message(graph, False), [filters, tensors[0]]),
         "embedding": (
             numba_ops.Embedding(graph, True),

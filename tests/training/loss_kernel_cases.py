@@ -59,7 +59,7 @@ def example(device: str, dtype: torch.dtype, sizes: list[int], elements: list[in
         label[torch.rand(label.shape, generator=generator) < (0.05 if labelled else 2)] = float("nan")
         label[-7 if name == "forces" else -1 :] = float("nan")
     batch = SimpleNamespace(
-        weight=None,
+        weight=None, further=None,
         z=torch.tensor(elements)[element], element=element, atom_ptr=ends.int(), r=torch.zeros(1),
         structure=torch.repeat_interleave(torch.arange(frames), ends.diff()), **labels,
     )  # fmt: skip
@@ -95,7 +95,7 @@ def check(device: str, loss: dict[str, Any] | None = None, dtype: torch.dtype = 
           sizes: list[int] = _SIZES, elements: list[int] = [1, 6, 8], stress: bool = True, labelled: bool = True,
           predicted: tuple[str, ...] = ("energy", "forces", "stress"), processes: int = 1) -> None:  # fmt: skip
     """Two batches by kernels in the precision of the case, and by plain PyTorch in float64."""
-    network: Any = SimpleNamespace(potential=nn.Linear(1, 1).to(device), use_kernels=True)
+    network: Any = SimpleNamespace(potential=nn.Linear(1, 1).to(device), use_kernels=True, energies=True, labels=[])
     config = LossConfig(**(loss or {}))
     devices = Processes(0, processes) if processes > 1 else Devices()
     fast, plain = (EvaluationPass(network, config, devices) for _ in range(2))

@@ -75,6 +75,10 @@ def objective(energy, forces, stress):
         ("tensornet", True, {}),
         ("tensornet", True, {"norm": "log"}),
         ("tensornet", True, {"group": "SO(3)", "activation": "tanh", "trainable_rbf": True}),
+        ("tensornet2", True, {"q_dim": 3}),
+        ("tensornet2", True, {"exact_charge": False, "group": "SO(3)", "activation": "tanh", "rbf_type": "bessel"}),
+        ("tensornet2", True, {"q_dim": 0}),
+        *(("graph_network", False, {"aggregation": how}) for how in ("mean", "softmax", "max")),
     ],
 )
 def test_energies_forces_stress_and_gradients(name, kernels, options):

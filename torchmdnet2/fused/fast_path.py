@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from ..models.base import Features
     from ..system import System
     from .differentiable_ops import MultilinearOp
     from .pair_sums import Pairs
@@ -310,6 +311,7 @@ class PairBatch(NamedTuple):
         z: [M] atomic numbers, element: [M] their places in the list of K elements.
         charge: [M] total charge of each atom's structure in e.
         num_elements: K.
+        structure: [M] structure of each atom, ascending; ptr: [S + 1] the first atom of each.
     """
 
     pairs: Pairs
@@ -317,10 +319,12 @@ class PairBatch(NamedTuple):
     element: Tensor
     charge: Tensor
     num_elements: int
+    structure: Tensor
+    ptr: Tensor
 
 
 class PairNetwork(ABC):
-    """Scalar features of the atoms as a function of pair vectors, twice differentiable.
+    """Features of the atoms as a function of pair vectors, twice differentiable.
 
     Attributes:
         with_weights: operations that take weights, and in which slots: forces need no derivative there.
@@ -329,8 +333,8 @@ class PairNetwork(ABC):
     with_weights: Mapping[MultilinearOp, frozenset[int]]
 
     @abstractmethod
-    def __call__(self, r: Tensor) -> Tensor:
-        """[P, 3] Å → [M, F]."""
+    def __call__(self, r: Tensor) -> Features:
+        """Of M atoms from vectors [P, 3] in Å."""
 
 
 class FastPath(ABC):

@@ -20,9 +20,9 @@ from .layers import MLP, reset
 from .radial import CosineCutoff, radial_basis
 from .tensornet import Interaction, TensorEmbedding, part_norms
 
-__all__ = ["ChargePredict", "TensorNet2", "equilibrate"]
+__all__ = ["SOFTENING", "ChargePredict", "TensorNet2", "equilibrate"]
 
-_SOFTENING = 1e-6
+SOFTENING = 1e-6
 
 
 def equilibrate(charges: Tensor, weights: Tensor, graph: Graph, exact: bool = True) -> Tensor:
@@ -42,8 +42,8 @@ def equilibrate(charges: Tensor, weights: Tensor, graph: Graph, exact: bool = Tr
         [N, C] in e, float64.
     """
     batch, num = graph.batch, graph.num_systems
-    charges, u = charges.double(), weights.double() ** 2 + (_SOFTENING if exact else 0.0)
-    total_u = sum_over_systems(u, batch, num) + (0.0 if exact else _SOFTENING)
+    charges, u = charges.double(), weights.double() ** 2 + (SOFTENING if exact else 0.0)
+    total_u = sum_over_systems(u, batch, num) + (0.0 if exact else SOFTENING)
     missing = graph.charge.double()[:, None] - sum_over_systems(charges, batch, num)
     return charges + u * (missing / total_u.clamp(min=1e-300)).index_select(0, batch)
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ...models.tensornet2 import TensorNet2
-from ..fast_path import CpuNetwork, GpuNetwork
+from ..fast_path import CpuNetwork, GpuNetwork, PairBatch, PairNetwork
 from ..tensornet.path import PRODUCTS, TensorNetHeads, unsupported_tensornet
 
 __all__ = ["TensorNet2Path"]
@@ -16,6 +16,7 @@ class TensorNet2Path(TensorNetHeads):
     """TensorNet2 with charges and a scalar head of one hidden layer, in float32, on the GPU."""
 
     on_cpu = False
+    trains_on_cpu = True
     predicts_charges = True
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
@@ -39,3 +40,8 @@ class TensorNet2Path(TensorNetHeads):
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
         raise NotImplementedError("there are no compiled kernels for TensorNet2 on the CPU")
+
+    def training(self, representation: nn.Module, batch: PairBatch, use_kernels: bool) -> PairNetwork | None:
+        from .training.network import PairTensorNet2
+
+        return PairTensorNet2(representation, batch, use_kernels)  # type: ignore[arg-type]

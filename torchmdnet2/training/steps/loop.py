@@ -9,14 +9,16 @@ from importlib.util import find_spec
 import torch
 
 from ...fused.registry import fast_path
+from ...potential import Potential
 from .batches import Frames, measured_batches, most_frames
+from .capturable import uncapturable_reason
 from .distributed import Devices
 from .metrics import ErrorSums
 from .muon import Muon
 from .network import PackedNetwork
 from .optimizers import AdamW
 from .packed_frames import PackedFrames
-from .packing import frame_bytes, pack, unsupported_reason
+from .packing import frame_bytes, further_labels, pack, pack_part, unsupported_reason
 from .replay import EvaluationPass, GraphedPass, TrainingPass
 from .trainer import Trainer
 
@@ -45,24 +47,33 @@ def pack_trainer(trainer: Trainer, devices: Devices | None = None) -> str | None
 
 def unsupported_training(trainer: Trainer) -> str | None:
     """Why a training cannot be packed on its device, in words; None when it can."""
-    loss = trainer.config.loss
-    labels = [n for n in trainer.train[0].sample.labels if loss.weight(n) > 0 or loss.final.weight(n) > 0]
-    reason = unsupported_reason(trainer.potential, labels)
+    reason = unsupported_reason(trainer.potential)
     if reason is None and not isinstance(trainer.optimizer, AdamW | Muon):
         reason = f"the optimizer {type(trainer.optimizer).__name__}"
     if reason is None:
         cuda = trainer.device.type == "cuda"
         room = torch.cuda.mem_get_info(trainer.device)[0] // 3 if cuda else _CPU_ROOM
-        need = _estimate(trainer.train) + (_estimate(trainer.validation) if trainer.validation else 0)
+        potential, labels = trainer.potential, _further_labels(trainer)
+        need = sum(_estimate(part, potential, labels) for part in (trainer.train, trainer.validation) if part)
         if need > room:
             reason = f"{need / 1e9:.0f} GB of frames, with room for {room / 1e9:.0f}"
+        elif cuda:
+            largest = trainer.train.batch([int(trainer.train.atoms.argmax())])
+            part = pack_part(largest, potential, trainer.properties.stress, trainer.loss, labels)
+            reason = uncapturable_reason(potential, part, trainer.properties.forces, trainer.properties.stress, labels)
     return reason
 
 
-def _estimate(frames: Frames) -> int:
+def _further_labels(trainer: Trainer) -> list[str]:
+    """Labels of properties that some training frame has, and the potential predicts."""
+    labelled = trainer.train.data.facts_of(trainer.train.indices).labelled
+    return further_labels(trainer.potential, [name for name, has in labelled.items() if has.any()])
+
+
+def _estimate(frames: Frames, potential: Potential, labels: Sequence[str]) -> int:
     """Memory that frames take when packed, from some of them."""
     step = max(1, len(frames) // _SAMPLE)
-    sizes = [frame_bytes(frames[k]) for k in range(0, len(frames), step)]
+    sizes = [frame_bytes(frames[k], potential, labels) for k in range(0, len(frames), step)]
     return int(sum(sizes) / len(sizes) * len(frames))
 
 
@@ -95,10 +106,10 @@ class PackedLoop:
         kernels = cuda or find_spec("numba") is not None
         self.check_every = _CHECK_EVERY if cuda else 1  # a CPU need not be waited for
         stress = trainer.properties.stress
-        elements = len(trainer.potential.elements)
+        elements, labels = len(trainer.potential.elements), _further_labels(trainer)
 
-        def network(potential: torch.nn.Module) -> PackedNetwork:
-            return PackedNetwork(potential, elements, trainer.properties.forces, stress, use_kernels=kernels)  # type: ignore[arg-type]
+        def network(potential: Potential) -> PackedNetwork:
+            return PackedNetwork(potential, elements, trainer.properties.forces, stress, kernels, labels)
 
         chosen = {id(p) for p in trainer.parameters}
         average = [
@@ -115,12 +126,12 @@ class PackedLoop:
             config.gradient_clipping or math.inf,
             self.devices,
         )
-        store = pack(trainer.train, trainer.potential, stress, config.loss)
+        store = pack(trainer.train, trainer.potential, stress, config.loss, labels)
         self.step = self._replayed(store, most_frames(trainer.train, config), self.training)
         self.errors = EvaluationPass(network(trainer.average), config.loss.final, self.devices)
         self.measure: GraphedPass | None = None
         if trainer.validation is not None:
-            store = pack(trainer.validation, trainer.potential, stress, config.loss)
+            store = pack(trainer.validation, trainer.potential, stress, config.loss, labels)
             most = max(map(len, measured_batches(trainer.validation, config)))
             self.measure = self._replayed(store, most, self.errors)
         self.devices.at_end(self.forget_graphs)

@@ -8,64 +8,103 @@ Shapes as in packed_frames.py: M atoms, N of them in frames, P pairs, B frames, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from ...data.labels import LABELS
+from ...derivatives import with_leaves
 from ...fused.differentiable_ops import MultilinearOp
-from ...fused.fast_path import PairBatch
+from ...fused.fast_path import PairBatch, PairNetwork
 from ...fused.pair_sums import PairSum, SegmentSum, one_hot
 from ...fused.registry import fast_path
-from ...models.base import Features, Graph, Head
+from ...models.base import Features, Graph
 from ...neighbors.result import safe_norm
 from ...potential import Potential, Result
+from ..config.labels import DIPOLE_NORM, property_of
 from .packed_frames import PackedBatch
 
 __all__ = ["PackedNetwork"]
 
 
 class PackedNetwork:
-    """Energies, forces and stress of the network alone, without priors.
+    """Energies, forces and stress of the network and of the priors that read its charges, and its other properties.
 
     Args:
         potential: whose weights are used and trained.
         num_elements: K.
         forces, stress: what to compute.
         use_kernels: operations run as kernels: Triton's on a CUDA device, numba's on the CPU.
+        labels: of `packing.further_labels`; their properties are computed.
+
+    Attributes:
+        energies: whether it has energies.
     """
 
-    def __init__(self, potential: Potential, num_elements: int, forces: bool, stress: bool, use_kernels: bool):
-        assert potential.head is not None
+    def __init__(
+        self,
+        potential: Potential,
+        num_elements: int,
+        forces: bool,
+        stress: bool,
+        use_kernels: bool,
+        labels: Sequence[str] = (),
+    ):
         self.potential, self.num_elements = potential, num_elements
-        self.head: Head = potential.head
         self.forces, self.stress, self.use_kernels = forces, stress, use_kernels
+        self.labels, self.energies = list(labels), potential.head is not None
+        self.priors = [prior for prior in potential.priors if prior.uses_charges]
+        # property -> whether it is one of atoms
+        wanted = {property_of(name): LABELS[name].per_atom for name in labels}
+        wanted |= {"dipole": False} if wanted.pop(DIPOLE_NORM, None) is not None else {}
+        wanted |= {"charges": True} if self.priors else {}
+        self.heads = [(name, potential.properties[name], per_atom) for name, per_atom in wanted.items()
+                      if name in potential.properties]  # fmt: skip
 
     def __call__(self, batch: PackedBatch) -> Result:
-        """Energy [B + 1], and forces [N, 3] and stress [B + 1, 3, 3] where asked for, to be differentiated further."""
+        """Energy [B + 1], and forces [N, 3] and stress [B + 1, 3, 3] where asked for, to be differentiated further.
+
+        Charges [N] and properties [N, …] or [B + 1, …] are those that are labelled.
+        """
         r = batch.r.detach().requires_grad_(self.forces or self.stress)
         num = batch.forces.shape[0]
-        energies, with_weights = self._atom_energies(batch, r)
         triton = self.use_kernels and r.is_cuda
+        features, graph, with_weights = self._features(batch, r)
+        properties, charges = self._properties(features, graph, batch)
+        energies = self._energies(features, graph, batch)[:num]
+        leaves: dict[str, Tensor] = {}
+        if self.priors:
+            assert charges is not None, "a prior needs charges, and this model predicts none"
+            added, leaves = self._prior_energies(batch, charges)
+            energies = energies + added
         per_frame = SegmentSum(batch.atom_ptr, batch.structure[:num], triton)
-        energy = per_frame(energies[:num, None])[:, 0]
-        result = Result(energy, atom_energies=energies[:num])
-        if not r.requires_grad:
+        energy = per_frame(energies[:, None])[:, 0]
+        result = Result(energy, atom_energies=energies, charges=charges, properties=properties)
+        if not r.requires_grad or not energies.requires_grad:
             return result
         with _fixed(with_weights):
-            (gradient,) = torch.autograd.grad(energies[:num].sum(), r, create_graph=True)
+            gradient, *others = torch.autograd.grad(energies.sum(), [r, *leaves.values()], create_graph=True)
+        direct = dict(zip(leaves, others, strict=True))
         if self.forces:
             result.forces = PairSum(batch.pairs, triton)(gradient)[:num]
+            if "pos" in direct:
+                result.forces = result.forces - direct["pos"][:num].to(r.dtype)
         if self.stress:
             virial = (r[:, :, None] * gradient[:, None, :]).flatten(1)
             per_frame = SegmentSum(batch.pair_ptr, batch.pair_structure, triton)
-            virial = per_frame(virial).unflatten(1, (3, 3)) / batch.volume[:, None, None]
-            result.stress = (virial + virial.transpose(1, 2)) / 2
+            virial = per_frame(virial).unflatten(1, (3, 3))
+            if "strain" in direct:
+                virial = virial + direct["strain"][: len(virial)].to(r.dtype)
+            stress = virial / batch.volume[:, None, None]
+            result.stress = (stress + stress.transpose(1, 2)) / 2
         return result
 
-    def _atom_energies(self, batch: PackedBatch, r: Tensor) -> tuple[Tensor, Mapping[MultilinearOp, frozenset[int]]]:
-        """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64; operations with weights, and in which slots."""
+    def _features(
+        self, batch: PackedBatch, r: Tensor
+    ) -> tuple[Features, Graph, Mapping[MultilinearOp, frozenset[int]]]:
+        """Features of all atoms, their graph, and operations with weights and in which slots."""
         graph = Graph(
             z=batch.z,
             batch=batch.structure,
@@ -76,21 +115,61 @@ class PackedNetwork:
             vectors=r[:0],
             distances=r[:0, 0],
         )
-        representation = self.potential.representation
-        with_weights: Mapping[MultilinearOp, frozenset[int]] = {}
-        path = fast_path(representation)
-        charge = batch.charge[batch.structure]
-        pairs = PairBatch(batch.pairs, batch.z, batch.element, charge, self.num_elements)
-        network = None if path is None else path.training(representation, pairs, self.use_kernels)
+        if batch.further is not None and self.heads:
+            graph.system = batch.further.system(batch.z, batch.structure, batch.charge.double())
+        network = self._variant(batch)
         if network is None:
-            features = representation(_directed(graph, batch, r))
-        else:
-            features, with_weights = Features(network(r)), network.with_weights
-        energies = self.head(features, graph).double()
+            return self.potential.representation(_directed(graph, batch, r)), graph, {}
+        return network(r), graph, network.with_weights
+
+    def _variant(self, batch: PackedBatch) -> PairNetwork | None:
+        """The representation's variant for training, if it has one."""
+        representation = self.potential.representation
+        path = fast_path(representation)
+        alone = torch.arange(1, self.num_elements + 1, dtype=batch.atom_ptr.dtype, device=batch.r.device)
+        ptr = torch.cat([batch.atom_ptr, batch.atom_ptr[-1:] + alone])
+        charge = batch.charge[batch.structure]
+        pairs = PairBatch(batch.pairs, batch.z, batch.element, charge, self.num_elements, batch.structure, ptr)
+        return None if path is None else path.training(representation, pairs, self.use_kernels)
+
+    def has_variant(self, batch: PackedBatch) -> bool:
+        """Whether the representation runs on pairs, by operations that copy nothing to the host."""
+        return self._variant(batch) is not None
+
+    def _energies(self, features: Features, graph: Graph, batch: PackedBatch) -> Tensor:
+        """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64."""
+        if self.potential.head is None:
+            return torch.zeros(len(batch.z), dtype=torch.float64, device=batch.z.device)
+        energies = self.potential.head(features, graph).double()
         if self.potential.subtract_isolated:
             kinds = one_hot(batch.element, self.num_elements, energies.dtype)
             energies = energies - kinds @ energies[-self.num_elements :]
-        return energies * self.potential.energy_scale, with_weights
+        return energies * self.potential.energy_scale
+
+    def _properties(
+        self, features: Features, graph: Graph, batch: PackedBatch
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Properties by name, and charges [N] or None."""
+        num, frames = batch.forces.shape[0], batch.energy.shape[0]
+        found = {name: head(features, graph)[: num if per_atom else frames] for name, head, per_atom in self.heads}
+        if "charges" in found:
+            return found, found["charges"]
+        # of the model itself, as in `Potential`: the mean over the channels of the last stage
+        return found, None if features.charges is None else features.charges[:num, -1].mean(-1)
+
+    def _prior_energies(self, batch: PackedBatch, charges: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Energies [N] of the priors that read charges, and what else they are functions of, see `with_leaves`."""
+        assert batch.further is not None
+        num, frames = batch.forces.shape[0], batch.energy.shape[0]
+        system = batch.further.with_spare_atom(batch.z[:num], batch.structure[:num], batch.charge[:frames].double())
+        system, leaves = with_leaves(system, self.forces, self.stress)
+        lists = batch.further.lists
+        charges = torch.cat([charges, charges.new_zeros(1)])
+        total = sum(
+            prior(system, None if prior.cutoff is None else lists[prior.cutoff], charges) for prior in self.priors
+        )
+        assert isinstance(total, Tensor)
+        return total[:num], leaves
 
 
 @contextmanager
@@ -104,8 +183,15 @@ def _fixed(operations: Mapping[MultilinearOp, frozenset[int]]) -> Iterator[None]
 
 
 def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
-    """The graph with its pairs as two directed edges each; those that fill the room are beyond the cutoff."""
-    first, second = batch.pairs.first.long(), batch.pairs.second.long()
+    """The graph with its pairs as two directed edges each.
+
+    Those that fill the room are beyond the cutoff, and at the last atom, which has no others: a maximum over neighbors
+    counts them too.
+    """
+    used = batch.pairs.real() > 0
+    first, second = (
+        torch.where(used, ends, len(batch.z) - 1).long() for ends in (batch.pairs.first, batch.pairs.second)
+    )
     graph.receiver, graph.sender = torch.cat([first, second]), torch.cat([second, first])
     graph.vectors = torch.cat([r, -r])
     graph.distances = safe_norm(graph.vectors)

@@ -21,6 +21,8 @@ from torch import Tensor
 from ...fused.pair_sums import Pairs
 from ...neighbors import NeighborList
 from .batch_gather import gather_frames
+from .frame_rows import Rows
+from .further_tables import Further, FurtherPart, FurtherTables
 
 __all__ = ["Capacity", "PackedBatch", "PackedFrames", "Part", "pairs_of"]
 
@@ -57,14 +59,12 @@ def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a batch has room for: frames B, atoms N and pairs P."""
+    """What a batch has room for: frames B, atoms N and pairs P, and edges of the lists of `FurtherTables`."""
 
     frames: int
     atoms: int
     pairs: int
-
-    def __le__(self, other: Capacity) -> bool:
-        return self.frames <= other.frames and self.atoms <= other.atoms and self.pairs <= other.pairs
+    edges: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)
@@ -82,6 +82,7 @@ class PackedBatch:
         energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None: labels less what does
             not depend on the network; NaN where absent or where there is no frame.
         weight: [B + 1] what each frame counts for in the loss, float64; None: 1.
+        further: what property heads and priors that read charges need; None: nothing.
     """
 
     z: Tensor
@@ -98,6 +99,7 @@ class PackedBatch:
     forces: Tensor
     stress: Tensor | None
     weight: Tensor | None = None
+    further: Further | None = None
 
 
 @dataclass(eq=False)
@@ -111,6 +113,7 @@ class Part:
         vectors: [E, 3] Å.
         energy: [B] eV, forces: [N, 3] eV/Å, stress: [B, 3, 3] eV/Å³: labels less the baseline, NaN where absent.
         weight: [B] what each frame counts for in the loss; None: 1.
+        further: what property heads and priors that read charges need; None: nothing.
     """
 
     z: np.ndarray
@@ -123,6 +126,7 @@ class Part:
     forces: np.ndarray
     stress: np.ndarray
     weight: np.ndarray | None = None
+    further: FurtherPart | None = None
 
 
 @dataclass(eq=False)
@@ -191,8 +195,9 @@ class PackedFrames:
     ):
         self.elements, self.cutoff, self.device, self.dtype = list(elements), cutoff, device, dtype
         self.table = torch.tensor(self.elements, device=device)
-        flats, labels = [], []
+        flats, labels, further = [], [], []
         for part in parts:
+            further.append(part.further)
             flats.append(_flat(part, self.elements))
             weight = np.ones(len(part.charge)) if part.weight is None else part.weight
             labels.append((part.energy, part.forces, part.stress, part.charge, part.volume, weight))
@@ -200,7 +205,7 @@ class PackedFrames:
         self.num_atoms = np.concatenate([f.num_atoms for f in flats])
         self.num_pairs = np.concatenate([f.num_pairs for f in flats])
         self._atoms, self._pairs, self._edges = (
-            _Rows(n, device) for n in (self.num_atoms, self.num_pairs, 2 * self.num_pairs)
+            Rows(n, device) for n in (self.num_atoms, self.num_pairs, 2 * self.num_pairs)
         )
         # each table ends with a row for room that is not needed
         self._atom, self._pair, self._edge = (
@@ -215,6 +220,8 @@ class PackedFrames:
         plain = bool((weight == 1).all())
         self._weight = None if plain else torch.tensor([*weight, 0.0], dtype=torch.float64, device=device)
         self._volume = self._values(np.where(volume == 0, 1.0, volume), 1.0)
+        known = [part for part in further if part is not None]
+        self._further = FurtherTables(known, self._atoms, device) if known else None
 
     def _values(self, rows: np.ndarray, last: float) -> Tensor:
         """Rows of numbers and a last one that is filled with `last`."""
@@ -227,12 +234,14 @@ class PackedFrames:
     @property
     def num_bytes(self) -> int:
         """Memory of all tensors."""
-        return sum(t.numel() * t.element_size() for t in vars(self).values() if isinstance(t, Tensor))
+        own = sum(t.numel() * t.element_size() for t in vars(self).values() if isinstance(t, Tensor))
+        return own + (0 if self._further is None else self._further.num_bytes)
 
     def size(self, chosen: Sequence[int]) -> Capacity:
         """The room that a batch of these frames needs."""
         index = list(chosen)
-        return Capacity(len(index), int(self.num_atoms[index].sum()), int(self.num_pairs[index].sum()))
+        edges = () if self._further is None else self._further.edges(index)
+        return Capacity(len(index), int(self.num_atoms[index].sum()), int(self.num_pairs[index].sum()), edges)
 
     def batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
         """Gather a batch; nothing is read back from the device.
@@ -249,16 +258,20 @@ class PackedFrames:
         gather = self.kernel_batch if self.device.type == "cuda" else self.reference_batch
         batch = gather(chosen, room)
         if self._weight is not None:
-            last = chosen.new_full((1,), len(self))  # the room that is not needed
-            batch.weight = self._weight[torch.cat([torch.where(chosen < 0, last, chosen), last])]
+            batch.weight = self._weight.index_select(0, self._frames(chosen))
+        if self._further is not None:
+            batch.further = self._further.batch(self._frames(chosen), room.atoms, room.edges)
         return batch
+
+    def _frames(self, chosen: Tensor) -> Tensor:
+        """[B + 1] frames of a batch; absent ones, and structure B, the room that is not needed, have no rows."""
+        last = chosen.new_full((1,), len(self))
+        return torch.cat([torch.where(chosen < 0, last, chosen), last])
 
     def reference_batch(self, chosen: Tensor, room: Capacity) -> PackedBatch:
         """`batch` in plain PyTorch."""
         frames, alone = room.frames, len(self.elements)
-        num = len(self.num_atoms)
-        # structure B, the room that is not needed, is a frame without rows, as absent frames are
-        frame = torch.cat([torch.where(chosen < 0, num, chosen), chosen.new_full((1,), num)])
+        frame = self._frames(chosen)
         atoms, pairs, edges = (
             rows.gather(frame, size)
             for rows, size in ((self._atoms, room.atoms), (self._pairs, room.pairs), (self._edges, 2 * room.pairs))
@@ -312,7 +325,7 @@ class PackedFrames:
                 f"out_{name}": x
                 for each in (batch, batch.pairs)
                 for name, x in vars(each).items()
-                if name not in ("pairs", "weight")
+                if name not in ("pairs", "weight", "further")
             },
         )
         return batch
@@ -352,44 +365,3 @@ class PackedFrames:
             forces=empty(room.atoms, 3),
             stress=None if self._stress is None else empty(frames + 1, 3, 3),
         )
-
-
-class _Rows:
-    """Where the rows of each frame are in a flat table; the frame after the last has none."""
-
-    def __init__(self, sizes: np.ndarray, device: torch.device):
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        self.sizes = torch.from_numpy(np.append(sizes, 0)).to(device)
-        self.offsets = torch.from_numpy(offsets).to(device)
-        self.total = int(offsets[-1])
-
-    def gather(self, frame: Tensor, room: int) -> _Gathered:
-        """Rows of B frames, one after the other, in a room of fixed size.
-
-        Args:
-            frame: [B + 1], the last of them being the frame after the last, which gets the room that is not needed.
-            room: at least what the frames need.
-        """
-        after = self.sizes[frame].cumsum(0)
-        ptr = torch.cat([after.new_zeros(1), after[:-1], after.new_full((1,), room)])
-        row = torch.arange(room, device=frame.device)
-        owner = torch.searchsorted(after[:-1], row, right=True)
-        source = (row + (self.offsets[frame] - ptr[:-1])[owner]).clamp(max=self.total)
-        return _Gathered(ptr, owner, owner < frame.shape[0] - 1, source)
-
-
-@dataclass(eq=False)
-class _Gathered:
-    """Rows in a room.
-
-    Attributes:
-        ptr: [B + 2] first row of each frame, of the room that is not needed, and the end.
-        owner: [room] number of the frame that each row belongs to, B for rows without a use.
-        used: [room] whether a row belongs to a frame.
-        source: [room] its place in the table; the last one for rows without a use.
-    """
-
-    ptr: Tensor
-    owner: Tensor
-    used: Tensor
-    source: Tensor

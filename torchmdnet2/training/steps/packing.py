@@ -2,72 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.labels import LABELS
+from ...data.labels import LABELS, label_names
 from ...derivatives import gradients_of, with_leaves
 from ...models.heads import EquivariantScalarHead, ScalarHead
 from ...potential import Potential
+from ...priors.pairs import PairLists
 from ...system import System
+from ..config.build_potential import predicted_shapes
+from ..config.labels import DIPOLE_NORM, property_of
 from ..config.loss_config import LossConfig
 from .batches import Batch, Frames, in_order
+from .further_tables import FurtherPart
 from .loss import frame_weights
 from .packed_frames import PackedFrames, Part
 
-__all__ = ["frame_bytes", "pack", "unsupported_reason"]
+__all__ = ["frame_bytes", "further_labels", "pack", "pack_part", "unsupported_reason"]
 
 _AT_ONCE = 512
 
 
-def unsupported_reason(potential: Potential, labels: Sequence[str]) -> str | None:
+def unsupported_reason(potential: Potential) -> str | None:
     """Why a training cannot run on packed frames, in words; None when it can.
 
     Args:
         potential: what is trained.
-        labels: names of the labels that count.
     """
     head = potential.head
-    others = [name for name in labels if name not in LABELS.of_energies()]
-    if others or potential.properties:
-        return f"labels other than energy, forces and stress ({', '.join(others) or 'properties'})"
-    if not isinstance(head, ScalarHead | EquivariantScalarHead) or getattr(head, "reduce", "sum") != "sum":
-        return f"the head {type(head).__name__}"
+    if head is not None:
+        if not isinstance(head, ScalarHead | EquivariantScalarHead) or getattr(head, "reduce", "sum") != "sum":
+            return f"the head {type(head).__name__}"
     if potential.atom_filter >= 0:
         return "an atom filter"
     if potential.representation.reads_spin:
         return "a model that reads the spin"
     for prior in potential.priors:
-        if prior.uses_charges:
-            return f"the prior {type(prior).__name__}, which uses the network's charges"
         if any(p.requires_grad for p in prior.parameters()):
             return f"the prior {type(prior).__name__}, which is trained"
     return None
 
 
-def frame_bytes(frame: Batch) -> int:
-    """Memory that a frame takes, packed as float32."""
-    return 28 * frame.sample.system.num_atoms + 18 * frame.neighbors.num_edges + 60
+def further_labels(potential: Potential, labels: Iterable[str]) -> list[str]:
+    """Those of the labels, in their order, that heads of properties or the network's charges are compared with."""
+    shapes = predicted_shapes(potential)
+    known = {*shapes, *([DIPOLE_NORM] if "dipole" in shapes else [])}
+    return [n for n in label_names(labels) if n not in LABELS.of_energies() and property_of(n) in known]
 
 
-def pack(frames: Frames, potential: Potential, stress: bool, loss: LossConfig) -> PackedFrames:
+def frame_bytes(frame: Batch, potential: Potential, labels: Sequence[str]) -> int:
+    """Memory that a frame takes, packed as float32.
+
+    Args:
+        frame: one.
+        potential: what is trained.
+        labels: of `further_labels`.
+    """
+    own = 28 * frame.sample.system.num_atoms + 18 * frame.neighbors.num_edges + 60
+    further = _further(frame, potential, labels)
+    return own if further is None else own + further.num_bytes
+
+
+def pack(
+    frames: Frames, potential: Potential, stress: bool, loss: LossConfig, labels: Sequence[str] = ()
+) -> PackedFrames:
     """All frames on the potential's device, energies, forces and stress less those of the priors.
+
+    Priors that read the charges of the network are left in: they change with the weights.
 
     Args:
         frames: at least one.
         potential: whose network is trained.
         stress: keep stress labels.
         loss: with the weights of kinds of frames.
+        labels: of `further_labels`.
     """
     order = in_order(len(frames), _AT_ONCE)
-    parts = (_part(frames.batch(positions), potential, stress, loss) for positions in order)
+    parts = (pack_part(frames.batch(positions), potential, stress, loss, labels) for positions in order)
     return PackedFrames(parts, potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
 
 
-def _part(batch: Batch, potential: Potential, stress: bool, loss: LossConfig) -> Part:
+def pack_part(batch: Batch, potential: Potential, stress: bool, loss: LossConfig, further: Sequence[str]) -> Part:
+    """Some frames; arguments as of `pack`."""
     energy, forces, tension = _baseline(batch.sample.system, potential)
     system, labels = batch.sample.system, batch.sample.labels
 
@@ -88,23 +108,45 @@ def _part(batch: Batch, potential: Potential, stress: bool, loss: LossConfig) ->
         forces=label("forces", forces),
         stress=label("stress", tension) if stress else np.empty((system.num_systems, 0)),
         weight=None if weight is None else weight.numpy(),
+        further=_further(batch, potential, further),
+    )
+
+
+def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> FurtherPart | None:
+    readers = [prior for prior in potential.priors if prior.uses_charges]
+    if not names and not readers:
+        return None
+    system, labels = batch.sample.system, batch.sample.labels
+    for prior in readers:
+        prior.check(system)
+    lists = PairLists(system, {potential.cutoff: batch.neighbors})
+    absent = {name: torch.full(LABELS[name].of(system), torch.nan) for name in names}
+    return FurtherPart(
+        batch=system.batch.numpy(),
+        labels={name: labels.get(name, absent[name]).numpy() for name in names},
+        pos=system.pos.numpy(),
+        cell=system.cell.numpy(),
+        pbc=system.pbc.numpy(),
+        lists={prior.cutoff: lists(prior.cutoff) for prior in readers if prior.cutoff is not None},
     )
 
 
 def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
-    """Energies [B], forces [N, 3] and stress [B, 3, 3] of the priors and of the constant shift, on the CPU."""
+    """Energies [B], forces [N, 3] and stress [B, 3, 3] of the constant shift and of the priors that do not read the
+    network's charges, on the CPU."""
     system = system.to(potential.device)
-    _check(potential, system)
+    system.validate()
+    potential.check_elements(system.z)
     with torch.enable_grad():
         moved, leaves = with_leaves(system, forces=True, stress=True)
-        energies = potential.prior_energies(moved)
+        lists = PairLists(moved)
+        energies = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
+        for prior in potential.priors:
+            if not prior.uses_charges:
+                prior.check(moved)
+                energies = energies + prior(moved, None if prior.cutoff is None else lists(prior.cutoff))
         total = energies.new_zeros(system.num_systems).index_add(0, system.batch, energies)
         gradients = gradients_of(total, leaves, create_graph=False)
     volume = system.volume.masked_fill(system.volume == 0, 1)
     total = total.detach() + potential.energy_shift
     return total.cpu(), -gradients["pos"].cpu(), (gradients["strain"] / volume[:, None, None]).cpu()
-
-
-def _check(potential: Potential, system: System) -> None:
-    system.validate()
-    potential.check_elements(system.z)

@@ -147,14 +147,14 @@ def as_labelled(batch: PackedBatch) -> tuple[System, dict[str, Tensor]]:
     labels = {"energy": batch.energy, "forces": batch.forces}
     if batch.stress is not None:
         labels["stress"] = batch.stress
-    return system, labels
+    return system, labels if batch.further is None else {**labels, **batch.further.labels}
 
 
 class EvaluationPass:
     """Errors of a network over packed frames, added up on the device.
 
     Args:
-        network: energies and forces.
+        network: energies and forces, and other properties.
         loss: which errors, and their weights.
         devices: processes that each have a part of every batch.
     """
@@ -162,10 +162,15 @@ class EvaluationPass:
     def __init__(self, network: PackedNetwork, loss: LossConfig, devices: Devices | None = None):
         self.network, self.loss, self.devices = network, loss, devices or Devices()
         device = next(network.potential.parameters()).device
-        # as the kernels have them; names stand for parts of them
-        self._table = torch.zeros(8 + NUM_ELEMENTS, 3, dtype=torch.float64, device=device)
-        self._weight = torch.zeros(len(_PROPERTIES), dtype=torch.float64, device=device)
-        self._weights = dict(zip(_PROPERTIES, self._weight.unbind(), strict=True))
+        self._names = [*(_PROPERTIES if network.energies else ()), *network.labels]
+        # as the kernels have them, and rows for further labels; names stand for parts of them
+        first = 8 + NUM_ELEMENTS
+        self._rows: dict[str, int | slice] = {**ROWS, "forces_by_element": slice(8, first)}
+        for k, name in enumerate(network.labels):
+            self._rows |= {name: first + 2 * k, f"loss_{name}": first + 2 * k + 1}
+        self._table = torch.zeros(first + 2 * len(network.labels), 3, dtype=torch.float64, device=device)
+        self._weight = torch.zeros(len(self._names), dtype=torch.float64, device=device)
+        self._weights = dict(zip(self._names, self._weight.unbind(), strict=True))
         self._sums: dict[str, Tensor] = {}
 
     def body(self, batch: PackedBatch) -> None:
@@ -179,8 +184,8 @@ class EvaluationPass:
 
     def _reserve(self, result: Result, batch: PackedBatch) -> None:
         """Say which sums there are."""
-        for name in self._errors(result, batch)[0].sums:
-            self._sums.setdefault(name, self._table[ROWS[name]])
+        for name in self._errors(result, batch, self._names)[0].sums:
+            self._sums.setdefault(name, self._table[self._rows[name]])
         self.set_loss(self.loss)
 
     @contextmanager
@@ -191,21 +196,26 @@ class EvaluationPass:
             yield
         self._table.copy_(before)
 
-    def _errors(self, result: Result, batch: PackedBatch) -> tuple[ErrorSums, dict[str, tuple[Tensor, Tensor]]]:
+    def _errors(
+        self, result: Result, batch: PackedBatch, names: Sequence[str]
+    ) -> tuple[ErrorSums, dict[str, tuple[Tensor, Tensor]]]:
         system, labels = as_labelled(batch)
-        found = residuals(result, labels)
+        found = residuals(result, {name: label for name, label in labels.items() if name in names})
         errors = ErrorSums(self.loss, batch.r.device)
         errors.add(found, system, batch.weight)
         return errors, penalty_sums(found, system, self.loss, batch.weight)
 
     def _add(self, result: Result, batch: PackedBatch) -> Tensor:
         """Add the errors of a batch; returns its part of the loss, a mean over the labels of all parts."""
-        if self.network.use_kernels and batch.energy.is_cuda and batch.weight is None:  # which the kernels do not know
-            return self._by_kernels(result, batch)
-        return self._reference(result, batch)
+        known = self.network.energies and batch.weight is None  # which the kernels do not know
+        if self.network.use_kernels and batch.energy.is_cuda and known:
+            loss = self._by_kernels(result, batch)
+            further = self.network.labels
+            return loss + self._reference(result, batch, further) if further else loss
+        return self._reference(result, batch, self._names)
 
-    def _reference(self, result: Result, batch: PackedBatch) -> Tensor:
-        errors, sums = self._errors(result, batch)
+    def _reference(self, result: Result, batch: PackedBatch, names: Sequence[str] = _PROPERTIES) -> Tensor:
+        errors, sums = self._errors(result, batch, names)
         for name, value in errors.sums.items():
             self._sums[name].add_(value)
         loss = batch.energy.new_zeros(())
@@ -216,7 +226,7 @@ class EvaluationPass:
         return loss
 
     def _by_kernels(self, result: Result, batch: PackedBatch) -> Tensor:
-        """As `_reference`, in three kernels with its backward pass."""
+        """As `_reference` of energies, forces and stress, in three kernels with its backward pass."""
         num = batch.forces.shape[0]
         labels = Labels(batch.energy, batch.forces, batch.stress, batch.atom_ptr, batch.element, batch.z[num:])
         kinds = {n: self.loss.kind_of(n) if self.loss.weight(n) > 0 else None for n in _PROPERTIES}
@@ -227,7 +237,7 @@ class EvaluationPass:
 
     def set_loss(self, loss: LossConfig) -> bool:
         """The loss from now on; True when graphs have to be captured anew, because other labels count."""
-        active = [[n for n in _PROPERTIES if config.weight(n) > 0] for config in (loss, self.loss)]
+        active = [[n for n in self._names if config.weight(n) > 0] for config in (loss, self.loss)]
         self.loss = loss
         for name, weight in self._weights.items():
             weight.fill_(loss.weight(name))

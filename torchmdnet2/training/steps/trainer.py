@@ -209,13 +209,13 @@ class Trainer:
         loss_config = self.loss
         weights = frame_weights(batch.sample.labels, loss_config)
         sums = penalty_sums(found, batch.sample.system, loss_config, weights)
-        if not sums:  # nothing to learn: gradients of zero, as in a packed step, where momentum goes on
-            for p in self.parameters:
+        loss = total_loss(sums, loss_config) if sums else torch.zeros(())
+        if sums:
+            loss.backward()
+            self.sums.add(found, batch.sample.system, weights)
+        for p in self.parameters:  # nothing to learn: gradients of zero, as in a packed step, where momentum goes on
+            if p.grad is None:
                 p.grad = torch.zeros_like(p)
-            return torch.zeros(())
-        loss = total_loss(sums, loss_config)
-        loss.backward()
-        self.sums.add(found, batch.sample.system, weights)
         return loss.detach()
 
     def end_epoch(self, hooks: Hooks) -> int | None:

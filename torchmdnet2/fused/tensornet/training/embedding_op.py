@@ -23,7 +23,7 @@ __all__ = ["Embedding"]
 def _parity(like: Tensor) -> Tensor:
     """[9, 1, 1] what each component of the geometry is multiplied by when the vector turns round."""
     sign = like.new_ones(9, 1, 1)
-    sign[1:4] = -1
+    sign[1:4].neg_()
     return sign
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ....models.base import Features
 from ....models.layers import safe_divide
 from ....models.radial import ExpNormalBasis, GaussianBasis
 from ....models.tensornet import Interaction, TensorNet
@@ -54,7 +55,7 @@ class PairTensorNet(PairNetwork):
 
     def __init__(self, model: TensorNet, batch: PairBatch, use_kernels: bool):
         self.model, self.batch = model, batch
-        self.q = 1 + 0.1 * batch.charge
+        self.q = self._factors()
         self.use_kernels = use_kernels
         self.triton = use_kernels and batch.z.is_cuda
         ops = self.ops = _numba_ops() if use_kernels and not self.triton else _TRITON
@@ -70,7 +71,11 @@ class PairTensorNet(PairNetwork):
         self.silu = isinstance(model.act, nn.SiLU)
         self.act: Callable[[Tensor], Tensor] = ops.silu if use_kernels and self.silu else model.act
 
-    def __call__(self, r: Tensor) -> Tensor:
+    def _factors(self) -> Tensor:
+        """[M] factors of the products of tensors."""
+        return 1 + 0.1 * self.batch.charge
+
+    def __call__(self, r: Tensor) -> Features:
         """Scalar features [M, F]."""
         model = self.model
         rbf, envelope, geometry = self._values(r)
@@ -83,8 +88,11 @@ class PairTensorNet(PairNetwork):
                 f = self.act(linear(f))
             f = self._filter(last(f), envelope, activate=True)
             x = self._interact(x, f, layer.linears_tensor)
+        return Features(self._read_out(x))
+
+    def _read_out(self, x: Tensor) -> Tensor:
         norms = self.inner.norms(x).transpose(0, 1).flatten(1)
-        return self.act(model.linear(model.out_norm(norms)))
+        return self.act(self.model.linear(self.model.out_norm(norms)))
 
     def _values(self, r: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Radial basis [P + 1, R], cutoff function [P + 1], geometry [P + 1, 9]; last row: an atom and itself."""

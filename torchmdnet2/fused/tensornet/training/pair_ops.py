@@ -18,7 +18,7 @@ from ...differentiable_ops import MultilinearOp
 from ...pair_sums import Pairs
 from .node_ops import times_parts
 
-__all__ = ["Message", "edges_of_row", "pair_atoms", "row_tile"]
+__all__ = ["Message", "edges_of_row", "gather_messages", "pair_atoms", "row_tile"]
 
 
 class Message(MultilinearOp):
@@ -58,7 +58,10 @@ class Message(MultilinearOp):
         assert f is not None and other is not None
         out = torch.empty_like(other)
         grid, tile = row_tile(pairs.num_atoms, other.shape[2])
-        _message[grid](out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs, **tile)
+        gather_messages[grid](
+            out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs, DIRECTED=False,
+            TURNED=False, **tile,
+        )  # fmt: skip
         return out
 
 
@@ -91,13 +94,23 @@ def _tile(x, row, c, mask, F: tl.constexpr):
 
 
 @triton.jit
-def _message(out, f, y, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
-    """Σ over the edges of an atom of f y of the sender, and f_self y of its own."""
+def gather_messages(
+    out, f, y, row_ptr, sender, pair, num, num_pairs, DIRECTED: tl.constexpr, TURNED: tl.constexpr, F: tl.constexpr,
+    BE: tl.constexpr, BF: tl.constexpr,
+):  # fmt: skip
+    """Σ over the edges of an atom of f y of the sender, and f_self y of its own.
+
+    DIRECTED: each direction of a pair, and each atom with itself, has a filter of its own, in the order of edge_ops.py
+    of TensorNet2; TURNED takes the filter of the other direction.
+    """
     i = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BF + tl.arange(0, BF)
     inside = c < F
     plane = num.to(tl.int64) * F
-    own = f + num_pairs.to(tl.int64) * (3 * F) + c
+    last = num_pairs.to(tl.int64)
+    if DIRECTED:
+        last = 2 * last + i
+    own = f + last * (3 * F) + c
     f0 = tl.load(own, mask=inside, other=0.0)
     f1 = tl.load(own + F, mask=inside, other=0.0)
     f2 = tl.load(own + 2 * F, mask=inside, other=0.0)
@@ -114,7 +127,9 @@ def _message(out, f, y, row_ptr, sender, pair, num, num_pairs, F: tl.constexpr, 
     m8 = f2 * tl.load(mine + 8 * plane, mask=inside, other=0.0)
     stop = tl.load(row_ptr + i + 1)
     for start in range(tl.load(row_ptr + i), stop, BE):
-        here, j, p, _ = edges_of_row(sender, pair, start + tl.arange(0, BE), stop)
+        here, j, p, sign = edges_of_row(sender, pair, start + tl.arange(0, BE), stop)
+        if DIRECTED:
+            p = tl.where((sign > 0) if TURNED else (sign < 0), p + num_pairs, p)
         mask = here[:, None] & inside[None, :]
         at = (p * (3 * F))[:, None] + c[None, :]
         g0 = tl.load(f + at, mask=mask, other=0.0)
