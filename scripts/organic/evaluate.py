@@ -1,0 +1,55 @@
+"""Stage 5: errors of a student on the labels of one subset, by kind of geometry, as a table and as JSON.
+
+python scripts/organic/evaluate.py work/organic/best.tmn work/labels --subset test --json work/organic/errors.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+
+from torchmdnet2 import load
+from torchmdnet2.checkpoint import read_header
+from torchmdnet2.data import open_dataset
+from torchmdnet2.files import atomic_write
+from torchmdnet2.training.reporting.evaluation import evaluate
+from torchmdnet2.training.steps.batches import Frames
+from torchmdnet2.training.steps.trainer import Properties
+
+KEYS = {"energy": "energy", "forces": "forces", "charges": "charges"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a .tmn file")
+    parser.add_argument("labels", type=Path, help="folder of stage 3")
+    parser.add_argument("--subset", default="validation", help="choose models on validation; look at test once")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    potential = load(options.model, options.device)
+    files: dict[str, list[str]] = defaultdict(list)
+    for file in sorted(options.labels.glob(f"{options.subset}-*.h5")):
+        files[file.stem.split("-")[1]].append(str(file))
+    if not files:
+        raise SystemExit(f"there are no labels {options.subset}-*.h5 in {options.labels}")
+    found = {}
+    print(f"{'kind':12s} {'frames':>7s} {'energy, meV/atom':>17s} {'forces MAE, RMSE, meV/Å':>24s}")
+    for kind, paths in files.items():
+        dataset = open_dataset(paths, keys=KEYS)
+        frames = Frames(dataset, list(range(len(dataset))), potential.cutoff, cache_bytes=0)
+        errors = evaluate(potential, frames, Properties(forces=True, stress=False), options.batch_size).errors
+        found[kind] = {"frames": len(dataset), **errors}
+        energy, forces = errors["energy_per_atom"], errors["forces"]
+        values = 1000 * energy["mae"], 1000 * forces["mae"], 1000 * forces["rmse"]
+        print(f"{kind:12s} {len(dataset):7d} {values[0]:17.2f} {values[1]:13.1f} {values[2]:10.1f}")
+    if options.json:
+        facts = {"model": options.model, "sha256": read_header(options.model)["sha256"], "subset": options.subset}
+        atomic_write(options.json, json.dumps({**facts, "errors": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

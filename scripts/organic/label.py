@@ -1,0 +1,187 @@
+"""Stage 3: labels of the teacher for all shards, with short dynamics from every geometry. Resumable, shard by shard.
+
+    python scripts/organic/label.py work/geometries work/labels --aimnet2 aimnet2_wb97m-d3_ens.jpt --device cuda
+
+Each geometry is labelled as it is, and then moves by Langevin dynamics at a temperature of its own (300, 500, 700 or
+1000 K); a frame is labelled every few steps. One HDF5 file a shard, which `torchmdnet2 train` reads. Frames with forces
+above --largest-force, or where the teacher's networks disagree by more than --largest-spread, are left out and counted.
+
+With --student MODEL.tmn the student drives the dynamics (active learning): of the frames that it runs into, the half is
+kept where student and teacher disagree most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from ase.data import atomic_masses
+from shards import Geometry, keep_settings, read_shard, seed_of
+from teachers import GFN2, AIMNet2, Labels, Student, Teacher
+from torch import Tensor
+
+from torchmdnet2.files import written_aside
+
+TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)
+TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs
+BOLTZMANN = 8.617333262e-5  # eV/K
+ACCELERATION = 9.64853321e-3  # Å/fs² of 1 eV/Å on 1 u
+Frames = tuple[Tensor, Labels, Tensor]
+"""positions [B, n, 3] Å, labels, whether to keep each [B]."""
+
+
+class Sampler:
+    """Dynamics and labels of structures with equal numbers of atoms.
+
+    Args:
+        teacher: gives the labels.
+        student: drives the dynamics; None: the teacher does.
+        options: of the command line.
+    """
+
+    def __init__(self, teacher: Teacher, student: Student | None, options: argparse.Namespace):
+        self.teacher, self.student, self.options = teacher, student, options
+        self.left_out: dict[str, int] = defaultdict(int)
+
+    def frames(self, geometries: list[Geometry], seed: int) -> Iterator[Frames]:
+        """First the geometries as they are, then what dynamics makes of them."""
+        device = self.teacher.device  # type: ignore[attr-defined]
+        generator = torch.Generator().manual_seed(seed)
+        numbers = torch.as_tensor(np.array([g.numbers for g in geometries]), device=device)
+        charge = torch.tensor([float(g.charge) for g in geometries], device=device)
+        positions = torch.as_tensor(np.array([g.positions for g in geometries]), device=device)
+        first = self._labelled(numbers, positions, charge)
+        yield first
+        alive = torch.isfinite(first[1].energy) & (first[1].forces.abs().amax((1, 2)) < 3 * self.options.largest_force)
+        if not self.options.frames or not bool(alive.any()):
+            return
+        numbers, charge, positions = numbers[alive], charge[alive], positions[alive]
+        self.alive = alive.cpu()
+        mass = torch.as_tensor(atomic_masses, device=device)[numbers][:, :, None]
+        pick = torch.randint(len(TEMPERATURES), (len(numbers),), generator=generator)
+        thermal = (BOLTZMANN * torch.tensor(TEMPERATURES)[pick].double().to(device))[:, None, None]
+        width = (thermal * ACCELERATION / mass).sqrt()  # of the velocities, Å/fs
+
+        def noise() -> Tensor:
+            return torch.randn(positions.shape, generator=generator, dtype=torch.float64).to(device)
+
+        engine: Any = self.student or self.teacher
+        velocity, forces = width * noise(), engine.forces(numbers, positions, charge).double()
+        keep = float(np.exp(-FRICTION * TIMESTEP))
+        for step in range(1, self.options.frames * self.options.every + 1):
+            # BAOAB: B. Leimkuhler, C. Matthews, Appl. Math. Res. Express 2013, 34
+            velocity = velocity + TIMESTEP / 2 * ACCELERATION * forces / mass
+            positions = positions + TIMESTEP / 2 * velocity
+            velocity = keep * velocity + (1 - keep**2) ** 0.5 * width * noise()
+            positions = positions + TIMESTEP / 2 * velocity
+            forces = engine.forces(numbers, positions, charge).double()
+            # what runs away, or is not finite, is left out by its forces; the others must not suffer from it
+            forces = torch.nan_to_num(forces, 0.0, 0.0, 0.0).clamp(-100, 100)
+            velocity = velocity + TIMESTEP / 2 * ACCELERATION * forces / mass
+            if step % self.options.every == 0:
+                yield self._labelled(numbers, positions, charge, forces)
+
+    def _labelled(self, numbers: Tensor, positions: Tensor, charge: Tensor, student: Tensor | None = None) -> Frames:
+        labels = self.teacher.label(numbers, positions, charge)
+        largest = labels.forces.norm(dim=2).amax(1)
+        tests = {
+            "not finite": ~torch.isfinite(labels.energy) | ~torch.isfinite(largest),
+            "large forces": ~(largest < self.options.largest_force),
+            "teacher is not sure": ~(labels.spread < self.options.largest_spread),
+        }
+        if self.student is not None and student is not None:
+            error = (student - labels.forces).norm(dim=2).amax(1)
+            tests["student is right"] = ~(error >= error.nanmedian())
+        good = torch.ones_like(largest, dtype=torch.bool)
+        for reason, bad in tests.items():
+            self.left_out[reason] += int((good & bad).sum())
+            good = good & ~bad
+        return positions, labels, good
+
+
+def label_shard(source: Path, target: Path, sampler: Sampler) -> int:
+    """Label a shard and write it. Returns the number of frames."""
+    by_size: dict[int, list[Geometry]] = defaultdict(list)
+    for geometry in read_shard(source):
+        by_size[len(geometry.numbers)].append(geometry)
+    count = 0
+    with written_aside(target) as aside, h5py.File(aside, "w") as file:
+        for size, geometries in sorted(by_size.items()):
+            chunk = sampler.options.batch
+            for first in range(0, len(geometries), chunk):
+                part = geometries[first : first + chunk]
+                seed = seed_of(sampler.options.seed, source.name, size, first)
+                count += _write(file, f"{size:03d}_{first:05d}", part, list(sampler.frames(part, seed)), sampler)
+        settings = {"teacher": sampler.teacher.description, "level_of_theory": sampler.teacher.level, "frames": count}
+        file.create_group("_metadata").attrs["json"] = json.dumps({**settings, "left_out": sampler.left_out})
+    return count
+
+
+def _write(file: h5py.File, name: str, geometries: list[Geometry], found: list[Frames], sampler: Sampler) -> int:
+    """One group a structure, with its frames; the layout is TorchMD-Net's. Returns the number of frames."""
+    rows = torch.arange(len(geometries))
+    owners = torch.cat([rows if k == 0 else rows[sampler.alive] for k, _ in enumerate(found)])
+    good = torch.cat([keep for _, _, keep in found]).cpu()
+    arrays = {
+        "pos": (torch.cat([p for p, _, _ in found]), np.float32, "angstrom"),
+        "energy": (torch.cat([labels.energy for _, labels, _ in found]), np.float64, "eV"),
+        "forces": (torch.cat([labels.forces for _, labels, _ in found]), np.float32, "eV/angstrom"),
+        "partial_charges": (torch.cat([labels.charges for _, labels, _ in found]), np.float32, "e"),
+    }
+    on_host = {key: (value.cpu().numpy().astype(dtype), unit) for key, (value, dtype, unit) in arrays.items()}
+    for k, geometry in enumerate(geometries):
+        chosen = ((owners == k) & good).numpy()
+        if chosen.any():
+            group = file.create_group(f"{name}_{k:05d}")
+            group.attrs["name"] = geometry.name
+            group["types"] = geometry.numbers.astype(np.int16)
+            group["charge"] = np.full(int(chosen.sum()), geometry.charge, np.int16)
+            for key, (values, unit) in on_host.items():
+                group.create_dataset(key, data=values[chosen]).attrs["units"] = np.bytes_(unit)
+    return int(good.sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("geometries", type=Path)
+    parser.add_argument("output", type=Path)
+    teacher = parser.add_mutually_exclusive_group(required=True)
+    teacher.add_argument("--aimnet2", help="TorchScript file of an AIMNet2 ensemble")
+    teacher.add_argument("--gfn2", action="store_true", help="GFN2-xTB, for a trial on the CPU")
+    parser.add_argument("--student", help="a .tmn file that drives the dynamics")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--part", default="0/1", help="i/n: of n processes this is the i-th, from 0 on")
+    parser.add_argument("--frames", type=int, default=10, help="of the dynamics, from each geometry")
+    parser.add_argument("--every", type=int, default=20, help="steps of 0.5 fs between frames")
+    parser.add_argument("--largest-force", type=float, default=30.0, help="eV/Å")
+    parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
+    parser.add_argument("--batch", type=int, default=2048, help="structures at a time")
+    parser.add_argument("--shards", default="*.npz", help="pattern of the shards to label")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_default_dtype(torch.float32)
+    chosen: Teacher = GFN2() if options.gfn2 else AIMNet2(options.aimnet2, options.device)
+    student = Student(options.student, options.device) if options.student else None
+    names = ("frames", "every", "largest_force", "largest_spread", "seed")
+    settings = {name: getattr(options, name) for name in names}
+    settings |= {"teacher": chosen.description, "teacher_sha256": chosen.sha256}
+    settings |= {} if student is None else {"student": student.description, "student_sha256": student.sha256}
+    keep_settings(options.output, "labels", settings, ["torch", "numpy", "h5py", "tblite"])
+    part, parts = map(int, options.part.split("/"))
+    for k, source in enumerate(sorted(options.geometries.glob(options.shards))):
+        target = options.output / f"{source.stem}.h5"
+        if k % parts == part and not target.exists():
+            sampler = Sampler(chosen, student, options)
+            count = label_shard(source, target, sampler)
+            print(f"{target}: {count} frames; left out: {dict(sampler.left_out)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What the stages share: shards of geometries, seeds from text, settings that must not change between runs.
+
+A shard is an .npz file of geometries without energies: molecule after molecule `name`, `charge`, `atoms` (how many),
+`conformers` (how many geometries of it), `numbers` (atomic numbers, concatenated) and `positions_milliangstrom` (int16,
+centred, conformer after conformer). Files of this form from elsewhere, named SUBSET-KIND-0000.npz, are labelled too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchmdnet2.files import atomic_write, written_aside
+
+ELEMENTS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53)  # H B C N O F Si P S Cl As Se Br I
+SUBSETS = ("train", "validation", "test")
+
+
+class Geometry(NamedTuple):
+    """One structure: name, atomic numbers [n], positions [n, 3] in Å, total charge in e."""
+
+    name: str
+    numbers: np.ndarray
+    positions: np.ndarray
+    charge: int
+
+
+def seed_of(*words: object) -> int:
+    """A seed from words: the same on every machine, in whatever order work is done."""
+    return int.from_bytes(hashlib.sha256(" ".join(map(str, words)).encode()).digest()[:4], "little") % 2**31
+
+
+def write_shard(path: Path, geometries: Iterable[Geometry]) -> int:
+    """Write a shard, compressed and all or nothing. Returns the number of geometries."""
+    found = list(geometries)
+    centred = [g.positions - g.positions.mean(0) for g in found]
+    if any(np.abs(p).max() > 32 for p in centred):
+        raise ValueError(f"{path}: a structure is larger than 64 Å")
+    with written_aside(path) as file:
+        np.savez_compressed(
+            file,
+            name=np.array([g.name for g in found], dtype=np.bytes_),
+            charge=np.array([g.charge for g in found], np.int8),
+            atoms=np.array([len(g.numbers) for g in found], np.int16),
+            conformers=np.ones(len(found), np.int16),
+            numbers=np.concatenate([g.numbers for g in found] or [np.empty(0)]).astype(np.int8),
+            positions_milliangstrom=(1000 * np.concatenate([*centred, np.empty((0, 3))])).round().astype(np.int16),
+        )
+    return len(found)
+
+
+def read_shard(path: Path) -> Iterator[Geometry]:
+    """The geometries of a shard."""
+    with np.load(path, allow_pickle=False) as data:
+        content = {name: data[name] for name in data.files}
+    a = x = 0
+    for k, (n, conformers) in enumerate(
+        zip(content["atoms"].astype(int), content["conformers"].astype(int), strict=True)
+    ):
+        numbers = content["numbers"][a : a + n].astype(np.int64)
+        positions = content["positions_milliangstrom"][x : x + n * conformers].reshape(conformers, n, 3) / 1000
+        a, x = a + n, x + n * conformers
+        name = content["name"][k]
+        name = name.decode() if isinstance(name, bytes) else str(name)
+        yield from (Geometry(name, numbers, p, int(content["charge"][k])) for p in positions)
+
+
+def keep_settings(folder: Path, stage: str, settings: Mapping[str, Any], packages: Iterable[str]) -> None:
+    """Record settings and versions in the folder; refuse to go on with other settings than it was begun with.
+
+    Other versions are recorded beside the first ones: what was made with which is told by the times of the files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{stage}.json"
+    known = json.loads(path.read_text()) if path.exists() else {"settings": dict(settings), "versions": []}
+    if known["settings"] != json.loads(json.dumps(dict(settings))):
+        raise SystemExit(f"{folder} was begun with other settings ({path}): use them, or another folder")
+    found = {name: _version(name) for name in packages}
+    if found not in known["versions"]:
+        known["versions"].append(found)
+    atomic_write(path, json.dumps(known, indent=1) + "\n")
+
+
+def file_sha256(path: str | os.PathLike) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,241 @@
+"""scripts/organic: shards, geometries, dynamics, labels by a teacher that is a formula; RDKit where there is one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2.data import open_dataset
+
+FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "organic"
+NAMES = ("shards", "teachers", "label", "geometries", "molecules")
+OPTIONS = argparse.Namespace(frames=2, every=3, largest_force=30.0, largest_spread=1.5, batch=4, seed=0)
+KEYS = {"energy": "energy", "forces": "forces", "charges": "charges"}
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """Imports a script by its name; all are forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield lambda name: __import__(name)
+    for name in NAMES:
+        sys.modules.pop(name, None)
+
+
+def molecules(scripts):
+    shards = scripts("shards")
+    water = np.array([[0.0, 0, 0.066], [0, 0.757, -0.52], [0, -0.757, -0.52]])
+    rng = np.random.default_rng(0)
+    waters = [shards.Geometry(f"w{k}", np.array([8, 1, 1]), water + rng.normal(0, 0.05, (3, 3)), 0) for k in range(6)]
+    return [*waters, shards.Geometry("OH", np.array([8, 1]), water[:2], -1)]
+
+
+def springs(scripts):
+    """A teacher: springs of 1 Å between all atoms, 5 eV/Å², and charges that are even."""
+    teachers = scripts("teachers")
+
+    class Springs(teachers.Teacher):
+        description = level = "springs"
+        device = torch.device("cpu")
+
+        def label(self, numbers, positions, charge):
+            r = positions.double().detach().requires_grad_()
+            n = r.shape[1]
+            i, j = torch.triu_indices(n, n, 1)
+            energy = (5 / 2 * ((r[:, i] - r[:, j]).norm(dim=2) - 1) ** 2).sum(1)
+            (gradient,) = torch.autograd.grad(energy.sum(), r)
+            even = (charge.double() / n)[:, None].expand(-1, n)
+            return teachers.Labels(energy.detach(), -gradient, even, torch.zeros(len(r)))
+
+    return Springs()
+
+
+def test_shards(scripts, tmp_path):
+    shards, given = scripts("shards"), molecules(scripts)
+    assert shards.write_shard(tmp_path / "a.npz", given) == 7
+    for found, wanted in zip(shards.read_shard(tmp_path / "a.npz"), given, strict=True):
+        assert found.name == wanted.name and found.charge == wanted.charge
+        assert np.array_equal(found.numbers, wanted.numbers)
+        assert np.abs(found.positions - (wanted.positions - wanted.positions.mean(0))).max() <= 0.00051
+    with pytest.raises(ValueError, match="larger than 64"):
+        shards.write_shard(tmp_path / "b.npz", [given[0]._replace(positions=np.eye(3) * 60)])
+    assert not (tmp_path / "b.npz").exists()
+    assert shards.write_shard(tmp_path / "c.npz", []) == 0 and not list(shards.read_shard(tmp_path / "c.npz"))
+
+
+def test_settings_are_kept(scripts, tmp_path):
+    shards = scripts("shards")
+    shards.keep_settings(tmp_path, "labels", {"seed": 1}, ["numpy", "not-a-package"])
+    shards.keep_settings(tmp_path, "labels", {"seed": 1}, ["numpy", "not-a-package"])
+    known = json.loads((tmp_path / "labels.json").read_text())
+    assert known["versions"] == [{"numpy": np.__version__, "not-a-package": "not installed"}]
+    with pytest.raises(SystemExit, match="other settings"):
+        shards.keep_settings(tmp_path, "labels", {"seed": 2}, ["numpy"])
+
+
+def test_labels_are_those_of_the_teacher(scripts, tmp_path):
+    """What training reads is what the teacher says of those positions; the first frame is the geometry itself."""
+    shards, label, teacher = scripts("shards"), scripts("label"), springs(scripts)
+    source, target = tmp_path / "train-x-0000.npz", tmp_path / "train-x-0000.h5"
+    shards.write_shard(source, molecules(scripts))
+    assert label.label_shard(source, target, label.Sampler(teacher, None, OPTIONS)) == 7 * 3
+    data = open_dataset(target, keys=KEYS)
+    assert len(data) == 21 and [float(data[k].system.charge) for k in (0, 20)] == [-1, 0]
+    for sample in (data[k] for k in range(21)):
+        system = sample.system
+        found = teacher.label(system.z[None], system.pos[None], system.charge)
+        assert abs(float(sample.labels["energy"] - found.energy)) < 1e-5
+        assert float((sample.labels["forces"] - found.forces[0]).abs().max()) < 1e-5
+        assert abs(float(sample.labels["charges"].sum() - system.charge)) < 1e-6
+    first = next(shards.read_shard(source)).positions
+    whole = [data[k].system.pos.numpy() for k in range(21) if data[k].system.num_atoms == 3]
+    assert len(whole) == 18 and any(np.abs(positions - first).max() < 1e-5 for positions in whole)
+    again = tmp_path / "again.h5"
+    label.label_shard(source, again, label.Sampler(teacher, None, OPTIONS))
+    other = open_dataset(again, keys=KEYS)
+    assert all(torch.equal(data[k].system.pos, other[k].system.pos) for k in range(21))
+
+
+def test_dynamics_has_the_temperatures(scripts, monkeypatch):
+    """Springs of 300 K have kT/2 for each of their modes, within the error of the mean."""
+    label, shards = scripts("label"), scripts("shards")
+    monkeypatch.setattr(label, "TEMPERATURES", (300.0,))
+    pair = shards.Geometry("HH", np.array([1, 1]), np.array([[0.0, 0, 0], [1.0, 0, 0]]), 0)
+    options = argparse.Namespace(**{**vars(OPTIONS), "frames": 6, "every": 100, "batch": 4000})
+    sampler = label.Sampler(springs(scripts), None, options)
+    frames = list(sampler.frames([pair] * 2000, 1))[2:]
+    energies = torch.cat([labels.energy for _, labels, _ in frames])
+    kT = 300 * label.BOLTZMANN
+    assert abs(float(energies.mean()) / (kT / 2) - 1) < 0.06, float(energies.mean())
+
+
+def test_what_is_left_out(scripts, tmp_path):
+    """A frame with huge forces is counted and left out, and the others are not touched by it."""
+    shards, label, teacher = scripts("shards"), scripts("label"), springs(scripts)
+    given = molecules(scripts)
+    wild = given[0]._replace(positions=given[0].positions * 20)
+    for name, geometries in (("with", [given[1], wild]), ("alone", [given[1]])):
+        shards.write_shard(tmp_path / f"{name}.npz", geometries)
+        sampler = label.Sampler(teacher, None, argparse.Namespace(**{**vars(OPTIONS), "frames": 0}))
+        assert label.label_shard(tmp_path / f"{name}.npz", tmp_path / f"{name}.h5", sampler) == 1
+        assert sampler.left_out["large forces"] == (name == "with")
+
+
+def test_gfn2_agrees_with_ase(scripts):
+    pytest.importorskip("tblite")
+    from ase import Atoms
+    from tblite.ase import TBLite
+
+    geometry = molecules(scripts)[-1]
+    found = (
+        scripts("teachers")
+        .GFN2()
+        .label(torch.as_tensor(geometry.numbers)[None], torch.as_tensor(geometry.positions)[None], torch.tensor([-1.0]))
+    )
+    atoms = Atoms(geometry.numbers, geometry.positions, calculator=TBLite(method="GFN2-xTB", verbosity=0, charge=-1))
+    assert abs(float(found.energy) - atoms.get_potential_energy()) < 1e-5
+    assert np.abs(found.forces[0].numpy() - atoms.get_forces()).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["organic", "organic-small"])
+def test_training_configurations(name):
+    from torchmdnet2.training.config.config import load_config
+
+    config = load_config(FOLDER / f"{name}.yaml")
+    (d3,) = (prior for prior in config.priors if prior["name"] == "d3")
+    assert (d3["s8"], d3["a1"], d3["a2"]) == (0.3908, 0.566, 3.128) and config.output.folder == f"work/{name}"
+
+
+# --- with RDKit --------------------------------------------------------------------------------------------------
+
+
+def test_dimers_touch(scripts):
+    pytest.importorskip("rdkit", reason="geometries need RDKit")
+    geometries, given = scripts("geometries"), molecules(scripts)
+    rng = np.random.default_rng(0)
+    for closeness in (0.75, 0.95, 1.5):
+        pair = geometries.beside(given[0], given[-1], closeness, rng)
+        a, b = pair.positions[:3], pair.positions[3:]
+        touching = np.add.outer([geometries.RADII[8], 1.1, 1.1], [geometries.RADII[8], 1.1])
+        ratio = np.linalg.norm(a[:, None] - b[None], axis=2) / touching
+        assert abs(ratio.min() - closeness) < 1e-6 and pair.charge == -1
+        assert abs(np.linalg.norm(b[0] - b[1]) - np.linalg.norm(given[-1].positions[0] - given[-1].positions[1])) < 1e-9
+
+
+def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
+    """Protonation states stay with their parent, no scaffold is in two subsets, and a second run makes nothing anew."""
+    pytest.importorskip("rdkit", reason="molecules and geometries need RDKit")
+    names = [
+        "NCC(=O)O",
+        "c1ccncc1C",
+        "CCO",
+        "CC1CCCCC1O",
+        "OCC1CCCCC1",
+        "[Na+].CC(=O)[O-]",
+        "C[CH2]",
+        "C(",
+        "c1ccccc1Br",
+    ]
+    (tmp_path / "smiles.txt").write_text("\n".join(names))
+    run(
+        monkeypatch,
+        scripts("molecules"),
+        tmp_path / "smiles.txt",
+        "--output",
+        tmp_path / "m.jsonl.gz",
+        "--held-out",
+        0.3,
+    )
+    import gzip
+
+    rows = [json.loads(line) for line in gzip.open(tmp_path / "m.jsonl.gz", "rt")]
+    assert {row["smiles"] for row in rows} >= {
+        "NCC(=O)O",
+        "[NH3+]CC(=O)O",
+        "NCC(=O)[O-]",
+        "[NH3+]CC(=O)[O-]",
+        "CC(=O)[O-]",
+    }
+    subsets: dict[str, set[str]] = {}
+    for row in rows:
+        subsets.setdefault(row["scaffold"], set()).add(row["subset"])
+    assert all(len(found) == 1 for found in subsets.values()) and not any("Na" in row["smiles"] for row in rows)
+    arguments = [
+        tmp_path / "m.jsonl.gz",
+        tmp_path / "g",
+        "--waters",
+        20,
+        "--kinds",
+        "conformers,strained,dimers,clusters",
+    ]
+    run(monkeypatch, scripts("geometries"), *arguments)
+    made = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
+    assert any(name.startswith("train-conformers") for name in made)
+    for name in made:
+        for geometry in scripts("shards").read_shard(tmp_path / "g" / name):
+            electrons = int(geometry.numbers.sum()) - geometry.charge
+            distances = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
+            assert electrons % 2 == 0 and distances[np.triu_indices(len(distances), 1)].min() > 0.5
+    one = min(made)
+    (tmp_path / "g" / one).unlink()
+    run(monkeypatch, scripts("geometries"), *arguments)
+    again = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
+    assert again.keys() == made.keys() and all(again[name] == made[name] for name in made if name != one)
+    for found, wanted in zip(*(list_of(scripts, tmp_path, blob) for blob in (again[one], made[one])), strict=True):
+        assert np.array_equal(found.positions, wanted.positions)
+
+
+def list_of(scripts, folder, blob):
+    (folder / "x.npz").write_bytes(blob)
+    return list(scripts("shards").read_shard(folder / "x.npz"))
+
+
+def run(monkeypatch, script, *arguments) -> None:
+    monkeypatch.setattr(sys, "argv", [script.__name__, *map(str, arguments)])
+    script.main()
