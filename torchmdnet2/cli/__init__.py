@@ -75,7 +75,7 @@ def _is_ours(error: Exception) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     from ..version import __version__
-    from . import bench, convert, evaluate, md, models, scan, show, stability, train
+    from . import bench, convert, evaluate, lammps, md, models, scan, show, stability, train
 
     parser = argparse.ArgumentParser(
         prog="torchmdnet2", description="Neural-network potentials: train them, test them, run molecular dynamics."
@@ -90,6 +90,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (train, evaluate, md, stability, scan, convert, models, bench, show):
+    for module in (train, evaluate, md, lammps, stability, scan, convert, models, bench, show):
         module.add(command)
     return parser

@@ -60,8 +60,7 @@ class Edges(NamedTuple):
     """Neighbor list as CSR rows, sorted by sender and shift within a row; both directions of every pair are listed.
 
     Attributes:
-        row_ptr: [N + 1] int32.
-        sender: [C] int32; entries beyond row_ptr[N] have any value.
+        row_ptr: [N + 1] int32; sender: [C] int32, entries beyond row_ptr[N] have any value.
         vectors: [C, 3] float32, Å from the atom of the row to the sender.
         cutoff: Å, of the list.
         receiver [C], shift [C, 3] int32: for terms by autograd.
@@ -246,6 +245,12 @@ class CpuNetwork(ABC):
             charge_input: [N] float32.
         """
 
+    def run_domain(
+        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Any
+    ) -> tuple[Array, Array]:
+        """Energies [n] eV and dE/dvector [≥ E, 3] eV/Å of the atoms with rows; further ones of z [N] are ghosts."""
+        raise NotImplementedError
+
 
 class CpuRows(NamedTuple):
     """Rows as in `Edges`: row_ptr [N + 1] and sender [E or more] int64, vectors [E or more, 3] float32 Å; cutoff Å."""
@@ -279,7 +284,7 @@ class CpuTermOf(ABC):
 
         Args:
             pos: [N, 3] Å.
-            rows: within the cutoff or further; None where the cutoff is infinite.
+            rows: within the cutoff or further (atoms without are ghosts); None where the cutoff is infinite.
             charges: [N] e, predicted by the network.
         """
 
@@ -288,7 +293,7 @@ class CpuTerm(ABC):
     """A prior on the CPU.
 
     Attributes:
-        cutoff, uses_charges: as for `GpuTerm`.
+        cutoff, uses_charges: as for `GpuTerm`; exchanges: `CpuTermOf.add` takes `exchange`.
         cost: of an edge, in the units of `thread_tuner.amount_of_work`.
         name: in reports.
     """
@@ -296,6 +301,7 @@ class CpuTerm(ABC):
     name: str = "prior"
     cutoff: float
     uses_charges: bool = False
+    exchanges: bool = False
     cost: int = 10
 
     @abstractmethod
@@ -341,13 +347,14 @@ class FastPath(ABC):
     """The fast path of one class of representations.
 
     Attributes:
-        on_cpu: there is `cpu`.
+        on_cpu: there is `cpu`; takes_ghosts: what it gives has `run_domain`.
         predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
         arithmetic: of the kernels on a GPU by precision, in words.
     """
 
     on_cpu: bool = True
+    takes_ghosts: bool = False
     predicts_charges: bool = False
     trains_on_cpu: bool = False
     arithmetic: Mapping[str, str] = {

@@ -9,8 +9,10 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ...exchange import Exchange
 from ...priors.base import Prior
 from ...priors.pairs import require_molecules
 from ...system import System
@@ -98,7 +100,7 @@ class CpuPairTermOf(CpuTermOf):
 class CpuD3Term(CpuTerm):
     """D3(BJ)."""
 
-    cost = 35
+    cost, exchanges = 35, True
 
     def __init__(self, parameters: D3Parameters):
         self.parameters, self.cutoff = parameters, parameters.cutoff
@@ -122,17 +124,29 @@ class CpuD3TermOf(CpuTermOf):
         self._weights, self._mixed = np.empty((n, 8)), np.empty((n, len(self._reference), 2, 8))
         self._by_coordination = np.empty(n)
 
-    def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
+    def add(
+        self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None,
+        exchange: Exchange | None = None,
+    ) -> None:  # fmt: skip
         assert rows is not None
         p = self._parameters
         edges = rows.row_ptr, rows.sender, rows.vectors, self._z, self._elements
         limits = _limit(rows, p.cutoff), p.start, p.inverse
         coordination(*edges, self._reference, self._c6, *limits, self._weights, self._mixed)
+        _send(exchange, self._weights)
         dispersion(
             *edges, self._weights, self._mixed, *limits, p.prior.s6, p.prior.s8, p.prior.a1, p.prior.a2, sums.energy,
             sums.forces, sums.virial, self._by_coordination,
         )  # fmt: skip
+        _send(exchange, self._by_coordination)
         coordination_forces(*edges, self._by_coordination, *limits, sums.energy, sums.forces, sums.virial)
+
+
+def _send(exchange: Exchange | None, rows: Array) -> None:
+    """Fill the rows of ghosts."""
+    if exchange is not None:
+        n = exchange.num_local
+        rows[n:] = exchange.forward(torch.from_numpy(rows[:n])).numpy()
 
 
 def _limit(rows: CpuRows, cutoff: float) -> float:

