@@ -16,6 +16,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "o3": {"group": "O(3)"},
     "so3": {"group": "SO(3)"},
     "log": {"norm": "log"},
+    "linear": {"tensor_norm": "root", "linear_readout": True},
     "gauss": {"group": "O(3)", "rbf_type": "gauss", "num_layers": 1, "activation": "tanh"},
 }
 

@@ -84,6 +84,14 @@ def test_logarithms(atoms: System) -> None:
     check(potential(norm="log"), atoms)
 
 
+@pytest.mark.parametrize("options", [{"tensor_norm": "root"}, {"linear_readout": True}])
+def test_options_without_kernels_are_evaluated_by_the_potential(options: dict) -> None:
+    model, atoms = potential(**options), system(5)
+    evaluator = Evaluator(model)
+    assert "tensor_norm 'square' only, and no linear_readout" in evaluator.report()
+    torch.testing.assert_close(evaluator(atoms).forces, model(atoms).forces, rtol=0, atol=0)
+
+
 def test_batch_and_single_precision_positions() -> None:
     parts = [system(5, BOX), system(3, BOX, 1.0), system(9, BOX)]
     model = potential()

@@ -173,6 +173,8 @@ def test_what_has_no_equivalent_is_not_exported():
         ({"name": "graph_network"}, {"reduce": "mean"}, "head"),
         ({"name": "graph_network"}, {"num_hidden_layers": 1}, "further layers"),
         ({"name": "tensornet", "norm": "log"}, {}, "layer norms only"),
+        ({"name": "tensornet", "tensor_norm": "root"}, {}, "tensor_norm"),
+        ({"name": "tensornet", "linear_readout": True}, {}, "linear_readout"),
         ({"name": "equivariant_transformer"}, {}, "equivariant heads"),
         ({"name": "equivariant_transformer", "vector_cutoff": False, "cutoff_lower": 0.5},
          {"name": "equivariant_scalar"}, "cutoff_lower"),

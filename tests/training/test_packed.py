@@ -74,6 +74,8 @@ def objective(energy, forces, stress):
         *((name, False, {}) for name in MODELS),
         ("tensornet", True, {}),
         ("tensornet", True, {"norm": "log"}),
+        ("tensornet", True, {"tensor_norm": "root", "linear_readout": True}),
+        ("tensornet", False, {"tensor_norm": "root", "linear_readout": True}),
         ("tensornet", True, {"group": "SO(3)", "activation": "tanh", "trainable_rbf": True}),
         ("tensornet2", True, {"q_dim": 3}),
         ("tensornet2", True, {"exact_charge": False, "group": "SO(3)", "activation": "tanh", "rbf_type": "bessel"}),
@@ -86,6 +88,8 @@ def test_energies_forces_stress_and_gradients(name, kernels, options):
     torch.manual_seed(0)
     model = {"name": name, "hidden_channels": 16, "num_layers": 2, "num_rbf": 8, "cutoff": CUTOFF, **options}
     potential = Potential.from_config({"model": model, "elements": [1, 6, 8]}).double().train()
+    for weight in getattr(potential.representation, "linear_readout", ()):  # zero at first
+        torch.nn.init.normal_(weight)
     potential.allow_untrained_charge = True  # models that do not use it: here it only has to be the same
     systems, chosen = structures(), [2, 0, 3, 1]
     store = packed(systems)

@@ -69,6 +69,8 @@ def export_state(potential: Potential) -> tuple[dict[str, Any], dict[str, Tensor
         raise ValueError("charges are conserved exactly here (exact_charge) and in TorchMD-Net up to 1e-6")
     if options.get("norm", "layer") != "layer":
         raise ValueError(f"TorchMD-Net has layer norms only, not the norm '{options['norm']}'")
+    if options.get("tensor_norm", "square") != "square" or options.get("linear_readout"):
+        raise ValueError("TorchMD-Net has the tensor_norm 'square' only, and no linear_readout")
     if options.get("rbf_type") == "bessel":
         raise ValueError("TorchMD-Net has no Bessel functions (rbf_type 'bessel')")
     if options.get("aggregation", "add") != "add":

@@ -128,11 +128,13 @@ class Features:
         v: [N, 3, F] vector features, None where the model has none.
         charges: [N, stages, channels] latent charges in e, float64; None where the model has none. Over each structure,
             every channel of every stage sums to the total charge.
+        energies: [N] energies of the atoms in the head's unit, which a scalar head adds to its own; None: none.
     """
 
     x: Tensor
     v: Tensor | None = None
     charges: Tensor | None = None
+    energies: Tensor | None = None
 
 
 class Representation(nn.Module, ABC):

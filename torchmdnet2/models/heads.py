@@ -95,7 +95,10 @@ class ScalarHead(Head):
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies, in the model's unit."""
-        return _share(self.output_network(features.x).squeeze(1), graph, self.reduce)
+        energies = self.output_network(features.x).squeeze(1)
+        if features.energies is not None:
+            energies = energies + features.energies
+        return _share(energies, graph, self.reduce)
 
 
 @HEADS.register("gated_scalar")

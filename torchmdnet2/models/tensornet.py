@@ -13,6 +13,7 @@ irreducible components X [N, 9, F]:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -125,16 +126,31 @@ class Interaction(nn.Module):
 
     X ← X/(‖X‖²+1);  Y = mix(X);  M_i = Σ_j g(d_ij) Y_j;  P = (1+0.1q)(YM + MY) for O(3), 2 YM for SO(3);
     D = mix(P/(‖P‖²+1));  X ← X + D + (1+0.1q) D².
+
+    With tensor_norm "root" both divisors are √(‖X‖²+1).
     """
 
-    def __init__(self, hidden_channels: int, num_rbf: int, act: str, cutoff: CosineCutoff, group: str):
+    def __init__(
+        self,
+        hidden_channels: int,
+        num_rbf: int,
+        act: str,
+        cutoff: CosineCutoff,
+        group: str,
+        tensor_norm: str = "square",
+    ):
         super().__init__()
         f = hidden_channels
-        self.group = group
+        self.group, self.tensor_norm = group, tensor_norm
         self.cutoff = cutoff
         self.act = activation(act)
         self.linears_scalar = nn.ModuleList([nn.Linear(num_rbf, f), nn.Linear(f, 2 * f), nn.Linear(2 * f, 3 * f)])
         self.linears_tensor = nn.ModuleList(nn.Linear(f, f, bias=False) for _ in range(6))
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """X/(‖X‖²+1), which is largest at ‖X‖ = 1, or X/√(‖X‖²+1), which grows up to 1."""
+        square = tensor_norm(x) + 1
+        return x / (square if self.tensor_norm == "square" else square.sqrt())[:, None]
 
     def radial_filter(self, rbf: Tensor, envelope: Tensor) -> Tensor:
         """Filters of I, A, S on each edge from the radial basis [E, R] and the cutoff function [E]: [E, 3, F]."""
@@ -161,7 +177,7 @@ class Interaction(nn.Module):
         Returns:
             X [N, 9, F].
         """
-        x = x / (tensor_norm(x) + 1)[:, None]
+        x = self.normalise(x)
         y = mix_channels(x, self.linears_tensor, 0)
         m = self.messages(y, graph, rbf, envelope, rbf_self)
 
@@ -172,7 +188,7 @@ class Interaction(nn.Module):
         else:
             p_full = 2 * matmul(y_full, m_full)
         p = decompose(p_full)
-        d = mix_channels(p / (tensor_norm(p) + 1)[:, None], self.linears_tensor, 3)
+        d = mix_channels(self.normalise(p), self.linears_tensor, 3)
         d_full = compose(d)
         return x + d + decompose(q * matmul(d_full, d_full))
 
@@ -197,6 +213,10 @@ class TensorNet(Representation):
         norm: of the squared norms of the tensors, in the gate of the embedding and in the read-out: "layer" (layer
             normalisation, as published), or "log" (γ log(1 + x) + β), which extrapolates better to structures unlike
             those of the training.
+        tensor_norm: of the tensors X in the interactions: "square" (X/(‖X‖²+1), as published) or "root"
+            (X/√(‖X‖²+1)).
+        linear_readout: the energy of an atom has a linear term in the isotropic parts of X after the embedding and
+            after each layer, beside the network of the squared norms of the last: low body orders without products.
     """
 
     takes_ghosts = True
@@ -215,8 +235,12 @@ class TensorNet(Representation):
         group: Literal["O(3)", "SO(3)"] = "O(3)",
         skew_sign: Literal[1, -1] = 1,
         norm: Literal["layer", "log"] = "layer",
+        tensor_norm: Literal["square", "root"] = "square",
+        linear_readout: bool = False,
     ):
         super().__init__()
+        if tensor_norm not in ("square", "root"):
+            raise ValueError(f"tensor_norm must be 'square' or 'root', got '{tensor_norm}'")
         if group not in ("O(3)", "SO(3)"):
             raise ValueError(f"group must be 'O(3)' or 'SO(3)', got '{group}'")
         if skew_sign not in (1, -1):
@@ -224,31 +248,44 @@ class TensorNet(Representation):
         if hidden_channels < 1 or num_layers < 0:
             raise ValueError("hidden_channels must be at least 1 and num_layers at least 0")
         self.cutoff, self.hidden_channels, self.max_z = float(cutoff), hidden_channels, max_z
-        self.group = group
+        self.group, self.tensor_norm = group, tensor_norm
         self.reads_charge = num_layers > 0
         f = hidden_channels
         self.envelope = CosineCutoff(cutoff_lower, cutoff)
         self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)
         self.tensor_embedding = TensorEmbedding(f, num_rbf, activation, self.envelope, max_z, skew_sign, norm)
         self.layers = nn.ModuleList(
-            Interaction(f, num_rbf, activation, self.envelope, group) for _ in range(num_layers)
+            Interaction(f, num_rbf, activation, self.envelope, group, tensor_norm) for _ in range(num_layers)
         )
         self.linear = nn.Linear(3 * f, f)
         self.out_norm = feature_norm(norm, 3 * f)
         self.act = self.tensor_embedding.act
+        # vectors, not a matrix: optimizers of matrices are not for what sums up energies
+        stages = num_layers + 1 if linear_readout else 0
+        self.linear_readout = nn.ParameterList(torch.zeros(f) for _ in range(stages))
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew."""
         reset(self)
+        for weight in self.linear_readout:
+            nn.init.zeros_(weight)
 
     def forward(self, graph: Graph) -> Features:
         rbf, envelope = self.distance_expansion(graph.distances), self.envelope(graph.distances)
         rbf_self = self.distance_expansion(graph.vectors.new_zeros(1))
         x = self.tensor_embedding(graph, rbf, envelope, rbf_self)
         q = self.product_factor(graph)
+        isotropic = [x[:, 0]]
         for layer in self.layers:
             x = layer(x, graph, rbf, envelope, rbf_self, q)
-        return Features(self.read(torch.cat(part_norms(x), 1)))
+            isotropic.append(x[:, 0])
+        return Features(self.read(torch.cat(part_norms(x), 1)), energies=self.linear_energies(isotropic))
+
+    def linear_energies(self, isotropic: Sequence[Tensor]) -> Tensor | None:
+        """Energies [N] from the isotropic parts [N, F] of X after the embedding and each layer; None without."""
+        if not len(self.linear_readout):
+            return None
+        return torch.stack([part @ weight for part, weight in zip(isotropic, self.linear_readout, strict=True)]).sum(0)
 
     def product_factor(self, graph: Graph) -> Tensor:
         """Factor [N] of the products of the interactions, from the total charge."""

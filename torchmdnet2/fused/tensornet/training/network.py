@@ -55,6 +55,7 @@ class PairTensorNet(PairNetwork):
 
     def __init__(self, model: TensorNet, batch: PairBatch, use_kernels: bool):
         self.model, self.batch = model, batch
+        self.plain_norm = all(layer.tensor_norm == "square" for layer in model.layers)
         self.q = self._factors()
         self.use_kernels = use_kernels
         self.triton = use_kernels and batch.z.is_cuda
@@ -80,6 +81,7 @@ class PairTensorNet(PairNetwork):
         model = self.model
         rbf, envelope, geometry = self._values(r)
         x = self._embed(rbf, envelope, geometry)
+        isotropic = [x[0]]
         for layer in model.layers:
             assert isinstance(layer, Interaction)
             f = rbf
@@ -88,7 +90,9 @@ class PairTensorNet(PairNetwork):
                 f = self.act(linear(f))
             f = self._filter(last(f), envelope, activate=True)
             x = self._interact(x, f, layer.linears_tensor)
-        return Features(self._read_out(x))
+            isotropic.append(x[0])
+        summed = isinstance(model, TensorNet)  # TensorNet2 comes here too
+        return Features(self._read_out(x), energies=model.linear_energies(isotropic) if summed else None)
 
     def _read_out(self, x: Tensor) -> Tensor:
         norms = self.inner.norms(x).transpose(0, 1).flatten(1)
@@ -139,10 +143,10 @@ class PairTensorNet(PairNetwork):
         return self.ops.add_square(x, d, self.q) if self.use_kernels else x + d + self.square(d, d)
 
     def _normalise(self, x: Tensor) -> Tensor:
-        """X/(‖X‖² + 1)."""
-        if self.use_kernels:
+        """X/(‖X‖² + 1), or with the root of that."""
+        if self.use_kernels and self.plain_norm:
             return self.ops.normalise(x)
-        inverse = 1 / (self.inner.norms(x).sum(0) + 1)
+        inverse = (self.inner.norms(x).sum(0) + 1) ** (-1 if self.plain_norm else -0.5)
         return self.scale(x, inverse.expand(3, *inverse.shape))
 
 
