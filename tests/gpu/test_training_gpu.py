@@ -8,7 +8,10 @@ import torch
 from training.batch_gather_cases import assert_same, random_batches, random_frames
 from training.conftest import make_frames
 from training.loss_kernel_cases import CASES, check
+from training.packed_step_cases import CASES as STEPS
+from training.packed_step_cases import check_same, outcome
 from training.test_packed import CUTOFF, objective, packed, structures
+from training.test_packed_properties import COULOMB, HEADS, KEYS, MODELS, file, made, raw_of  # noqa: F401
 
 from torchmdnet2 import Potential
 from torchmdnet2.training.config.config import parse_config
@@ -47,6 +50,64 @@ def test_kernels_to_the_second_derivative(group, basis):
     for one, other in zip(*found, strict=True):
         if one is not None:
             torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_loss_and_gradients_by_kernels(name):
+    check_same(outcome(STEPS[name], "cuda", True, 48), outcome(STEPS[name], "cpu", False, 48))
+
+
+def raw_for(file, tmp_path, device, name, **parts):  # noqa: F811
+    small = {"hidden_channels": 16, "num_layers": 2, "num_rbf": 6, "cutoff": 3.0, "max_z": 10}
+    raw = {"model": {**small, "name": name}, "output": {"folder": str(tmp_path / device), "report": False}}
+    raw["training"] = {"batch_size": 5, "lr": 2e-3, "warmup_steps": 4, "device": device}
+    return raw_of(raw, file, KEYS, properties=HEADS, **parts)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_captured_steps_of_all_models_with_properties_and_predicted_charges(file, tmp_path, name):  # noqa: F811
+    """Energies, forces, all heads of properties, and a prior that reads the charges, against the plain loop in float64.
+
+    The weights of a plain loop on a CPU and of captured steps on a GPU differ by rounding that grows with the steps.
+    """
+    priors = [{"name": "atomref", "energies": "fit"}, COULOMB, {"name": "zbl", "cutoff": 2.5}]
+    plain = made(raw_for(file, tmp_path, "cpu", name, priors=priors), False)
+    replayed = made(raw_for(file, tmp_path, "cuda", name, priors=priors), True)
+    for each in (plain, replayed):
+        each.run(Hooks())
+    assert replayed.packed.step.captures > 0
+    for a, b in zip(plain.history, replayed.history, strict=True):
+        assert set(a) == set(b)
+        for key in set(a) - {"seconds"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-6, nan_ok=True), key
+    for a, b in zip(plain.average.parameters(), replayed.average.parameters(), strict=True):
+        torch.testing.assert_close(b.cpu(), a, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "softmax", "max"])
+def test_captured_steps_of_aggregations(file, tmp_path, aggregation):  # noqa: F811
+    model = {"aggregation": aggregation}
+    plain, replayed = (
+        made(raw_for(file, tmp_path, device, "graph_network", model=model), device == "cuda")
+        for device in ("cpu", "cuda")
+    )
+    for each in (plain, replayed):
+        each.run(Hooks())
+    assert replayed.history[-1]["train_loss"] == pytest.approx(plain.history[-1]["train_loss"], rel=1e-6)
+
+
+def test_what_looks_at_values_is_not_captured(file, tmp_path):  # noqa: F811
+    raw = raw_for(file, tmp_path, "cuda", "tensornet2")
+    raw["priors"] = [{**COULOMB, "damping": "none", "method": "ewald", "cutoff": 5.0}]
+    assert "'Electrostatics._ewald'" in pack_trainer(made(raw, False))
+
+
+def test_tensornet2_gives_the_same_bits(file, tmp_path):  # noqa: F811
+    runs = [made(raw_for(file, tmp_path, "cuda", "tensornet2", training={"precision": "float32"}), True) for _ in "ab"]
+    for each in runs:
+        each.run(Hooks())
+    for a, b in zip(runs[0].average.parameters(), runs[1].average.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def trainer(tmp_path, device, packing, **changes):

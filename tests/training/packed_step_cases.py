@@ -1,0 +1,87 @@
+"""The loss of a packed batch and its gradients, by the kernels of the GPU and in plain PyTorch; shared by the checks in
+Triton's interpreter and the tests on a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.data import Sample
+from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.training.config.loss_config import LossConfig
+from torchmdnet2.training.steps.batches import Batch
+from torchmdnet2.training.steps.network import PackedNetwork
+from torchmdnet2.training.steps.optimizers import AdamW
+from torchmdnet2.training.steps.packed_frames import Capacity, PackedFrames
+from torchmdnet2.training.steps.packing import pack_part
+from torchmdnet2.training.steps.replay import TrainingPass
+
+CUTOFF = 3.0
+COULOMB = {"name": "coulomb", "charges": "predicted", "damping": "exp"}
+FIELD = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 2.5}
+CASES: dict[str, dict[str, Any]] = {
+    "tensornet": {},
+    "tensornet with properties": {"properties": [{"name": "dipole"}, {"name": "charges"}], "priors": [COULOMB]},
+    "tensornet2": {"model": {"name": "tensornet2", "q_dim": 2}},
+    "tensornet2 with priors": {
+        "model": {"name": "tensornet2", "q_dim": 2, "group": "SO(3)", "exact_charge": False, "rbf_type": "gauss"},
+        "properties": [{"name": "dipole"}],
+        "priors": [COULOMB, FIELD, {"name": "zbl", "cutoff": 2.0}],
+    },
+}
+"""name -> parts of the configuration."""
+
+
+def frames() -> Batch:
+    """An ion, a molecule and an atom; the last has no labels but its energy."""
+    generator = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+    corners = 1.3 * torch.tensor([[0, 0, 0], [1, 0, 0], [0, 1, 0]], dtype=torch.float64)
+    parts = [([8, 1, 1], 1.0), ([6, 8], 0.0), ([1], 0.0)]
+    systems = [System(torch.tensor(z), corners[: len(z)] + 0.1 * numbers(len(z), 3), charge=q) for z, q in parts]
+    labels = {"energy": numbers(3), "forces": numbers(6, 3), "dipole": numbers(3, 3), "charges": numbers(6)}
+    labels["forces"][5], labels["dipole"][2], labels["charges"][5] = torch.nan, torch.nan, torch.nan
+    whole = System.concatenate(systems)
+    return Batch(Sample(whole, labels), neighbor_list(whole, CUTOFF), [0, 1, 2])
+
+
+def outcome(case: dict[str, Any], device: str, kernels: bool, width: int = 8) -> list[Tensor]:
+    """Loss with its gradients, and the sums of errors, in float64."""
+    torch.manual_seed(0)
+    model = {"name": "tensornet", "hidden_channels": width, "num_layers": 1, "num_rbf": 4, "cutoff": CUTOFF}
+    config = {**case, "model": {**model, "max_z": 10, **case.get("model", {})}, "elements": [1, 6, 8]}
+    potential = Potential.from_config(config).double().to(device).train()
+    charges = "charges" in potential.properties or potential.representation.reads_charge
+    labels = [*(["dipole"] if "dipole" in potential.properties else []), *(["charges"] if charges else [])]
+    loss = LossConfig(energy=3.0, forces=2.0, dipole=0.7, charges=5.0, kinds={"charges": "huber"}, huber_delta=0.3)
+    part = pack_part(frames(), potential, False, loss, labels)
+    store = PackedFrames([part], potential.elements, CUTOFF, torch.device(device), torch.float64)
+    need = store.size([0, 1, 2])
+    room = Capacity(4, need.atoms + 2, need.pairs + 3, tuple(n + 2 for n in need.edges))
+    batch = store.batch(torch.tensor([2, 0, -1, 1], device=device), room)
+    parameters = list(potential.parameters())
+    network = PackedNetwork(potential, 3, True, False, kernels, labels)
+    average = [p.detach().clone() for p in parameters]
+    work = TrainingPass(network, loss, parameters, average, AdamW([{"params": parameters, "lr": 0.0}]), 1.0)  # type: ignore[arg-type]
+    return gradients(work, batch)
+
+
+def gradients(work: TrainingPass, batch: Any) -> list[Tensor]:
+    work.warm_up(batch)
+    assert not work._table.any()
+    work._gradients(batch)
+    return [work._flat.cpu(), *(work._sums[name].cpu() for name in sorted(work._sums))]
+
+
+def check_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    """The same to 1e-11 of the largest number of each kind."""
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert float(other.abs().max()) > 0
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11 * float(other.abs().max()))
