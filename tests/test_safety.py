@@ -202,7 +202,7 @@ LAYERS = """
     ensemble_file ensemble
     adapters
     md training
-    scan
+    scan learn
     prior_alone checks testing diagnostics benchmark
     cli
     __init__ __main__

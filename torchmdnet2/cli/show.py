@@ -24,6 +24,7 @@ def add(command: Command) -> None:
     config.add_argument("file", nargs="?", help="a configuration: print it with all defaults filled in instead")
     config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with a file: change one key")
     config.add_argument("--model", default="tensornet", help="whose keys are listed (default: tensornet)")
+    config.add_argument("--learn", action="store_true", help="print a configuration of `torchmdnet2 learn` instead")
     config.add_argument("--from-torchmd-net", metavar="YAML", help="convert a training YAML of TorchMD-Net")
 
 
@@ -90,6 +91,11 @@ def _config(options: argparse.Namespace) -> None:
         return
     if options.set:
         raise BadConfig("--set changes a configuration file: name one")
+    if options.learn:
+        from ..learn.defaults import default_learn_yaml
+
+        print(default_learn_yaml().rstrip())
+        return
     known = list(REPRESENTATIONS)
     if options.model not in known:
         raise BadConfig(

@@ -14,7 +14,7 @@ from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .config import Config
 from .schema import Section, section_of
 
-__all__ = ["config_yaml", "default_config_yaml"]
+__all__ = ["config_yaml", "default_config_yaml", "section_lines", "yaml_line"]
 
 _COLUMN = 44  # where the comments start
 
@@ -31,22 +31,22 @@ def default_config_yaml(model: str = "tensornet") -> str:
     lines = ["# torchmdnet2 training configuration: every key, its default and its meaning.", ""]
     for name, field in Config.model_fields.items():
         if name == "model":
-            lines += ["model:", *_section(section_of(REPRESENTATIONS[model]), 1, {"name": model})]
+            lines += ["model:", *section_lines(section_of(REPRESENTATIONS[model]), 1, {"name": model})]
         elif name == "head":
-            lines += ["head:", *_section(section_of(HEADS["scalar"], ["hidden_channels"]), 1, {"name": "scalar"})]
+            lines += ["head:", *section_lines(section_of(HEADS["scalar"], ["hidden_channels"]), 1, {"name": "scalar"})]
         elif name == "priors":
-            entry = _section(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "auto"})
+            entry = section_lines(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "auto"})
             entry[0] = entry[0].replace("    name", "  - name", 1)
-            entry[1] = _line(
+            entry[1] = yaml_line(
                 "    energies: auto",
                 "auto (single atoms in data.train, else fit), fit, isolated, a file, {H: -13.6, …} in eV",
             )
             lines += ["priors:  # terms added to the network; [] for none", *entry]
         elif not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):
-            lines.append(_line(f"{name}: {_scalar(field.default)}", field.description))
+            lines.append(yaml_line(f"{name}: {_scalar(field.default)}", field.description))
         else:
             section = field.annotation
-            lines += [f"{name}:", *_section(section, 1, {"train": "data.xyz"} if name == "data" else {})]
+            lines += [f"{name}:", *section_lines(section, 1, {"train": "data.xyz"} if name == "data" else {})]
         lines.append("")
     return "\n".join(lines)
 
@@ -56,25 +56,25 @@ def config_yaml(config: Config) -> str:
     return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
 
 
-def _section(section: type[BaseModel], depth: int, given: Mapping[str, Any]) -> list[str]:
+def section_lines(section: type[BaseModel], depth: int, given: Mapping[str, Any]) -> list[str]:
     lines = []
     for name, field in section.model_fields.items():
         kind = field.annotation
         indent = "  " * depth
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            lines += [f"{indent}{name}:", *_section(kind, depth + 1, {})]
+            lines += [f"{indent}{name}:", *section_lines(kind, depth + 1, {})]
             continue
         if name == "optimizer":
             settings, own = section_of(OPTIMIZERS[DEFAULT_OPTIMIZER], ["params"]), {"name": DEFAULT_OPTIMIZER}
-            lines += [_line(f"{indent}{name}:", field.description), *_section(settings, depth + 1, own)]
+            lines += [yaml_line(f"{indent}{name}:", field.description), *section_lines(settings, depth + 1, own)]
             continue
         default = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
         value = given.get(name, None if default is PydanticUndefined else default)
-        lines.append(_line(f"{indent}{name}: {_scalar(value)}", field.description))
+        lines.append(yaml_line(f"{indent}{name}: {_scalar(value)}", field.description))
     return lines
 
 
-def _line(text: str, description: str | None) -> str:
+def yaml_line(text: str, description: str | None) -> str:
     return f"{text:<{_COLUMN}}# {description}" if description else text
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import BadConfig
 from ..steps.distributed import Devices
 
-__all__ = ["check_identity", "require_alike"]
+__all__ = ["check_identity", "differences", "require_alike"]
 
 _OWN: tuple[str, ...] = ("config.output.", "config.data.num_workers")
 """Keys that may differ."""
@@ -17,7 +17,7 @@ _OWN: tuple[str, ...] = ("config.output.", "config.data.num_workers")
 
 def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
     """Raise BadConfig if a run would be resumed with another configuration or other data."""
-    different = sorted(_differences(now, then))
+    different = sorted(differences(now, then))
     harmless = _OWN
     training = now["config"]["training"]
     # what depends on the number of epochs
@@ -45,7 +45,7 @@ def require_alike(devices: Devices, mine: dict[str, Any]) -> None:
     """
     main = json.loads(devices.from_main(json.dumps(mine).encode()))
     with devices.together():
-        different = [path for path in _differences(mine, main) if not path.startswith(_OWN)]
+        different = [path for path in differences(mine, main) if not path.startswith(_OWN)]
         if different:
             changes = "; ".join(_change(path, mine, main, "not") for path in different)
             raise BadConfig(f"all processes need the same configuration, data and versions; here, {changes}")
@@ -67,8 +67,9 @@ def _change(path: str, now: dict[str, Any], then: dict[str, Any], other: str = "
     return f"{rest} is {values[0]!r}, {other} {values[1]!r}"
 
 
-def _differences(a: Any, b: Any, path: str = "") -> list[str]:
+def differences(a: Any, b: Any, path: str = "") -> list[str]:
+    """Dotted paths of what differs between nested dictionaries."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = dict.fromkeys([*a, *b])
-        return [p for key in keys for p in _differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))]
+        return [p for key in keys for p in differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))]
     return [] if a == b else [path]

@@ -1,0 +1,315 @@
+"""The whole loop: rounds, reasons to stop, what is written, and the same bits after a kill in every phase."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+
+import numpy as np
+import pytest
+from ase.io import read, write
+from learn_world import fingerprints, labelled, raw_config, water_like
+from rich.console import Console
+
+from torchmdnet2 import System, load
+from torchmdnet2.cli import main
+from torchmdnet2.ensemble_file import read_ensemble
+from torchmdnet2.errors import BadConfig, BadData
+from torchmdnet2.learn import load_learn_config, loop, parse_learn_config, run_learning
+from torchmdnet2.learn.config import StopConfig
+from torchmdnet2.training.reporting.log import TrainingLog
+
+
+def changed(raw, **keys):
+    """With other values of dotted keys; dots are written as __."""
+    raw = copy.deepcopy(raw)
+    for path, value in keys.items():
+        *sections, last = path.split("__")
+        node = raw
+        for name in sections:
+            node = node[name]
+        node[last] = value
+    return raw
+
+
+LOOK = loop.explore
+
+
+def explore_brittle(*arguments):
+    """The first replica counts as broken after its last frame."""
+    runs = LOOK(*arguments)
+    runs[0].broken_at, runs[0].reason = float(runs[0].time[-1]) + 0.01, "for the test"
+    return runs
+
+
+@pytest.fixture
+def brittle(monkeypatch):
+    monkeypatch.setattr(loop, "explore", explore_brittle)
+
+
+@pytest.fixture(scope="module")
+def finished(start_file, tmp_path_factory):
+    """A run of three rounds: its configuration, its result, and what it printed. Later rounds hardly change weights."""
+    raw = raw_config(start_file, tmp_path_factory.mktemp("finished") / "learn")
+    raw["refine"] = {"max_epochs": 1, "lr": 1e-12, "lr_min": 0.0}
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "explore", explore_brittle)
+        result = run_learning(parse_learn_config(raw), log=TrainingLog(None, Console(file=printed, width=500)))
+    return raw, result, printed.getvalue()
+
+
+def test_rounds_until_the_budget_is_spent(finished):
+    _, result, said = finished
+    folder = result.ensemble.parent
+    assert result.reason == "the budget of 4 labels is spent" and not result.stable
+    assert [r.asked for r in result.rounds] == [0, 3, 4]
+    assert [(r.train, r.validation) for r in result.rounds] == [(7, 1), (9, 2), (10, 2)]
+    assert result.rounds[0].new_errors is None and result.rounds[1].new_errors["frames"] == 3
+    assert all(t.replicas == 2 and t.whole == 1 for r in result.rounds for t in r.temperatures)
+
+    selected = read(folder / "round_000" / "selected.xyz", ":")
+    assert [atoms.info["reason"] for atoms in selected] == ["broken: for the test"] * 2 + ["disagreement"]
+    assert {atoms.info["temperature_K"] for atoms in selected[:2]} == {5.0, 10.0}
+    for atoms in selected:
+        assert atoms.info["round"] == 1 and atoms.info["replica"] in (0, 1) and atoms.info["start"] in (0, 4)
+        assert 0 < atoms.info["time_ps"] <= 0.02 and atoms.info["spread"] >= 0
+    trained = [atoms for name in ("train", "validation") for atoms in read(folder / f"round_001/{name}.xyz", ":")]
+    assert sum(atoms.info["reason"] == "start" for atoms in trained) == 8
+    new = next(atoms for atoms in trained if atoms.info["reason"] == "disagreement")
+    again = labelled(new.copy())
+    assert new.get_potential_energy() == pytest.approx(again.get_potential_energy(), abs=1e-7)
+    held_out = [read(folder / f"round_00{k}" / "validation.xyz", ":") for k in (0, 1)]
+    assert np.array_equal(held_out[0][0].positions, held_out[1][0].positions)
+
+    assert read_ensemble(result.ensemble) == [folder / "round_002" / f"member_{k}" / "best.tmn" for k in (0, 1)]
+    finished = json.loads((folder / "finished.json").read_text())
+    assert finished == {"reason": result.reason, "stable": False, "rounds": 3, "asked": 4, "failed": 0}
+    page = (folder / "report.html").read_text()
+    assert "the budget of 4 labels is spent" in page and "data:image/png;base64" in page and "<script" not in page
+    assert "start frame(s) labelled again" in said and "round 1: 3 labels asked for, 0 failed" in said
+    assert "round 2: dynamics took" in said
+
+
+def test_weights_go_on_from_the_last_round(finished):
+    folder = finished[1].ensemble.parent
+    system = System.from_ase(water_like(50))
+    forces = [
+        [load(folder / f"round_00{r}/member_{k}/best.tmn", dtype="float64")(system).forces for k in (0, 1)]
+        for r in (0, 1)
+    ]
+    for before, after in zip(*forces, strict=True):
+        np.testing.assert_allclose(after.numpy(), before.numpy(), atol=1e-5)
+    assert float((forces[0][0] - forces[0][1]).abs().max()) > 1e-4  # members differ
+
+
+def test_stable_models_need_no_labels(raw_learn):
+    raw = changed(raw_learn, stop__spread=100.0)
+    result = run_learning(parse_learn_config(raw))
+    words = "stable: 100% of the replicas whole for 0.02 ps, and a spread below 100 eV/Å in 99 of 100 frames"
+    assert result.stable and result.reason == words
+    assert len(result.rounds) == 1 and result.rounds[0].asked == 0
+    assert not result.rounds[0].stable(StopConfig(spread=1e-6))
+
+
+def test_random_selection_and_unlabelled_starts(raw_learn, brittle, tmp_path):
+    """Structures without labels are labelled first, from given starts, and count to the budget."""
+    write(tmp_path / "bare.xyz", [water_like(seed) for seed in range(5)])
+    write(tmp_path / "starts.xyz", [water_like(9)])
+    raw = changed(
+        raw_learn, start={"file": str(tmp_path / "bare.xyz"), "labelled": False, "frames": 4},
+        selection={"name": "random"}, labels__budget=6, labels__per_round=2,
+    )  # fmt: skip
+    raw["dynamics"]["starts"] = str(tmp_path / "starts.xyz")
+    result = run_learning(parse_learn_config(raw))
+    folder = result.ensemble.parent
+    assert [r.asked for r in result.rounds] == [4, 6]
+    assert [r.reasons for r in result.rounds] == [{"start": 4}, {"random": 2}]
+    assert len(read(folder / "starts.xyz", ":")) == 1
+
+
+def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
+    frames = [labelled(water_like(seed)) for seed in range(4)]
+    for atoms in frames:
+        atoms.calc.results["energy"] /= 27.2
+        atoms.calc.results["forces"] /= 27.2
+    write(tmp_path / "hartree.xyz", frames, format="extxyz")
+    raw = changed(raw_learn, start__file=str(tmp_path / "hartree.xyz"))
+    with pytest.raises(BadData, match=r"not those of the labeller: energies differ by .* meV/atom"):
+        run_learning(parse_learn_config(raw))
+    named = changed(raw_learn, start__level_of_theory="PBE0")
+    with pytest.raises(BadConfig, match=r"start\.level_of_theory: is PBE0, and the labeller computes Morse"):
+        parse_learn_config(named)
+
+
+def test_a_round_without_any_label_ends_the_run(raw_learn, brittle):
+    raw = changed(raw_learn, labels__max_force=1e-6, start__verify=0)
+    with pytest.raises(BadData, match="round 1: none of 3 frames could be labelled; the first: a force of"):
+        run_learning(parse_learn_config(raw))
+
+
+def test_nothing_left_to_select(raw_learn, monkeypatch):
+    """A replica that broke at once, at a start that is labelled, gives no frame."""
+
+    def explore(*arguments):
+        runs = LOOK(*arguments)
+        for run in runs:
+            run.broken_at, run.reason = 0.0, "for the test"
+            run.time, run.pos, run.regular, run.spread = run.time[:1], run.pos[:1], run.regular[:1], run.spread[:1]
+        return runs
+
+    monkeypatch.setattr(loop, "explore", explore)
+    result = run_learning(parse_learn_config(raw_learn))
+    assert result.reason.startswith("there is no frame left to select") and not result.stable
+
+
+# --- bad configurations ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"labels__buget": 3}, r"labels\.buget: unknown key, did you mean 'budget'"),
+        ({"labels__labeller": {"name": "gfn3-xtb"}}, r"unknown labeller 'gfn3-xtb', did you mean 'gfn"),
+        ({"labels__labeller": {"name": "gfn2-xtb", "acuracy": 1}}, r"labels\.labeller\.acuracy: unknown key"),
+        (
+            {"labels__labeller": {"name": "command", "command": ["x"], "level_of_theory": "x"}},
+            r"labels\.labeller\.comm",
+        ),
+        ({"selection": {"name": "disagrement"}}, "unknown selection 'disagrement', did you mean 'disagreement'"),
+        ({"selection__lowest": 2000.0}, r"selection: lowest \(2000.0\) must be below"),
+        ({"dynamics__temperatures": []}, r"dynamics\.temperatures"),
+        ({"dynamics__temperatures": [300.0, 300.0]}, "one is given twice"),
+        ({"dynamics__every": 5.0}, r"every \(5.0 ps\) must be between"),
+        ({"members": 1}, "members: should be greater than or equal to 2, got 1"),
+        ({"train__model__hiden_channels": 3}, r"train: model\.hiden_channels: unknown key, did you mean"),
+        ({"train__data": {"train": "x"}}, r"train\.data: is set by the loop"),
+        ({"train__modle": {}}, r"train\.modle: unknown key, did you mean 'model'"),
+        ({"train__training__seed": 3}, r"train\.training\.seed: set `seed` instead"),
+        ({"refine": {"max_epoch": 3}}, r"training\.max_epoch: unknown key, did you mean 'max_epochs'"),
+        ({"start__units": {"energy": "eVolt"}}, r"start\.units"),
+        ({"start": {}}, r"start\.file: is required"),
+    ],
+)
+def test_mistakes_are_named(raw_learn, keys, message):
+    with pytest.raises(BadConfig, match=message):
+        parse_learn_config(changed(raw_learn, **keys))
+
+
+def test_the_command(tmp_path, capsys):
+    assert main(["config", "--learn"]) == 0
+    text = capsys.readouterr().out
+    (tmp_path / "learn.yaml").write_text(text)
+    for key in ("per_round:", "temperatures:", "lowest:", "refine:", "# s for one frame"):
+        assert key in text
+    assert load_learn_config(tmp_path / "learn.yaml").labels.budget == 200  # what it prints can be read
+    assert main(["learn", str(tmp_path / "learn.yaml"), "--set", "labels.buget=3"]) == 2
+    assert "labels.buget: unknown key" in capsys.readouterr().err
+    assert main(["learn", str(tmp_path / "none.yaml")]) == 1
+
+
+# --- resuming ----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_a_run_is_respected(finished, brittle, tmp_path):
+    raw, first, _ = finished
+    raw = changed(raw, output__folder=str(tmp_path / "copy"))
+    config = parse_learn_config(raw)
+    with pytest.raises(BadConfig, match="no run to resume"):
+        run_learning(config, "must")
+    shutil.copytree(first.ensemble.parent, tmp_path / "copy")
+    before = fingerprints(tmp_path / "copy")
+    with pytest.raises(BadConfig, match="holds a run; continue it with --resume auto"):
+        run_learning(config)
+    other = changed(raw, dynamics__time=0.08)
+    with pytest.raises(BadConfig, match=r"another configuration: dynamics\.time changed"):
+        run_learning(parse_learn_config(other), "auto")
+    assert run_learning(config, "auto").rounds == first.rounds
+    assert fingerprints(tmp_path / "copy") == before
+    more = run_learning(parse_learn_config(changed(raw, labels__budget=6)), "must")
+    assert [r.asked for r in more.rounds] == [0, 3, 4, 6]  # goes on where it was
+
+
+KILLS = [
+    ("torchmdnet2.learn.labelling", "append", 2),  # between two labels
+    ("torchmdnet2.learn.loop", "write_frames", 3),  # between validation.xyz and train.xyz
+    ("torchmdnet2.learn.loop", "run_training", 2),  # between two members
+    ("torchmdnet2.training.run.run", "write_metrics", 2),  # within a training
+    ("torchmdnet2.learn.loop", "write_ensemble", 1),
+    ("torchmdnet2.learn.loop", "write_trajectories", 2),  # between two temperatures
+    ("torchmdnet2.learn.summary", "atomic_write", 1),
+    ("torchmdnet2.learn.loop", "frames_of", 1),  # during the selection
+    ("torchmdnet2.learn.loop", "write_report", 2),
+]
+
+
+def learn_and_die(raw, module, name, count):
+    """Entry point of the processes that are killed, right before a function is called for the nth time."""
+    from importlib import import_module
+
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    from torchmdnet2.learn import load_learn_config, loop, parse_learn_config, run_learning
+from torchmdnet2.learn.config import StopConfig
+from torchmdnet2.training.reporting.log import TrainingLog
+
+    loop.explore = explore_brittle
+    if module:
+        place, calls = import_module(module), []
+        original = getattr(place, name)
+
+        def deadly(*arguments, **options):
+            calls.append(name)
+            if len(calls) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **options)
+
+        setattr(place, name, deadly)
+    run_learning(parse_learn_config(raw), "auto")
+
+
+def run_in_process(raw, *kill):
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=learn_and_die, args=(raw, *kill))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def check_kills(raw_learn, tmp_path, kills):
+    raw = changed(raw_learn, labels__budget=3, train__training__max_epochs=3)
+    whole, parts = (changed(raw, output__folder=str(tmp_path / name)) for name in ("whole", "parts"))
+    assert run_in_process(whole, "", "", 0) == 0
+    for kill in kills:
+        assert run_in_process(parts, *kill) == -signal.SIGKILL, kill
+    assert run_in_process(parts, "", "", 0) == 0
+    expected = fingerprints(tmp_path / "whole")
+    assert any(name.endswith("npz") for name in expected) and len(expected) > 20
+    assert fingerprints(tmp_path / "parts") == expected
+
+
+def test_killed_twice_and_resumed_to_the_same_bits(raw_learn, tmp_path):
+    check_kills(raw_learn, tmp_path, [KILLS[5], KILLS[0]])
+
+
+@pytest.mark.slow
+def test_killed_in_every_phase_and_resumed_to_the_same_bits(raw_learn, tmp_path):
+    check_kills(raw_learn, tmp_path, KILLS)
+
+
+def test_a_signal_says_how_to_go_on(raw_learn, monkeypatch):
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("it went on")
+
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(loop, "explore", interrupted)
+    with pytest.raises(KeyboardInterrupt, match=r"stopped by SIGTERM; what is done is kept in .*--resume auto") as stop:
+        run_learning(parse_learn_config(raw_learn))
+    assert stop.value.exit_code == 143
+    assert handlers == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]

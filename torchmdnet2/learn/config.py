@@ -1,0 +1,256 @@
+"""The configuration of active learning: these classes are the whole YAML of `torchmdnet2 learn`.
+
+The section `train` is a training configuration as `torchmdnet2 train` reads it, without what the loop sets itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from .. import units
+from ..errors import BadConfig
+from ..training.config.config import Config, parse_config
+from ..training.config.schema import Section, closest, first_error, homes, validate_choice
+from ..yaml_reader import apply_override, parse_yaml
+from .labellers import LABELLERS, make_labeller
+from .selection import SELECTIONS
+
+__all__ = ["DynamicsConfig", "LabelsConfig", "LearnConfig", "StartConfig", "load_learn_config", "parse_learn_config"]
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Whole = Annotated[int, Field(ge=1)]
+
+
+class KeysConfig(Section):
+    """Names of the labels in the files."""
+
+    energy: str = Field(default="energy", description="total energy")
+    forces: str = Field(default="forces", description="forces")
+    charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")
+    spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
+
+
+class UnitsConfig(Section):
+    """Units of the files."""
+
+    energy: str = Field(default="eV", description="eV, meV, hartree, kJ/mol, kcal/mol, rydberg")
+    length: str = Field(default="angstrom", description="angstrom, bohr, nm, pm")
+    forces: str | None = Field(default=None, description="null: energy/length, as in eV/angstrom")
+
+    @model_validator(mode="after")
+    def check_units(self) -> UnitsConfig:
+        for kind, unit in (("energy", self.energy), ("length", self.length), ("force", self.forces)):
+            if unit is not None:
+                units.factor(kind, unit)
+        return self
+
+
+class StartConfig(Section):
+    """Frames to begin with."""
+
+    file: str | list[str] = Field(description="data file(s): labelled frames, or structures")
+    frames: Annotated[int, Field(ge=2)] | None = Field(
+        default=None, description="take so many of them, evenly from all over the file(s); null: all"
+    )
+    labelled: bool = Field(default=True, description="false: they are labelled first, which counts to the budget")
+    keys: KeysConfig = Field(default_factory=KeysConfig)
+    units: UnitsConfig = Field(default_factory=UnitsConfig)
+    level_of_theory: str | None = Field(
+        default=None, description="of the labels; must be that of the labeller. null: not stated"
+    )
+    verify: Annotated[int, Field(ge=0)] = Field(
+        default=1, description="label so many of them again at the beginning, and stop if the labels differ"
+    )
+
+
+class LabelsConfig(Section):
+    """What computes labels, how many, how many at once."""
+
+    labeller: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "gfn2-xtb"}, validate_default=True, description="name, and its arguments"
+    )
+    budget: Whole = Field(default=200, description="stop when so many labels were asked for, failed ones included")
+    per_round: Whole = Field(default=16, description="labels between two trainings")
+    processes: Whole = Field(default=1, description="frames that are labelled at once")
+    threads: Whole = Field(default=1, description="OMP_NUM_THREADS of each of these processes")
+    timeout: Positive | None = Field(default=600.0, description="s for one frame, which is kept aside then; null: none")
+    max_force: Positive | None = Field(
+        default=50.0, description="eV/Å; frames with larger forces are kept aside; null: none"
+    )
+
+    @field_validator("labeller", mode="before")
+    @classmethod
+    def check_labeller(cls, value: Any) -> dict[str, Any]:
+        return validate_choice(value, LABELLERS, None)
+
+
+class DynamicsConfig(Section):
+    """Langevin dynamics that look for frames, and tell whether the models are stable."""
+
+    starts: str | list[str] | None = Field(default=None, description="structures to start from; null: those of start")
+    temperatures: Annotated[list[Positive], Field(min_length=1)] = Field(default=[300.0, 600.0], description="K")
+    time: Positive = Field(default=5.0, description="ps")
+    replicas: Whole = Field(default=16, description="at each temperature; replica k runs with member k modulo members")
+    timestep: Positive = Field(default=0.5, description="fs")
+    friction: Positive = Field(default=1.0, description="1/ps")
+    every: Positive = Field(default=0.05, description="ps between two frames that may be selected")
+
+    @model_validator(mode="after")
+    def check_times(self) -> DynamicsConfig:
+        if self.time < self.every or self.every < 1e-3 * self.timestep:
+            raise ValueError(f"every ({self.every} ps) must be between one timestep and time ({self.time} ps)")
+        if len(set(self.temperatures)) < len(self.temperatures):
+            raise ValueError("temperatures: one is given twice")
+        return self
+
+
+class StopConfig(Section):
+    """When the loop ends."""
+
+    whole: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0, description="part of the replicas that stay whole, at every temperature"
+    )
+    spread: Positive | None = Field(
+        default=None, description="eV/Å; and the spread of 99 of 100 frames is below this, at every temperature"
+    )
+    rounds: Whole = Field(default=20, description="trainings at most")
+
+
+class FolderConfig(Section):
+    """The folder of the run."""
+
+    folder: str = Field(default="runs/learn", min_length=1, description="made when it does not exist")
+
+
+class LearnConfig(Section):
+    """A whole run of active learning."""
+
+    start: StartConfig
+    labels: LabelsConfig = Field(default_factory=LabelsConfig)
+    dynamics: DynamicsConfig = Field(default_factory=DynamicsConfig)
+    selection: dict[str, Any] = Field(
+        default_factory=lambda: {"name": "disagreement"}, validate_default=True, description="name, and its arguments"
+    )
+    stop: StopConfig = Field(default_factory=StopConfig)
+    members: Annotated[int, Field(ge=2)] = Field(default=3, description="models of the committee")
+    validation: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.1, description="part of the frames that is not trained on and chooses the best epoch"
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict,
+        description="the first training: model, head, priors, init, training; see docs/training.md",
+    )
+    refine: dict[str, Any] = Field(
+        default_factory=dict, description="keys of train.training that differ in later rounds, as {max_epochs: 20}"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        default=0, description="of weights, batches, velocities, noise and random selection"
+    )
+    licence: str = Field(default="not stated", description="of the models, for their cards")
+    output: FolderConfig = Field(default_factory=FolderConfig)
+
+    @field_validator("selection", mode="before")
+    @classmethod
+    def check_selection(cls, value: Any) -> dict[str, Any]:
+        return validate_choice(value, SELECTIONS, "disagreement")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, defaults filled in."""
+        return self.model_dump()
+
+    def training(
+        self, first: bool, data: Mapping[str, Any], folder: Path, seed: int, init: str | None = None
+    ) -> Config:
+        """The configuration of one training.
+
+        Args:
+            first: whether it is of the first round.
+            data: its section `data`.
+            folder: of its output.
+            seed: its own.
+            init: model file to start from, in later rounds.
+
+        Raises:
+            BadConfig: `train` or `refine` is not right.
+        """
+        raw: dict[str, Any] = dict(self.train) if first else {"init": {"file": init}}
+        raw["training"] = {
+            **(self.train.get("training") or {}),
+            **({} if first else self.refine),
+            "seed": seed,
+        }
+        raw["data"] = dict(data)
+        raw["output"] = {"folder": str(folder), "report": False, "licence": self.licence}
+        return parse_config(raw, "train" if first else "refine")
+
+
+_ALLOWED = ("model", "head", "priors", "atom_filter", "init", "training")
+
+
+def parse_learn_config(raw: Any, source: str = "configuration") -> LearnConfig:
+    """Check plain data against the schema, the sections for trainings included.
+
+    Raises:
+        BadConfig: every finding, each with its dotted path.
+    """
+    if not isinstance(raw, Mapping):
+        raise BadConfig(f"{source}: should be sections (start, labels, dynamics, …), got {type(raw).__name__}")
+    try:
+        config = LearnConfig.model_validate(raw)
+    except ValidationError as error:
+        raise first_error(error, source, homes(LearnConfig)) from None
+    try:
+        _check_training(config)
+        ours, theirs = make_labeller(config.labels.labeller).level_of_theory, config.start.level_of_theory
+        if config.start.labelled and theirs not in (None, ours):
+            raise BadConfig(
+                f"start.level_of_theory: is {theirs}, and the labeller computes {ours}; labels of two levels cannot be "
+                "trained on together. Set start.labelled to false, to have the structures labelled anew"
+            )
+    except BadConfig as error:
+        raise BadConfig(f"{source}: {error}") from None
+    return config
+
+
+def _check_training(config: LearnConfig) -> None:
+    for key in config.train:
+        if key not in _ALLOWED:
+            known = key in Config.model_fields
+            why = "is set by the loop; leave it out" if known else f"unknown key{closest(key, _ALLOWED)}"
+            raise BadConfig(f"train.{key}: {why}")
+    training = config.train.get("training") or {}
+    for name, section in (("train.training", training), ("refine", config.refine)):
+        if isinstance(section, Mapping) and "seed" in section:
+            raise BadConfig(f"{name}.seed: set `seed` instead; each training gets one of its own, derived from it")
+    data = {"train": "train.xyz"}
+    config.training(True, data, Path("."), 0)
+    plain = {**config.train, "training": {**training, **config.refine}}
+    config.model_copy(update={"train": plain}).training(True, data, Path("."), 0)
+
+
+def load_learn_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> LearnConfig:
+    """Read and check a configuration file.
+
+    Args:
+        path: YAML.
+        overrides: "dotted.key=value" each, the value being YAML.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadConfig: not YAML, an unknown key, a wrong type, a value out of range.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such configuration file")
+    try:
+        raw = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path}: not a text file: {error}") from error
+    raw = {} if raw is None else raw
+    for override in overrides:
+        apply_override(raw, override)
+    return parse_learn_config(raw, str(path))

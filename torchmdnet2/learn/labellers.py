@@ -1,0 +1,292 @@
+"""Labellers: what computes the energy and forces of a frame. One class per method, registered under a name.
+
+A plug-in registers its own with `@LABELLERS.register("name")`; the arguments of its class are keys of
+`labels.labeller` in the configuration.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import BadConfig, MissingBackend
+from ..registry import Registry
+
+if TYPE_CHECKING:
+    from ase import Atoms
+    from ase.calculators.calculator import BaseCalculator
+
+__all__ = ["LABELLERS", "Labeller", "LabellingFailed", "Labels", "make_labeller"]
+
+LABELLERS: Registry[Any] = Registry("labeller")
+
+
+class LabellingFailed(RuntimeError):
+    """A frame could not be labelled; the message says why. The frame is kept aside, and the others are labelled."""
+
+
+class Labels(NamedTuple):
+    """Labels of one frame.
+
+    Attributes:
+        energy: eV.
+        forces: [n, 3] eV/Å.
+    """
+
+    energy: float
+    forces: NDArray[np.float64]
+
+
+class Labeller(ABC):
+    """Computes labels. One is made in each worker process, from its name and arguments.
+
+    A label must not depend on the frames before it, so that an interrupted run can be repeated: start every
+    calculation anew.
+
+    Attributes:
+        level_of_theory: for model cards; frames of another level are refused.
+        files: that it reads, whose change between two starts of a run is an error.
+    """
+
+    level_of_theory: str
+    files: tuple[str, ...] = ()
+
+    def check(self) -> None:  # noqa: B027
+        """Raise MissingBackend or BadConfig where a program or file is missing; called before anything is computed."""
+
+    @abstractmethod
+    def __call__(self, atoms: Atoms, folder: Path) -> Labels:
+        """Label a frame.
+
+        Args:
+            atoms: charge in e and spin multiplicity in `info`, if they are known.
+            folder: an empty folder for files, which is also the current one. It is kept where labelling fails.
+
+        Raises:
+            Exception: of any kind, where there is no label; its message is kept with the frame.
+        """
+
+
+def make_labeller(section: Mapping[str, Any]) -> Labeller:
+    """The labeller of {"name": …, arguments}."""
+    arguments = dict(section)
+    return LABELLERS[arguments.pop("name")](**arguments)
+
+
+class _Xtb(Labeller):
+    """Semiempirical energies and forces of GFNn-xTB, by tblite (pip install tblite).
+
+    C. Bannwarth, S. Ehlert, S. Grimme, J. Chem. Theory Comput. 15, 1652 (2019), doi:10.1021/acs.jctc.8b01176.
+    """
+
+    method: str
+
+    def __init__(self, accuracy: float = 1.0, electronic_temperature: float = 300.0, max_iterations: int = 250):
+        self.options = {
+            "accuracy": accuracy,
+            "electronic_temperature": electronic_temperature,
+            "max_iterations": max_iterations,
+        }
+        self.level_of_theory = self.method
+
+    def check(self) -> None:
+        from importlib.util import find_spec
+
+        if find_spec("tblite") is None:
+            raise MissingBackend("labels.labeller: gfn2-xtb needs tblite: pip install tblite")
+
+    def __call__(self, atoms: Atoms, folder: Path) -> Labels:
+        from tblite.ase import TBLite
+
+        spin = int(atoms.info.get("spin", 0))
+        options: dict[str, Any] = {**self.options, "charge": atoms.info.get("charge", 0), "verbosity": 0}
+        if spin:
+            options["multiplicity"] = spin
+        return _by_calculator(atoms, TBLite(method=self.method, **options))
+
+
+@LABELLERS.register("gfn2-xtb")
+class Gfn2Xtb(_Xtb):
+    """GFN2-xTB by tblite (pip install tblite).
+
+    Args:
+        accuracy: of tblite; smaller is more accurate.
+        electronic_temperature: K.
+        max_iterations: of the self-consistent charges; a frame that needs more is kept aside.
+    """
+
+    method = "GFN2-xTB"
+
+
+@LABELLERS.register("gfn1-xtb")
+class Gfn1Xtb(_Xtb):
+    """GFN1-xTB by tblite (pip install tblite).
+
+    Args:
+        accuracy: of tblite; smaller is more accurate.
+        electronic_temperature: K.
+        max_iterations: of the self-consistent charges; a frame that needs more is kept aside.
+    """
+
+    method = "GFN1-xTB"
+
+
+@LABELLERS.register("ase")
+class AseLabeller(Labeller):
+    """A calculator of ASE by its name there, as orca, psi4, cp2k, gaussian, vasp, espresso.
+
+    Programs are found as ASE's documentation says, by its configuration file or the variables ASE_…_COMMAND.
+
+    Args:
+        calculator: name in ASE, in lower-case letters.
+        level_of_theory: of the labels, for the model card.
+        arguments: of the calculator, as in {charge: 0, mult: 1, orcasimpleinput: "wB97X-D3 def2-TZVP EnGrad"}.
+        charge_argument: name of the calculator's argument for the total charge of a frame in e; null: it has none.
+        spin_argument: name of its argument for the multiplicity 2S+1; null: it has none.
+    """
+
+    def __init__(
+        self,
+        calculator: str,
+        level_of_theory: str,
+        arguments: dict[str, Any] | None = None,
+        charge_argument: str | None = None,
+        spin_argument: str | None = None,
+    ):
+        from ase.calculators.calculator import names
+
+        if calculator not in names:
+            from ..registry import did_you_mean
+
+            hint = did_you_mean(calculator, names) or "."
+            raise BadConfig(
+                f"labels.labeller.calculator: ASE has no '{calculator}'{hint} It has {', '.join(sorted(names))}; "
+                "others can be called by the labeller 'command'"
+            )
+        self.calculator, self.level_of_theory = calculator, level_of_theory
+        self.arguments, self.keys = arguments or {}, {"charge": charge_argument, "spin": spin_argument}
+
+    def check(self) -> None:
+        try:
+            self._make({})
+        except ImportError as error:
+            raise MissingBackend(f"labels.labeller: the calculator {self.calculator} cannot be used: {error}") from None
+        except Exception as error:  # calculators raise whatever they like
+            raise BadConfig(
+                f"labels.labeller: the calculator {self.calculator} cannot be made of these arguments: "
+                f"{type(error).__name__}: {error}"
+            ) from None
+
+    def __call__(self, atoms: Atoms, folder: Path) -> Labels:
+        own = {}
+        for name, key in self.keys.items():
+            value = int(atoms.info.get(name, 0))
+            if key is not None and name in atoms.info:
+                own[key] = value
+            elif value > (1 if name == "spin" else 0) or value < 0:
+                raise LabellingFailed(f"the frame has a {name} of {value}; set labels.labeller.{name}_argument")
+        return _by_calculator(atoms, self._make(own))
+
+    def _make(self, own: Mapping[str, Any]) -> BaseCalculator:
+        from ase.calculators.calculator import get_calculator_class
+
+        return get_calculator_class(self.calculator)(**{**self.arguments, **own})
+
+
+@LABELLERS.register("teacher")
+class Teacher(Labeller):
+    """Another potential, in float64.
+
+    Args:
+        file: its .tmn file, or the ensemble.json of an ensemble.
+        level_of_theory: of its labels; null: as the file says.
+        device: cpu, cuda or cuda:N.
+    """
+
+    def __init__(self, file: str, level_of_theory: str | None = None, device: str = "cpu"):
+        self.file, self.device, self.files = str(Path(file).absolute()), device, (file,)
+        self._calculator: BaseCalculator | None = None
+        self.level_of_theory = level_of_theory or self._stated()
+
+    def check(self) -> None:
+        self._open()
+
+    def __call__(self, atoms: Atoms, folder: Path) -> Labels:
+        if self._calculator is None:
+            self._calculator = self._open()
+        return _by_calculator(atoms, self._calculator)
+
+    def _stated(self) -> str:
+        from ..checkpoint import read_header
+        from ..ensemble_file import read_ensemble
+
+        first = read_ensemble(self.file)[0] if self.file.endswith(".json") else self.file
+        data = read_header(first)["metadata"].get("data", {})
+        return str(data.get("level_of_theory", "not stated"))
+
+    def _open(self) -> BaseCalculator:
+        from ..adapters.ase import TorchMDNet2Calculator
+        from ..adapters.committee import CommitteeCalculator
+
+        kind = CommitteeCalculator if self.file.endswith(".json") else TorchMDNet2Calculator
+        return kind(self.file, device=self.device, dtype="float64")
+
+
+@LABELLERS.register("command")
+class Command(Labeller):
+    """A program that reads a frame from a file and writes it with labels to another. It runs with your rights.
+
+    The program is started directly, without a shell, in a folder of its own: name it, and its files, by their full
+    paths. Input: extended XYZ, with charge and spin in the second line. Output: any format of ASE with energy in eV and
+    forces in eV/Å, of the same atoms in the same order. Another exit code than 0 is a failure.
+
+    Args:
+        command: program and arguments; {input} and {output} stand for the names of the files.
+        level_of_theory: of the labels, for the model card.
+        output: name of the file that it writes.
+        format: of that file, by its name in ase.io; null: by the file's name.
+    """
+
+    def __init__(self, command: list[str], level_of_theory: str, output: str = "output.xyz", format: str | None = None):
+        if not command or ("{output}" not in " ".join(command) and output == "output.xyz"):
+            raise BadConfig("labels.labeller.command: should be a list: the program, and arguments with {output}")
+        if Path(output).name != output:
+            raise BadConfig(f"labels.labeller.output: should be the name of a file, without a folder, got {output}")
+        self.command, self.level_of_theory, self.output, self.format = command, level_of_theory, output, format
+
+    def check(self) -> None:
+        from shutil import which
+
+        if which(self.command[0]) is None:
+            raise MissingBackend(f"labels.labeller.command: there is no program {self.command[0]}")
+
+    def __call__(self, atoms: Atoms, folder: Path) -> Labels:
+        from ase.io import read, write
+
+        write(folder / "input.xyz", atoms, format="extxyz")
+        words = [word.replace("{input}", "input.xyz").replace("{output}", self.output) for word in self.command]
+        with (folder / "stdout.txt").open("wb") as out, (folder / "stderr.txt").open("wb") as err:
+            code = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err).returncode
+        if code:
+            last = (folder / "stderr.txt").read_text(errors="replace").strip().splitlines()[-1:]
+            raise LabellingFailed(": ".join([f"{words[0]} ended with exit code {code}", *last]))
+        if not (folder / self.output).is_file():
+            raise LabellingFailed(f"{words[0]} wrote no file {self.output}")
+        found = read(folder / self.output, -1, format=self.format)
+        assert not isinstance(found, list)
+        if found.calc is None or not (found.numbers == atoms.numbers).all():
+            raise LabellingFailed(f"{self.output} has no energy and forces of these atoms, in this order")
+        return Labels(found.get_potential_energy(), found.get_forces())
+
+
+def _by_calculator(atoms: Atoms, calculator: BaseCalculator) -> Labels:
+    atoms = atoms.copy()
+    atoms.set_constraint()  # which would set forces to zero
+    atoms.calc = calculator
+    return Labels(float(atoms.get_potential_energy()), np.array(atoms.get_forces(), dtype=np.float64))

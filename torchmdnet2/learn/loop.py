@@ -1,0 +1,370 @@
+"""The loop of active learning: labels, training, dynamics, selection, in rounds until a condition to stop is met.
+
+Every phase of a round ends with a file that is written at once, and is skipped where this file is there already. A run
+that was killed therefore goes on where it was, and ends with the same files. Numbers of a round are functions of the
+configuration, the round, and the files of the rounds before.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import yaml
+from rich.console import Console
+
+from ..data.sources import file_facts
+from ..ensemble import Ensemble
+from ..ensemble_file import write_ensemble
+from ..errors import BadConfig, BadData
+from ..files import atomic_write
+from ..training.config.config import Config
+from ..training.reporting.log import TrainingLog
+from ..training.run.folder import DONE, exclusive_folder
+from ..training.run.run import run_training
+from ..training.run.run_fingerprint import differences
+from ..training.run.setup import device_of
+from ..training.run.start import own_torch_state
+from ..training.steps.interrupts import Interrupted
+from .beginning import START, STARTS, prepare_start, verify_start
+from .config import LearnConfig
+from .dynamics import explore
+from .frames import read_frames, write_frames
+from .labellers import make_labeller
+from .labelling import FAILED, LABELLED, label_frames
+from .report import write_report
+from .seeds import seed_of
+from .selected import frames_of, keys_of, unlabelled
+from .selection import SELECTIONS
+from .summary import RoundSummary, errors_of, first_words, temperatures_of, validation_errors
+from .trajectory import Trajectory, read_trajectories, write_trajectories
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["LearnResult", "run_learning"]
+
+RUN, FINISHED, SUMMARY, SELECTED = "run.json", "finished.json", "round.json", "selected.xyz"
+TRAIN, VALIDATION = "train.xyz", "validation.xyz"
+_FREE = ("labels.budget", "labels.processes", "labels.threads", "labels.timeout", "stop", "output")
+"""Keys that may differ when a run is resumed."""
+
+
+@dataclass(frozen=True)
+class LearnResult:
+    """How a run ended.
+
+    Attributes:
+        reason: in words.
+        stable: whether the asked stability was reached.
+        ensemble: the models of the last round, for `Ensemble.load`.
+        rounds: what each round found.
+    """
+
+    reason: str
+    stable: bool
+    ensemble: Path
+    rounds: list[RoundSummary]
+
+
+def run_learning(
+    config: LearnConfig, resume: Literal["auto", "must"] | None = None, log: TrainingLog | None = None
+) -> LearnResult:
+    """Train, run dynamics, select and label frames, and train on, until the models are stable or the budget is spent.
+
+    Args:
+        config: from `load_learn_config`.
+        resume: None refuses a folder with a run; "auto" continues one where there is one; "must": or raises.
+        log: where to report; default: standard output and log.txt.
+
+    Raises:
+        BadConfig: the folder holds another run; the labeller cannot be used; what `run_training` refuses.
+        BadData: a file cannot be used; the labels of the start frames are not those of the labeller; all frames of a
+            round failed to be labelled.
+        Interrupted: Ctrl-C or SIGTERM; what is done is kept.
+    """
+    folder = Path(config.output.folder)
+    make_labeller(config.labels.labeller).check()
+    _refuse(config, folder, resume)
+    with exclusive_folder(folder), _signals(folder), log or TrainingLog(folder / "log.txt") as log:
+        _refuse(config, folder, resume)
+        return _Loop(config, folder, log).run()
+
+
+class _Loop:
+    """A run while it goes on."""
+
+    def __init__(self, config: LearnConfig, folder: Path, log: TrainingLog):
+        self.config, self.folder, self.log, self.say = config, folder, log, log.say
+        self.level = make_labeller(config.labels.labeller).level_of_theory
+
+    def run(self) -> LearnResult:
+        """All rounds."""
+        config, folder = self.config, self.folder
+        if not (folder / RUN).is_file():
+            atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
+            facts = {"config": config.to_dict(), "inputs": _inputs(config)}
+            atomic_write(folder / RUN, json.dumps(facts, indent=1))
+        (folder / FINISHED).unlink(missing_ok=True)
+        prepare_start(config, folder)
+        verify_start(config, folder, self.say)
+        self.starts = read_frames(folder / STARTS)
+        rounds: list[RoundSummary] = []
+        while True:
+            summary = self._round(len(rounds))
+            rounds.append(summary)
+            self.say(summary.words())
+            reason = self._stop(summary)
+            chosen = 0 if reason else self._select(summary)
+            if not reason and not chosen:
+                reason = "there is no frame left to select: see selection.lowest"
+            write_report(folder / "report.html", folder.name, rounds, config, self.level, reason or "")
+            if reason:
+                return self._finish(rounds, reason)
+
+    # --- phases --------------------------------------------------------------------------------------------------
+
+    def _round(self, number: int) -> RoundSummary:
+        """Labels, training and dynamics of a round."""
+        own = self._of(number)
+        if (own / SUMMARY).is_file():
+            return RoundSummary.read(own / SUMMARY)
+        own.mkdir(exist_ok=True)
+        with self._timed(number, "labels"):
+            frames, new_errors = self._label(number)
+        with self._timed(number, "training"):
+            models = self._train(number)
+        with self._timed(number, "dynamics"):
+            runs = self._explore(number, models)
+        metrics = [json.loads((model.parent / DONE).read_text(encoding="utf-8")) for model in models]
+        asked, failed = self._counts(number)
+        summary = RoundSummary(
+            round=number,
+            asked=asked,
+            failed=failed,
+            reasons=first_words(frames),
+            train=len(read_frames(own / TRAIN)),
+            validation=len(read_frames(own / VALIDATION)),
+            new_errors=new_errors,
+            validation_errors=validation_errors(metrics),
+            temperatures=temperatures_of(runs),
+        )
+        summary.write(own / SUMMARY)
+        return summary
+
+    def _label(self, number: int) -> tuple[list[Atoms], dict[str, float] | None]:
+        """Label what was selected, and divide all frames; returns the new ones and the errors of the last models."""
+        own, asked = self._of(number), self._asked(number)
+        if asked and not (own / LABELLED).is_file():
+            label_frames(asked, own, self.config.labels, self.say)
+        new = read_frames(own / LABELLED) if asked else []
+        if asked and not new:
+            first = read_frames(own / FAILED)[0].info["error"]
+            raise BadData(f"round {number}: none of {len(asked)} frames could be labelled; the first: {first}")
+        if number == 0 and self.config.start.labelled:
+            new = read_frames(self.folder / START)
+        self._divide(number, new)
+        errors = None
+        if number:
+            with own_torch_state(self._training(number, 0)):
+                errors = errors_of(self._committee(number - 1), new)
+        return new, errors
+
+    def _divide(self, number: int, new: list[Atoms]) -> None:
+        """Write train.xyz and validation.xyz: a frame stays where it once was, every so manieth is for validation."""
+        own, share = self._of(number), self.config.validation
+        if (own / TRAIN).is_file():
+            return
+        before = self._of(number - 1)
+        train = read_frames(before / TRAIN) if number else []
+        validation = read_frames(before / VALIDATION) if number else []
+        for atoms in new:
+            count = len(train) + len(validation)
+            held_out = int((count + 1) * share + 1e-9) > int(count * share + 1e-9)
+            (validation if held_out else train).append(atoms)
+        if not validation:
+            validation.append(train.pop())
+        if not train:
+            raise BadData(f"round {number}: one frame was labelled; one to train on and one to validate on are needed")
+        write_frames(own / VALIDATION, validation)
+        write_frames(own / TRAIN, train)
+
+    def _train(self, number: int) -> list[Path]:
+        """Train the members; each goes on from its last weights."""
+        models = []
+        for k in range(self.config.members):
+            config = self._training(number, k)
+            folder = Path(config.output.folder)
+            folder.mkdir(exist_ok=True)
+            log = TrainingLog(folder / "log.txt", Console(quiet=True))
+            model = run_training(config, resume="auto", log=log)
+            assert model is not None
+            models.append(model)
+        write_ensemble(models, self._of(number) / "ensemble.json")
+        return models
+
+    def _training(self, number: int, member: int) -> Config:
+        own = self._of(number)
+        data = {
+            "train": str(own / TRAIN),
+            "validation": str(own / VALIDATION),
+            "split": {"validation": 0, "test": 0},
+            "level_of_theory": self.level,
+        }
+        seed = seed_of(self.config.seed, "training", number, member)
+        before = str(self._of(number - 1) / f"member_{member}" / "best.tmn") if number else None
+        return self.config.training(not number, data, own / f"member_{member}", seed, before)
+
+    def _explore(self, number: int, models: list[Path]) -> list[Trajectory]:
+        """The dynamics at all temperatures."""
+        config, runs = self.config.dynamics, []
+        seed = seed_of(self.config.seed, "dynamics", number)
+        with own_torch_state(self._training(number, 0)):
+            for temperature in config.temperatures:
+                path = self._of(number) / f"dynamics_{temperature:g}K.npz"
+                if not path.is_file():
+                    committee = self._committee(number)
+                    found = explore(committee, self.starts, temperature, config, seed, self.log.console)
+                    write_trajectories(path, found)
+                runs += read_trajectories(path)
+        return runs
+
+    def _select(self, summary: RoundSummary) -> int:
+        """Write the frames to label in the next round; returns how many."""
+        number, config = summary.round, self.config
+        path = self._of(number) / SELECTED
+        if not path.is_file():
+            known = keys_of(read_frames(self.folder / START)) if config.start.labelled else set()
+            for k in range(number + 1):
+                known |= keys_of(self._asked(k))
+            runs = [
+                run
+                for temperature in config.dynamics.temperatures
+                for run in read_trajectories(self._of(number) / f"dynamics_{temperature:g}K.npz")
+            ]
+            arguments = dict(config.selection)
+            select = SELECTIONS[arguments.pop("name")](**arguments)
+            count = min(config.labels.per_round, config.labels.budget - summary.asked)
+            rng = np.random.default_rng(seed_of(config.seed, "selection", number))
+            chosen = select(unlabelled(runs, self.starts, known), count, rng)
+            if not chosen:
+                return 0
+            write_frames(path, frames_of(chosen, self.starts, number + 1))
+        return len(read_frames(path))
+
+    def _stop(self, summary: RoundSummary) -> str:
+        """Why the loop ends after this round; "" where it goes on."""
+        config = self.config
+        if summary.stable(config.stop):
+            limit = config.stop.spread
+            agreed = "" if limit is None else f", and a spread below {limit:g} eV/Å in 99 of 100 frames"
+            return f"stable: {config.stop.whole:.0%} of the replicas whole for {config.dynamics.time:g} ps{agreed}"
+        if summary.asked >= config.labels.budget:
+            return f"the budget of {config.labels.budget} labels is spent"
+        if summary.round + 1 >= config.stop.rounds:
+            return f"{config.stop.rounds} rounds are done"
+        return ""
+
+    def _finish(self, rounds: list[RoundSummary], reason: str) -> LearnResult:
+        last = self._of(len(rounds) - 1)
+        models = [last / f"member_{k}" / "best.tmn" for k in range(self.config.members)]
+        listed = write_ensemble(models, self.folder / "ensemble.json")
+        stable = rounds[-1].stable(self.config.stop)
+        facts = {"reason": reason, "stable": stable, "rounds": len(rounds), "asked": rounds[-1].asked,
+                 "failed": rounds[-1].failed}  # fmt: skip
+        atomic_write(self.folder / FINISHED, json.dumps(facts, indent=1) + "\n")
+        self.say(f"stopped: {reason}; {rounds[-1].asked} labels asked for, {rounds[-1].failed} failed")
+        self.say(f"models: {listed}; report: {self.folder / 'report.html'}")
+        return LearnResult(reason, stable, listed, rounds)
+
+    # --- files ---------------------------------------------------------------------------------------------------
+
+    def _of(self, number: int) -> Path:
+        return self.folder / f"round_{number:03d}"
+
+    def _asked(self, number: int) -> list[Atoms]:
+        """The frames that go to the labeller in a round."""
+        if number:
+            return read_frames(self._of(number - 1) / SELECTED)
+        return [] if self.config.start.labelled else read_frames(self.folder / START)
+
+    def _counts(self, number: int) -> tuple[int, int]:
+        """Labels asked for, and failed, up to and with a round."""
+        asked = [len(self._asked(k)) for k in range(number + 1)]
+        failed = [len(read_frames(self._of(k) / FAILED)) for k in range(number + 1) if asked[k]]
+        return sum(asked), sum(failed)
+
+    def _committee(self, number: int) -> Ensemble:
+        device = device_of(self._training(0, 0).training.device)
+        return Ensemble.load(self._of(number) / "ensemble.json", device)
+
+    @contextmanager
+    def _timed(self, number: int, phase: str) -> Iterator[None]:
+        since = time.monotonic()
+        yield
+        self.say(f"round {number}: {phase} took {time.monotonic() - since:.1f} s")
+
+
+def _refuse(config: LearnConfig, folder: Path, resume: str | None) -> None:
+    """Raise BadConfig where the folder holds another run, or one that is not to be continued."""
+    path = folder / RUN
+    if not path.is_file():
+        if resume == "must":
+            raise BadConfig(f"output.folder: {folder} holds no run to resume")
+        names = [RUN, "state.safetensors", "ensemble.json", "round_000", START]
+        foreign = [name for name in names if (folder / name).exists()]
+        if foreign:
+            raise BadConfig(f"output.folder: {folder} holds {foreign[0]} of something else; choose another folder")
+        return
+    if resume is None:
+        raise BadConfig(
+            f"output.folder: {folder} holds a run; continue it with --resume auto, or choose another folder"
+        )
+    then = json.loads(path.read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(config.to_dict()))
+    changed = [key for key in sorted(differences(now, then["config"])) if not key.startswith(_FREE)]
+    if changed:
+        raise BadConfig(
+            f"{folder} holds a run of another configuration: {', '.join(changed)} changed. Resume it unchanged, or "
+            "choose another output.folder"
+        )
+    inputs = _inputs(config)
+    for file, digest in then["inputs"].items():
+        if inputs.get(file) != digest:
+            raise BadConfig(f"{folder} holds a run, and {file} was changed since; choose another output.folder")
+
+
+def _inputs(config: LearnConfig) -> dict[str, str]:
+    """Files that the run reads -> sha256."""
+    given: list[Any] = [config.start.file, config.dynamics.starts, *make_labeller(config.labels.labeller).files]
+    init = (config.train.get("init") or {}).get("file")
+    files = [file for entry in [*given, init] if entry for file in ([entry] if isinstance(entry, str) else entry)]
+    return {file: file_facts(file)["sha256"] for file in files if Path(file).is_file()}
+
+
+@contextmanager
+def _signals(folder: Path) -> Iterator[None]:
+    """Within the block, SIGTERM stops as Ctrl-C does, and both say how to go on."""
+    words = f"; what is done is kept in {folder}: continue with --resume auto"
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Interrupted(number, f"stopped by {signal.Signals(number).name}{words}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
