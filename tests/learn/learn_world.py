@@ -62,6 +62,7 @@ def raw_config(start_file: Path, folder: Path) -> dict[str, Any]:
             "model": {"hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "max_z": 10},
             "training": {
                 "batch_size": 4, "max_epochs": 2, "lr": 5e-3, "warmup_steps": 2, "device": "cpu", "num_threads": 1,
+                "energy_scale": 0.01,  # weak: what is nearly untrained must not break at once
             },
         },
         "refine": {"max_epochs": 1},

@@ -18,7 +18,7 @@ from ..training.config.config import Config, parse_config
 from ..training.config.schema import Section, closest, first_error, homes, validate_choice
 from ..yaml_reader import apply_override, parse_yaml
 from .labellers import LABELLERS, make_labeller
-from .selection import SELECTIONS
+from .selection import SELECTIONS, make_selection
 
 __all__ = ["DynamicsConfig", "LabelsConfig", "LearnConfig", "StartConfig", "load_learn_config", "parse_learn_config"]
 
@@ -206,6 +206,7 @@ def parse_learn_config(raw: Any, source: str = "configuration") -> LearnConfig:
         raise first_error(error, source, homes(LearnConfig)) from None
     try:
         _check_training(config)
+        make_selection(config.selection)
         ours, theirs = make_labeller(config.labels.labeller).level_of_theory, config.start.level_of_theory
         if config.start.labelled and theirs not in (None, ours):
             raise BadConfig(

@@ -44,7 +44,7 @@ from .labelling import FAILED, LABELLED, label_frames
 from .report import write_report
 from .seeds import seed_of
 from .selected import frames_of, keys_of, unlabelled
-from .selection import SELECTIONS
+from .selection import make_selection
 from .summary import RoundSummary, errors_of, first_words, temperatures_of, validation_errors
 from .trajectory import Trajectory, read_trajectories, write_trajectories
 
@@ -251,8 +251,7 @@ class _Loop:
                 for temperature in config.dynamics.temperatures
                 for run in read_trajectories(self._of(number) / f"dynamics_{temperature:g}K.npz")
             ]
-            arguments = dict(config.selection)
-            select = SELECTIONS[arguments.pop("name")](**arguments)
+            select = make_selection(config.selection)
             count = min(config.labels.per_round, config.labels.budget - summary.asked)
             rng = np.random.default_rng(seed_of(config.seed, "selection", number))
             chosen = select(unlabelled(runs, self.starts, known), count, rng)

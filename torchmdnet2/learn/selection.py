@@ -7,7 +7,7 @@ dynamics that led there are wrong. Compare Y. Zhang et al., Comput. Phys. Commun
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..errors import BadConfig
 from ..registry import Registry
 from .trajectory import Trajectory
 
-__all__ = ["SELECTIONS", "Choice", "Selection"]
+__all__ = ["SELECTIONS", "Choice", "Selection", "make_selection"]
 
 SELECTIONS: Registry[Any] = Registry("selection")
 
@@ -41,6 +41,12 @@ class Selection(ABC):
             count: how many at most.
             rng: for what is random.
         """
+
+
+def make_selection(section: Mapping[str, Any]) -> Selection:
+    """The way to select of {"name": …, arguments}."""
+    arguments = dict(section)
+    return SELECTIONS[arguments.pop("name")](**arguments)
 
 
 @SELECTIONS.register("disagreement")
