@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -253,8 +254,6 @@ KILLS = [
 
 def learn_and_die(raw, module, name, count):
     """Entry point of the processes that are killed, right before a function is called for the nth time."""
-    from importlib import import_module
-
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     loop.explore = explore_brittle
@@ -292,8 +291,29 @@ def check_kills(raw_learn, tmp_path, kills):
     assert fingerprints(tmp_path / "parts") == expected
 
 
-def test_killed_twice_and_resumed_to_the_same_bits(raw_learn, tmp_path):
-    check_kills(raw_learn, tmp_path, [KILLS[5], KILLS[9]])
+class Died(BaseException):
+    """In place of a kill, within the process."""
+
+
+def test_interrupted_in_several_phases_and_resumed_to_the_same_bits(finished, brittle, monkeypatch, tmp_path):
+    raw, whole, _ = finished
+    config = parse_learn_config(changed(raw, output__folder=str(tmp_path / "parts")))
+    for module, name, count in [KILLS[k] for k in (1, 3, 5, 7, 9)]:
+        place, calls = import_module(module), []
+        original = getattr(place, name)
+
+        def deadly(*arguments, calls=calls, count=count, original=original, **options):
+            calls.append(arguments)
+            if len(calls) == count:
+                raise Died
+            return original(*arguments, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(Died):
+            patch.setattr(place, name, deadly)
+            run_learning(config, "auto")
+    assert run_learning(config, "auto").rounds == whole.rounds
+    expected = fingerprints(whole.ensemble.parent)
+    assert len(expected) > 20 and fingerprints(tmp_path / "parts") == expected
 
 
 @pytest.mark.slow

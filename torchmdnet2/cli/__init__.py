@@ -1,4 +1,4 @@
-"""The command `torchmdnet2`: train, evaluate, md, stability, scan, learn, import, export, models, bench, card, info, config.
+"""The command `torchmdnet2`: train, evaluate, md, stability, scan, learn, import, export, models, bench, card, …
 
 Exit codes: 0 done, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
 130 interrupted, 143 terminated. Everything heavy is imported by the command that needs it, so that --help is instant.
