@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ..files import atomic_write
-from ..training.reporting.page import document, image, table
+from ..html_page import document, image, table
 from ..training.reporting.plots import digits, figure_png
 from ..version import __version__
 from .config import LearnConfig
