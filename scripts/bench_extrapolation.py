@@ -1,0 +1,221 @@
+"""Train variants of a recipe with several seeds, side by side on several GPUs, and measure them on hotter frames.
+
+    python scripts/bench_extrapolation.py label TRAIN.xyz DATA/NAME [--processes 16]     # make a set of hot frames
+    python scripts/bench_extrapolation.py run PLAN.yaml OUTPUT --data DATA [--gpus 4] [--per-gpu 3] [--minutes 25]
+
+`label` makes the surrogate that settings are chosen on, so that published test frames are not looked at: the geometries
+of TRAIN.xyz start GFN2-xTB dynamics at 300 K (train.xyz), 600 K and 1200 K (test_600K.xyz, test_1200K.xyz), all with
+GFN2-xTB labels. A plan names a configuration, settings that all trainings share, variants and seeds; see
+scripts/extrapolation.yaml. Trainings are done seed by seed, each in a process of its own turn; a GPU is shared by
+--per-gpu processes. OUTPUT keeps a JSON file, the predictions and the model of each training, and table.txt: errors as
+mean ± spread over the seeds, and those of the mean prediction of all seeds, which tell variance from bias. A run that
+was cut off goes on where it was; without a GPU everything runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from bench_accuracy import KEYS, VALIDATION, Job, OutOfTime, Tree, config_of, merged, training_file
+
+from torchmdnet2 import Potential
+from torchmdnet2.data import open_dataset
+from torchmdnet2.yaml_reader import parse_yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPERATURES = {"train": (300, 500), "test_600K": (600, 160), "test_1200K": (1200, 160)}
+"""File -> K, frames."""
+
+
+def label(options: argparse.Namespace) -> None:
+    """The surrogate set, by examples/label_with_xtb.py."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, (temperature, frames) in TEMPERATURES.items():
+        path = options.folder / f"{name}.xyz"
+        if not path.is_file():
+            # a part of the frames would look like all of them
+            command = [ROOT / "examples/label_with_xtb.py", options.given, path.with_suffix(".part")]
+            numbers = ["--frames", frames, "--temperatures", temperature, "--processes", options.processes]
+            subprocess.run([sys.executable, *map(str, [*command, *numbers])], check=True)
+            path.with_suffix(".part").rename(path)
+
+
+def jobs_of(plan: Tree, data: Path, device: str) -> list[tuple[str, Job]]:
+    """Variant and training, seed by seed."""
+    base = parse_yaml((ROOT / plan["config"]).read_text(encoding="utf-8"), plan["config"])
+    jobs = []
+    for seed in plan["seeds"]:
+        for name in plan["sets"]:
+            for variant, changes in plan["variants"].items():
+                tree = merged(merged(base, plan.get("settings") or {}), changes or {})
+                tree = merged(tree, {"training": {"seed": seed}})
+                options = argparse.Namespace(split_seed=1, device=device)
+                config = config_of(tree, data / name, plan["frames"], plan["frames"], options)
+                jobs.append((f"{name}-{variant}", Job(f"{name}-{variant}-{seed}", data / name, config)))
+    return jobs
+
+
+def predictions(potential: Potential, path: Path) -> dict[str, np.ndarray]:
+    """Energies [S] eV and forces [S·n, 3] eV/Å of all frames, and their labels."""
+    data, found = open_dataset(str(path), keys=KEYS), []
+    for first in range(0, len(data), 32):
+        sample = data.batch(np.arange(first, min(first + 32, len(data))))
+        result = potential(sample.system.to(potential.device))
+        found.append((result.energy, result.forces, sample.labels["energy"], sample.labels["forces"]))
+    names = ("energy", "forces", "energy_label", "forces_label")
+    return {
+        name: torch.cat(part).detach().cpu().numpy() for name, part in zip(names, zip(*found, strict=True), strict=True)
+    }
+
+
+def rms(energy: np.ndarray, forces: np.ndarray, labels: dict[str, np.ndarray]) -> list[float]:
+    """Of energies in meV and of forces in meV/Å."""
+    differences = energy - labels["energy_label"], forces - labels["forces_label"]
+    return [1e3 * float(np.sqrt(np.mean(d**2))) for d in differences]
+
+
+def work(options: argparse.Namespace) -> None:
+    """Take one training after the other, until all are taken."""
+    plan = json.loads((options.output / "plan.json").read_text())
+    for _, job in jobs_of(plan, options.data, options.device):
+        try:
+            os.close(os.open(options.output / f"{job.name}.taken", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            continue
+        print(f"{job.name}: begins", flush=True)
+        try:
+            if time.time() > options.until - 20:
+                raise OutOfTime("the time was over before it began")
+            job.make()
+            job.train(options.until)
+            job.measure(options.output)
+            assert job.trainer is not None
+            exact = job.trainer.average.double().eval()
+            job.row["hot"] = {}
+            for path in sorted(job.folder.glob("test*.xyz")):
+                found = predictions(exact, path)
+                job.row["hot"][path.stem] = rms(found["energy"], found["forces"], found)
+                np.savez(options.output / f"{job.name}-{path.stem}.npz", **found)
+        except Exception as error:  # the others go on
+            job.row["error"] = f"{type(error).__name__}: {error}"[:300]
+        part = options.output / f"{job.name}.part"
+        part.write_text(json.dumps(job.row))
+        part.rename(options.output / f"{job.name}.json")
+        print(f"{job.name}: {job.row.get('error', job.row.get('hot'))}", flush=True)
+        job.trainer = job.setup = job.best = None
+
+
+def table(plan: Tree, data: Path, output: Path) -> str:
+    """Force errors in meV/Å (energies in meV) of each variant: mean ± spread over the seeds; of the mean prediction."""
+    tests = sorted({path.stem for name in plan["sets"] for path in (data / name).glob("test*.xyz")})
+    lines = [f"{'':<32} {'seeds':>5} {'ms/step':>8} {'training':>14} {'validation':>14}"
+             + "".join(f" {name:>22} {'of the mean':>15}" for name in tests)]  # fmt: skip
+    for name in plan["sets"]:
+        for variant in plan["variants"]:
+            paths = [output / f"{name}-{variant}-{seed}.json" for seed in plan["seeds"]]
+            rows = [json.loads(path.read_text()) for path in paths if path.is_file()]
+            failed = [row["error"] for row in rows if "error" in row]
+            rows = [row for row in rows if "error" not in row]
+            if not rows:
+                lines.append(f"{name}-{variant:<25} {failed[0] if failed else 'not done'}")
+                continue
+            cells = [f"{name}-{variant}"[:32].ljust(32), f"{len(rows):>5}"]
+            cells.append(f"{np.mean([row['ms_per_step'] for row in rows]):>8.2f}")
+            own = ([row["errors"][subset]["forces_rmse"] for row in rows] for subset in ("train", "validation"))
+            cells += [f"{_spread(errors):>14}" for errors in own]
+            for test in tests:
+                cells.append(
+                    f"{_spread([row['hot'][test][1] for row in rows], [row['hot'][test][0] for row in rows]):>22}"
+                )
+                found = [np.load(output / f"{row['name']}-{test}.npz") for row in rows]
+                energy, forces = (np.mean([f[key] for f in found], 0) for key in ("energy", "forces"))
+                e, f = rms(energy, forces, found[0])
+                cells.append(f"{f'{f:.1f} ({e:.1f})':>15}")
+            lines.append(" ".join(cells) + ("" if not failed else f"  {len(failed)} failed: {failed[0]}"))
+    return "\n".join(lines)
+
+
+def _spread(values: list[float], others: list[float] | None = None) -> str:
+    spread = f" ± {np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.1f}{spread}" + (f" ({np.mean(others):.1f})" if others else "")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Start the processes, wait for them, and print the table whenever a training has ended."""
+    plan = parse_yaml(options.plan.read_text(encoding="utf-8"), str(options.plan))
+    for text in options.set:
+        key, _, value = text.partition("=")
+        plan[key] = parse_yaml(f"value: {value}", "--set")["value"]
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "plan.json").write_text(json.dumps(plan, indent=1))
+    for name in plan["sets"]:
+        training_file(options.data / name)
+    jobs = jobs_of(plan, options.data, "cpu")  # finds mistakes in the plan before anything is started
+    for taken in options.output.glob("*.taken"):
+        row = taken.with_suffix(".json")
+        if not row.is_file() or "error" in json.loads(row.read_text()):
+            taken.unlink()
+            row.unlink(missing_ok=True)
+    gpus = options.gpus if options.gpus is not None else torch.cuda.device_count()
+    until = time.time() + 60 * options.minutes - 30
+    print(f"{len(jobs)} trainings, {max(1, gpus)} × {options.per_gpu} at a time, validated on {VALIDATION} frames")
+    processes = []
+    for k in range(max(1, gpus) * options.per_gpu):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": str(k % gpus) if gpus else ""}
+        command = [sys.executable, __file__, "work", str(options.output), "--data", str(options.data)]
+        command += ["--device", "cuda" if gpus else "cpu", "--until", str(until)]
+        with (options.output / f"process_{k}.log").open("w") as log:
+            processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+    try:
+        seen = -1
+        while any(process.poll() is None for process in processes) and time.time() < until + 60:
+            time.sleep(1)
+            done = len(list(options.output.glob("*.json")))
+            if done != seen:
+                seen = done
+                (options.output / "table.txt").write_text(table(plan, options.data, options.output) + "\n")
+    finally:
+        for process in processes:
+            process.terminate()
+    text = table(plan, options.data, options.output)
+    (options.output / "table.txt").write_text(text + "\n")
+    print(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    make = verbs.add_parser("label", help="make a set of hot frames with GFN2-xTB")
+    make.add_argument("given", type=Path, help="structures to start from")
+    make.add_argument("folder", type=Path)
+    make.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    make.set_defaults(do=label)
+    start = verbs.add_parser("run", help="train and measure all variants of a plan")
+    start.add_argument("plan", type=Path)
+    start.add_argument("output", type=Path)
+    start.add_argument("--data", type=Path, required=True, help="folder of a folder per set")
+    start.add_argument("--gpus", type=int, help="default: all that there are")
+    start.add_argument("--per-gpu", type=int, default=3)
+    start.add_argument("--minutes", type=float, default=25)
+    start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the plan, as seeds=[1]")
+    start.set_defaults(do=run)
+    worker = verbs.add_parser("work", help="(what `run` starts)")
+    worker.add_argument("output", type=Path)
+    worker.add_argument("--data", type=Path, required=True)
+    worker.add_argument("--device", default="cpu")
+    worker.add_argument("--until", type=float, required=True)
+    worker.set_defaults(do=work)
+    options = parser.parse_args()
+    options.do(options)
+
+
+if __name__ == "__main__":
+    main()
