@@ -106,6 +106,7 @@ def mpiexec(processes: int, *command: str, timeout: float = 300) -> subprocess.C
     here = Path(__file__).parent
     environment = {
         **os.environ, "OMP_NUM_THREADS": "1",
+        "MPIR_CVAR_POLLS_BEFORE_YIELD": "10",  # there may be fewer cores than processes
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
     return subprocess.run(

@@ -58,3 +58,12 @@ def test_water_from_python_on_two_processes(folder, monkeypatch):
     energies = [float(e) for e in re.findall(r"(\S+) eV$", done.stdout, re.M)]
     assert len(energies) == 10 and max(energies) - min(energies) < 1e-3 * 81
     assert "on 2 processes" in done.stdout
+
+
+def test_the_page_program_runs(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    Path("page.py").write_text(code.replace("run 100", "run 2"))
+    done = mpiexec(2, "page.py", timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on 2 processes" in done.stdout

@@ -26,9 +26,14 @@ def add(command: Command) -> None:
     other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
     other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
 
-    back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint")
+    back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint, or one for LAMMPS's ML-IAP")
     back.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
-    back.add_argument("checkpoint", help=".ckpt file to write")
+    back.add_argument("checkpoint", help=".ckpt file to write; .pt for LAMMPS")
+    back.add_argument("--to", choices=["torchmd-net", "lammps"], default="torchmd-net", help="(default: torchmd-net)")
+    back.add_argument("--elements", help="for LAMMPS: symbols that pair_coeff may name, as in H,O")
+    back.add_argument("--charge", type=float, default=0.0, help="for LAMMPS: total charge in e (default: 0)")
+    back.add_argument("--units", default="metal", help="for LAMMPS: metal or real (default: metal)")
+    back.add_argument("--host", action="store_true", help="for LAMMPS: run where Kokkos computes on the CPU too")
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -76,6 +81,11 @@ def _torchmd_net(options: argparse.Namespace) -> Potential:
 
 def _export(options: argparse.Namespace) -> None:
     from ..checkpoint import load
+
+    if options.to == "lammps":
+        _export_to_lammps(options)
+        return
+    _refuse_lammps_options(options)
     from ..importers.export import export_checkpoint
 
     checkpoint = output_file(options.checkpoint, (".ckpt",), [options.model], "checkpoint")
@@ -83,6 +93,27 @@ def _export(options: argparse.Namespace) -> None:
     with keeping(checkpoint):
         export_checkpoint(potential, checkpoint)
     print(f"wrote {checkpoint}")
+
+
+def _export_to_lammps(options: argparse.Namespace) -> None:
+    from ..adapters.mliap import export_mliap
+    from ..checkpoint import load
+    from ..errors import BadConfig
+
+    if not options.elements:
+        raise BadConfig("--elements: name the elements for pair_coeff, as in --elements H,O")
+    elements = [symbol.strip() for symbol in options.elements.split(",")]
+    file = output_file(options.checkpoint, (".pt",), [options.model], "checkpoint")
+    with keeping(file):
+        export_mliap(load(options.model), file, elements, options.charge, options.units, options.host, keep=True)
+    print(f"wrote {file}\n  pair_style mliap unified {file} 0\n  pair_coeff * * {' '.join(elements)}")
+
+
+def _refuse_lammps_options(options: argparse.Namespace) -> None:
+    from ..errors import BadConfig
+
+    if options.elements or options.charge or options.host or options.units != "metal":
+        raise BadConfig("--elements, --charge, --units and --host are for LAMMPS: give --to lammps")
 
 
 def _atomic_number(symbol: str) -> int:

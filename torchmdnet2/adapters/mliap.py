@@ -1,0 +1,172 @@
+"""LAMMPS builds with Kokkos and ML-IAP: a potential for `pair_style mliap unified`. Data stay on the GPU.
+
+LAMMPS unpickles the file that it is given. What `export_mliap` writes holds the name of the class `MliapModel`, the
+bytes of a .tmn file and plain options; like every file of that kind, it is to be read only from people that one trusts.
+
+Shapes: n local atoms, N with the ghosts after them, E directed edges.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..checkpoint import from_bytes, to_bytes
+from ..edges import evaluate_edges, list_cutoff, refuse_global
+from ..errors import BadConfig
+from ..files import atomic_write
+from ..potential import SYMBOLS, Potential
+from ..units import KCAL_MOL
+
+__all__ = ["MliapModel", "export_mliap"]
+
+_UNITS = {"metal": 1.0, "real": KCAL_MOL}
+
+
+def export_mliap(
+    potential: Potential,
+    path: str | os.PathLike,
+    elements: Sequence[str],
+    charge: float = 0.0,
+    units: str = "metal",
+    host: bool = False,
+    keep: bool = False,
+) -> None:
+    """Write a file for `pair_style mliap unified FILE 0`, and `pair_coeff * * H O`.
+
+    Args:
+        potential: with parts that are local.
+        path: ends in .pt.
+        elements: symbols that pair_coeff may name.
+        charge: total charge of the simulated structure in e.
+        units: of LAMMPS, "metal" or "real".
+        host: run also where Kokkos computes on the CPU; see `MliapModel`.
+        keep: keep a file of this name, as FILE.old.
+
+    Raises:
+        ValueError: a part of the potential needs the whole structure.
+        UnknownElement, UntrainedCharge, BadConfig: elements, charge or units are not known.
+    """
+    model = MliapModel(to_bytes(potential), tuple(elements), float(charge), units, host)
+    file = io.BytesIO()
+    torch.save(model, file, pickle_protocol=4)  # which knows bytes: nothing but the class is named
+    atomic_write(path, file.getvalue(), keep=keep)
+
+
+class MliapModel:
+    """What `pair_style mliap unified` calls.
+
+    Pickles to the bytes of a .tmn file and plain options.
+
+    Args:
+        blob: content of a .tmn file.
+        elements: symbols of ML-IAP's elements, in their order.
+        charge: total charge in e.
+        units: "metal" or "real".
+        host: allow data in the memory of the CPU. LAMMPS's exchange overran its buffers there when this was written
+            (22 July 2025), which damages memory without a word: only for versions where that is known to be mended.
+
+    Attributes:
+        interface, element_types, ndescriptors, nparams, rcutfac: what ML-IAP reads and sets.
+    """
+
+    def __init__(self, blob: bytes, elements: tuple[str, ...], charge: float, units: str, host: bool):
+        self._arguments = (blob, elements, charge, units, host)
+        if units not in _UNITS:
+            raise BadConfig(f"units must be metal or real, got '{units}'")
+        for symbol in elements:
+            if symbol not in SYMBOLS[1:]:
+                raise BadConfig(f"elements: '{symbol}' is not an element; write symbols, as in H,C,O")
+        self._potential = from_bytes(blob, name="exported model").eval().requires_grad_(False)
+        refuse_global(self._potential)
+        numbers = torch.tensor([SYMBOLS.index(symbol) for symbol in elements])
+        self._potential.check_elements(numbers)
+        # what the potential says about the charge and the elements, now and not in the first step
+        nobody = numbers[:0]
+        evaluate_edges(
+            self._potential, numbers, nobody.expand(2, 0), torch.zeros(0, 3), len(numbers), charge,
+            list_cutoff(self._potential),
+        )  # fmt: skip
+        self._numbers, self._charge, self._unit, self._host = numbers, charge, _UNITS[units], host
+        self._isolated: Tensor | None = None
+        self.interface: Any = None
+        self.element_types = list(elements)
+        self.ndescriptors, self.nparams = 1, 1
+        self.rcutfac = list_cutoff(self._potential) / 2  # of the sum of two radii, which are 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MliapModel, self._arguments
+
+    def compute_descriptors(self, data: Any) -> None:
+        """There are none."""
+
+    def compute_gradients(self, data: Any) -> None:
+        """There are none."""
+
+    def compute_forces(self, data: Any) -> None:
+        """Give energies and dE/drij to LAMMPS. Takes part in all exchanges also where there are no atoms.
+
+        Raises:
+            RuntimeError: LAMMPS has no exchange, or computes on the CPU.
+        """
+        if not hasattr(data, "forward_exchange"):
+            raise RuntimeError(
+                "this LAMMPS gives ML-IAP no exchange: a build with Kokkos of 2025 or later is needed, started with "
+                "-k on g 1 -sf kk; or use `torchmdnet2 lammps`, which needs no build"
+            )
+        vectors = torch.as_tensor(data.rij).reshape(-1, 3)
+        if vectors.device.type == "cpu" and not self._host:
+            raise RuntimeError(
+                "LAMMPS runs on the CPU, where its exchange for ML-IAP may damage memory: run it on a GPU "
+                "(-k on g 1 -sf kk), use `torchmdnet2 lammps`, or export with --host where your version is mended"
+            )
+        device, n = vectors.device, int(data.nlocal)
+        if self._potential.device != device or self._isolated is None:
+            self._potential = self._potential.to(device)
+            self._numbers = self._numbers.to(device)
+            self._isolated = self._potential.isolated_energies().detach() if self._potential.head is not None else None
+        edges = torch.stack([torch.as_tensor(data.pair_i).long(), torch.as_tensor(data.pair_j).long()])
+        elements = torch.as_tensor(data.elems).long()[: int(data.ntotal)]
+        found = evaluate_edges(
+            self._potential, self._numbers[elements], edges, vectors, n, self._charge, list_cutoff(self._potential),
+            _Exchange(data, device), self._isolated,
+        )  # fmt: skip
+        torch.as_tensor(data.eatoms)[:n].copy_(found.atom_energies / self._unit)
+        data.energy = float(found.energy) / self._unit
+        gradient = (found.edge_gradients.double() / self._unit).contiguous()
+        if gradient.device.type == "cuda":
+            torch.cuda.synchronize(gradient.device)
+            data.update_pair_forces(gradient)
+        elif gradient.shape[0]:
+            data.update_pair_forces(np.ascontiguousarray(gradient.numpy()))
+
+
+class _Exchange:
+    """ML-IAP's exchange of rows, which are those of all atoms on both sides."""
+
+    def __init__(self, data: Any, device: torch.device):
+        self._data, self._device = data, device
+        self.num_local, self.num_ghosts = int(data.nlocal), int(data.ntotal) - int(data.nlocal)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out = self._call(self._data.forward_exchange, rows, 0)
+        return out[self.num_local :].reshape(self.num_ghosts, *rows.shape[1:])
+
+    def reverse(self, rows: Tensor) -> Tensor:
+        out = self._call(self._data.reverse_exchange, rows, self.num_local)
+        return out[: self.num_local].reshape(self.num_local, *rows.shape[1:])
+
+    def _call(self, exchange: Any, rows: Tensor, first: int) -> Tensor:
+        """Rows from `first` on; the others are zero."""
+        width = rows.shape[1:].numel()
+        given = rows.new_zeros(self.num_local + self.num_ghosts, width)
+        given[first : first + rows.shape[0]] = rows.detach().reshape(rows.shape[0], width)
+        taken = torch.zeros_like(given)
+        exchange(given, taken, width)
+        return taken
