@@ -13,7 +13,7 @@ from torchmdnet2.models.base import sum_over_systems
 
 pytest.importorskip("numba")
 pytest.importorskip("tad_dftd3")
-from torchmdnet2.fused.fast_path import CpuRows, CpuSums
+from torchmdnet2.fused.cpu_interfaces import CpuRows, CpuSums
 from torchmdnet2.fused.pair_priors.cpu import make_cpu_term
 
 PRIORS = priors()

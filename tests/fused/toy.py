@@ -12,12 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from torchmdnet2 import Potential
+from torchmdnet2.fused.cpu_interfaces import CpuNetwork, CpuOutputs, CpuTerm, CpuTermOf
 from torchmdnet2.fused.fast_path import (
     Atoms,
-    CpuNetwork,
-    CpuOutputs,
-    CpuTerm,
-    CpuTermOf,
     Edges,
     FastPath,
     GpuNetwork,
@@ -126,9 +123,9 @@ class ToyCpu(CpuNetwork):
     def __init__(self, weight: Tensor):
         self.weight = weight
 
-    def run(self, z, row_ptr, sender, vectors, charge_input, with_forces=True) -> CpuOutputs:
+    def run(self, atoms, rows, with_forces=True) -> CpuOutputs:
         ToyCpu.runs += 1
-        arrays = (torch.from_numpy(np.ascontiguousarray(a)) for a in (z, charge_input, row_ptr, sender, vectors))
+        arrays = (torch.from_numpy(np.ascontiguousarray(a)) for a in (*atoms[:2], *rows[:3]))
         return CpuOutputs(*(t.numpy() for t in network(self.weight, *arrays)))
 
 

@@ -1,7 +1,8 @@
 """What a fast path offers: the interfaces that runtime/ and training/ call, and that each fused model implements.
 
 A network is evaluated on a GPU (`GpuNetwork`), on a CPU (`CpuNetwork`) and differentiated in training (`PairNetwork`);
-a prior adds its energies and forces to those of the network (`GpuTerm`, `CpuTerm`).
+a prior adds its energies and forces to those of the network (`GpuTerm`, `CpuTerm`). What concerns the CPU is in
+cpu_interfaces.py.
 
 Shapes: N atoms, B structures, C room for directed edges, M atoms and P pairs of a training batch.
 """
@@ -13,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from .cpu_interfaces import CpuNetwork, CpuTerm
 
 if TYPE_CHECKING:
     from ..models.base import Features
@@ -23,12 +25,9 @@ if TYPE_CHECKING:
     from .pair_sums import Pairs
 
 __all__ = [
-    "Array", "Atoms", "ChargeNetwork", "CpuNetwork", "CpuOutputs", "CpuRows", "CpuSums", "CpuTerm", "CpuTermOf",
-    "Edges", "FastPath", "GpuBuffers", "GpuNetwork", "GpuTerm", "PairBatch", "PairNetwork", "PriorPath", "TermLaunch",
-    "TermSums",
+    "Atoms", "ChargeNetwork", "Edges", "FastPath", "GpuBuffers", "GpuNetwork", "GpuTerm", "PairBatch", "PairNetwork",
+    "PriorPath", "TermLaunch", "TermSums",
 ]  # fmt: skip
-
-Array = NDArray[Any]
 
 
 class Atoms(NamedTuple):
@@ -209,104 +208,6 @@ class GpuTerm(ABC):
     @abstractmethod
     def run(self, buffers: Any, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
         """Write or add energies, forces and, when asked, virial rows to the sums."""
-
-
-class CpuOutputs(NamedTuple):
-    """Of one run on a CPU; forces and virial are None when they were not asked for.
-
-    Attributes:
-        energy: [N] eV, those of isolated atoms not yet subtracted.
-        forces: [N, 3] eV/Å.
-        virial: [N, 9] eV, Σ vec ⊗ dE/dvec over the edges of each row.
-    """
-
-    energy: Array
-    forces: Array | None
-    virial: Array | None
-
-
-class CpuNetwork(ABC):
-    """A network with its head over CSR rows of NumPy arrays."""
-
-    def charge_input(self, charge: Tensor) -> Tensor:
-        """What the network reads of the total charges, elementwise (float64)."""
-        return charge
-
-    @abstractmethod
-    def run(
-        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, with_forces: bool = True
-    ) -> CpuOutputs:
-        """Energies, and forces with row virials when asked.
-
-        Args:
-            z: [N] integers.
-            row_ptr: [N + 1], sender: [E or more] int64; rows as in `Edges`.
-            vectors: [E or more, 3] float32 Å.
-            charge_input: [N] float32.
-        """
-
-    def run_domain(
-        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Any
-    ) -> tuple[Array, Array]:
-        """Energies [n] eV and dE/dvector [≥ E, 3] eV/Å of the atoms with rows; further ones of z [N] are ghosts."""
-        raise NotImplementedError
-
-
-class CpuRows(NamedTuple):
-    """Rows as in `Edges`: row_ptr [N + 1] and sender [E or more] int64, vectors [E or more, 3] float32 Å; cutoff Å."""
-
-    row_ptr: Array
-    sender: Array
-    vectors: Array
-    cutoff: float
-
-
-class CpuSums(NamedTuple):
-    """What terms add to, float64.
-
-    Attributes:
-        energy [N] eV, forces [N, 3] eV/Å, virial [N, 9] eV: as `TermSums`.
-        charge_slope: [N] eV/e, dE/dq of predicted charges.
-    """
-
-    energy: Array
-    forces: Array
-    virial: Array
-    charge_slope: Array
-
-
-class CpuTermOf(ABC):
-    """A prior for structures whose positions and cell alone change."""
-
-    @abstractmethod
-    def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
-        """Add to the sums.
-
-        Args:
-            pos: [N, 3] Å.
-            rows: within the cutoff or further (atoms without are ghosts); None where the cutoff is infinite.
-            charges: [N] e, predicted by the network.
-        """
-
-
-class CpuTerm(ABC):
-    """A prior on the CPU.
-
-    Attributes:
-        cutoff, uses_charges: as for `GpuTerm`; exchanges: `CpuTermOf.add` takes `exchange`.
-        cost: of an edge, in the units of `thread_tuner.amount_of_work`.
-        name: in reports.
-    """
-
-    name: str = "prior"
-    cutoff: float
-    uses_charges: bool = False
-    exchanges: bool = False
-    cost: int = 10
-
-    @abstractmethod
-    def prepare(self, system: System) -> CpuTermOf:
-        """What depends on elements and structures. Raises ValueError for what the prior cannot do."""
 
 
 class PairBatch(NamedTuple):

@@ -13,6 +13,7 @@ from abc import abstractmethod
 
 from torch import Tensor, nn
 
+from .cpu_interfaces import CpuChargeNetwork, CpuNetwork
 from .fast_path import ChargeNetwork, FastPath, GpuNetwork
 
 __all__ = ["FeatureNetwork", "PathWithHeads"]
@@ -30,14 +31,13 @@ class PathWithHeads(FastPath):
     """The fast path of representations that other heads than that of the energy can read."""
 
     @abstractmethod
-    def unsupported_property(self, head: nn.Module, compiled: bool) -> str:
-        """ "" when the network can be evaluated with this head of another property, else the reason in words.
-
-        Args:
-            head: a PropertyHead.
-            compiled: by kernels of the CPU, not of the GPU.
-        """
+    def unsupported_property(self, head: nn.Module) -> str:
+        """ "" when the network can be evaluated with this head of another property, else the reason in words."""
 
     @abstractmethod
     def with_charges(self, network: GpuNetwork, head: nn.Module) -> ChargeNetwork:
         """The network of `gpu` with the charges of a head, such that `unsupported_property` is ""."""
+
+    @abstractmethod
+    def cpu_with_charges(self, network: CpuNetwork, head: nn.Module) -> CpuChargeNetwork:
+        """The network of `cpu`, as `with_charges`."""

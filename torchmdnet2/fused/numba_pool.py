@@ -18,8 +18,9 @@ __all__ = ["lost_by_fork", "run_on_threads"]
 
 _Result = TypeVar("_Result")
 
-# one thread at a time: numba's own pool, which is used where there is no other, ends the process otherwise
-_POOL = threading.Lock()
+# one thread at a time: numba's own pool, which is used where there is no other, ends the process otherwise; a network
+# calls the terms that read its charges
+_POOL = threading.RLock()
 _used, _lost = False, False
 _MOST_THREADS: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
@@ -37,7 +38,7 @@ def lost_by_fork() -> str:
 def _after_fork() -> None:
     global _lost, _POOL
     _lost = _used and numba.threading_layer() == "omp"  # the other layers survive
-    _POOL = threading.Lock()
+    _POOL = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from ..derivatives import gradients_of, with_leaves
-from ..fused.fast_path import Atoms, CpuSums, Edges, GpuTerm, TermLaunch, TermSums
+from ..fused.cpu_interfaces import Array, CpuSums
+from ..fused.fast_path import Atoms, Edges, GpuTerm, TermLaunch, TermSums
 from ..models.base import sum_over_systems
-from ..neighbors import NeighborList, neighbor_list
+from ..neighbors import NeighborList
 from ..priors.base import Prior
+from ..priors.pairs import pair_list
 from ..system import System
 from .padded import pad_list, pad_system
 from .sync_guard import ForbidHostSync
@@ -90,12 +92,15 @@ class AutogradTerm(GpuTerm):
             sums.virial.index_add_(0, rows, gradients["strain"][: len(rows)].reshape(-1, 9).float())
 
 
-def add_by_autograd(prior: Prior, system: System, sums: CpuSums) -> None:
-    """The same on the CPU, with a list of the prior's own."""
-    neighbors = None if prior.cutoff is None else neighbor_list(system, prior.cutoff)
-    energies, gradients = evaluate_alone(prior, system, neighbors, True)
+def add_by_autograd(prior: Prior, system: System, sums: CpuSums, charges: Array | None = None) -> None:
+    """The same on the CPU, with a list of the prior's own; also of one that reads the network's charges [N] e."""
+    neighbors = None if prior.cutoff is None else pair_list(system, prior.cutoff)
+    read = None if charges is None or not prior.uses_charges else torch.from_numpy(charges)
+    energies, gradients = evaluate_alone(prior, system, neighbors, True, read)
     sums.energy[:] += energies.numpy()
     sums.forces[:] -= gradients["pos"].numpy()
+    if read is not None:
+        sums.charge_slope[:] += gradients["charges"].numpy()
     batch, virials = system.batch.numpy(), gradients["strain"].reshape(-1, 9).numpy()
     there, rows = np.unique(batch, return_index=True)
     sums.virial[rows] += virials[there]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..fused.registry import fast_path, prior_path
+from ..fused.registry import fast_path
 from ..potential import Potential
-from .coverage import unsupported_reason
+from .coverage import kernels_of, unsupported_reason
 from .domain import Domain, ReferenceDomain
 
 __all__ = ["choose_domain", "compiled_reason"]
@@ -40,6 +40,8 @@ def compiled_reason(potential: Potential) -> str:
     path = fast_path(potential.representation)
     if path is None or not path.takes_ghosts:
         return f"the compiled kernels for {type(potential.representation).__name__} take no ghosts"
-    if any(prior_path(prior) is None and not prior.constant for prior in potential.priors):
+    if any(kernels_of(prior, potential.device) is None and not prior.constant for prior in potential.priors):
         return "a prior has no compiled kernels"
+    if any(prior.uses_charges for prior in potential.priors):
+        return "charges are predicted for whole structures"
     return ""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..fused.fast_path import PriorPath
 from ..fused.heads import PathWithHeads
 from ..fused.registry import fast_path, prior_path
 from ..potential import Potential
@@ -15,7 +16,7 @@ from ..priors.base import Prior
 from ..system import System
 from .autograd_term import autograd_unsupported_reason
 
-__all__ = ["constant_energies", "describe_priors", "list_cutoffs", "unsupported_reason"]
+__all__ = ["constant_energies", "describe_priors", "kernels_of", "list_cutoffs", "unsupported_reason"]
 
 _LONGER = 3.0
 """How many times more edges a term may have to look at, so that there is one search less."""
@@ -43,7 +44,8 @@ def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
         return "the fused kernels sum energies over the atoms, this head takes their mean"
     predicts_charges = path.predicts_charges or "charges" in potential.properties
     for prior in potential.priors:
-        prior_reason = "" if prior.constant else _prior_reason(prior, device)
+        # on a CPU, autograd of a prior alone can do all that the prior can
+        prior_reason = "" if prior.constant or compiled else _prior_reason(prior, device)
         if prior_reason:
             return prior_reason
         if prior.uses_charges and not predicts_charges:
@@ -51,7 +53,7 @@ def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
     for other in potential.properties.values():
         reason = "the fused kernels have no heads of other properties"
         if isinstance(path, PathWithHeads):
-            reason = path.unsupported_property(other, compiled)
+            reason = path.unsupported_property(other)
         if reason:
             return reason
     if potential.atom_filter >= 0:
@@ -64,11 +66,18 @@ def _prior_reason(prior: Prior, device: torch.device) -> str:
     return autograd_unsupported_reason(prior) if path is None else path.unsupported_reason(prior, device)
 
 
+def kernels_of(prior: Prior, device: torch.device) -> PriorPath | None:
+    """The fast path of a prior; None where it has none, or none for its options."""
+    path = prior_path(prior)
+    return None if path is None or path.unsupported_reason(prior, device) else path
+
+
 def describe_priors(potential: Potential) -> list[str]:
     """How the priors that depend on positions are evaluated beside a network on kernels, in words."""
     listed = [prior for prior in potential.priors if not prior.constant]
-    kernels = [type(prior).__name__ for prior in listed if prior_path(prior) is not None]
-    others = [type(prior).__name__ for prior in listed if prior_path(prior) is None]
+    device = potential.device
+    kernels = [type(prior).__name__ for prior in listed if kernels_of(prior, device) is not None]
+    others = [type(prior).__name__ for prior in listed if kernels_of(prior, device) is None]
     lines = [f"  priors on kernels of their own: {', '.join(kernels)}"] if kernels else []
     return lines + ([f"  priors by autograd of themselves alone: {', '.join(others)}"] if others else [])
 

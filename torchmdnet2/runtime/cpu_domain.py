@@ -14,7 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from ..exchange import CopyExchange, Exchange
-from ..fused.fast_path import CpuRows, CpuSums
+from ..fused.cpu_interfaces import CpuRows, CpuSums
 from ..fused.numba_pool import run_on_threads
 from ..potential import Potential, Result
 from ..refusals import SAME_PLACE

@@ -11,15 +11,17 @@ import threading
 import torch
 from torch import Tensor
 
-from ..fused.fast_path import CpuTerm
-from ..fused.registry import fast_path, prior_path
+from ..fused.cpu_interfaces import CpuTerm
+from ..fused.heads import PathWithHeads
+from ..fused.registry import fast_path
 from ..fused.thread_tuner import ThreadChoice
 from ..models.base import sum_over_systems
 from ..potential import Potential, Result, require_stress
 from ..system import System
-from .check import extract_checked, reference, require_result
-from .coverage import constant_energies
+from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
+from .coverage import constant_energies, kernels_of
 from .cpu_step import CpuStep, Values
+from .property_heads import PropertyHeads
 from .timings import Stopwatch, Timing
 
 __all__ = ["CpuModel"]
@@ -39,6 +41,11 @@ class CpuModel:
         assert potential.head is not None and path is not None
         self.potential = potential
         self.net = path.cpu(potential.representation, potential.head, potential.energy_scale)
+        self.heads = PropertyHeads(potential)
+        if "charges" in potential.properties:
+            assert isinstance(path, PathWithHeads)
+            self.net = path.cpu_with_charges(self.net, potential.properties["charges"])
+        self.net.keeps_features = bool(self.heads)
         self.terms = _terms(potential)
         self._threads = ThreadChoice()
         # in float64, so that only the error of the atom itself remains
@@ -68,11 +75,21 @@ class CpuModel:
                 self._checked = True
             values = step(system, forces or stress)
         result = Result(torch.from_numpy(values.energy), atom_energies=torch.from_numpy(values.energies))
+        if values.charges is not None:
+            result.charges = torch.from_numpy(values.charges)
         if forces and values.forces is not None:
             result.forces = torch.from_numpy(values.forces).to(system.dtype)
+        result.properties = self._properties(values, system)
         if stress:
             result.stress = (_virial(values, system) / system.volume.double()[:, None, None]).to(system.dtype)
         return result
+
+    def _properties(self, values: Values, system: System) -> dict[str, Tensor]:
+        if not self.heads:
+            return {}
+        assert values.features is not None
+        charges = None if values.charges is None else torch.from_numpy(values.charges)
+        return self.heads(torch.from_numpy(values.features), system, charges)
 
     def step(self, system: System) -> CpuStep:
         """A step that holds the composition of a system."""
@@ -104,14 +121,17 @@ class CpuModel:
         network = expected.atom_energies - constant_energies(self.potential, system)
         scale = float((network.abs() + self.isolated[system.z].abs()).max())
         found = Result(energy, forces, None, energies)
+        if values.charges is not None and expected.charges is not None:
+            require_close("charge, e", torch.from_numpy(values.charges), expected.charges, BOUNDS["native"][0])
         require_result(found, _virial(values, system), expected, system, "native", scale)
+        require_properties(self._properties(values, system), expected, self.potential, system, "native")
 
 
 def _terms(potential: Potential) -> list[CpuTerm]:
     """The priors with kernels."""
     found: list[CpuTerm] = []
     for prior in potential.priors:
-        path = prior_path(prior)
+        path = kernels_of(prior, potential.device)
         if not prior.constant and path is not None:
             found.append(path.cpu(prior, potential.elements))
             found[-1].name = type(prior).__name__

@@ -16,16 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..fused.fast_path import Array, CpuNetwork, CpuRows, CpuSums, CpuTerm
+from ..fused.cpu_interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuNetwork, CpuOutputs, CpuRows, CpuSums, CpuTerm
 from ..fused.numba_pool import run_on_threads
-from ..fused.registry import prior_path
 from ..fused.thread_tuner import ThreadChoice
 from ..neighbors import neighbor_list
 from ..potential import Potential
 from ..refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
 from .autograd_term import add_by_autograd
-from .coverage import constant_energies, list_cutoffs
+from .coverage import constant_energies, kernels_of, list_cutoffs
 from .cpu_cells import CellSearch
 from .cpu_pairs import all_pairs
 from .timings import Stopwatch
@@ -45,12 +44,16 @@ class Values(NamedTuple):
     Attributes:
         energy: [B] eV, energies: [N] eV, both float64.
         forces: [N, 3] eV/Å, virial: [N, 9] eV of the rows.
+        charges: [N] e; None where the model predicts none.
+        features: [N, F] that heads of other properties read; None where there are none.
     """
 
     energy: Array
     energies: Array
     forces: Array | None
     virial: Array | None
+    charges: Array | None
+    features: Array | None
 
 
 class CpuStep:
@@ -74,17 +77,20 @@ class CpuStep:
         self._known = tuple(t.clone() for t in _composition(system))
         self._dtype = system.dtype
         self._net, self._shift = net, potential.energy_shift
-        self._z, self._batch, self._structures = self._known[0].numpy(), self._known[1].numpy(), system.num_systems
-        charge = system.charge.detach()
-        self._charge_input = net.charge_input(charge.double())[system.batch].float().numpy()
-        self._neutral = (charge == 0)[system.batch].numpy()
+        z, self._batch, self._structures = self._known[0].numpy(), self._known[1].numpy(), system.num_systems
+        charge = system.charge.detach().double()
+        charge_input = net.charge_input(charge)[system.batch].float().numpy()
+        self._atoms = CpuAtoms(z, charge_input, self._batch, charge.numpy().copy())
+        neutral = (charge == 0) & (potential.representation.local | (system.atom_counts == 1))
+        self._neutral = neutral[system.batch].numpy()
         self._isolated = isolated[system.z].numpy() if potential.subtract_isolated else None
         self._constant = constant_energies(potential, system).numpy()
         sizes = np.bincount(self._batch, minlength=system.num_systems)
         same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
         self._list = _Rows(potential.cutoff, system, dense, True)
-        self._by_autograd = [p for p in potential.priors if not p.constant and prior_path(p) is None]
+        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, potential.device) is None]
+        self._reads_charges = any(prior.uses_charges for prior in potential.priors)
         cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
         self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]
         self._threads, self._watch = threads, Stopwatch()
@@ -92,7 +98,7 @@ class CpuStep:
 
     def holds(self, system: System) -> bool:
         """Whether a system differs in positions and cell at most."""
-        if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._z):
+        if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._batch):
             return False
         return all(map(torch.equal, self._known, _composition(system)))
 
@@ -118,34 +124,50 @@ class CpuStep:
         for rows in (self._list, *self._others):
             rows.find(system)
         row_ptr = self._list.row_ptr
-        out = self._net.run(self._z, row_ptr, self._list.sender, self._list.vectors, self._charge_input, forces)
+        out, sums = self._evaluate(system, forces)
         energies = out.energy.astype(np.float64)
         if self._isolated is not None:
             energies -= self._isolated
             energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
         energies += self._constant
         force, virial = out.forces, out.virial
-        if self._terms or self._by_autograd:
-            sums = self._sum_terms(system)
+        if sums is not None:
             energies += sums.energy
             if force is not None and virial is not None:
                 force, virial = force + sums.forces, virial + sums.virial
         energy = np.bincount(self._batch, energies, self._structures) + self._shift
-        return Values(energy, energies, force, virial)
+        return Values(energy, energies, force, virial, out.charges, out.features)
 
-    def _sum_terms(self, system: System) -> CpuSums:
+    def _evaluate(self, system: System, forces: bool) -> tuple[CpuOutputs, CpuSums | None]:
+        """The network, and the sums of the terms, which may read its charges."""
+        rows, summed = self._list.rows, list[CpuSums]()
+        any_terms = bool(self._terms or self._by_autograd)
+
+        def read(charges: Array) -> Array | None:
+            summed.append(self._sum_terms(system, charges))
+            return summed[0].charge_slope if forces else None
+
+        if isinstance(self._net, CpuChargeNetwork):
+            out = self._net.run(self._atoms, rows, forces, read if self._reads_charges else None)
+        else:
+            out = self._net.run(self._atoms, rows, forces)
+        if any_terms and not summed:
+            summed.append(self._sum_terms(system, None))
+        return out, summed[0] if summed else None
+
+    def _sum_terms(self, system: System, charges: Array | None) -> CpuSums:
         pos, n = system.pos.detach().numpy(), len(system.pos)
         sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
 
         def run() -> None:
             for term in self._terms:
-                term.term.add(pos, None if term.list is None else term.list.rows, sums)
+                term.term.add(pos, None if term.list is None else term.list.rows, sums, charges)
 
         if self._terms:
             run_on_threads(run, self._threads, sum(term.work() for term in self._terms), n, True)
         for prior in self._by_autograd:
             with self._watch.time(type(prior).__name__, "autograd"):
-                add_by_autograd(prior, system, sums)
+                add_by_autograd(prior, system, sums, charges)
         return sums
 
 

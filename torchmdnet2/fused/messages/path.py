@@ -13,7 +13,8 @@ from ...models.equivariant_transformer import EquivariantTransformer
 from ...models.graph_network import GraphNetwork
 from ...models.heads import EquivariantScalarHead, ScalarHead
 from ...models.transformer import Transformer
-from ..fast_path import CpuNetwork, FastPath, GpuNetwork
+from ..cpu_interfaces import CpuNetwork
+from ..fast_path import FastPath, GpuNetwork
 
 __all__ = ["MessagePath"]
 

@@ -16,7 +16,7 @@ from ...exchange import Exchange
 from ...priors.base import Prior
 from ...priors.pairs import require_molecules
 from ...system import System
-from ..fast_path import Array, CpuRows, CpuSums, CpuTerm, CpuTermOf
+from ..cpu_interfaces import Array, CpuRows, CpuSums, CpuTerm, CpuTermOf
 from .numba.d3 import coordination, coordination_forces, dispersion
 from .numba.frame import KERNELS
 from .parameters import D3Parameters, PairParameters, describe

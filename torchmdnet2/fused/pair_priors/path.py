@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from ..fast_path import CpuTerm, GpuTerm, PriorPath
+from ..cpu_interfaces import CpuTerm
+from ..fast_path import GpuTerm, PriorPath
 from .parameters import unsupported_reason
 
 __all__ = ["PairPriorPath"]

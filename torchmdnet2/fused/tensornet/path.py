@@ -10,7 +10,8 @@ from torch import nn
 from ...models.heads import ScalarHead
 from ...models.properties import ChargesHead
 from ...models.tensornet import TensorNet
-from ..fast_path import ChargeNetwork, CpuNetwork, GpuNetwork, PairBatch, PairNetwork
+from ..cpu_interfaces import CpuChargeNetwork, CpuNetwork
+from ..fast_path import ChargeNetwork, GpuNetwork, PairBatch, PairNetwork
 from ..heads import PathWithHeads
 
 __all__ = ["PRODUCTS", "TensorNetHeads", "TensorNetPath", "unsupported_tensornet"]
@@ -47,11 +48,9 @@ def _unsupported_network(head: Any) -> str:
 
 
 class TensorNetHeads(PathWithHeads):
-    """Heads that read the features of TensorNet or TensorNet2 on a GPU."""
+    """Heads that read the features of TensorNet or TensorNet2."""
 
-    def unsupported_property(self, head: nn.Module, compiled: bool) -> str:
-        if compiled:
-            return "the fused kernels have no heads of other properties"
+    def unsupported_property(self, head: nn.Module) -> str:
         if getattr(head, "property", None) != "charges":
             return ""
         if type(head) is not ChargesHead:
@@ -62,6 +61,10 @@ class TensorNetHeads(PathWithHeads):
         from .charges import ChargedTensorNet
 
         return ChargedTensorNet(network, head)  # type: ignore[arg-type]
+
+    def cpu_with_charges(self, network: CpuNetwork, head: nn.Module) -> CpuChargeNetwork:
+        network.add_charges(head)  # type: ignore[attr-defined]
+        return network  # type: ignore[return-value]
 
 
 class TensorNetPath(TensorNetHeads):

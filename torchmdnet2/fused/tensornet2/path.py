@@ -6,16 +6,16 @@ import torch
 from torch import nn
 
 from ...models.tensornet2 import TensorNet2
-from ..fast_path import CpuNetwork, GpuNetwork, PairBatch, PairNetwork
+from ..cpu_interfaces import CpuNetwork
+from ..fast_path import GpuNetwork, PairBatch, PairNetwork
 from ..tensornet.path import PRODUCTS, TensorNetHeads, unsupported_tensornet
 
 __all__ = ["TensorNet2Path"]
 
 
 class TensorNet2Path(TensorNetHeads):
-    """TensorNet2 with charges and a scalar head of one hidden layer, in float32, on the GPU."""
+    """TensorNet2 with charges and a scalar head of one hidden layer, in float32."""
 
-    on_cpu = False
     trains_on_cpu = True
     predicts_charges = True
 
@@ -25,10 +25,10 @@ class TensorNet2Path(TensorNetHeads):
             return f"the fused kernels for TensorNet2 take a q_dim of 1 to 64, not {representation.q_dim}"
         return unsupported_tensornet(representation, head, device)
 
-    def unsupported_property(self, head: nn.Module, compiled: bool) -> str:
+    def unsupported_property(self, head: nn.Module) -> str:
         if getattr(head, "reads_edges", True):  # it may read the latent charges, which are not kept
             return f"there are no fused kernels for the head {type(head).__name__}"
-        return super().unsupported_property(head, compiled)
+        return super().unsupported_property(head)
 
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
@@ -39,7 +39,9 @@ class TensorNet2Path(TensorNetHeads):
         return FusedTensorNet2(FrozenTensorNet2(representation, head, energy_scale, device), PRODUCTS[precision])
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
-        raise NotImplementedError("there are no compiled kernels for TensorNet2 on the CPU")
+        from .cpu import CpuTensorNet2, Float32TensorNet2
+
+        return CpuTensorNet2(Float32TensorNet2(representation, head, energy_scale, "cpu"))
 
     def training(self, representation: nn.Module, batch: PairBatch, use_kernels: bool) -> PairNetwork | None:
         from .training.network import PairTensorNet2

@@ -91,6 +91,7 @@ class FrozenTensorNet2(FrozenTensorNet):
     """
 
     _vanish = False
+    _operand = staticmethod(split)  # of the products per edge, as the kernels read it
 
     def __init__(self, model: Any, head: nn.Module, energy_scale: float, device: torch.device | str):
         super().__init__(model, head, energy_scale, device)
@@ -123,8 +124,8 @@ class FrozenTensorNet2(FrozenTensorNet):
         receiver, sender = (self._pad(w, 1) for w in first[:, -2 * self.q_dim :].chunk(2, 1))
         given = (
             torch.cat([receiver.T, sender.T], 1), torch.cat([receiver, sender], 1),
-            split(second.T), layer.linears_scalar[1].bias, split(third.T), layer.linears_scalar[2].bias,
-            split(second), split(third),
+            self._operand(second.T), layer.linears_scalar[1].bias, self._operand(third.T),
+            layer.linears_scalar[2].bias, self._operand(second), self._operand(third),
         )  # fmt: skip
         return FilterWeights(*(self._give(t) for t in given))
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from .algebra import (
     ONE,
+    add,
     add_square_adjoint,
     call,
     inline,
@@ -20,12 +21,15 @@ from .algebra import (
     product,
     product_adjoint,
     scale,
+    square,
     squared_norm,
     store9,
+    store9_scaled,
 )
 
 __all__ = [
     "ROWS",
+    "ascend",
     "dense",
     "descend",
     "layer_norm",
@@ -34,6 +38,8 @@ __all__ = [
     "log_norm_adjoint",
     "mix",
     "sigmoid",
+    "silu",
+    "silu_slope",
 ]
 
 ROWS = 4
@@ -72,14 +78,24 @@ def mix(x, at_x, w, y, at_y, F):
 
 
 @call
-def dense(x, at_x, w, bias, y, at_y, K, N):
-    """Y = X @ W + bias of ROWS atoms; W [K, N]."""
-    for r in range(0, ROWS, 2):
-        a, b = y[at_y + r], y[at_y + r + 1]
+def dense(x, at_x, w, bias, y, at_y, K, N, rows=ROWS):
+    """Y = X @ W + bias of an even number of rows; W [K, N], K a multiple of 4.
+
+    Four rows of W at a time, for all rows of X: they are read once from the caches beyond the first.
+    """
+    for r in range(rows):
+        a = y[at_y + r]
         for c in range(N):
             a[c] = bias[c]
-            b[c] = bias[c]
-        multiply(x[at_x + r], x[at_x + r + 1], a, b, w, 0, 0, 1, K, N)
+    for k in range(0, K, 4):
+        w0, w1, w2, w3 = w[k], w[k + 1], w[k + 2], w[k + 3]
+        for r in range(0, rows, 2):
+            p, q, a, b = x[at_x + r], x[at_x + r + 1], y[at_y + r], y[at_y + r + 1]
+            p0, p1, p2, p3 = p[k], p[k + 1], p[k + 2], p[k + 3]
+            q0, q1, q2, q3 = q[k], q[k + 1], q[k + 2], q[k + 3]
+            for c in range(N):
+                a[c] += p0 * w0[c] + p1 * w1[c] + p2 * w2[c] + p3 * w3[c]
+                b[c] += q0 * w0[c] + q1 * w1[c] + q2 * w2[c] + q3 * w3[c]
 
 
 @inline
@@ -101,6 +117,21 @@ def sigmoid(x, out, width):
     """out = 1/(1 + exp(−x)) of a row."""
     for c in range(width):
         out[c] = ONE / (ONE + exp(-x[c]))
+
+
+@call
+def silu(x, out, width):
+    """out = x/(1 + exp(−x)) of a row."""
+    for c in range(width):
+        out[c] = x[c] / (ONE + exp(-x[c]))
+
+
+@call
+def silu_slope(x, out, width):
+    """out *= d silu(x)/dx of a row."""
+    for c in range(width):
+        s = ONE / (ONE + exp(-x[c]))
+        out[c] *= s * (ONE + x[c] * (ONE - s))
 
 
 @inline
@@ -151,6 +182,30 @@ def log_norm_adjoint(x, gamma, g, width):
     """Gradient g of a row's `log_norm` → that of the row x, in place."""
     for c in range(width):
         g[c] *= gamma[c] / (ONE + x[c])
+
+
+@inline
+def ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3):
+    """The products of ROWS atoms: P, D and X' = X + D + q D²; then X'/(‖X'‖²+1) and Y of the next layer, or, after
+    the last one, X' itself."""
+    p = np.empty((ROWS, 9 * F), np.float32)
+    for r in range(ROWS):
+        y_row, m_row, p_row, q = y[first + r], m[first + r], p[r], charge_factor[first + r]
+        for c in range(F):
+            p9 = product(q, load9(y_row, c, F), load9(m_row, c, F), o3)
+            store9_scaled(p_row, c, F, p9, ONE / (squared_norm(p9) + ONE))
+    mix(p, 0, w_out, d, first, F)
+    for r in range(ROWS):
+        i = first + r
+        d_row, x_row, out, f_row, q = d[i], x[i], x_next[i], inverse_next[i], charge_factor[i]
+        for c in range(F):
+            d9 = load9(d_row, c, F)
+            x9 = add(add(load9(x_row, c, F), d9), square(q, d9))
+            f = ONE if last else ONE / (squared_norm(x9) + ONE)
+            f_row[c] = f
+            store9_scaled(out, c, F, x9, f)
+    if not last:
+        mix(x_next, first, w_next, y_next, first, F)
 
 
 @inline

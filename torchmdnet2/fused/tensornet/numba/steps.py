@@ -23,15 +23,26 @@ from .algebra import (
     norm_gradient,
     normalise_adjoint,
     part_norms,
-    product,
     scale_parts,
-    square,
     squared_norm,
     store9,
     store9_scaled,
 )
 from .message import edge_gradients, embed, gather, gather_adjoint, place_edges, row_force
-from .node import ROWS, dense, descend, layer_norm, layer_norm_adjoint, log_norm, log_norm_adjoint, mix, sigmoid
+from .node import (
+    ROWS,
+    ascend,
+    dense,
+    descend,
+    layer_norm,
+    layer_norm_adjoint,
+    log_norm,
+    log_norm_adjoint,
+    mix,
+    sigmoid,
+    silu,
+    silu_slope,
+)
 
 __all__ = ["Kernels", "forces", "kernels"]
 
@@ -44,6 +55,7 @@ class Kernels(NamedTuple):
     embedding: Callable
     interaction: Callable
     readout: Callable
+    readout_backward: Callable
     message_backward: Callable
     embedding_backward: Callable
 
@@ -85,18 +97,13 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     layer_norm(out, gamma, beta, eps, normed[r], F)
             dense(normed, 0, w1, b1, hidden, first, F, 2 * F)
             for r in range(ROWS):
-                h, out = hidden[first + r], active[r]
-                sigmoid(h, out, 2 * F)
-                for c in range(2 * F):
-                    out[c] *= h[c]
+                silu(hidden[first + r], active[r], 2 * F)
             dense(active, 0, w2, b2, gate, first, 2 * F, 3 * F)
             mix(x0, first, w_mix, mixed, first, F)
             for r in range(ROWS):
                 i = first + r
-                h, out, row, x_row, f_row = gate[i], opened[r], mixed[i], x[i], inverse[i]
-                sigmoid(h, out, 3 * F)
-                for c in range(3 * F):
-                    out[c] *= h[c]
+                out, row, x_row, f_row = opened[r], mixed[i], x[i], inverse[i]
+                silu(gate[i], out, 3 * F)
                 for c in range(F):
                     x9 = scale_parts(out[c], out[c + F], out[c + 2 * F], load9(row, c, F))
                     f = ONE / (squared_norm(x9) + ONE)
@@ -112,81 +119,84 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
         """M, P, D, X' = X + D + q D²; then X'/(‖X'‖²+1) and Y of the next layer, or X' itself after the last."""
         for chunk in prange(x.shape[0] // ROWS):
             first = chunk * ROWS
-            p = np.empty((ROWS, 9 * F), np.float32)
             for r in range(ROWS):
                 i = first + r
-                m_row, y_row, p_row, q = m[i], y[i], p[r], charge_factor[i]
+                m_row, y_row = m[i], y[i]
                 for c in range(F):
                     y9 = load9(y_row, c, F)
                     store9(m_row, c, F, scale_parts(self_filter[c], self_filter[c + F], self_filter[c + 2 * F], y9))
                 if i < n:
                     gather(row_ptr[i], row_ptr[i + 1], sender, knot, offset, table, y, m_row, F)
-                for c in range(F):
-                    p9 = product(q, load9(y_row, c, F), load9(m_row, c, F), o3)
-                    store9_scaled(p_row, c, F, p9, ONE / (squared_norm(p9) + ONE))
-            mix(p, 0, w_out, d, first, F)
-            for r in range(ROWS):
-                i = first + r
-                d_row, x_row, out, f_row, q = d[i], x[i], x_next[i], inverse_next[i], charge_factor[i]
-                for c in range(F):
-                    d9 = load9(d_row, c, F)
-                    x9 = add(add(load9(x_row, c, F), d9), square(q, d9))
-                    f = ONE if last else ONE / (squared_norm(x9) + ONE)
-                    f_row[c] = f
-                    store9_scaled(out, c, F, x9, f)
-            if not last:
-                mix(x_next, first, w_next, y_next, first, F)
+            ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
     @njit(parallel=True, cache=True, **OPTIONS)
-    def readout(
-        gamma, beta, eps, w1, b1, w2, b2, w3, b3, w1t, w2t, w_out_t, charge_factor, x, d, y, m, energy, g, dm, dy
-    ):  # fmt: skip
-        """Energies from X, and the gradient of their sum: g in X, then dM and the product's share of dY."""
+    def readout(gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, hidden, out):
+        """What the K heads give: out [N, K]; w2 [K, F, H], w3 [K, H]. The features are silu(hidden)."""
         for chunk in prange(x.shape[0] // ROWS):
             first = chunk * ROWS
-            norms, normed = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, 3 * F), np.float32)
-            hidden, active = np.empty((ROWS, F), np.float32), np.empty((ROWS, F), np.float32)
-            half, s = np.empty((ROWS, H), np.float32), np.empty(F, np.float32)
-            none = np.zeros(3 * F, np.float32)
+            normed, active = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, F), np.float32)
+            half, s = np.empty((ROWS, H), np.float32), np.empty(H, np.float32)
+            norms = np.empty(3 * F, np.float32)
             for r in range(ROWS):
-                row, out = x[first + r], norms[r]
+                row = x[first + r]
                 for c in range(F):
-                    out[c], out[c + F], out[c + 2 * F] = part_norms(load9(row, c, F))
+                    norms[c], norms[c + F], norms[c + 2 * F] = part_norms(load9(row, c, F))
                 if log:
-                    log_norm(out, gamma, beta, normed[r], 3 * F)
+                    log_norm(norms, gamma, beta, normed[r], 3 * F)
                 else:
-                    layer_norm(out, gamma, beta, eps, normed[r], 3 * F)
-            dense(normed, 0, w1, b1, hidden, 0, 3 * F, F)
+                    layer_norm(norms, gamma, beta, eps, normed[r], 3 * F)
+            dense(normed, 0, w1, b1, hidden, first, 3 * F, F)
             for r in range(ROWS):
-                h, out = hidden[r], active[r]
-                sigmoid(h, s, F)
+                silu(hidden[first + r], active[r], F)
+            for k in range(out.shape[1]):
+                dense(active, 0, w2[k], b2[k], half, 0, F, H)
+                for r in range(ROWS):
+                    silu(half[r], s, H)
+                    total = b3[k]
+                    for c in range(H):
+                        total += s[c] * w3[k, c]
+                    out[first + r, k] = total
+
+    @njit(parallel=True, cache=True, **OPTIONS)
+    def readout_backward(
+        gamma, eps, w2, b2, w3, w1t, w2t, w_out_t, descends, charge_factor, x, d, y, m, hidden, slope, g, dm, dy
+    ):  # fmt: skip
+        """From slope [N, K], dE/d(out) of `readout`: g in X; if it `descends`, also dM and the product's part of dY."""
+        for chunk in prange(x.shape[0] // ROWS):
+            first = chunk * ROWS
+            active, total = np.empty((ROWS, F), np.float32), np.zeros((ROWS, F), np.float32)
+            half, dhalf = np.empty((ROWS, H), np.float32), np.empty((ROWS, H), np.float32)
+            share, dnorm = np.empty((ROWS, F), np.float32), np.empty((ROWS, 3 * F), np.float32)
+            norms, none = np.empty(3 * F, np.float32), np.zeros(3 * F, np.float32)
+            for r in range(ROWS):
+                silu(hidden[first + r], active[r], F)
+            for k in range(slope.shape[1]):
+                dense(active, 0, w2[k], b2[k], half, 0, F, H)
+                for r in range(ROWS):
+                    out, w, f = dhalf[r], w3[k], slope[first + r, k]
+                    for c in range(H):
+                        out[c] = f * w[c]
+                    silu_slope(half[r], out, H)
+                dense(dhalf, 0, w2t[k], none, share, 0, H, F)
+                for r in range(ROWS):
+                    row, out = share[r], total[r]
+                    for c in range(F):
+                        out[c] += row[c]
+            for r in range(ROWS):
+                silu_slope(hidden[first + r], total[r], F)
+            dense(total, 0, w1t, none, dnorm, 0, F, 3 * F)
+            for r in range(ROWS):
+                f, row, out = dnorm[r], x[first + r], g[first + r]
                 for c in range(F):
-                    out[c] = h[c] * s[c]
-                    h[c] = s[c] * (ONE + h[c] * (ONE - s[c]))  # from here on the slope of the activation
-            dense(active, 0, w2, b2, half, 0, F, H)
-            for r in range(ROWS):
-                h = half[r]
-                sigmoid(h, s, H)
-                total = b3[0]
-                for c in range(H):
-                    total += h[c] * s[c] * w3[c]
-                    h[c] = w3[c] * (s[c] * (ONE + h[c] * (ONE - s[c])))
-                energy[first + r] = total
-            dense(half, 0, w2t, none, active, 0, H, F)
-            for r in range(ROWS):
-                h, out = hidden[r], active[r]
-                for c in range(F):
-                    out[c] *= h[c]
-            dense(active, 0, w1t, none, normed, 0, F, 3 * F)
-            for r in range(ROWS):
-                f, row, out = normed[r], x[first + r], g[first + r]
+                    norms[c], norms[c + F], norms[c + 2 * F] = part_norms(load9(row, c, F))
                 if log:
-                    log_norm_adjoint(norms[r], gamma, f, 3 * F)
+                    log_norm_adjoint(norms, gamma, f, 3 * F)
                 else:
-                    layer_norm_adjoint(norms[r], gamma, eps, f, 3 * F)
+                    layer_norm_adjoint(norms, gamma, eps, f, 3 * F)
                 for c in range(F):
                     store9(out, c, F, norm_gradient(load9(row, c, F), f[c], f[c + F], f[c + 2 * F]))
-            descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
+            if descends:
+                descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
 
     @njit(parallel=True, cache=True, **OPTIONS)
     def message_backward(
@@ -241,10 +251,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     out[c] *= s[c] * (ONE + h[c] * (ONE - s[c]))
             dense(dgate, 0, w2t, none, dhidden, 0, 3 * F, 2 * F)
             for r in range(ROWS):
-                h, out = hidden[first + r], dhidden[r]
-                sigmoid(h, s, 2 * F)
-                for c in range(2 * F):
-                    out[c] *= s[c] * (ONE + h[c] * (ONE - s[c]))
+                silu_slope(hidden[first + r], dhidden[r], 2 * F)
             dense(dhidden, 0, w1t, none, dnorm, 0, 2 * F, F)
             mix(g, first, w_mix_t, dx, 0, F)
             for r in range(ROWS):
@@ -265,7 +272,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                         z_sender, dx_row, slope, gradient, F,
                     )  # fmt: skip
 
-    return Kernels(embedding, interaction, readout, message_backward, embedding_backward)
+    return Kernels(embedding, interaction, readout, readout_backward, message_backward, embedding_backward)
 
 
 @njit(parallel=True, cache=True, **OPTIONS)
