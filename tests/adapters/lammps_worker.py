@@ -40,7 +40,7 @@ def single_point(lmp: Any, case: dict[str, Any], model: Any) -> dict[str, Any]:
     facts = gathered(lmp)
     sizes = MPI.COMM_WORLD.allgather(attached.domain.num_local)
     sums = [lmp.extract_fix("keep", 0, 1, k) for k in range(3)]
-    return {**facts, "sums": np.array(sums), "sizes": np.array(sizes)}
+    return {**facts, "sums": np.array(sums), "sizes": np.array(sizes), "report": attached.report()}
 
 
 def moved(lmp: Any, case: dict[str, Any], model: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,9 @@ PRIORS = [
     {"name": "atomref", "energies": {"1": -13.6, "6": -1029.0, "8": -2041.3}},
     {"name": "coulomb", "charges": {"1": 0.2, "8": -0.3}, "method": "reaction_field", "cutoff": 4.5},
 ]
+D3 = {"name": "d3", "elements": [1, 6, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 5.5, "switch_width": 1.0}
+if find_spec("tad_dftd3") is not None:
+    PRIORS.append(D3)
 
 
 @pytest.fixture(scope="session")
@@ -103,6 +107,27 @@ def test_forces_energies_and_pressure_are_those_of_the_potential(results, expect
     assert ours["sizes"].sum() == len(atoms) and len(ours["sizes"]) == processes
 
 
+def test_compiled_kernels_on_two_processes(tmp_path):
+    """Float32: forces to 2e-5 eV/Å, with 32 channels, for which there are kernels."""
+    pytest.importorskip("numba")
+    config = {
+        "model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 2, "num_rbf": 8, "cutoff": 4.0},
+        "elements": [1, 6, 8], "priors": PRIORS[3:],
+    }  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        potential = Potential.from_config(config).eval()
+    save(potential, tmp_path / "model.tmn")
+    names = ["triclinic", "empty", "slab"]
+    found = run(tmp_path / "model.tmn", 2, tmp_path, *names)
+    for name in names:
+        assert "compiled" in str(found[f"{name}/report"])
+        theirs = potential.double()(System.from_ase(CASES[name]["atoms"]))
+        assert np.abs(found[f"{name}/forces"] - theirs.forces.numpy()).max() <= 2e-5
+        assert float(found[f"{name}/pe"]) == pytest.approx(float(theirs.energy), abs=2e-5 * len(theirs.forces))
+        assert float(theirs.forces.abs().max()) > 0.05
+
+
 @pytest.fixture(scope="module")
 def gas_file(tmp_path_factory):
     """Weak forces and a repulsion at short distance: atoms fly through the domains."""
@@ -142,7 +167,7 @@ def test_steps_with_migration_are_those_of_one_process(trajectories):
 def test_a_thousand_steps_are_those_of_one_process(gas_file, tmp_path):
     """Within what collisions make of rounding."""
     one, two = (run(gas_file, processes, tmp_path, "long") for processes in (1, 2))
-    assert int(two["long/step"]) == 1000 and two["long/exchanged"] > 30
+    assert int(two["long/step"]) == 1000 and two["long/exchanged"] >= 10
     compare_trajectories(one, two, "long", 1e-6)
 
 
