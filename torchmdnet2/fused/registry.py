@@ -12,7 +12,7 @@ from ..models.graph_network import GraphNetwork
 from ..models.tensornet import TensorNet
 from ..models.tensornet2 import TensorNet2
 from ..models.transformer import Transformer
-from ..priors import D2, D3, ZBL, Coulomb, PairMorse
+from ..priors import D2, D3, ZBL, Coulomb, PairMorse, PairPotential
 from .fast_path import FastPath, PriorPath
 from .messages.path import MessagePath
 from .pair_priors.path import PairPriorPath
@@ -28,7 +28,9 @@ _PATHS: dict[type[nn.Module], FastPath] = {
     Transformer: MessagePath(),
     GraphNetwork: MessagePath(),
 }
-_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = dict.fromkeys((ZBL, PairMorse, D2, D3, Coulomb), PairPriorPath())
+_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = dict.fromkeys(
+    (ZBL, PairMorse, PairPotential, D2, D3, Coulomb), PairPriorPath()
+)
 
 
 def register_fast_path(representation: type[nn.Module], path: FastPath) -> None:

@@ -17,7 +17,7 @@ from ..system import System
 from .base import Prior, atomic_number
 from .pairs import pair_distances, sum_pairs, taper
 
-__all__ = ["PairMorse", "pair_of"]
+__all__ = ["PairMorse", "pair_of", "pair_table"]
 
 
 def pair_of(name: str, max_z: int = 128) -> tuple[int, int]:
@@ -77,13 +77,7 @@ class PairMorse(Prior):
         radii = torch.zeros(128, dtype=torch.float64)
         radii[: len(covalent_radii)] = torch.tensor(covalent_radii, dtype=torch.float64)
         self.register_buffer("radii", radii)
-        elements = sorted({z for pair in pairs for z in pair})
-        numbers = _distinct_sums(len(elements) + 1)
-        place = torch.full((128,), numbers[-1], dtype=torch.long)  # of elements without parameters
-        place[elements] = torch.tensor(numbers[:-1], dtype=torch.long)
-        table = torch.zeros(2 * numbers[-1] + 2, 2, dtype=torch.float64)
-        for (a, b), values in pairs.items():
-            table[place[a] + place[b]] = torch.tensor(values, dtype=torch.float64)
+        place, table = pair_table(pairs, 2)
         self.register_buffer("place", place)
         self.register_buffer("table", table)
         self.cutoff: float = max((float(radii[a] + radii[b]) for a, b in pairs), default=0.0) + self.end
@@ -98,6 +92,27 @@ class PairMorse(Prior):
         x = torch.exp(-self.decay * beyond)
         pair = taper(beyond, self.start, self.end) * (r * x - q) * x
         return sum_pairs(pair, neighbors, system.num_atoms)
+
+
+def pair_table(pairs: Mapping[tuple[int, int], Sequence[float]], count: int) -> tuple[Tensor, Tensor]:
+    """Numbers by pair of elements, for kernels that know sums over the two atoms only.
+
+    Args:
+        pairs: atomic numbers → values.
+        count: of the values of each pair.
+
+    Returns:
+        place [128] by atomic number, and table [M, count] float64: the values of a pair are in the row that is the sum
+        of both places, zeros for pairs without values.
+    """
+    elements = sorted({z for pair in pairs for z in pair})
+    numbers = _distinct_sums(len(elements) + 1)
+    place = torch.full((128,), numbers[-1], dtype=torch.long)  # of elements without parameters
+    place[elements] = torch.tensor(numbers[:-1], dtype=torch.long)
+    table = torch.zeros(2 * numbers[-1] + 2, count, dtype=torch.float64)
+    for (a, b), values in pairs.items():
+        table[place[a] + place[b]] = torch.tensor([*values], dtype=torch.float64)
+    return place, table
 
 
 def _distinct_sums(count: int) -> list[int]:

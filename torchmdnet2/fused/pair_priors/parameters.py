@@ -17,6 +17,7 @@ from ...priors.coulomb import Coulomb
 from ...priors.dispersion import D2
 from ...priors.dispersion_d3 import D3
 from ...priors.pair_morse import PairMorse
+from ...priors.pair_potential import PairPotential
 from ...priors.zbl import ZBL
 from ...system import System
 from ...units import COULOMB
@@ -122,6 +123,13 @@ def _pair_morse(prior: PairMorse, elements: list[int]) -> PairParameters:
     return PairParameters(prior, prior.cutoff, "pair_morse", 0, constants, 1.0, "element", table)
 
 
+def _pair_potential(prior: PairPotential, elements: list[int]) -> PairParameters:
+    ones = torch.ones(128, dtype=torch.float64)
+    table = torch.stack([ones, prior.place.double().cpu()], 1)
+    constants = (prior.table.double().cpu(), prior.cutoff, 0.0, 0.0, 0.0, 0.0)
+    return PairParameters(prior, prior.cutoff, "pair_potential", 0, constants, 1.0, "element", table)
+
+
 def _d2(prior: D2, elements: list[int]) -> PairParameters:
     table = torch.ones(128, 2, dtype=torch.float64)
     known = len(prior.c6)
@@ -159,6 +167,7 @@ def _d3(prior: D3, elements: list[int]) -> D3Parameters:
 _KNOWN: dict[type[Prior], Callable[[Any, list[int]], PairParameters | D3Parameters]] = {
     ZBL: _zbl,
     PairMorse: _pair_morse,
+    PairPotential: _pair_potential,
     D2: _d2,
     Coulomb: _coulomb,
     D3: _d3,

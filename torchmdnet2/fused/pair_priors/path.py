@@ -15,7 +15,7 @@ __all__ = ["PairPriorPath"]
 
 
 class PairPriorPath(PriorPath):
-    """ZBL, Morse pairs, D2, D3, and Coulomb by all pairs or reaction field."""
+    """ZBL, pairs of elements, D2, D3, and Coulomb by all pairs or reaction field."""
 
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return unsupported_reason(prior)  # type: ignore[arg-type]

@@ -17,7 +17,19 @@ from ...registry import HEADS, PRIORS
 from ...system import System
 from .schema import Section, validate_choice
 
-__all__ = ["PriorConfig", "PropertyConfig", "load_baselines", "predicted_shapes", "untrained", "with_baseline"]
+__all__ = [
+    "FITTED_PAIRS",
+    "PriorConfig",
+    "PropertyConfig",
+    "load_baselines",
+    "predicted_shapes",
+    "untrained",
+    "with_baseline",
+]
+
+
+FITTED_PAIRS = {"pair_morse": ("fit",), "pair_potential": ("fit", "repulsion")}
+"""Prior -> the words that its `parameters` may be; they are fitted then."""
 
 
 class _Baseline(Section):
@@ -30,15 +42,15 @@ class _Baseline(Section):
 def _check_prior(value: Any) -> dict[str, Any]:
     """One entry of `priors`.
 
-    Energies of atomref may be a word or a file (`isolated`), or name elements by symbol; parameters of pair_morse may
-    be the word `fit`.
+    Energies of atomref may be a word or a file (`isolated`), or name elements by symbol; parameters of pairs may be
+    words, as `fit`.
     """
     if isinstance(value, Mapping) and value.get("name") == "baseline" and "potential" not in value:
         return _Baseline.model_validate(value).model_dump()
-    if isinstance(value, Mapping) and value.get("name") == "pair_morse":
-        fit = value.get("parameters", "fit") == "fit"
-        checked = validate_choice({**value, "parameters": None} if fit else value, PRIORS, None)
-        return {**checked, "parameters": "fit"} if fit else checked
+    if isinstance(value, Mapping) and value.get("name") in FITTED_PAIRS:
+        word = value.get("parameters", "fit")
+        if word in [*FITTED_PAIRS[value["name"]]]:
+            return {**validate_choice({**value, "parameters": None}, PRIORS, None), "parameters": word}
     word, given = None, value
     if isinstance(value, Mapping) and value.get("name") == "atomref":
         energies = value.get("energies", "auto")

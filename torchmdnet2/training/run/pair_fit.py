@@ -21,7 +21,7 @@ from ..config.config import Config
 from ..steps.batches import Frames, in_order
 from .references import of_priors
 
-__all__ = ["fit_pair_morse", "with_pair_parameters"]
+__all__ = ["fit_pair_morse", "forces_of_priors", "with_pair_parameters"]
 
 _MOST_FRAMES = 2000
 _AT_ONCE = 64
@@ -80,7 +80,7 @@ def fit_pair_morse(
         sample = frames.data.batch(frames.indices[chosen[part]])
         if "forces" not in sample.labels:
             continue
-        forces = sample.labels["forces"].double() - _forces(others, sample.system)
+        forces = sample.labels["forces"].double() - forces_of_priors(others, sample.system)
         rows, types, d = _design(shape, sample.system, number)
         shortest.scatter_reduce_(0, types, d, "amin")
         labelled = torch.isfinite(forces)
@@ -143,7 +143,7 @@ def _design(shape: PairMorse, system: System, number: Tensor) -> tuple[Tensor, T
     return rows, types[near], d[near]
 
 
-def _forces(potential: Potential, system: System) -> Tensor:
+def forces_of_priors(potential: Potential, system: System) -> Tensor:
     """Of the priors, [N, 3] eV/Å."""
     pos = system.pos.detach().double().requires_grad_()
     with torch.enable_grad():

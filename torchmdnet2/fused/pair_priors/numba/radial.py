@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["OPTIONS", "all_pairs", "d2", "inline", "pair_morse", "reaction_field", "taper", "zbl"]
+__all__ = ["OPTIONS", "all_pairs", "d2", "inline", "pair_morse", "pair_potential", "reaction_field", "taper", "zbl"]
 
 OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 inline = njit(forceinline=True, **OPTIONS)
@@ -60,6 +60,24 @@ def pair_morse(d, place, radii, constants, _mode):
     x = math.exp(-decay * beyond)
     end, end_slope = taper(beyond, start, inverse)
     return (r * x - q) * x * end, ((q - 2 * r * x) * decay * end + (r * x - q) * end_slope) * x
+
+
+@inline
+def pair_potential(d, place, _sum, constants, _mode):
+    """(Σ_k A_k exp(−a_k (d − 1)) − Σ_k B_k exp(−b_k (d − 1))) (1 − d²/cutoff²)³; A, B in row `place` of the table."""
+    table, cutoff = constants[0], constants[1]
+    if d >= cutoff:
+        return 0.0, 0.0
+    row, x = int(place), d - 1.0
+    r0, r1 = table[row, 0] * math.exp(-3.2 * x), table[row, 1] * math.exp(-4.0 * x)
+    r2, r3 = table[row, 2] * math.exp(-5.0 * x), table[row, 3] * math.exp(-6.5 * x)
+    q0, q1 = table[row, 4] * math.exp(-x), table[row, 5] * math.exp(-1.5 * x)
+    q2, q3 = table[row, 6] * math.exp(-2.0 * x), table[row, 7] * math.exp(-2.6 * x)
+    g = (r0 + r1 + r2 + r3) - (q0 + q1 + q2 + q3)
+    slope = (q0 + 1.5 * q1 + 2.0 * q2 + 2.6 * q3) - (3.2 * r0 + 4.0 * r1 + 5.0 * r2 + 6.5 * r3)
+    rest = (cutoff - d) * (cutoff + d) / (cutoff * cutoff)
+    end, end_slope = rest * rest * rest, -6.0 * d / (cutoff * cutoff) * rest * rest
+    return g * end, slope * end + g * end_slope
 
 
 @inline

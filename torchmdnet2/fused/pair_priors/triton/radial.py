@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["all_pairs", "d2", "pair_morse", "reaction_field", "taper", "zbl"]
+__all__ = ["all_pairs", "d2", "pair_morse", "pair_potential", "reaction_field", "taper", "zbl"]
 
 _PI = tl.constexpr(3.141592653589793)
 
@@ -59,6 +59,22 @@ def pair_morse(d, place, radii, table, decay, start, inverse, _c4, _c5, _MODE: t
     x = tl.exp(-decay * beyond)
     end, end_slope = taper(beyond, start, inverse)
     return (r * x - q) * x * end, ((q - 2.0 * r * x) * decay * end + (r * x - q) * end_slope) * x
+
+
+@triton.jit
+def pair_potential(d, place, _sum, table, cutoff, _c2, _c3, _c4, _c5, _MODE: tl.constexpr):
+    """(Σ_k A_k exp(−a_k (d − 1)) − Σ_k B_k exp(−b_k (d − 1))) (1 − d²/cutoff²)³; A, B in row `place` of the table."""
+    row = table + 8 * place.to(tl.int32)
+    x = d - 1.0
+    r0, r1 = tl.load(row) * tl.exp(-3.2 * x), tl.load(row + 1) * tl.exp(-4.0 * x)
+    r2, r3 = tl.load(row + 2) * tl.exp(-5.0 * x), tl.load(row + 3) * tl.exp(-6.5 * x)
+    q0, q1 = tl.load(row + 4) * tl.exp(-x), tl.load(row + 5) * tl.exp(-1.5 * x)
+    q2, q3 = tl.load(row + 6) * tl.exp(-2.0 * x), tl.load(row + 7) * tl.exp(-2.6 * x)
+    g = (r0 + r1 + r2 + r3) - (q0 + q1 + q2 + q3)
+    slope = (q0 + 1.5 * q1 + 2.0 * q2 + 2.6 * q3) - (3.2 * r0 + 4.0 * r1 + 5.0 * r2 + 6.5 * r3)
+    rest = tl.maximum((cutoff - d) * (cutoff + d) / (cutoff * cutoff), 0.0)
+    end, end_slope = rest * rest * rest, -6.0 * d / (cutoff * cutoff) * rest * rest
+    return g * end, slope * end + g * end_slope
 
 
 @triton.jit
