@@ -14,6 +14,7 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,7 +120,13 @@ def heads() -> None:
 
 
 def training() -> None:
-    """A step of training: kernels of every order, on packed frames, and of validation."""
+    """Steps of training, of TensorNet and of TensorNet2 with labelled charges that a prior reads."""
+    _training({"name": "tensornet"}, {}, [])
+    _training({"name": "tensornet2"}, {"charges": "q"}, [{"name": "coulomb", "charges": "predicted", "damping": "exp"}])
+
+
+def _training(model: dict[str, Any], keys: dict[str, Any], priors: list[dict[str, Any]]) -> None:
+    """A step: kernels of every order, on packed frames, and of validation."""
     from ase import Atoms
     from ase.calculators.singlepoint import SinglePointCalculator
     from ase.io import write
@@ -134,14 +141,17 @@ def training() -> None:
     for _ in range(14):
         atoms = Atoms("COH2CH", rng.normal(0, 1.5, (6, 3)))
         atoms.calc = SinglePointCalculator(atoms, energy=rng.normal(), forces=rng.normal(size=(6, 3)))
+        charges = rng.normal(size=6)
+        atoms.arrays["q"] = charges - charges.mean()
         frames.append(atoms)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "frames.xyz"
         write(path, frames, format="extxyz")
         config = parse_config(
             {
-                "data": {"train": str(path), "split": {"validation": 4, "test": 0}},
-                "model": {"hidden_channels": 32, "num_layers": 2, "num_rbf": 8, "cutoff": 4.0},
+                "data": {"train": str(path), "keys": keys, "split": {"validation": 4, "test": 0}},
+                "model": {**model, "hidden_channels": 32, "num_layers": 2, "num_rbf": 8, "cutoff": 4.0},
+                "priors": [{"name": "atomref"}, *priors],
                 "training": {"batch_size": 5, "max_epochs": 1, "device": "cuda"},
             }
         )
@@ -161,7 +171,7 @@ def training() -> None:
         packed.check()
         if not bool(packed.training.status[0].isfinite()):
             raise RuntimeError("not finite")
-        print(f"training: loss {float(packed.training.status[0]):.3g}", flush=True)
+        print(f"training, {model['name']}: loss {float(packed.training.status[0]):.3g}", flush=True)
 
 
 def md() -> None:

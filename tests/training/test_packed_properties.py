@@ -147,6 +147,22 @@ def test_charges_of_a_head_are_read_by_a_prior(raw_config, file):
     check(raw)
 
 
+@pytest.mark.parametrize("method", ["all_pairs", "reaction_field"])
+def test_a_head_that_reads_pairs(raw_config, file, method):
+    """The Coulomb energy of all latent charges, as TorchMD-Net trains it."""
+    raw = raw_of(raw_config, file, {"energy": "energy", "forces": "forces"}, model={**TENSORNET2, "num_layers": 1})
+    raw["head"] = {"name": "scalar_coulomb", "q_weights": [1.0] * 6, "method": method, "coulomb_cutoff": 2.5}
+    check(raw)
+    assert capturable(raw) is None
+
+
+def test_a_head_that_reads_edges_says_so(raw_config, file):
+    raw = raw_of(raw_config, file, {"energy": "energy", "forces": "forces", "charges": "q"}, properties=HEADS[1:2])
+    trainer = made(raw, False)
+    trainer.potential.properties["charges"].reads_edges = True
+    assert pack_trainer(trainer) == "the head ChargesHead, which reads edges"
+
+
 @pytest.fixture(scope="module")
 def crystals(tmp_path_factory):
     """Small periodic cells of two to four atoms, with stress."""

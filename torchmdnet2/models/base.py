@@ -172,7 +172,13 @@ class _Readout(nn.Module, ABC):
 
 
 class Head(_Readout):
-    """Per-atom features → per-atom energies. Registered in `torchmdnet2.registry.HEADS`."""
+    """Per-atom features → per-atom energies. Registered in `torchmdnet2.registry.HEADS`.
+
+    Attributes:
+        pair_cutoff: Å of the list that it asks `Graph.pairs` for, infinity for all pairs; None: it reads no pairs.
+    """
+
+    pair_cutoff: float | None = None
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:

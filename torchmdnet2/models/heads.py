@@ -193,6 +193,7 @@ class ScalarCoulombHead(Head):
             method, coulomb_cutoff, damping="exp", damping_upper=4.6, dielectric=dielectric, accuracy=accuracy,
             switch_width=switch_width,
         )  # fmt: skip
+        self.pair_cutoff = self.coulomb.cutoff
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies, in the model's unit."""

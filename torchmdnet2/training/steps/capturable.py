@@ -32,7 +32,7 @@ def uncapturable_reason(
     room = Capacity(2, need.atoms + 4, need.pairs + 8, tuple(n + 8 for n in need.edges))
     batch = store.batch(torch.tensor([0, -1], device=potential.device), room)
     network = PackedNetwork(potential, len(potential.elements), forces, stress, False, labels)
-    if network.has_variant(batch) and not (network.heads or network.priors):
+    if network.has_variant(batch) and not (network.heads or network.priors or network.pair_cutoff):
         return None
     parameters = [p for p in potential.parameters() if p.requires_grad]
     for guard in (nullcontext(), ForbidHostSync()):  # the first time, constants are made, which later steps have

@@ -23,6 +23,8 @@ from ...fused.registry import fast_path
 from ...models.base import Features, Graph
 from ...neighbors.result import safe_norm
 from ...potential import Potential, Result
+from ...priors.pairs import PairLists
+from ...system import System
 from ..config.labels import DIPOLE_NORM, property_of
 from .packed_frames import PackedBatch
 
@@ -56,6 +58,7 @@ class PackedNetwork:
         self.forces, self.stress, self.use_kernels = forces, stress, use_kernels
         self.labels, self.energies = list(labels), potential.head is not None
         self.priors = [prior for prior in potential.priors if prior.uses_charges]
+        self.pair_cutoff = None if potential.head is None else potential.head.pair_cutoff
         # property -> whether it is one of atoms
         wanted = {property_of(name): LABELS[name].per_atom for name in labels}
         wanted |= {"dipole": False} if wanted.pop(DIPOLE_NORM, None) is not None else {}
@@ -73,12 +76,11 @@ class PackedNetwork:
         triton = self.use_kernels and r.is_cuda
         features, graph, with_weights = self._features(batch, r)
         properties, charges = self._properties(features, graph, batch)
-        energies = self._energies(features, graph, batch)[:num]
-        leaves: dict[str, Tensor] = {}
+        system, leaves = self._with_leaves(batch)
+        energies = self._energies(features, graph, batch, system)[:num]
         if self.priors:
             assert charges is not None, "a prior needs charges, and this model predicts none"
-            added, leaves = self._prior_energies(batch, charges)
-            energies = energies + added
+            energies = energies + self._prior_energies(batch, charges, system)
         per_frame = SegmentSum(batch.atom_ptr, batch.structure[:num], triton)
         energy = per_frame(energies[:, None])[:, 0]
         result = Result(energy, atom_energies=energies, charges=charges, properties=properties)
@@ -136,15 +138,52 @@ class PackedNetwork:
         """Whether the representation runs on pairs, by operations that copy nothing to the host."""
         return self._variant(batch) is not None
 
-    def _energies(self, features: Features, graph: Graph, batch: PackedBatch) -> Tensor:
+    def _with_leaves(self, batch: PackedBatch) -> tuple[System | None, dict[str, Tensor]]:
+        """The frames with the spare atom, as pairs beyond the network's are read of them, and their variables.
+
+        None where nothing reads such pairs.
+        """
+        if not self.priors and self.pair_cutoff is None:
+            return None, {}
+        assert batch.further is not None
+        num, frames = batch.forces.shape[0], batch.energy.shape[0]
+        system = batch.further.with_spare_atom(batch.z[:num], batch.structure[:num], batch.charge[:frames].double())
+        return with_leaves(system, self.forces, self.stress)
+
+    def _energies(self, features: Features, graph: Graph, batch: PackedBatch, system: System | None) -> Tensor:
         """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64."""
-        if self.potential.head is None:
+        head = self.potential.head
+        if head is None:
             return torch.zeros(len(batch.z), dtype=torch.float64, device=batch.z.device)
-        energies = self.potential.head(features, graph).double()
+        energies = head(features, graph).double()
+        if self.pair_cutoff is not None:
+            energies = torch.cat([self._energies_of_pairs(features, batch, system), energies[batch.forces.shape[0] :]])
         if self.potential.subtract_isolated:
             kinds = one_hot(batch.element, self.num_elements, energies.dtype)
             energies = energies - kinds @ energies[-self.num_elements :]
         return energies * self.potential.energy_scale
+
+    def _energies_of_pairs(self, features: Features, batch: PackedBatch, system: System | None) -> Tensor:
+        """Of a head that reads pairs: the atoms of the frames [N], whose pairs it is given."""
+        assert self.potential.head is not None and batch.further is not None and system is not None
+        num = batch.forces.shape[0]
+        of_frames = {
+            name: None if x is None else torch.cat([x[:num], x.new_zeros(1, *x.shape[1:])])
+            for name, x in vars(features).items()
+        }
+        graph = Graph(
+            z=system.z,
+            batch=system.batch,
+            num_systems=system.num_systems,
+            charge=system.charge.to(batch.charge.dtype),
+            receiver=batch.z[:0],
+            sender=batch.z[:0],
+            vectors=batch.r[:0],
+            distances=batch.r[:0, 0],
+            system=system,
+            pairs=PairLists(system, batch.further.lists),
+        )
+        return self.potential.head(Features(**of_frames), graph)[:num].double()  # type: ignore[arg-type]
 
     def _properties(
         self, features: Features, graph: Graph, batch: PackedBatch
@@ -157,19 +196,15 @@ class PackedNetwork:
         # of the model itself, as in `Potential`: the mean over the channels of the last stage
         return found, None if features.charges is None else features.charges[:num, -1].mean(-1)
 
-    def _prior_energies(self, batch: PackedBatch, charges: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Energies [N] of the priors that read charges, and what else they are functions of, see `with_leaves`."""
-        assert batch.further is not None
-        num, frames = batch.forces.shape[0], batch.energy.shape[0]
-        system = batch.further.with_spare_atom(batch.z[:num], batch.structure[:num], batch.charge[:frames].double())
-        system, leaves = with_leaves(system, self.forces, self.stress)
+    def _prior_energies(self, batch: PackedBatch, charges: Tensor, system: System | None) -> Tensor:
+        """Energies [N] of the priors that read charges."""
+        assert batch.further is not None and system is not None
         lists = batch.further.lists
         charges = torch.cat([charges, charges.new_zeros(1)])
-        total = sum(
-            prior(system, None if prior.cutoff is None else lists[prior.cutoff], charges) for prior in self.priors
-        )
-        assert isinstance(total, Tensor)
-        return total[:num], leaves
+        energies = torch.zeros_like(charges)
+        for prior in self.priors:
+            energies = energies + prior(system, None if prior.cutoff is None else lists[prior.cutoff], charges)
+        return energies[:-1]
 
 
 @contextmanager

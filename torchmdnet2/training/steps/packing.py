@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...data.labels import LABELS, label_names
 from ...derivatives import gradients_of, with_leaves
-from ...models.heads import EquivariantScalarHead, ScalarHead
+from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
 from ...potential import Potential
 from ...priors.pairs import PairLists
 from ...system import System
@@ -35,8 +35,12 @@ def unsupported_reason(potential: Potential) -> str | None:
     """
     head = potential.head
     if head is not None:
-        if not isinstance(head, ScalarHead | EquivariantScalarHead) or getattr(head, "reduce", "sum") != "sum":
+        known = isinstance(head, ScalarHead | EquivariantScalarHead | ScalarCoulombHead)
+        if not known or getattr(head, "reduce", "sum") != "sum":
             return f"the head {type(head).__name__}"
+    for other in potential.properties.values():
+        if getattr(other, "reads_edges", True):
+            return f"the head {type(other).__name__}, which reads edges"
     if potential.atom_filter >= 0:
         return "an atom filter"
     if potential.representation.reads_spin:
@@ -114,7 +118,9 @@ def pack_part(batch: Batch, potential: Potential, stress: bool, loss: LossConfig
 
 def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> FurtherPart | None:
     readers = [prior for prior in potential.priors if prior.uses_charges]
-    if not names and not readers:
+    read = [potential.head.pair_cutoff if potential.head else None, *(prior.cutoff for prior in readers)]
+    cutoffs = {cutoff for cutoff in read if cutoff is not None}
+    if not names and not readers and not cutoffs:
         return None
     system, labels = batch.sample.system, batch.sample.labels
     for prior in readers:
@@ -127,7 +133,7 @@ def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> Furthe
         pos=system.pos.numpy(),
         cell=system.cell.numpy(),
         pbc=system.pbc.numpy(),
-        lists={prior.cutoff: lists(prior.cutoff) for prior in readers if prior.cutoff is not None},
+        lists={cutoff: lists(cutoff) for cutoff in sorted(cutoffs)},
     )
 
 
