@@ -58,14 +58,19 @@ def case(
     scale: float = 1.0,
     norm: str = "layer",
 ) -> None:
-    """Errors of energies (in eV times scale), forces and stress."""
+    """As `compare`, for a random TensorNet."""
     model = potential(group, channels, norm)
+    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, scale, "cpu"))
+    compare(name, model, fused, atoms, tiles, scale)
+
+
+def compare(name: str, model: Potential, fused: FusedTensorNet, atoms: System, tiles: Tiles, scale: float) -> None:
+    """Errors of energies (in eV times scale), forces and stress."""
     exact = copy.deepcopy(model).double()
     periodic = bool(atoms.pbc.any())
     expected = exact(atoms, stress=periodic)
-    edges = neighbor_list(atoms, CUTOFF)
+    edges = neighbor_list(atoms, model.cutoff)
     n, capacity = atoms.num_atoms, edges.num_edges + 16
-    fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, scale, "cpu"))
     buffers = fused.allocate(n, capacity, tiles)
     for value in vars(buffers).values():  # whatever is read before it is written shows
         for t in value if isinstance(value, list) else [value]:
@@ -74,13 +79,15 @@ def case(
     sender[: edges.num_edges] = edges.edge_index[1]
     vec = torch.full((capacity, 3), float("nan"))
     vec[: edges.num_edges] = edges.vectors(atoms).float()
-    factor = (1 + 0.1 * atoms.charge).float().expand(n).contiguous()
+    factor = fused.charge_input(atoms.charge).float().expand(n).contiguous()
     ptr = torch.tensor([0, n], dtype=torch.int32)
     places = Atoms(atoms.z.int(), factor, atoms.batch.int(), ptr, atoms.pos)
-    fused.run(buffers, tiles, places, Edges(edges.row_ptr.int(), sender, vec, CUTOFF), with_virial=True)
+    fused.run(buffers, tiles, places, Edges(edges.row_ptr.int(), sender, vec, model.cutoff), with_virial=True)
     for computed in (buffers.energy, buffers.forces, buffers.virial):
         computed *= fused.unit / scale
-    energies = buffers.energy.double() - exact.isolated_energies()[atoms.z].detach()
+    energies = buffers.energy.double()
+    if model.subtract_isolated:
+        energies = energies - exact.isolated_energies()[atoms.z].detach()
     eager = model(atoms.to(dtype=torch.float32)).forces - expected.forces
     result = {
         "case": name,

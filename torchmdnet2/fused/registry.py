@@ -9,11 +9,13 @@ from torch import nn
 
 from ..models.equivariant_transformer import EquivariantTransformer
 from ..models.graph_network import GraphNetwork
+from ..models.matgl_tensornet import MatglTensorNet
 from ..models.tensornet import TensorNet
 from ..models.tensornet2 import TensorNet2
 from ..models.transformer import Transformer
 from ..priors import D2, D3, ZBL, Coulomb, PairMorse, PairPotential
 from .fast_path import FastPath, PriorPath
+from .matgl_tensornet.path import MatglPath
 from .messages.path import MessagePath
 from .pair_priors.path import PairPriorPath
 from .tensornet.path import TensorNetPath
@@ -24,6 +26,7 @@ __all__ = ["fast_path", "prior_path", "register_fast_path", "register_prior_path
 _PATHS: dict[type[nn.Module], FastPath] = {
     TensorNet: TensorNetPath(),
     TensorNet2: TensorNet2Path(),
+    MatglTensorNet: MatglPath(),
     EquivariantTransformer: MessagePath(),
     Transformer: MessagePath(),
     GraphNetwork: MessagePath(),

@@ -20,7 +20,7 @@ from ...triton_launch import FUSED_ARITHMETIC
 from ..fast_path import Atoms, Edges
 from ..heads import FeatureNetwork
 from .launch_shapes import Block, MessageTile, Tiles
-from .packed_weights import PackedWeights, ScalarNetwork, SplitWeights
+from .packed_weights import PackedWeights, ScalarNetwork, SplitWeights, pack
 from .triton import force, message, node, scalar
 from .weights import FrozenTensorNet
 
@@ -84,15 +84,19 @@ class FusedTensorNet(FeatureNetwork):
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
         self.packed = PackedWeights(weights)
-        self.set_unit(power_of_two(float(weights.readout[4].abs().max())))
+        self.set_unit(power_of_two(self._largest()))
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+    def _largest(self) -> float:
+        """The size of the gradients, as far as it is known beforehand."""
+        return float(self.weights.readout[4].abs().max())
 
     def set_unit(self, unit: float) -> None:
         """Compute in another unit, a power of two."""
         w, self.unit = self.weights, unit
         w2, b2, w3, b3 = w.readout[2:]
-        self._energy = ScalarNetwork(w2, self.packed.readout, b2, w3 / unit, b3 / unit, w.readout_t[1])
+        self._energy = ScalarNetwork(w2, pack(w2), b2, w3 / unit, b3 / unit, w.readout_t[1])
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """The factor of the interaction products."""
@@ -228,7 +232,11 @@ class FusedTensorNet(FeatureNetwork):
             b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
             b.readout_active, n, eps, LOG=w.log_norm, **block,
         )  # fmt: skip
-        self.read_out(b, tiles, n, self._energy, b.energy, b.dreadout)
+        self._energies(b, tiles, n)
+
+    def _energies(self, b: Any, tiles: Any, num_atoms: int) -> None:
+        """Energies, and their gradient in what the features are silu of."""
+        self.read_out(b, tiles, num_atoms, self._energy, b.energy, b.dreadout)
 
     def read_out(
         self, b: Any, tiles: Any, num_atoms: int, net: ScalarNetwork, values: Tensor, gradient: Tensor

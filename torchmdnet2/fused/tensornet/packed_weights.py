@@ -62,7 +62,6 @@ class PackedWeights(_Maps):
 
     def __init__(self, w: FrozenTensorNet):
         super().__init__(w, pack)
-        self.readout = pack(w.readout[2])
 
 
 def pack_split(w: Tensor) -> Tensor:

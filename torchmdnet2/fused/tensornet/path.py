@@ -14,15 +14,15 @@ from ..cpu_interfaces import CpuChargeNetwork, CpuNetwork
 from ..fast_path import ChargeNetwork, GpuNetwork, PairBatch, PairNetwork
 from ..heads import PathWithHeads
 
-__all__ = ["PRODUCTS", "TensorNetHeads", "TensorNetPath", "unsupported_tensornet"]
+__all__ = ["PRODUCTS", "TensorNetHeads", "TensorNetPath", "unsupported_network", "unsupported_tensornet"]
 
 _CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
 PRODUCTS = {"native": "tf32x3", "tf32": "tf32"}
 """Precision of matrix products by that of the Evaluator."""
 
 
-def unsupported_tensornet(representation: Any, head: nn.Module, device: torch.device) -> str:
-    """Why the kernels cannot evaluate a TensorNet or TensorNet2, "" where they can."""
+def unsupported_network(representation: Any, device: torch.device) -> str:
+    """Why the kernels cannot evaluate a representation of TensorNet's family, "" where they can."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
         return "the fused kernels need a GPU of compute capability 8.0 (Ampere, 2020) or later"
     dtype = representation.tensor_embedding.emb.weight.dtype
@@ -35,12 +35,20 @@ def unsupported_tensornet(representation: Any, head: nn.Module, device: torch.de
         return "the fused kernels have the activation silu only"
     if len(representation.layers) == 0 or representation.envelope.lower > 0:
         return "the fused kernels need at least one interaction layer and no lower cutoff"
+    return ""
+
+
+def unsupported_tensornet(representation: Any, head: nn.Module, device: torch.device) -> str:
+    """Why the kernels cannot evaluate a TensorNet or TensorNet2, "" where they can."""
+    reason = unsupported_network(representation, device)
+    if reason:
+        return reason
     if type(head) is not ScalarHead:
         return f"there are no fused kernels for the head {type(head).__name__}"
-    return _unsupported_network(head)
+    return _unsupported_scalar_network(head)
 
 
-def _unsupported_network(head: Any) -> str:
+def _unsupported_scalar_network(head: Any) -> str:
     layers = list(head.output_network.layers)
     if len(layers) != 3 or not isinstance(layers[1], nn.SiLU):
         return "the fused kernels have heads of one hidden layer with silu only"
@@ -55,7 +63,7 @@ class TensorNetHeads(PathWithHeads):
             return ""
         if type(head) is not ChargesHead:
             return f"there are no fused kernels for the head {type(head).__name__}"
-        return _unsupported_network(head)
+        return _unsupported_scalar_network(head)
 
     def with_charges(self, network: GpuNetwork, head: nn.Module) -> ChargeNetwork:
         from .charges import ChargedTensorNet

@@ -154,9 +154,10 @@ class FrozenTensorNet:
             self.knots = give(self.table.distances())
             zero = torch.zeros(1, dtype=torch.float64, device="cpu")
             self.embedding_table = give(tabulate(embedding_filters, self.table))
-            self.embedding_self = give(embedding_filters(zero)[0, 0])
+            own = float(emb.counts_itself)
+            self.embedding_self = give(own * embedding_filters(zero)[0, 0])
             self.layer_tables = [give(tabulate(filters, self.table, self._vanish)) for filters in of_layers]
-            self.layer_self = [give(filters(zero)[0]) for filters in of_layers]
+            self.layer_self = [give(own * filters(zero)[0]) for filters in of_layers]
 
             of_receiver, of_sender = emb.emb2.weight.chunk(2, 1)
             self.z_receiver = give(emb.emb.weight @ of_receiver.T + emb.emb2.bias)
@@ -177,16 +178,17 @@ class FrozenTensorNet:
             self.mix_in = [mixing(layer.linears_tensor, 0) for layer in exact.layers]
             self.mix_out = [mixing(layer.linears_tensor, 3) for layer in exact.layers]
             self.out_norm = _norm(exact.out_norm, give)
-            scalar_head: Any = copy.deepcopy(head).cpu().double()
-            network = scalar_head.output_network.layers
-            hidden, last = network[0], network[2]
-            self.readout = (
-                give(exact.linear.weight.T), give(exact.linear.bias), give(hidden.weight.T), give(hidden.bias),
-                give(last.weight[0] * energy_scale), give(last.bias * energy_scale),
-            )  # fmt: skip
-            self.readout_t = (give(exact.linear.weight), give(hidden.weight))
+            after, after_t = self._head(copy.deepcopy(head).cpu().double(), energy_scale)
+            self.readout = (give(exact.linear.weight.T), give(exact.linear.bias), *map(give, after))
+            self.readout_t = (give(exact.linear.weight), *map(give, after_t))
             norm, linear = exact.out_norm, exact.linear
             self.readout_sums = (give(linear.weight @ norm.weight), give(linear.bias + linear.weight @ norm.bias))
+
+    def _head(self, head: Any, energy_scale: float) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The maps of the read-out after the features, and those transposed."""
+        hidden, last = head.output_network.layers[0], head.output_network.layers[2]
+        after = (hidden.weight.T, hidden.bias, last.weight[0] * energy_scale, last.bias * energy_scale)
+        return after, (hidden.weight,)
 
     def _filters(self, exact: Any, layer: Any) -> Filters:
         """What is tabulated of a layer."""

@@ -1,0 +1,1 @@
+"""TensorNet of matgl on the kernels of TensorNet."""
