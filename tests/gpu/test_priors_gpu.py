@@ -148,6 +148,54 @@ def test_a_prior_by_autograd_of_itself_alone(n):
     assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
 
 
+@pytest.mark.parametrize("n", [22, 166, 700])
+@pytest.mark.parametrize("method", ["ewald", "pme"])
+def test_ewald_beside_kernels(method, n):
+    """R8, R15, R16: the network stays on its kernels, all in one graph; other cells; cells without room."""
+    sums = {**CHARGES, "method": method, "cutoff": 6.0, "accuracy": 1e-6}
+    potential, exact = model([ZBL, sums])
+    evaluator, system = Evaluator(potential, graphs=True), random_atoms(n, seed=n, cell=True)
+    for scale in (1.0, 1.02, 1.1, 1.12, 0.98):
+        one = system.replace(pos=scale * system.pos, cell=scale * system.cell)
+        found, expected = evaluator(one, stress=True), exact(one.to(dtype=torch.float64), stress=True)
+        assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
+        if method == "ewald" or scale == 1.0:
+            assert_same(found, expected)
+        else:  # another mesh, as accurate as the prior's own
+            torch.testing.assert_close(found.energy, expected.energy, rtol=1e-6, atol=1e-5 * n)
+            largest = float(expected.forces.abs().max())
+            assert float((found.forces.double() - expected.forces).abs().max()) <= max(2e-4, 3e-6 * largest)
+    bound = evaluator.bind(system)
+    bound.cell.mul_(1.3)
+    bound.pos.mul_(1.3)
+    bound.replay()
+    assert bound.forces.isnan().all() and not bound.check()
+    bound.replay()
+    assert bound.check() and bound.forces.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["ewald", "pme"])
+def test_ewald_of_predicted_charges(method):
+    """R15: dE/dq by autograd of the sum alone, into the backward pass of the kernels; no waiting in a bound step."""
+    sums = {"name": "coulomb", "charges": "predicted", "method": method, "cutoff": 6.0, "accuracy": 1e-6}
+    potential = make(priors=[sums], properties=[{"name": "charges"}])
+    system = random_atoms(166, seed=3, cell=True, charge=torch.tensor([1.0]))
+    evaluator = Evaluator(potential, graphs=True)
+    expected = copy.deepcopy(potential).double()(system.to(dtype=torch.float64), stress=True)
+    found = evaluator(system, stress=True)
+    assert evaluator.fused
+    assert_same(found, expected)
+    torch.testing.assert_close(found.charges, expected.charges, rtol=0, atol=2e-6)
+    bound = evaluator.bind(system)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            bound.replay()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bound.check()
+
+
 def test_a_prior_that_no_graph_can_hold():
     potential, _ = model([ZBL])
     potential.priors.append(Host())

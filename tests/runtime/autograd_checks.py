@@ -7,6 +7,7 @@ import torch
 from variants import ELEMENTS, variant
 
 from torchmdnet2 import Evaluator, System
+from torchmdnet2.priors.base import Prior
 from torchmdnet2.runtime import step as steps
 from torchmdnet2.testing import example_systems
 
@@ -30,7 +31,7 @@ def evaluator(kind="graph_network", graphs=True, **config):
     return Evaluator(variant(kind, **config), graphs=graphs)
 
 
-@pytest.mark.parametrize("kind", ["tensornet2", "equivariant_transformer"])
+@pytest.mark.parametrize("kind", ["tensornet2", "tensornet2_ewald", "equivariant_transformer"])
 def test_equals_the_potential(kind):
     properties = [{"name": "charges"}, {"name": "scalar_property", "property": "gap"}]
     one = evaluator(kind, properties=properties, priors=PRIORS)
@@ -85,8 +86,17 @@ def test_room_grows_for_every_list(monkeypatch):
         bound.check()
 
 
+class Host(Prior):
+    """Looks at a value on the host."""
+
+    def forward(self, system, neighbors):
+        return 1e-3 * system.pos.double().square().sum(1) * float(system.z.max())
+
+
 def test_what_cannot_be_captured_falls_back():
-    one = evaluator("tensornet2_ewald")
+    one = evaluator("tensornet2")
+    one.potential.priors.append(Host())
+    one.refresh()
     for _ in range(2):
         assert_same(one(CELLS), one.potential(CELLS))
     report = one.report()

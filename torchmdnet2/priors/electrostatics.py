@@ -4,7 +4,7 @@ Sources: P. P. Ewald, Ann. Phys. 369, 253 (1921), in the form of M. Allen, D. Ti
 Liquids (2017), §6.2; reaction field: I. Tironi et al., J. Chem. Phys. 102, 5451 (1995); short-range damping "exp":
 D. Anstine, R. Zubatyuk, O. Isayev, AIMNet2, Chem. Sci. 16, 10228 (2025).
 
-Shapes: N atoms, E directed edges, C charge channels, K reciprocal vectors.
+Shapes: N atoms, E directed edges, C charge channels.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..neighbors import NeighborList
 from ..system import System
 from ..units import COULOMB
-from .mesh import mesh_potential, order_and_spacing
-from .pairs import all_pairs, pair_distances, sum_pairs, taper
+from .ewald import EwaldPlan, EwaldSum, active_plan
+from .pairs import pair_distances, sum_pairs, taper
 
 __all__ = ["Damping", "Electrostatics", "Method"]
 
@@ -131,71 +131,29 @@ class Electrostatics(nn.Module):
         return torch.ones_like(d)
 
     def _ewald(self, system: System, neighbors: NeighborList, q: Tensor) -> Tensor:
-        periodic = system.pbc.all(1)
-        mixed = system.pbc.any(1) & ~periodic
-        if bool(mixed.any()):
-            raise ValueError(
-                f"system {int(mixed.nonzero()[0, 0])} is periodic in one or two directions only; Ewald summation needs "
-                "all three (put enough vacuum between the layers) or none"
-            )
-        alpha = self.reach / self.cutoff
+        plan = active_plan(self) or self.plan(system)
         d = pair_distances(system, neighbors)
-        short = (torch.erfc(alpha * d) - 1 + self.factor(d)) / d
-        short = torch.where(periodic[system.batch[neighbors.edge_index[0]]], short, 0.0)
-        energies = sum_pairs(_products(q, neighbors) * short, neighbors, system.num_atoms)
-        for b in range(system.num_systems):
-            atoms = (system.batch == b).nonzero()[:, 0]
-            if atoms.numel() == 0:
-                continue
-            pos, charges = system.pos[atoms].double(), q[atoms]
-            if bool(periodic[b]):
-                cell = system.cell[b].double()
-                if self.method == "pme":
-                    potential = mesh_potential(pos, cell, charges, alpha, *order_and_spacing(self.accuracy, alpha))
-                else:
-                    potential = _wave_potential(pos, cell, charges, alpha, 2 * alpha * self.reach)
-                part = _long_range(potential, cell, charges, alpha)
-            else:
-                molecule = System(z=system.z[atoms], pos=pos)
-                pairs = all_pairs(molecule)
-                d = pair_distances(molecule, pairs)
-                part = sum_pairs(_products(charges, pairs) * self.factor(d) / d, pairs, atoms.numel())
-            energies = energies.index_add(0, atoms, part)
-        return energies
+        short = (torch.erfc(self.alpha * d) - 1 + self.factor(d)) / d
+        of_receiver = system.batch.index_select(0, neighbors.edge_index[0])
+        short = torch.where(plan.periodic.index_select(0, of_receiver), short, 0.0)
+        return sum_pairs(_products(q, neighbors) * short, neighbors, system.num_atoms) + plan.energies(system, q)
+
+    @property
+    def alpha(self) -> float:
+        """Ewald parameter, 1/Å."""
+        return self.reach / self.cutoff
+
+    def plan(self, system: System, room: float = 0.0, mesh_room: float = 0.0) -> EwaldPlan:
+        """Sizes of "ewald" and "pme" for these structures, see `EwaldPlan`.
+
+        Raises:
+            ValueError: a structure is periodic in some directions only.
+        """
+        sums = EwaldSum(self.method == "pme", self.alpha, 2 * self.alpha * self.reach, self.accuracy, self.factor)
+        return EwaldPlan(sums, system, room, mesh_room)
 
 
 def _products(q: Tensor, neighbors: NeighborList) -> Tensor:
     """Σ_c q_ic q_jc of each pair, [E]."""
     receiver, sender = neighbors.edge_index
     return (q.index_select(0, receiver) * q.index_select(0, sender)).sum(1)
-
-
-def _long_range(potential: Tensor, cell: Tensor, q: Tensor, alpha: float) -> Tensor:
-    """Long-range, self and background energies of one periodic structure, [N] in e²/Å."""
-    volume = torch.linalg.det(cell).abs()
-    background = math.pi / (volume * alpha * alpha) * q.sum(0)
-    return (q * (potential - 2 * alpha / math.sqrt(math.pi) * q - background)).sum(1) / 2
-
-
-def _wave_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, k_max: float) -> Tensor:
-    """Potential of the smooth charges at the atoms as a sum of plane waves, [N, C] e/Å."""
-    k = _reciprocal_vectors(cell, k_max)
-    k2 = (k * k).sum(1)
-    # vectors of one half of space stand for both halves
-    strength = 8 * math.pi / torch.linalg.det(cell).abs() * torch.exp(-k2 / (4 * alpha * alpha)) / k2
-    phase = pos @ k.T
-    cos, sin = torch.cos(phase), torch.sin(phase)
-    return cos @ (strength[:, None] * (cos.T @ q)) + sin @ (strength[:, None] * (sin.T @ q))
-
-
-def _reciprocal_vectors(cell: Tensor, k_max: float) -> Tensor:
-    """Reciprocal lattice vectors 0 < |k| ≤ k_max of one half of space, [K, 3] in 1/Å, differentiable in the cell."""
-    with torch.no_grad():
-        reach = (k_max * cell.norm(dim=1) / (2 * math.pi)).floor().long().tolist()
-        ranges = [torch.arange(-n, n + 1, device=cell.device) for n in reach]
-        index = torch.cartesian_prod(*ranges)
-        n0, n1, n2 = index.unbind(1)
-        half = (n0 > 0) | ((n0 == 0) & ((n1 > 0) | ((n1 == 0) & (n2 > 0))))
-        index = index[half].double()
-        near = (2 * math.pi * index @ torch.linalg.inv(cell).T).norm(dim=1) <= k_max
-    return 2 * math.pi * index[near] @ torch.linalg.inv(cell).T

@@ -8,11 +8,25 @@ Shapes: N atoms, C charge channels, p spline order, M = M_1 × M_2 × M_3 mesh p
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["mesh_potential", "mesh_sizes", "order_and_spacing"]
+from .lattice import inverse, volume
+
+__all__ = ["Mesh", "mesh_potential", "mesh_sizes", "order_and_spacing"]
+
+
+class Mesh(NamedTuple):
+    """M_1, M_2, M_3, on the host and as numbers [3] int64 on the device."""
+
+    sizes: tuple[int, ...]
+    numbers: Tensor
+
+    @classmethod
+    def of(cls, sizes: list[int], device: torch.device) -> Mesh:
+        return cls(tuple(sizes), torch.tensor(sizes, device=device))
 
 
 def order_and_spacing(accuracy: float, alpha: float) -> tuple[int, float]:
@@ -27,7 +41,7 @@ def order_and_spacing(accuracy: float, alpha: float) -> tuple[int, float]:
     return order, (5 * accuracy) ** (1 / order) / alpha
 
 
-def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: int, spacing: float) -> Tensor:
+def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: int, mesh: Mesh) -> Tensor:
     """Potential of the smooth charges at the atoms, their own included: what Σ_k gives in an Ewald sum.
 
     Energies are invariant under translation up to the error of the mesh, and forces add up to zero likewise.
@@ -38,21 +52,22 @@ def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: in
         q: [N, C] e.
         alpha: Ewald parameter, 1/Å.
         order: p, even.
-        spacing: largest distance of mesh points along the lattice vectors, Å.
+        mesh: its points, at most as far apart along the lattice vectors as `order_and_spacing` says.
 
     Returns:
         [N, C] e/Å, differentiable in positions, cell and charges.
     """
-    sizes = mesh_sizes(cell, order, spacing)
-    points, weights = _spread(pos @ torch.linalg.inv(cell), sizes, order)
+    sizes = mesh.sizes
+    points, weights = _spread(pos @ inverse(cell), mesh, order)
 
     # charges on the mesh, its Fourier transform times the influence function, and back
-    mesh = q.new_zeros(math.prod(sizes), q.shape[1])
-    mesh = mesh.index_add(0, points.flatten(), (weights[:, :, None] * q[:, None]).flatten(0, 1))
-    transform = torch.fft.rfftn(mesh.unflatten(0, sizes), dim=(0, 1, 2))
+    on_mesh = q.new_zeros(math.prod(sizes), q.shape[1])
+    on_mesh = on_mesh.index_add(0, points.flatten(), (weights[:, :, None] * q[:, None]).flatten(0, 1))
+    transform = torch.fft.rfftn(on_mesh.unflatten(0, sizes), dim=(0, 1, 2))
     influence = _influence(cell, alpha, sizes, order)
     potential = torch.fft.irfftn(transform * influence[..., None], s=sizes, dim=(0, 1, 2)) * math.prod(sizes)
-    return (potential.flatten(0, 2)[points] * weights[:, :, None]).sum(1)
+    at_points = potential.flatten(0, 2).index_select(0, points.flatten()).unflatten(0, points.shape)
+    return (at_points * weights[:, :, None]).sum(1)
 
 
 def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
@@ -64,14 +79,13 @@ def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
     return [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
 
 
-def _spread(fractional: Tensor, sizes: list[int], order: int) -> tuple[Tensor, Tensor]:
+def _spread(fractional: Tensor, mesh: Mesh, order: int) -> tuple[Tensor, Tensor]:
     """Mesh points [N, p³] that each atom touches, and its spline weights there."""
-    scale = fractional.new_tensor(sizes)
-    u = fractional * scale
+    sizes, u = mesh.sizes, fractional * mesh.numbers
     first = torch.floor(u.detach())
     weights = _spline(u - first, order)  # [N, 3, p]: weight of the point first − k
     offset = torch.arange(order, device=u.device)
-    index = (first.long()[:, :, None] - offset) % torch.tensor(sizes, device=u.device)[:, None]
+    index = (first.long()[:, :, None] - offset) % mesh.numbers[:, None]
     x, y, z = index.unbind(1)
     points = (x[:, :, None, None] * sizes[1] + y[:, None, :, None]) * sizes[2] + z[:, None, None, :]
     wx, wy, wz = weights.unbind(1)
@@ -88,23 +102,22 @@ def _spline(t: Tensor, order: int) -> Tensor:
     return torch.stack(values, -1)
 
 
-def _influence(cell: Tensor, alpha: float, sizes: list[int], order: int) -> Tensor:
+def _influence(cell: Tensor, alpha: float, sizes: tuple[int, ...], order: int) -> Tensor:
     """4π/V exp(−k²/4α²)/k² |b(k)|² on the half mesh of a real transform, [M_1, M_2, M_3/2 + 1]; 0 at k = 0."""
     device = cell.device
     n = [torch.fft.fftfreq(m, 1 / m, dtype=torch.float64, device=device) for m in sizes[:2]]
     n.append(torch.fft.rfftfreq(sizes[2], 1 / sizes[2], dtype=torch.float64, device=device))
     index = torch.stack(torch.meshgrid(*n, indexing="ij"), -1)
-    k = 2 * math.pi * index @ torch.linalg.inv(cell).T
+    k = 2 * math.pi * index @ inverse(cell).T
     k2 = (k * k).sum(-1)
     zero = k2 == 0
     k2 = torch.where(zero, 1.0, k2)
     strength = torch.where(zero, 0.0, torch.exp(-k2 / (4 * alpha * alpha)) / k2)
-    volume = torch.linalg.det(cell).abs()
     for axis, m in enumerate(sizes):
         shape = [1, 1, 1]
         shape[axis] = -1
         strength = strength * _moduli(m, order, device)[: index.shape[axis]].view(shape)
-    return 4 * math.pi / volume * strength
+    return 4 * math.pi / volume(cell) * strength
 
 
 def _moduli(size: int, order: int, device: torch.device) -> Tensor:

@@ -21,9 +21,10 @@ from ..potential import Potential, Result
 from ..priors.pairs import PairLists, all_pairs
 from ..system import System
 from .check import BOUNDS, require_close
+from .ewald_plans import EwaldPlans
 from .outputs import Outputs
 from .padded import PaddedList, pad_list, pad_system, unpad
-from .step import FEWEST_EDGES, Step
+from .step import FEWEST_EDGES, OVERFLOW, Step
 from .timings import Part
 
 __all__ = ["AutogradStep"]
@@ -71,6 +72,7 @@ class AutogradStep(Step):
         self._make_searches(dict.fromkeys(finite, FEWEST_EDGES), "auto", False)
         self.pairs: PaddedList | None = None
         self._all_pairs = len(finite) < len(cutoffs)
+        self._plans = EwaldPlans(potential)
         self.set_composition(system)
 
     @property
@@ -85,6 +87,14 @@ class AutogradStep(Step):
             distances=True,  # not read, but the search sees atoms at the same place by them
         )  # fmt: skip
 
+    def grow(self) -> None:
+        super().grow()
+        self.version += self._plans.grow()
+
+    def clear(self) -> None:
+        super().clear()
+        self._plans.clear()
+
     # --- inputs ----------------------------------------------------------------------------------------------------
 
     def set_composition(self, system: System) -> None:
@@ -96,6 +106,7 @@ class AutogradStep(Step):
             getattr(self._system, name)[:B].copy_(getattr(system, name))
         for search in self.searches.values():
             search.set_batch(system.batch)
+        self.version += self._plans.set_composition(pad_system(system, 1.0, self.potential.elements[0]))
         if not self._all_pairs:
             return
         found = all_pairs(system)
@@ -120,9 +131,10 @@ class AutogradStep(Step):
         for cutoff, search in self.searches.items():
             assert search.receiver is not None and search.shift is not None
             lists[cutoff] = pad_list(search.row_ptr, search.receiver, search.sender, search.shift, cutoff)
-        found = self.potential.compute(
-            self._system, PairLists(self._system, lists), True, self.stress, isolated=self.isolated
-        )
+        with self._plans.use():
+            found = self.potential.compute(
+                self._system, PairLists(self._system, lists), True, self.stress, isolated=self.isolated
+            )
         with torch.no_grad():
             self._store(unpad(found, self.num_atoms, self.num_systems))
 
@@ -137,6 +149,8 @@ class AutogradStep(Step):
         out, flags = self.out, self.out.status[:1]
         for search, most in zip(self.searches.values(), self._most, strict=True):
             torch.maximum(most, search.needed, out=most)
+        if self._plans.lacking is not None:
+            flags |= self._plans.lacking * OVERFLOW
         unusable = (flags & BROKEN) != 0
         assert result.forces is not None and result.atom_energies is not None
         broken = ~(result.energy.isfinite().all() & result.forces.isfinite().all()) & ~unusable

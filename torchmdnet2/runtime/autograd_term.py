@@ -13,12 +13,14 @@ from torch import Tensor
 
 from ..derivatives import gradients_of, with_leaves
 from ..fused.cpu_interfaces import Array, CpuSums
-from ..fused.fast_path import Atoms, Edges, GpuTerm, TermLaunch, TermSums
+from ..fused.fast_path import Atoms, Edges, TermLaunch, TermSums
+from ..fused.term_with_room import TermWithRoom
 from ..models.base import sum_over_systems
 from ..neighbors import NeighborList
 from ..priors.base import Prior
 from ..priors.pairs import pair_list
 from ..system import System
+from .ewald_plans import EwaldPlans
 from .padded import pad_list, pad_system
 from .sync_guard import ForbidHostSync
 
@@ -30,21 +32,22 @@ _NO_LIST = 1.0  # Å, how far apart the two atoms of a padded structure are, whe
 def autograd_unsupported_reason(prior: Prior) -> str:
     """ "" when autograd of the prior alone can join a step, else the reason."""
     name = type(prior).__name__
-    if prior.uses_charges:
-        return f"there are no fused kernels for {name}, which needs the charges of the network"
     if prior.cutoff is not None and not 0 < prior.cutoff < float("inf"):
         return f"there are no fused kernels for {name}, which needs all pairs"
     return ""
 
 
 class _Held:
-    """The padded structure of a step, made when the first composition comes."""
+    """The padded structure of a step, made when the first composition comes, with charges [N + 2] of the network."""
 
-    system: System | None = None
-    can_be_captured = False  # found out by the first run
+    def __init__(self, prior: Prior):
+        self.plans = EwaldPlans(prior)
+        self.system: System | None = None
+        self.charges: Tensor | None = None
+        self.can_be_captured = False  # found out by the first run
 
 
-class AutogradTerm(GpuTerm):
+class AutogradTerm(TermWithRoom):
     """Autograd of a prior, on the list of its own cutoff.
 
     Args:
@@ -56,29 +59,49 @@ class AutogradTerm(GpuTerm):
     def __init__(self, prior: Prior, element: int):
         self.prior, self.element = prior, element
         self.cutoff = 0.0 if prior.cutoff is None else float(prior.cutoff)
+        self.uses_charges = prior.uses_charges
 
     def allocate(self, num_atoms: int) -> _Held:
-        return _Held()
+        return _Held(self.prior)
 
     def set_composition(self, buffers: _Held, system: System) -> None:
-        padded = pad_system(system, self.cutoff or _NO_LIST, self.element)
+        padded = self._padded(system)
         if buffers.system is None:
             buffers.system = System(**{name: value.detach().clone() for name, value in vars(padded).items()})
-            return
-        for name in ("z", "batch", "pbc", "charge", "spin"):
-            getattr(buffers.system, name).copy_(getattr(padded, name))
+            if self.uses_charges:
+                buffers.charges = torch.zeros(padded.num_atoms, dtype=torch.float64, device=padded.device)
+        else:
+            for name in ("z", "batch", "pbc", "charge", "spin"):
+                getattr(buffers.system, name).copy_(getattr(padded, name))
+
+    def _padded(self, system: System) -> System:
+        return pad_system(system, self.cutoff or _NO_LIST, self.element)
+
+    def make_room(self, buffers: _Held, system: System) -> bool:
+        return buffers.plans.set_composition(self._padded(system))
+
+    def lacking(self, buffers: _Held) -> Tensor | None:
+        return buffers.plans.lacking
+
+    def grow(self, buffers: _Held) -> bool:
+        return buffers.plans.grow()
+
+    def clear(self, buffers: _Held) -> None:
+        buffers.plans.clear()
 
     def run(self, buffers: _Held, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch) -> None:
         held, n = buffers.system, len(atoms.z)
         assert held is not None and atoms.cell is not None and atoms.order is None
         held.pos[:n].copy_(atoms.pos)
         held.cell[: len(atoms.cell)].copy_(atoms.cell)
+        if buffers.charges is not None and atoms.charges is not None:
+            buffers.charges[:n].copy_(atoms.charges[:n])
         neighbors: NeighborList | None = None
         if self.prior.cutoff is not None:
             assert edges is not None and edges.receiver is not None and edges.shift is not None
             neighbors = pad_list(edges.row_ptr, edges.receiver, edges.sender, edges.shift, edges.cutoff)
-        with nullcontext() if buffers.can_be_captured else ForbidHostSync():
-            energies, gradients = evaluate_alone(self.prior, held, neighbors, launch.with_virial)
+        with nullcontext() if buffers.can_be_captured else ForbidHostSync(), buffers.plans.use():
+            energies, gradients = evaluate_alone(self.prior, held, neighbors, launch.with_virial, buffers.charges)
         buffers.can_be_captured = True
         if launch.first:
             for value in sums[:3]:
@@ -90,6 +113,11 @@ class AutogradTerm(GpuTerm):
             # that of a structure goes to its first row
             rows = atoms.ptr[:-1].long().clamp(max=n - 1)
             sums.virial.index_add_(0, rows, gradients["strain"][: len(rows)].reshape(-1, 9).float())
+        if self.uses_charges:
+            assert sums.charge_slope is not None
+            if launch.first_slope:
+                sums.charge_slope.zero_()
+            sums.charge_slope.add_(gradients["charges"][:n])
 
 
 def add_by_autograd(prior: Prior, system: System, sums: CpuSums, charges: Array | None = None) -> None:

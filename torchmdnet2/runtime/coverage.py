@@ -62,8 +62,7 @@ def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
 
 
 def _prior_reason(prior: Prior, device: torch.device) -> str:
-    path = prior_path(prior)
-    return autograd_unsupported_reason(prior) if path is None else path.unsupported_reason(prior, device)
+    return "" if kernels_of(prior, device) is not None else autograd_unsupported_reason(prior)
 
 
 def kernels_of(prior: Prior, device: torch.device) -> PriorPath | None:

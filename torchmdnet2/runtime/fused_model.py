@@ -13,12 +13,12 @@ from torch import Tensor
 
 from ..fused.fast_path import GpuTerm
 from ..fused.heads import PathWithHeads
-from ..fused.registry import fast_path, prior_path
+from ..fused.registry import fast_path
 from ..potential import Potential, Result
 from ..system import System
 from .autograd_term import AutogradTerm
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
-from .coverage import constant_energies
+from .coverage import constant_energies, kernels_of
 from .fused_step import FusedStep
 from .graphed_step import GraphedStep
 from .property_heads import PropertyHeads
@@ -116,7 +116,7 @@ def _terms(potential: Potential) -> list[GpuTerm]:
     """The priors that depend on positions."""
     found: list[GpuTerm] = []
     for prior in potential.priors:
-        path = prior_path(prior)
+        path = kernels_of(prior, potential.device)
         if path is not None:
             found.append(path.gpu(prior, potential.device, potential.elements))
         elif not prior.constant:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ..fused.fast_path import Atoms, ChargeNetwork, Edges, GpuBuffers, GpuNetwork, GpuTerm, TermLaunch, TermSums
 from ..fused.finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
 from ..fused.heads import FeatureNetwork
+from ..fused.term_with_room import TermWithRoom
 from ..neighbors.triton_search import TritonNeighborSearch
 from ..potential import Result
 from ..system import System
@@ -23,7 +24,7 @@ from .coverage import list_cutoffs
 from .outputs import Outputs
 from .property_heads import PropertyHeads
 from .spatial_order import SORT_FROM, SpatialOrder
-from .step import FEWEST_EDGES, Step
+from .step import FEWEST_EDGES, OVERFLOW, Step
 from .timings import Part
 
 __all__ = ["FusedStep"]
@@ -147,6 +148,18 @@ class FusedStep(Step):
             self._resize(search, capacity)
         self.version += 1
 
+    def grow(self) -> None:
+        super().grow()
+        for term in self._terms:
+            if isinstance(term.term, TermWithRoom):
+                self.version += term.term.grow(term.buffers)
+
+    def clear(self) -> None:
+        super().clear()
+        for term in self._terms:
+            if isinstance(term.term, TermWithRoom):
+                term.term.clear(term.buffers)
+
     def _resize(self, search: TritonNeighborSearch, capacity: int) -> None:
         capacity = _aligned(capacity)
         if search is self.search:
@@ -185,6 +198,8 @@ class FusedStep(Step):
         """
         for term in self._terms:
             term.term.set_composition(term.buffers, system)
+            if isinstance(term.term, TermWithRoom):
+                self.version += term.term.make_room(term.buffers, system)
         batch = system.batch
         self.z.copy_(system.z)
         self.pbc.copy_(system.pbc)
@@ -231,8 +246,11 @@ class FusedStep(Step):
         return atoms, lists
 
     def _add_terms(self, atoms: Atoms, lists: dict[float, Edges]) -> None:
-        for k in range(len(self._terms)):
+        for k, term in enumerate(self._terms):
             self._add_term(k, atoms, lists)
+            lacking = term.term.lacking(term.buffers) if isinstance(term.term, TermWithRoom) else None
+            if lacking is not None:
+                self.out.status[:1] |= lacking * OVERFLOW
 
     def _add_term(self, k: int, atoms: Atoms, lists: dict[float, Edges]) -> None:
         term, before = self._terms[k], self._terms[:k]
