@@ -27,7 +27,7 @@ PAGES = {  # page of the site -> file of the repository
 }
 _PAGE_OF = {source: page for page, source in PAGES.items()}
 _CODE = r"^```.*?^```|`[^`\n]*`"  # stays as it is
-_LINK = re.compile(_CODE + r"|(?<!!)\[([^\]\[]*)\]\(([^)\s]+)\)", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(_CODE + r"|\[([^\]\[]*)\]\(([^)\s]+)\)", re.DOTALL | re.MULTILINE)  # pictures too
 
 
 def site_links(markdown: str, page: str, pages: Container[str], repository: str | None = None) -> str:

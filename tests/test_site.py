@@ -36,6 +36,7 @@ def test_links_between_files_of_the_repository(monkeypatch):
     assert site_links("[data](docs/data.md#a) `[x](y)`", "index.md", every) == "[data](data.md#a) `[x](y)`"
     both = "[home](../../README.md) [data](../data.md)"
     assert site_links(both, "dev/bars.md", every) == "[home](../index.md) [data](../data.md)"
+    assert site_links("![plot](docs/bench/a.png)", "index.md", {"bench/a.png"}) == "![plot](bench/a.png)"
     script = "[run](../examples/train.py)"
     assert site_links(script, "contents.md", every) == "run (`examples/train.py`)"
     found = site_links(script, "contents.md", every, "https://host.invalid/project/")
