@@ -54,7 +54,8 @@ def make(layers: int, composed: str = "plain") -> Potential:
     if not layers:
         return make_potential(composed)
     torch.manual_seed(1)
-    model = {**MODEL, "name": "tensornet2", "num_layers": layers, "q_dim": 16}
+    # charges as TorchMD-Net conserves them
+    model = {**MODEL, "name": "tensornet2", "num_layers": layers, "q_dim": 16, "exact_charge": False}
     potential = Potential.from_config({"model": model, "priors": COMPOSED2[composed]})
     return potential.eval().requires_grad_(False)
 
