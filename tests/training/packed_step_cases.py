@@ -31,6 +31,10 @@ CASES: dict[str, dict[str, Any]] = {
         "properties": [{"name": "dipole"}],
         "priors": [COULOMB, FIELD, {"name": "zbl", "cutoff": 2.0}],
     },
+    "tensornet2 with a head of pairs": {
+        "model": {"name": "tensornet2", "q_dim": 2},
+        "head": {"name": "scalar_coulomb", "q_weights": [1.0, 2.0, 0.5, 0.0]},
+    },
 }
 """name -> parts of the configuration."""
 
