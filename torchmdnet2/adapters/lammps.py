@@ -194,7 +194,7 @@ class Attached:
         types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
         ids = lmp.numpy.extract_atom("id", nelem=total).reshape(-1)[:total].astype(np.int64)
         self._exchange = MpiExchange(self._comm, ids[:n], ids[n:])
-        self.domain.set_atoms(self._numbers[types], ids, n, self._exchange)
+        self.domain.set_atoms(self._numbers[types], ids, n, self._exchange, self._exchange.row_of)
 
     def _check_settings(self) -> None:
         lmp = self._lmp

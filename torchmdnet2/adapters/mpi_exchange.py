@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 class MpiExchange:
-    """See `torchmdnet2.exchange.Exchange`. A row is sent once to each process that needs it, whatever copies it has.
+    """See `torchmdnet2.exchange.Exchange`. Ghosts are the atoms of other processes that have copies here, each once.
 
     Who owns which atom is found by a directory that all processes share: each keeps a part of the identifiers. So all
     of them make an exchange at the same time. Rows on a GPU go through host memory.
@@ -28,48 +28,47 @@ class MpiExchange:
     Args:
         comm: of the processes; used for nothing else while rows are exchanged.
         local_ids: [n] identifiers of the local atoms, each unique among all processes.
-        ghost_ids: [g] of the atoms that the ghosts are copies of.
+        copy_ids: of the atoms that there are copies of here, periodic images of local ones included.
+
+    Attributes:
+        row_of: [n + copies] the row of each local atom, and then of each copy, among those of local atoms and ghosts:
+            several copies of an atom share a row, and that of an image is the atom's own.
 
     Raises:
-        ValueError: an identifier of a ghost is no process's.
+        ValueError: an identifier of a copy is no process's.
     """
 
-    def __init__(self, comm: MPI.Comm, local_ids: Array, ghost_ids: Array):
+    def __init__(self, comm: MPI.Comm, local_ids: Array, copy_ids: Array):
         self._comm = comm
-        self.num_local, self.num_ghosts = len(local_ids), len(ghost_ids)
+        n = self.num_local = len(local_ids)
         order = np.argsort(local_ids, kind="stable")
-        place, here = _find(local_ids[order], ghost_ids)
-        self._image, self._image_owner = _index(np.flatnonzero(here)), _index(order[place[here]])
-        remote = np.flatnonzero(~here)
-        wanted, copy = np.unique(ghost_ids[remote], return_inverse=True)
+        place, here = _find(local_ids[order], copy_ids)
+        wanted, copy = np.unique(copy_ids[~here], return_inverse=True)
+        self.num_ghosts = len(wanted)
         rank, index = self._owners(np.asarray(local_ids), wanted)
         by_rank = np.argsort(rank, kind="stable")
-        slot = np.empty(len(wanted), np.int64)
-        slot[by_rank] = np.arange(len(wanted))
-        self._remote, self._slot = _index(remote), _index(slot[copy])
+        ghost = np.empty(len(wanted), np.int64)
+        ghost[by_rank] = np.arange(len(wanted))
+        self.row_of = np.arange(n + len(copy_ids))
+        self.row_of[n:][here] = order[place[here]]
+        self.row_of[n:][~here] = n + ghost[copy]
         sizes = np.bincount(rank, minlength=comm.size)
-        requests = np.split(index[by_rank], np.cumsum(sizes)[:-1])
-        asked = _alltoall(comm, requests)
-        self._send = _index(np.concatenate(asked))
-        self._num_received = len(wanted)
+        asked = _alltoall(comm, np.split(index[by_rank], np.cumsum(sizes)[:-1]))
+        self._send = torch.from_numpy(np.concatenate(asked))
         self._from, self._to = _parts(sizes), _parts([len(a) for a in asked])
 
     def forward(self, rows: Tensor) -> Tensor:
-        flat = rows.detach().reshape(self.num_local, rows.shape[1:].numel()).cpu()
-        out = flat.new_empty(self.num_ghosts, flat.shape[1])
-        received = self._transfer(flat.index_select(0, self._send), self._to, self._from, self._num_received)
-        out[self._image] = flat.index_select(0, self._image_owner)
-        out[self._remote] = received.index_select(0, self._slot)
-        return out.reshape(self.num_ghosts, *rows.shape[1:]).to(rows.device)
+        flat = rows.detach().reshape(self.num_local, rows.shape[1:].numel())
+        given = flat.index_select(0, self._send.to(rows.device)).cpu()
+        received = self._transfer(given, self._to, self._from, self.num_ghosts)
+        return received.reshape(self.num_ghosts, *rows.shape[1:]).to(rows.device)
 
     def reverse(self, rows: Tensor) -> Tensor:
         width = rows.shape[1:].numel()
-        flat = rows.detach().reshape(self.num_ghosts, width).cpu()
-        sums = flat.new_zeros(self._num_received, width).index_add(0, self._slot, flat.index_select(0, self._remote))
-        received = self._transfer(sums, self._from, self._to, len(self._send))
-        out = flat.new_zeros(self.num_local, width).index_add(0, self._image_owner, flat.index_select(0, self._image))
-        out = out.index_add(0, self._send, received)
-        return out.reshape(self.num_local, *rows.shape[1:]).to(rows.device)
+        given = rows.detach().reshape(self.num_ghosts, width).cpu()
+        received = self._transfer(given, self._from, self._to, len(self._send)).to(rows.device)
+        sums = received.new_zeros(self.num_local, width).index_add(0, self._send.to(rows.device), received)
+        return sums.reshape(self.num_local, *rows.shape[1:])
 
     def _transfer(self, rows: Tensor, to: _Parts, of: _Parts, count: int) -> Tensor:
         """Send rows to the processes of `to` and receive those of `of`: only neighbors talk to each other."""
@@ -134,7 +133,3 @@ def _find(ascending: Array, values: Array) -> tuple[Array, Array]:
         return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
     place = np.searchsorted(ascending, values).clip(max=len(ascending) - 1)
     return place, ascending[place] == values
-
-
-def _index(places: Array) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(places, dtype=np.int64))

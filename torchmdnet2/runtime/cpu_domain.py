@@ -1,6 +1,6 @@
 """A domain on the compiled kernels of the CPU: rows of the local atoms, ghosts as senders.
 
-Shapes: n local atoms, N with the ghosts after them, E directed edges.
+Shapes: n local atoms, N with the copies after them, M rows of local atoms and ghosts, E directed edges.
 """
 
 from __future__ import annotations
@@ -46,11 +46,18 @@ class CompiledDomain(Domain):
         self._lists = [_Rows(cutoff) for cutoff in cutoffs]
         self._checked = False
 
-    def set_atoms(self, z: NDArray[np.integer], ids: NDArray[np.integer], num_local: int, exchange: Exchange) -> None:
-        super().set_atoms(z, ids, num_local, exchange)
-        everyone = torch.from_numpy(np.asarray(z, dtype=np.int64))
+    def set_atoms(
+        self,
+        z: NDArray[np.integer],
+        ids: NDArray[np.integer],
+        num_local: int,
+        exchange: Exchange,
+        row_of: NDArray[np.integer] | None = None,
+    ) -> None:
+        super().set_atoms(z, ids, num_local, exchange, row_of)
+        everyone = torch.from_numpy(self._z)
         self.potential.check_elements(everyone)
-        somewhere = System(z=everyone, pos=torch.zeros(len(z), 3, dtype=torch.float64))
+        somewhere = System(z=everyone, pos=torch.zeros(len(everyone), 3, dtype=torch.float64))
         model = self._model
         local = somewhere.z[:num_local]
         self._isolated = model.isolated[local].numpy() if self.potential.subtract_isolated else np.zeros(num_local)
@@ -62,7 +69,7 @@ class CompiledDomain(Domain):
 
     def _list(self, pos: NDArray[np.float64]) -> None:
         for rows in self._lists:
-            rows.list_anew(pos, self.num_local)
+            rows.list_anew(pos, self.num_local, self._row_of)
 
     def _evaluate(self, pos: NDArray[np.float64]) -> DomainValues:
         if not self._checked and self.num_local:
@@ -78,7 +85,7 @@ class CompiledDomain(Domain):
         energy, gradient = self._model.net.run_domain(
             self._z, net.row_ptr, net.sender, net.vectors, self._charges, self._exchange
         )
-        forces, virial = np.zeros((len(pos), 3)), np.zeros((n, 9))
+        forces, virial = np.zeros((len(self._z), 3)), np.zeros((n, 9))
         sum_edges(net.row_ptr, net.sender, net.vectors, gradient, forces, virial)
         energies = energy.astype(np.float64) - self._isolated
         if self.charge == 0 and self.potential.subtract_isolated:
@@ -141,10 +148,11 @@ class _Rows:
     def __init__(self, cutoff: float):
         self.cutoff = cutoff
 
-    def list_anew(self, pos: NDArray[np.float64], num_local: int) -> None:
-        """List edges up to cutoff + SKIN."""
+    def list_anew(self, pos: NDArray[np.float64], num_local: int, row_of: NDArray[np.integer]) -> None:
+        """List edges up to cutoff + SKIN; `row_of` as of `Domain.set_atoms`."""
         edges = list_edges(pos, num_local, self.cutoff + SKIN).numpy()
         self._sender = edges[1].copy()
+        self._row = row_of[self._sender]
         self._ptr = np.zeros(num_local + 1, np.int64)
         self._ptr[1:] = np.bincount(edges[0], minlength=num_local).cumsum()
         room = len(self._sender)
@@ -156,7 +164,15 @@ class _Rows:
         """Take the listed edges that are within the cutoff; gives two atoms at the same place, if there are."""
         rows = self.rows
         nearest = select_edges(
-            self._ptr, self._sender, pos, self.cutoff**2, rows.row_ptr, rows.sender, rows.vectors, SAME_PLACE**2
+            self._ptr,
+            self._sender,
+            self._row,
+            pos,
+            self.cutoff**2,
+            rows.row_ptr,
+            rows.sender,
+            rows.vectors,
+            SAME_PLACE**2,
         )
         if nearest < 0:
             return None
@@ -164,11 +180,11 @@ class _Rows:
 
 
 @njit(cache=True, error_model="numpy")
-def select_edges(ptr, listed, pos, limit, row_ptr, sender, vectors, least):
+def select_edges(ptr, listed, row, pos, limit, row_ptr, sender, vectors, least):
     """Copy the edges shorter than √limit into compressed rows.
 
     Args:
-        ptr: [n + 1], listed: [≥ E] int64: rows of listed senders.
+        ptr: [n + 1], listed: [≥ E] int64: listed senders of each atom, and their rows [≥ E].
         pos: [N, 3] Å.
         limit, least: Å².
         row_ptr [n + 1], sender [≥ E] int64, vectors [≥ E, 3] float32: filled.
@@ -187,7 +203,7 @@ def select_edges(ptr, listed, pos, limit, row_ptr, sender, vectors, least):
             if square < limit:
                 if square < least:
                     wrong = e
-                sender[found] = j
+                sender[found] = row[e]
                 vectors[found, 0], vectors[found, 1], vectors[found, 2] = x, y, z
                 found += 1
     row_ptr[len(ptr) - 1] = found
@@ -196,7 +212,7 @@ def select_edges(ptr, listed, pos, limit, row_ptr, sender, vectors, least):
 
 @njit(cache=True, error_model="numpy")
 def sum_edges(row_ptr, sender, vectors, gradient, forces, virial):
-    """Add the forces [N, 3] and row virials [n, 9] of dE/dvector [≥ E, 3]: ghosts have no edges of their own."""
+    """Add the forces [M, 3] and row virials [n, 9] of dE/dvector [≥ E, 3]: ghosts have no edges of their own."""
     for i in range(len(row_ptr) - 1):
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = sender[e]

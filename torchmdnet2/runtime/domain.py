@@ -1,6 +1,6 @@
-"""A potential on the domain of one process: local atoms and ghosts, whose positions a host program moves.
+"""A potential on the domain of one process: local atoms and copies of others, whose positions a host program moves.
 
-Shapes: n local atoms, N with the ghosts after them, E directed edges.
+Shapes: n local atoms, N with the copies after them, M rows of local atoms and ghosts, E directed edges.
 """
 
 from __future__ import annotations
@@ -68,7 +68,14 @@ class Domain(ABC):
         self.num_local, self.num_edges = 0, 0
         self._listed_at: NDArray[np.float64] | None = None
 
-    def set_atoms(self, z: NDArray[np.integer], ids: NDArray[np.integer], num_local: int, exchange: Exchange) -> None:
+    def set_atoms(
+        self,
+        z: NDArray[np.integer],
+        ids: NDArray[np.integer],
+        num_local: int,
+        exchange: Exchange,
+        row_of: NDArray[np.integer] | None = None,
+    ) -> None:
         """Take other atoms.
 
         Args:
@@ -76,11 +83,16 @@ class Domain(ABC):
             ids: [N] by which messages name them.
             num_local: n.
             exchange: of the ghosts.
+            row_of: [N] row of each atom among those of local atoms and ghosts, as of `MpiExchange`; None: each copy is
+                a ghost of its own.
 
         Raises:
             ValueError, UnknownElement: the potential does not know an element.
         """
-        self._z, self._ids, self.num_local, self._exchange = z, ids, num_local, exchange
+        self._ids, self.num_local, self._exchange = ids, num_local, exchange
+        self._row_of = np.arange(len(z)) if row_of is None else np.asarray(row_of, dtype=np.int64)
+        self._z = np.zeros(num_local + exchange.num_ghosts, np.int64)
+        self._z[self._row_of] = z
         self._listed_at = None
 
     def __call__(self, pos: NDArray[np.float64]) -> DomainValues:
@@ -100,7 +112,7 @@ class Domain(ABC):
         return values
 
     def _add_ghost_forces(self, forces: Tensor) -> Array:
-        """[N, 3] → [n, 3] float64."""
+        """[M, 3] → [n, 3] float64."""
         n = self.num_local
         return (forces[:n].double() + self._exchange.reverse(forces[n:].double().contiguous())).cpu().numpy()
 
@@ -131,13 +143,11 @@ class ReferenceDomain(Domain):
         if potential.head is not None and potential.subtract_isolated:
             self._isolated = potential.isolated_energies().detach()
 
-    def set_atoms(self, z: NDArray[np.integer], ids: NDArray[np.integer], num_local: int, exchange: Exchange) -> None:
-        super().set_atoms(z, ids, num_local, exchange)
-        self._numbers = torch.from_numpy(np.asarray(z, dtype=np.int64)).to(self.potential.device)
-
     def _list(self, pos: NDArray[np.float64]) -> None:
+        device = self.potential.device
         edges = list_edges(pos, self.num_local, self.cutoff + SKIN)
-        self._edges = edges.to(self.potential.device)
+        self._edges, self._numbers = edges.to(device), torch.from_numpy(self._z).to(device)
+        self._rows = torch.stack([edges[0], torch.from_numpy(self._row_of)[edges[1]]]).to(device)
 
     def _evaluate(self, pos: NDArray[np.float64]) -> DomainValues:
         where = torch.from_numpy(pos).to(self.potential.device)
@@ -147,7 +157,7 @@ class ReferenceDomain(Domain):
         if bool((square < SAME_PLACE**2).any()):
             raise self._coincident(*self._edges[:, int(square.argmin())].tolist())
         within = square < self.cutoff**2
-        edges, vectors = self._edges[:, within], vectors[within]
+        edges, vectors = self._rows[:, within], vectors[within]
         self.num_edges = vectors.shape[0]
         found = evaluate_edges(
             self.potential, self._numbers, edges, vectors, self.num_local, self.charge, self.cutoff, self._exchange,
