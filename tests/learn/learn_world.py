@@ -54,7 +54,7 @@ def raw_config(start_file: Path, folder: Path) -> dict[str, Any]:
             "per_round": 3,
             "processes": 2,
         },
-        "dynamics": {"temperatures": [5.0, 10.0], "time": 0.02, "replicas": 2, "every": 0.01},
+        "dynamics": {"temperatures": [5.0, 10.0], "time": 0.02, "timestep": 2.0, "replicas": 2, "every": 0.01},
         "selection": {"name": "disagreement", "lowest": 0.0, "highest": 1000.0, "apart": 0.0},
         "stop": {"whole": 1.0, "rounds": 5},
         "members": 2,

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -314,6 +315,26 @@ def test_interrupted_in_several_phases_and_resumed_to_the_same_bits(finished, br
     assert run_learning(config, "auto").rounds == whole.rounds
     expected = fingerprints(whole.ensemble.parent)
     assert len(expected) > 20 and fingerprints(tmp_path / "parts") == expected
+
+
+@pytest.mark.slow
+def test_the_shipped_configuration_at_a_smaller_size(tmp_path, monkeypatch):
+    """GFN2-xTB labels of ethanol, chosen in dynamics; they are those of the data's own labeller."""
+    pytest.importorskip("tblite")
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    small = {
+        "output.folder": tmp_path / "learn", "start.frames": 12, "start.verify": 2, "labels.per_round": 5,
+        "labels.budget": 10, "dynamics.time": 0.1, "dynamics.replicas": 4, "train.training.max_epochs": 12,
+        "refine.max_epochs": 6, "stop.spread": 1e-3,
+    }  # fmt: skip
+    options = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
+    assert main(["learn", "configs/learn_ethanol.yaml", *options]) == 0
+    finished = json.loads((tmp_path / "learn" / "finished.json").read_text())
+    assert finished["asked"] == 10 and finished["rounds"] == 3 and finished["failed"] == 0
+    rounds = [json.loads((tmp_path / f"learn/round_00{k}/round.json").read_text()) for k in range(3)]
+    errors = [r["new_errors"]["forces"] for r in rounds[1:]]
+    assert 0.01 < errors[1] < errors[0] < 3.0  # on frames that were not seen, after more frames and steps
+    assert load(tmp_path / "learn/round_002/member_0/best.tmn").level_of_theory == "GFN2-xTB"
 
 
 @pytest.mark.slow
