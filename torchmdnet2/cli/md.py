@@ -80,8 +80,8 @@ def _md(options: argparse.Namespace) -> None:
         minimize=options.minimize,
         report=options.report,
     )
-    start = _start(options)
     _spare_inputs(chosen, options.model, options.start)
+    start = _start(options)
     # a queueing system's polite end is treated like Ctrl-C, also where jobs ignore that: write a restart file and stop
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = make_console()
