@@ -7,14 +7,17 @@ Habits of YAML 1.1 that surprise people are left out: `1e-3` is a number here (Y
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from .errors import BadConfig
 
-__all__ = ["apply_override", "parse_yaml"]
+__all__ = ["apply_override", "parse_yaml", "read_config"]
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -106,3 +109,26 @@ def apply_override(raw: Any, override: str) -> None:
         node[last] = value
     else:
         raise BadConfig(f"'{override}': '{last}' is not a key that can be set")
+
+
+def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Any:
+    """Plain data of a configuration file, not checked further.
+
+    Args:
+        path: YAML.
+        overrides: "dotted.key=value" each, the value being YAML; a number addresses an entry of a list.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadConfig: not YAML, or an override that does not fit.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such configuration file")
+    try:
+        raw = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path}: not a text file: {error}") from error
+    raw = {} if raw is None else raw
+    for override in overrides:
+        apply_override(raw, override)
+    return raw

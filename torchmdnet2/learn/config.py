@@ -16,7 +16,7 @@ from .. import units
 from ..errors import BadConfig
 from ..training.config.config import Config, parse_config
 from ..training.config.schema import Section, closest, first_error, homes, validate_choice
-from ..yaml_reader import apply_override, parse_yaml
+from ..yaml_reader import read_config
 from .labellers import LABELLERS, make_labeller
 from .selection import SELECTIONS, make_selection
 
@@ -245,13 +245,4 @@ def load_learn_config(path: str | os.PathLike, overrides: Iterable[str] = ()) ->
         FileNotFoundError: there is no such file.
         BadConfig: not YAML, an unknown key, a wrong type, a value out of range.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such configuration file")
-    try:
-        raw = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise BadConfig(f"{path}: not a text file: {error}") from error
-    raw = {} if raw is None else raw
-    for override in overrides:
-        apply_override(raw, override)
-    return parse_learn_config(raw, str(path))
+    return parse_learn_config(read_config(path, overrides), str(path))

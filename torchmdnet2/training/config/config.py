@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
@@ -17,7 +16,7 @@ from ...data.labels import LABELS
 from ...errors import BadConfig
 from ...models.base import PropertyHead
 from ...registry import HEADS, REPRESENTATIONS
-from ...yaml_reader import apply_override, parse_yaml
+from ...yaml_reader import read_config
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .base_model import complete
 from .build_potential import PriorConfig, PropertyConfig, predicted_shapes, untrained
@@ -283,13 +282,4 @@ def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Confi
         FileNotFoundError: there is no such file.
         BadConfig: not YAML, an unknown key, a wrong type, a value out of range.
     """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such configuration file")
-    try:
-        raw = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise BadConfig(f"{path}: not a text file: {error}") from error
-    raw = {} if raw is None else raw
-    for override in overrides:
-        apply_override(raw, override)
-    return parse_config(raw, str(path))
+    return parse_config(read_config(path, overrides), str(path))
