@@ -38,12 +38,6 @@ _TRITON: Any = SimpleNamespace(
 """On GPUs by kernels; without kernels, the plain expressions beside them."""
 
 
-def _numba_ops() -> Any:
-    from . import numba_ops  # needs numba
-
-    return numba_ops
-
-
 class PairTensorNet(PairNetwork):
     """Scalar features of all atoms of a batch.
 
@@ -59,7 +53,12 @@ class PairTensorNet(PairNetwork):
         self.q = self._factors()
         self.use_kernels = use_kernels
         self.triton = use_kernels and batch.z.is_cuda
-        ops = self.ops = _numba_ops() if use_kernels and not self.triton else _TRITON
+        ops = _TRITON
+        if use_kernels and not self.triton:
+            from . import numba_ops  # needs numba
+
+            ops = numba_ops
+        self.ops = ops
         self.message, self.embedding = ops.Message(batch.pairs, use_kernels), ops.Embedding(batch.pairs, use_kernels)
         self.inner, self.scale, self.mix = ops.Inner(use_kernels), ops.Scale(use_kernels), Mix(use_kernels)
         by_kernel = self.triton or (use_kernels and model.group == "O(3)")

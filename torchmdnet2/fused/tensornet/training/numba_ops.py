@@ -66,18 +66,16 @@ class Product(node_ops.Product):
 
 
 class Message(pair_ops.Message):
-    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
-        f, y, g = slots
+    def filter_gradient(self, y: Tensor, g: Tensor) -> Tensor:
         pairs = self.pairs
-        if slot == 0:
-            assert y is not None and g is not None
-            out = y.new_zeros(pairs.num_pairs + 1, 3, y.shape[2])
-            _run(numba_kernels.pair_dot, out, y, g, pairs.first, pairs.second, pairs.count)
-            own = torch.linalg.vecdot(y, g, dim=1)
-            out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
-            return out
-        other = y if slot == 2 else g
-        assert f is not None and other is not None
+        out = y.new_zeros(pairs.num_pairs + 1, 3, y.shape[2])
+        _run(numba_kernels.pair_dot, out, y, g, pairs.first, pairs.second, pairs.count)
+        own = torch.linalg.vecdot(y, g, dim=1)
+        out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
+        return out
+
+    def gather(self, f: Tensor, other: Tensor, turned: bool) -> Tensor:
+        pairs = self.pairs
         out = torch.empty_like(other)
         _run(numba_kernels.message, out, f, other, pairs.row_ptr, pairs.sender, pairs.pair)
         return out

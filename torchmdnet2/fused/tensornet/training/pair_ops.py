@@ -18,7 +18,7 @@ from ...differentiable_ops import MultilinearOp
 from ...pair_sums import Pairs
 from .node_ops import times_parts
 
-__all__ = ["Message", "edges_of_row", "gather_messages", "pair_atoms", "row_tile"]
+__all__ = ["Message", "edges_of_row", "gather_messages", "pair_atoms", "row_tile", "store_part_dots"]
 
 
 class Message(MultilinearOp):
@@ -26,6 +26,8 @@ class Message(MultilinearOp):
 
     Slots: f [P + 1, 3, F]; y, result and g [9, M, F].
     """
+
+    directed = False  # whether each direction of a pair has a filter of its own
 
     def __init__(self, pairs: Pairs, use_kernels: bool):
         self.pairs, self.use_kernels = pairs, use_kernels
@@ -42,25 +44,34 @@ class Message(MultilinearOp):
 
     def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
         f, y, g = slots
-        pairs = self.pairs
         if slot == 0:
             assert y is not None and g is not None
-            num, features = y.shape[1:]
-            out = y.new_empty(pairs.num_pairs + 1, 3, features)
-            _pair_dot[(triton.cdiv(pairs.num_pairs, 4),)](
-                out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
-                BF=triton.next_power_of_2(features), **FUSED_ARITHMETIC,
-            )  # fmt: skip
-            own = torch.linalg.vecdot(y, g, dim=1)  # [9, F]
-            out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
-            return out
-        other = y if slot == 2 else g  # the pairs are symmetric: both derivatives are the same sum
+            return self.filter_gradient(y, g)
+        other = y if slot == 2 else g
         assert f is not None and other is not None
+        return self.gather(f, other, turned=slot == 1)
+
+    def filter_gradient(self, y: Tensor, g: Tensor) -> Tensor:
+        """∂T/∂f by a kernel."""
+        pairs = self.pairs
+        num, features = y.shape[1:]
+        out = y.new_empty(pairs.num_pairs + 1, 3, features)
+        _pair_dot[(triton.cdiv(pairs.num_pairs, 4),)](
+            out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BP=4,
+            BF=triton.next_power_of_2(features), **FUSED_ARITHMETIC,
+        )  # fmt: skip
+        own = torch.linalg.vecdot(y, g, dim=1)  # [9, F]
+        out[-1] = torch.stack([own[0], own[1:4].sum(0), own[4:].sum(0)])
+        return out
+
+    def gather(self, f: Tensor, other: Tensor, turned: bool) -> Tensor:
+        """∂T/∂g of other = y by a kernel; turned: ∂T/∂y of other = g, the same sum where filters are of pairs."""
+        pairs = self.pairs
         out = torch.empty_like(other)
         grid, tile = row_tile(pairs.num_atoms, other.shape[2])
         gather_messages[grid](
-            out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs, DIRECTED=False,
-            TURNED=False, **tile,
+            out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs,
+            DIRECTED=self.directed, TURNED=self.directed and turned, **tile,
         )  # fmt: skip
         return out
 
@@ -167,34 +178,42 @@ def pair_atoms(first, second, count, num_pairs, BP: tl.constexpr):
 
 
 @triton.jit
-def _both(y, g, at_i, at_j, mask):
-    """⟨y_j, g_i⟩ + ⟨y_i, g_j⟩ of one component."""
-    y_i = tl.load(y + at_i, mask=mask, other=0.0)
-    g_i = tl.load(g + at_i, mask=mask, other=0.0)
-    y_j = tl.load(y + at_j, mask=mask, other=0.0)
-    g_j = tl.load(g + at_j, mask=mask, other=0.0)
-    return y_j * g_i + y_i * g_j
+def _dot(y, g, at_y, at_g, mask, BOTH: tl.constexpr):
+    """One component of y at one atom times that of g at another; BOTH: plus that with the atoms exchanged."""
+    product = tl.load(y + at_y, mask=mask, other=0.0) * tl.load(g + at_g, mask=mask, other=0.0)
+    if BOTH:
+        product += tl.load(y + at_g, mask=mask, other=0.0) * tl.load(g + at_y, mask=mask, other=0.0)
+    return product
+
+
+@triton.jit
+def store_part_dots(
+    out, y, g, row, at_y, at_g, num, real, there, BOTH: tl.constexpr, F: tl.constexpr, BF: tl.constexpr
+):
+    """Gradient of the filters in rows [BE] of out: ⟨y, g⟩ by parts, of atoms at_y and at_g (BOTH: and exchanged)."""
+    c = tl.arange(0, BF)
+    inside = (c < F)[None, :]
+    mask = real[:, None] & inside
+    plane = num.to(tl.int64) * F
+    a, b = (at_y * F)[:, None] + c[None, :], (at_g * F)[:, None] + c[None, :]
+    part_i = _dot(y, g, a, b, mask, BOTH)
+    part_a = _dot(y, g, a + plane, b + plane, mask, BOTH)
+    part_a += _dot(y, g, a + 2 * plane, b + 2 * plane, mask, BOTH)
+    part_a += _dot(y, g, a + 3 * plane, b + 3 * plane, mask, BOTH)
+    part_s = _dot(y, g, a + 4 * plane, b + 4 * plane, mask, BOTH)
+    part_s += _dot(y, g, a + 5 * plane, b + 5 * plane, mask, BOTH)
+    part_s += _dot(y, g, a + 6 * plane, b + 6 * plane, mask, BOTH)
+    part_s += _dot(y, g, a + 7 * plane, b + 7 * plane, mask, BOTH)
+    part_s += _dot(y, g, a + 8 * plane, b + 8 * plane, mask, BOTH)
+    to = out + (row * (3 * F))[:, None] + c[None, :]
+    mask = there[:, None] & inside
+    tl.store(to, part_i, mask=mask)
+    tl.store(to + F, part_a, mask=mask)
+    tl.store(to + 2 * F, part_s, mask=mask)
 
 
 @triton.jit
 def _pair_dot(out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, BP: tl.constexpr, BF: tl.constexpr):
     """Gradient of the filters of pairs."""
     p, i, j, real = pair_atoms(first, second, count, num_pairs, BP)
-    c = tl.arange(0, BF)
-    mask = real[:, None] & (c < F)[None, :]
-    plane = num.to(tl.int64) * F
-    a, b = i[:, None] * F + c[None, :], j[:, None] * F + c[None, :]
-    part_i = _both(y, g, a, b, mask)
-    part_a = _both(y, g, a + plane, b + plane, mask)
-    part_a += _both(y, g, a + 2 * plane, b + 2 * plane, mask)
-    part_a += _both(y, g, a + 3 * plane, b + 3 * plane, mask)
-    part_s = _both(y, g, a + 4 * plane, b + 4 * plane, mask)
-    part_s += _both(y, g, a + 5 * plane, b + 5 * plane, mask)
-    part_s += _both(y, g, a + 6 * plane, b + 6 * plane, mask)
-    part_s += _both(y, g, a + 7 * plane, b + 7 * plane, mask)
-    part_s += _both(y, g, a + 8 * plane, b + 8 * plane, mask)
-    at = (p * (3 * F))[:, None] + c[None, :]
-    mask = (p < num_pairs)[:, None] & (c < F)[None, :]
-    tl.store(out + at, part_i, mask=mask)
-    tl.store(out + at + F, part_a, mask=mask)
-    tl.store(out + at + 2 * F, part_s, mask=mask)
+    store_part_dots(out, y, g, p, j, i, num, real, p < num_pairs, True, F, BF)

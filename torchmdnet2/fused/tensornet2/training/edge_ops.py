@@ -7,7 +7,6 @@ of pairs that fill the room receive nothing. As in TensorNet's pair_ops.py there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from ....triton_or_none import tl, triton
 from ...pair_sums import Pairs
 from ...tensornet.training import pair_ops
 from ...tensornet.training.node_ops import times_parts
-from ...tensornet.training.pair_ops import edges_of_row, gather_messages, row_tile
+from ...tensornet.training.pair_ops import edges_of_row, row_tile, store_part_dots
 
 __all__ = ["EdgeSum", "Message", "per_edge"]
 
@@ -107,6 +106,8 @@ class Message(pair_ops.Message):
     Slots: f [D, 3, F]; y, result and g [9, M, F].
     """
 
+    directed = True  # what a sender gets back comes through the filters of the other direction
+
     def reference(self, *slots: Tensor) -> Tensor:
         f, y = slots
         pairs = self.pairs
@@ -118,26 +119,13 @@ class Message(pair_ops.Message):
         m = m.index_add(1, first, times_parts(y.index_select(1, second), to_first * real))
         return m.index_add(1, second, times_parts(y.index_select(1, first), to_second * real))
 
-    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
-        f, y, g = slots
+    def filter_gradient(self, y: Tensor, g: Tensor) -> Tensor:
         pairs = self.pairs
-        if slot == 0:
-            assert y is not None and g is not None
-            num, features = y.shape[1:]
-            out = y.new_empty(2 * pairs.num_pairs + num, 3, features)
-            _edge_dot[(triton.cdiv(out.shape[0], 4),)](
-                out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BE=4,
-                BF=triton.next_power_of_2(features), **FUSED_ARITHMETIC,
-            )  # fmt: skip
-            return out
-        other = y if slot == 2 else g
-        assert f is not None and other is not None
-        out = torch.empty_like(other)
-        grid, tile = row_tile(pairs.num_atoms, other.shape[2])
-        # what a sender gets back comes through the filters of the other direction
-        gather_messages[grid](
-            out, f, other, pairs.row_ptr, pairs.sender, pairs.pair, pairs.num_atoms, pairs.num_pairs, DIRECTED=True,
-            TURNED=slot == 1, **tile,
+        num, features = y.shape[1:]
+        out = y.new_empty(2 * pairs.num_pairs + num, 3, features)
+        _edge_dot[(triton.cdiv(out.shape[0], 4),)](
+            out, y, g, pairs.first, pairs.second, pairs.count, num, pairs.num_pairs, F=features, BE=4,
+            BF=triton.next_power_of_2(features), **FUSED_ARITHMETIC,
         )  # fmt: skip
         return out
 
@@ -193,32 +181,9 @@ def _collect(out, h, row_ptr, sender, pair, num_pairs, F: tl.constexpr, BE: tl.c
 
 
 @triton.jit
-def _product(y, g, at_y, at_g, mask):
-    return tl.load(y + at_y, mask=mask, other=0.0) * tl.load(g + at_g, mask=mask, other=0.0)
-
-
-@triton.jit
 def _edge_dot(
     out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr
 ):  # fmt: skip
-    """Gradient of the filters of edges: the scalar product of y of the sender and g of the receiver, by parts."""
+    """Gradient of the filters of edges: y of the sender times g of the receiver."""
     e, i, j, _, real, there = _ends(first, second, count, num, num_pairs, BE)
-    c = tl.arange(0, BF)
-    inside = (c < F)[None, :]
-    mask = real[:, None] & inside
-    plane = num.to(tl.int64) * F
-    a, b = (j * F)[:, None] + c[None, :], (i * F)[:, None] + c[None, :]
-    part_i = _product(y, g, a, b, mask)
-    part_a = _product(y, g, a + plane, b + plane, mask)
-    part_a += _product(y, g, a + 2 * plane, b + 2 * plane, mask)
-    part_a += _product(y, g, a + 3 * plane, b + 3 * plane, mask)
-    part_s = _product(y, g, a + 4 * plane, b + 4 * plane, mask)
-    part_s += _product(y, g, a + 5 * plane, b + 5 * plane, mask)
-    part_s += _product(y, g, a + 6 * plane, b + 6 * plane, mask)
-    part_s += _product(y, g, a + 7 * plane, b + 7 * plane, mask)
-    part_s += _product(y, g, a + 8 * plane, b + 8 * plane, mask)
-    to = out + (e * (3 * F))[:, None] + c[None, :]
-    mask = there[:, None] & inside
-    tl.store(to, part_i, mask=mask)
-    tl.store(to + F, part_a, mask=mask)
-    tl.store(to + 2 * F, part_s, mask=mask)
+    store_part_dots(out, y, g, e, j, i, num, real, there, False, F, BF)

@@ -9,7 +9,6 @@ Shapes: M atoms, P pairs, S structures, F features, C charge channels, D rows of
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,12 +26,6 @@ from . import edge_ops
 __all__ = ["PairTensorNet2"]
 
 
-def _numba_ops() -> Any:
-    from . import numba_ops  # needs numba
-
-    return numba_ops
-
-
 class PairTensorNet2(PairTensorNet):
     """Scalar features and charges of all atoms of a batch.
 
@@ -46,8 +39,11 @@ class PairTensorNet2(PairTensorNet):
         super().__init__(model, batch, use_kernels)  # type: ignore[arg-type]
         self.charged = model
         if model.q_dim:
-            ops: Any = SimpleNamespace(Message=edge_ops.Message, EdgeSum=edge_ops.EdgeSum)
-            ops = _numba_ops() if use_kernels and not self.triton else ops
+            ops: Any = edge_ops
+            if use_kernels and not self.triton:
+                from . import numba_ops  # needs numba
+
+                ops = numba_ops
             self.message, self.edge_sum = ops.Message(batch.pairs, use_kernels), ops.EdgeSum(batch.pairs, use_kernels)
             self.per_structure = SegmentSum(batch.ptr, batch.structure, self.triton)
 

@@ -5,8 +5,6 @@ Importing it needs numba. Shapes as in edge_ops.py. Rows of pairs that fill the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -96,18 +94,16 @@ class EdgeSum(edge_ops.EdgeSum):
 
 
 class Message(edge_ops.Message):
-    def partial(self, slot: int, slots: Sequence[Tensor | None]) -> Tensor:
-        f, y, g = slots
+    def filter_gradient(self, y: Tensor, g: Tensor) -> Tensor:
         pairs = self.pairs
-        if slot == 0:
-            assert y is not None and g is not None
-            out = y.new_zeros(2 * pairs.num_pairs + pairs.num_atoms, 3, y.shape[2])
-            ends = (x.numpy() for x in (out, y, g, pairs.first, pairs.second, pairs.count))
-            _dot(*ends, pairs.num_pairs)
-            return out
-        other = y if slot == 2 else g
-        assert f is not None and other is not None
+        out = y.new_zeros(2 * pairs.num_pairs + pairs.num_atoms, 3, y.shape[2])
+        ends = (x.numpy() for x in (out, y, g, pairs.first, pairs.second, pairs.count))
+        _dot(*ends, pairs.num_pairs)
+        return out
+
+    def gather(self, f: Tensor, other: Tensor, turned: bool) -> Tensor:
+        pairs = self.pairs
         out = torch.empty_like(other)
         rows = (x.numpy() for x in (out, f, other, pairs.row_ptr, pairs.sender, pairs.pair))
-        _messages(*rows, pairs.num_pairs, slot == 1)
+        _messages(*rows, pairs.num_pairs, turned)
         return out
