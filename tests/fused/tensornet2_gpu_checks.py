@@ -11,7 +11,6 @@ import torch
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.fused.tensornet import launch_shapes
-from torchmdnet2.fused.tensornet2 import gpu
 from torchmdnet2.runtime.fused_model import FusedModel
 from torchmdnet2.runtime.graphed_step import GraphedStep
 from torchmdnet2.runtime.static_inputs import StaticInputs
@@ -102,7 +101,7 @@ def test_batch_in_chunks_with_predicted_charges():
 
 def test_structures_summed_in_parts(monkeypatch):
     """Sums over structures of more atoms than a program takes."""
-    monkeypatch.setattr(gpu, "_PARTS", (2, 2))
+    monkeypatch.setattr(launch_shapes, "_PARTS", (2, 2))
     model = make(priors=[{**FIELD, "method": "all_pairs"}])
     atoms = System.concatenate([system(5, None, 1.0), system(2, None, 0.0)])
     assert_same(Evaluator(model)(atoms), model, atoms)

@@ -11,7 +11,7 @@ import torch
 from fused.tensornet2_gpu_checks import CELL, FIELD, TINY, system
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.fused.tensornet import charges
+from torchmdnet2.fused.tensornet import charges, launch_shapes
 from torchmdnet2.fused.tensornet.launch_shapes import Block
 from torchmdnet2.models.base import PropertyHead, pool
 from torchmdnet2.runtime.fused_model import FusedModel
@@ -87,7 +87,7 @@ def test_heads_do_not_take_energies_off_the_kernels(properties):
 
 def test_spatial_order_and_parts(monkeypatch):
     """Charges and features belong to atoms, not to rows; sums over structures of several parts."""
-    monkeypatch.setattr(charges, "_PARTS", (2, 2))
+    monkeypatch.setattr(launch_shapes, "_PARTS", (2, 2))
     model = make([CHARGES, SHIFTS], [FIELD])
     atoms = System.concatenate([system(5, CELL, 1.0), system(2, TINY, 0.0), system(3, CELL, -2.0, 1)])
     fused = FusedModel(model, "native")

@@ -16,12 +16,12 @@ from ...triton_launch import FUSED_ARITHMETIC
 from ..fast_path import Atoms, ChargeNetwork, Edges
 from ..heads import FeatureNetwork
 from .gpu import Buffers, FusedTensorNet, power_of_two
+from .launch_shapes import part_size
 from .packed_weights import ScalarNetwork, pack
 from .triton import charges
 
 __all__ = ["ChargedTensorNet", "HeadBuffers"]
 
-_PARTS = 512, 4096  # atoms of a structure that one program sums over, of up to 16,384 atoms and of more
 _SLOPE = 8.0  # eV/e, a usual dE/dq: half an elementary charge 1 Å away
 _ROWS = 4  # atoms of a program that writes gradients of the features
 
@@ -105,7 +105,7 @@ class ChargedTensorNet(ChargeNetwork, FeatureNetwork):
         self._sum(b, shapes, atoms, b.raw)
         assert atoms.total_charge is not None
         charges.equilibrate_kernel[(-(-n // 128),)](
-            atoms.batch, atoms.ptr, atoms.total_charge, b.raw, b.sums, b.charges, b.charges64, n, PART=_part(n),
+            atoms.batch, atoms.ptr, atoms.total_charge, b.raw, b.sums, b.charges, b.charges64, n, PART=part_size(n),
             BM=128, num_warps=4, **self._options(shapes),
         )  # fmt: skip
 
@@ -117,21 +117,17 @@ class ChargedTensorNet(ChargeNetwork, FeatureNetwork):
             self._sum(b, shapes, atoms, charge_slope)
             charges.add_gradient_kernel[(-(-n // _ROWS),)](
                 atoms.batch, atoms.ptr, charge_slope, b.sums, b.gradient, 1 / self.unit, b.network.dreadout, n,
-                F=self.network.weights.channels, PART=_part(n), BM=_ROWS, num_warps=4, **self._options(shapes),
+                F=self.network.weights.channels, PART=part_size(n), BM=_ROWS, num_warps=4, **self._options(shapes),
             )  # fmt: skip
         self.network.differentiate(b.network, shapes, atoms, edges, with_virial, None)
 
     def _sum(self, b: Any, shapes: Any, atoms: Atoms, values: Tensor) -> None:
         """Sums of the values [N] over parts of the structures."""
         n = len(atoms.z)
-        grid = atoms.ptr.shape[0] - 1, -(-n // _part(n))
+        grid = atoms.ptr.shape[0] - 1, -(-n // part_size(n))
         charges.part_sums_kernel[grid](
-            atoms.ptr, values, b.sums, PART=_part(n), BM=256, num_warps=4, **self._options(shapes)
+            atoms.ptr, values, b.sums, PART=part_size(n), BM=256, num_warps=4, **self._options(shapes)
         )
 
     def _options(self, shapes: Any) -> dict[str, Any]:
         return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}
-
-
-def _part(num_atoms: int) -> int:
-    return _PARTS[num_atoms > 16384]

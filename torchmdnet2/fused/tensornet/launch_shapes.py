@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-__all__ = ["Block", "MessageTile", "Tiles"]
+__all__ = ["Block", "MessageTile", "Tiles", "part_size"]
+
+_PARTS = 512, 4096  # of up to 16,384 atoms and of more
+
+
+def part_size(num_atoms: int) -> int:
+    """Atoms of a structure that one program sums over, of charges and the like."""
+    return _PARTS[num_atoms > 16384]
 
 
 @dataclass(frozen=True)

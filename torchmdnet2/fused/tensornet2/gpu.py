@@ -19,13 +19,13 @@ from torch import Tensor
 from ...triton_launch import FUSED_ARITHMETIC
 from ..fast_path import Atoms, ChargeNetwork, Edges
 from ..tensornet.gpu import Buffers, FusedTensorNet
+from ..tensornet.launch_shapes import part_size
 from .launch_shapes import EdgeTile, FilterTiles
 from .triton import charges, filters, message
 from .weights import FrozenTensorNet2
 
 __all__ = ["ChargeBuffers", "FusedTensorNet2"]
 
-_PARTS = 512, 4096  # atoms of a structure that one program sums over, of up to 16,384 atoms and of more
 _MOST_PROGRAMS = 8192  # of rows, where there are several chunks
 
 
@@ -145,7 +145,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         w, block = self.weights, shapes.predict
         return {
             "F": w.channels, "C": w.charge_channels, "K": w.q_dim, "GIVEN": given, "EXACT": w.exact_charge,
-            "PART": _part(num_atoms), "BM": block.rows, "BK": block.depth, "PREC": self.precision,
+            "PART": part_size(num_atoms), "BM": block.rows, "BK": block.depth, "PREC": self.precision,
             "num_warps": block.warps, "num_stages": block.stages, **self._options(shapes),
         }  # fmt: skip
 
@@ -160,7 +160,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             b.predicted[stage], n, w.norm_eps, NORMALISED=not last, **chosen,
         )  # fmt: skip
         charges.charge_sums_kernel[self._parts(atoms)](
-            atoms.ptr, b.predicted[stage], b.sums[stage], C=w.charge_channels, EXACT=w.exact_charge, PART=_part(n),
+            atoms.ptr, b.predicted[stage], b.sums[stage], C=w.charge_channels, EXACT=w.exact_charge, PART=part_size(n),
             BM=128, num_warps=8, **self._options(shapes),
         )  # fmt: skip
         charges.equilibrate_kernel[blocks](
@@ -183,7 +183,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         slope = b.charge_slope if charge_slope is None else charge_slope
         charges.slope_sums_kernel[self._parts(atoms)](
             atoms.ptr, b.predicted[stage], slope, 1 / self.unit, b.slope_sums, C=w.charge_channels, K=w.q_dim,
-            GIVEN=last, EXACT=w.exact_charge, PART=_part(n), BM=128, num_warps=8, **self._options(shapes),
+            GIVEN=last, EXACT=w.exact_charge, PART=part_size(n), BM=128, num_warps=8, **self._options(shapes),
         )  # fmt: skip
         charges.predict_gradient_kernel[(-(-n // shapes.predict.rows),)](
             atoms.batch, atoms.ptr, atoms.charge_input, b.predicted[stage], b.sums[stage], b.slope_sums, slope,
@@ -194,7 +194,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
     def _parts(self, atoms: Atoms) -> tuple[int, int]:
         """Structures, and parts that the largest can have."""
-        return atoms.ptr.shape[0] - 1, -(-len(atoms.z) // _part(len(atoms.z)))
+        return atoms.ptr.shape[0] - 1, -(-len(atoms.z) // part_size(len(atoms.z)))
 
     # --- messages ------------------------------------------------------------------------------------------------
 
@@ -284,7 +284,3 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
     def _options(self, shapes: FilterTiles) -> dict[str, Any]:
         return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}
-
-
-def _part(num_atoms: int) -> int:
-    return _PARTS[num_atoms > 16384]
