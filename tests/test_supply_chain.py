@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CORE = {"torch", "numpy", "ase", "h5py", "pydantic", "safetensors", "pyyaml", "vesin", "filelock", "rich"}
+CORE = {"torch", "numpy", "ase", "pydantic", "safetensors", "pyyaml", "rich"}
 PINNED_BY_TORCH = ("nvidia-", "cuda-")  # exactly, in builds for CUDA
 PART_OF_PYTHON = {"pip", "setuptools", "wheel"}  # which make the environment
 

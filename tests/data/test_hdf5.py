@@ -1,5 +1,6 @@
 import os
 import pickle
+import sys
 import threading
 
 import h5py
@@ -8,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from torchmdnet2.data import HDF5Dataset, InMemoryDataset, collate, write_hdf5
+from torchmdnet2.data import HDF5Dataset, InMemoryDataset, collate, open_dataset, write_hdf5
 from torchmdnet2.data.hdf5 import formal_charge
-from torchmdnet2.errors import BadData
+from torchmdnet2.errors import BadData, MissingBackend
 from torchmdnet2.units import BOHR, HARTREE
 
 from .frames import make_mixture, make_sample, same
@@ -29,6 +30,16 @@ def test_round_trip_is_exact(tmp_path):
     assert data.name(4) == f"{tmp_path / 'a.h5'}, group 'group_0000003', frame 1"
     assert os.listdir(tmp_path) == ["a.h5"]
     assert "energy in 5, forces in 4, stress in 2, dipole in 1, charges in 1" in data.summary()
+
+
+def test_without_h5py(tmp_path, monkeypatch):
+    """Bar R31: it is no core dependency; other formats need it not, and its absence is named with the remedy."""
+    write_hdf5(tmp_path / "a.h5", [make_sample()])
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    for needs_it in (lambda: open_dataset(tmp_path / "a.h5"), lambda: write_hdf5(tmp_path / "b.h5", [make_sample()])):
+        with pytest.raises(MissingBackend, match=r"HDF5 files need h5py: pip install 'torchmdnet2\[hdf5\]'"):
+            needs_it()
+    assert os.listdir(tmp_path) == ["a.h5"]
 
 
 def test_large_groups_are_divided(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -264,6 +265,16 @@ def test_few_atoms_are_searched_without_vesin(monkeypatch):
                 assert found.dtype == torch.long and torch.equal(found, expected)
         monkeypatch.setattr(brute_force, "MAX_DISTANCES", len(atoms) ** 2 * images - 1)
         assert neighbor_list(system, CUTOFF) == "vesin"
+
+
+def test_without_vesin(monkeypatch):
+    """Bar R31: it is no core dependency; without it the list is the same, and a warning says what it costs."""
+    monkeypatch.setitem(sys.modules, "vesin", None)
+    monkeypatch.setattr(brute_force, "MAX_DISTANCES", 0)
+    system = System.from_ase(bulk("Cu", cubic=True))
+    with pytest.warns(UserWarning, match=r"vesin is not installed.*pip install 'torchmdnet2\[cpu\]'"):
+        found = neighbor_list(system, CUTOFF)
+    assert torch.equal(found.edge_index, neighbor_list(system, CUTOFF, backend="reference").edge_index)
 
 
 def test_a_search_of_another_package(monkeypatch):

@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import torch
 
@@ -22,10 +21,13 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
-from .hdf5 import opened_hdf5
+from .hdf5 import load_h5py, opened_hdf5
 from .labels import LABELS, label_names
 from .reader import Chunk, Reader
 from .sample import Sample
+
+if TYPE_CHECKING:
+    import h5py
 
 __all__ = ["AceReader", "is_ace"]
 
@@ -43,6 +45,7 @@ _DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeE
 
 def is_ace(path: str | PathLike) -> bool:
     """Whether an HDF5 file says that it has this layout; a file that cannot be read has not."""
+    h5py = load_h5py()
     try:
         with h5py.File(path, "r") as file:
             return _text(file.attrs.get("layout", "")) == "Ace"

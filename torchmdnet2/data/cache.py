@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 
 from ..errors import BadData
 from ..system import System
@@ -26,7 +25,7 @@ from .columns import Column, ColumnWriter, expand
 from .dataset import Dataset, checked_index
 from .edge_cache import CachedEdges, write_edges
 from .facts_cache import stored_facts, write_facts
-from .folders import build_folder, read_index, write_index
+from .folders import build_folder, locked, read_index, write_index
 from .frame_facts import FrameFacts
 from .labels import LABELS
 from .reader import Chunk
@@ -282,6 +281,6 @@ class CachedDataset(Dataset):
     def _once(self, folder: Path, make: Callable[[], None]) -> None:
         """Make a folder that is not there; one process at a time."""
         if not (folder / "index.json").is_file():
-            with FileLock(self.folder / ".lock"):
+            with locked(self.folder / ".lock"):
                 if not (folder / "index.json").is_file():
                     make()

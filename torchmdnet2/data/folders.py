@@ -1,4 +1,4 @@
-"""Folders written atomically: complete or absent, with an index.json that has a checksum."""
+"""Folders written atomically: complete or absent, with an index.json that has a checksum; locks between processes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,24 @@ from typing import Any
 from ..errors import BadData
 from ..files import atomic_write, umask
 
-__all__ = ["build_folder", "read_index", "write_index"]
+__all__ = ["build_folder", "locked", "read_index", "write_index"]
 
 _FORMAT = "torchmdnet2 cache 1"
 _ABANDONED = 3600.0  # s
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Within the block, no other process or thread is in a block of this file, which is made.
+
+    Where there are no locks (Windows, some network file systems), the same work may be done twice.
+    """
+    with open(path, "ab") as file:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

@@ -29,14 +29,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadData
+from ..errors import BadData, MissingBackend
 from ..system import System
 from .check import check_batch, check_sample, whole_number
 from .collate import collate
@@ -46,7 +45,10 @@ from .labels import LABELS, label_names
 from .reader import Chunk, Reader, describe
 from .sample import Sample
 
-__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "opened_hdf5"]
+if TYPE_CHECKING:
+    import h5py
+
+__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "load_h5py", "opened_hdf5"]
 
 LAYOUTS = {
     "torchmd-net": {
@@ -109,6 +111,7 @@ class HDF5Dataset(Dataset, Reader):
     Raises:
         FileNotFoundError: no such file.
         BadData: the file is damaged or of no known layout, or units are stated neither in it nor in `units`.
+        MissingBackend: h5py is not installed.
     """
 
     def __init__(
@@ -151,7 +154,7 @@ class HDF5Dataset(Dataset, Reader):
 
     def _scan(self, name: str, group: Any) -> Group:
         where = f"{self.path}, group '{name}'"
-        if not isinstance(group, h5py.Group):
+        if not isinstance(group, load_h5py().Group):
             raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
         try:
             inside = set(group)
@@ -361,9 +364,26 @@ _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimension
 _NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
 
 
+def load_h5py() -> Any:
+    """The package h5py.
+
+    Raises:
+        MissingBackend: it is not installed.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingBackend("HDF5 files need h5py: pip install 'torchmdnet2[hdf5]'") from error
+    return h5py
+
+
 def opened_hdf5(path: str | PathLike) -> h5py.File:
-    """A file to read, of which HDF5 keeps little in memory, however many groups there are."""
-    file = h5py.File(path, "r", rdcc_nbytes=_CACHE_BYTES)
+    """A file to read, of which HDF5 keeps little in memory, however many groups there are.
+
+    Raises:
+        MissingBackend: h5py is not installed.
+    """
+    file = load_h5py().File(path, "r", rdcc_nbytes=_CACHE_BYTES)
     config = file.id.get_mdc_config()
     config.set_initial_size = True
     config.min_size = config.initial_size = config.max_size = _HEADER_BYTES

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
 import torch
 
 from ..units import OWN_UNITS
 from .check import check_sample
 from .collate import collate
-from .hdf5 import LAYOUTS
+from .hdf5 import LAYOUTS, load_h5py
 from .labels import LABELS
 from .sample import Sample
 
@@ -40,12 +40,13 @@ def write_hdf5(path: str | PathLike, samples: Iterable[Sample], max_group: int =
     Raises:
         BadData: a sample does not pass `check_sample`; nothing is written.
         OSError: the folder cannot be written.
+        MissingBackend: h5py is not installed.
     """
     path = Path(path)
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        with h5py.File(aside, "w", libver=_FORMAT) as file:
+        with load_h5py().File(aside, "w", libver=_FORMAT) as file:
             for number, group in enumerate(_runs(samples, max_group)):
                 _write_group(file.create_group(f"group_{number:07d}"), group)
         with open(aside, "rb+") as written:
@@ -70,7 +71,7 @@ def _runs(samples: Iterable[Sample], max_group: int) -> Iterator[list[Sample]]:
             yield frames
 
 
-def _write_group(group: h5py.Group, samples: list[Sample]) -> None:
+def _write_group(group: Any, samples: list[Sample]) -> None:
     batch = collate(samples)
     system, num_frames = batch.system, len(samples)
     names = LAYOUTS["torchmd-net"]

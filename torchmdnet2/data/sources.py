@@ -11,12 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from ..errors import BadData
 from .cache import CachedDataset, write_cache
 from .conversion import missing_key
-from .folders import read_index, write_index
+from .folders import locked, read_index, write_index
 from .reader import Reader
 
 __all__ = ["AUTO_BYTES", "cache_folder", "cache_root", "cached", "file_facts", "missing_keys"]
@@ -64,7 +62,7 @@ def cached(make: Callable[[], Sequence[Reader]], files: Sequence[str], folder: P
     try:
         if not _is_current(folder, files):  # looked at first, so that folders that cannot be written can be used
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(folder.with_name(f".{folder.name}.lock")):
+            with locked(folder.with_name(f".{folder.name}.lock")):
                 if not _is_current(folder, files):
                     _build(folder, make(), files)
     except OSError as error:

@@ -9,6 +9,7 @@ register further ones. Programs that capture a CUDA graph use `triton_search.Tri
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 
 from ..errors import MissingBackend, NeighborOverflow
@@ -96,4 +97,8 @@ def _default_backend(device_type: str) -> str:
 
     if device_type == "cuda" and find_spec("triton"):
         return "triton"
-    return "vesin" if find_spec("vesin") else "reference"
+    if find_spec("vesin"):
+        return "vesin"
+    words = "vesin is not installed: neighbor searches on the CPU take long, as the square of the number of atoms"
+    warnings.warn(f"{words}; pip install 'torchmdnet2[cpu]'", stacklevel=2)
+    return "reference"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import h5py
 import numpy as np
 
 from ...errors import BadData
@@ -15,6 +15,9 @@ from ..hdf5 import opened_hdf5
 from ..reader import Chunk
 from .archive import unpacked
 from .base import DownloadFile, Published, frames, one_of, register
+
+if TYPE_CHECKING:
+    import h5py
 
 __all__ = ["COMP6", "ANI1x", "ANI2x"]
 
