@@ -1,6 +1,6 @@
 """Simulate water at constant temperature and pressure with ASE (Martyna-Tobias-Klein); writes water.traj.
 
-python examples/ase_npt_water.py model.tmn --molecules 64 --steps 20000 --device cuda
+python examples/ase_npt_water.py model.tmn --side 4 --steps 20000 --device cuda
 """
 
 from __future__ import annotations
@@ -8,35 +8,26 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from ase import Atoms, units
-from ase.build import molecule
+from ase import units
 from ase.md.nose_hoover_chain import IsotropicMTKNPT
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.benchmark import water_box
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model")
-parser.add_argument("--molecules", type=int, default=64)
+parser.add_argument("--side", type=int, default=4, help="molecules along each side of the box")
 parser.add_argument("--temperature", type=float, default=300.0, help="K")
 parser.add_argument("--pressure", type=float, default=1.0, help="bar")
 parser.add_argument("--steps", type=int, default=20_000)
 parser.add_argument("--device", default="cpu")
 options = parser.parse_args()
 
-# molecules on a lattice at 1 g/cm³, each in a random orientation
-rng = np.random.default_rng(0)
-side = int(np.ceil(options.molecules ** (1 / 3)))
-spacing = (options.molecules * 29.9) ** (1 / 3) / side  # Å; 29.9 Å³ per molecule
-water = Atoms(cell=np.eye(3) * side * spacing, pbc=True)
-for place in list(np.ndindex(side, side, side))[: options.molecules]:
-    one = molecule("H2O")
-    one.rotate(rng.uniform(0, 360), rng.normal(size=3))
-    one.translate(np.array(place) * spacing)
-    water += one
+(water,) = water_box(options.side).to_ase()  # at 1 g/cm³
 
 water.calc = TorchMDNet2Calculator(options.model, device=options.device)
-MaxwellBoltzmannDistribution(water, temperature_K=options.temperature, rng=rng)
+MaxwellBoltzmannDistribution(water, temperature_K=options.temperature, rng=np.random.default_rng(0))
 dynamics = IsotropicMTKNPT(
     water,
     timestep=0.5 * units.fs,

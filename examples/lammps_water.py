@@ -1,6 +1,6 @@
 """Write a box of water for LAMMPS, and run it by a model at constant energy from Python, on one process or on many.
 
-python examples/lammps_water.py --data water.data --molecules 216
+python examples/lammps_water.py --data water.data --side 6
 mpiexec -n 2 python examples/lammps_water.py model.tmn --data water.data --steps 1000
 """
 
@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import argparse
 
-import numpy as np
-from ase import Atoms
-from ase.build import molecule
 from ase.io import write
+
+from torchmdnet2.benchmark import water_box
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("model", nargs="?", help="without, only the data file is written")
 parser.add_argument("--data", default="water.data")
-parser.add_argument("--molecules", type=int, default=216)
+parser.add_argument("--side", type=int, default=6, help="molecules along each side of the box")
 parser.add_argument("--temperature", type=float, default=300.0, help="K")
 parser.add_argument("--steps", type=int, default=1000)
 options = parser.parse_args()
 
 if options.model is None:
-    # molecules on a lattice at 1 g/cm³, each in a random orientation
-    rng = np.random.default_rng(0)
-    side = int(np.ceil(options.molecules ** (1 / 3)))
-    spacing = (options.molecules * 29.9) ** (1 / 3) / side  # Å; 29.9 Å³ per molecule
-    water = Atoms(cell=np.eye(3) * side * spacing, pbc=True)
-    for place in list(np.ndindex(side, side, side))[: options.molecules]:
-        one = molecule("H2O")
-        one.rotate(rng.uniform(0, 360), rng.normal(size=3))
-        one.translate(np.array(place) * spacing)
-        water += one
+    (water,) = water_box(options.side).to_ase()
     water.wrap()
     write(options.data, water, format="lammps-data", specorder=["H", "O"], masses=True)
     raise SystemExit(f"{options.data}: {len(water)} atoms")

@@ -118,7 +118,7 @@ def test_ase_md(run, model_file, water, tmp_path):
 
 
 def test_ase_npt_water(run, model_file, tmp_path):
-    out = run("ase_npt_water.py", model_file, "--molecules", 8, "--steps", 10, "--temperature", 50)
+    out = run("ase_npt_water.py", model_file, "--side", 2, "--steps", 10, "--temperature", 50)
     densities = [float(found) for found in re.findall(r"([\d.]+) g/cm³", out)]
     assert densities[0] == pytest.approx(1.0, abs=0.01) and len(set(densities)) > 1
     assert len(read(tmp_path / "water.traj", ":")) == 2

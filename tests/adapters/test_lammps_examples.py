@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         save(Potential.from_config({"model": config, "elements": [1, 8], "energy_scale": 0.01}), folder / "model.tmn")
-    command = [sys.executable, str(ROOT / "examples" / "lammps_water.py"), "--data", "water.data", "--molecules", "27"]
+    command = [sys.executable, str(ROOT / "examples" / "lammps_water.py"), "--data", "water.data", "--side", "3"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert "water.data: 81 atoms" in done.stderr
     return folder
