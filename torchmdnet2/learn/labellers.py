@@ -79,13 +79,19 @@ def make_labeller(section: Mapping[str, Any]) -> Labeller:
     return LABELLERS[arguments.pop("name")](**arguments)
 
 
-class _Xtb(Labeller):
-    """Semiempirical energies and forces of GFNn-xTB, by tblite (pip install tblite).
+@LABELLERS.register("gfn2-xtb")
+class Gfn2Xtb(Labeller):
+    """GFN2-xTB by tblite (pip install tblite).
 
     C. Bannwarth, S. Ehlert, S. Grimme, J. Chem. Theory Comput. 15, 1652 (2019), doi:10.1021/acs.jctc.8b01176.
+
+    Args:
+        accuracy: of tblite; smaller is more accurate.
+        electronic_temperature: K.
+        max_iterations: of the self-consistent charges; a frame that needs more is kept aside.
     """
 
-    method: str
+    method = "GFN2-xTB"
 
     def __init__(self, accuracy: float = 1.0, electronic_temperature: float = 300.0, max_iterations: int = 250):
         self.options = {
@@ -99,7 +105,7 @@ class _Xtb(Labeller):
         from importlib.util import find_spec
 
         if find_spec("tblite") is None:
-            raise MissingBackend("labels.labeller: gfn2-xtb needs tblite: pip install tblite")
+            raise MissingBackend(f"labels.labeller: {self.method} needs tblite: pip install tblite")
 
     def __call__(self, atoms: Atoms, folder: Path) -> Labels:
         from tblite.ase import TBLite
@@ -111,28 +117,9 @@ class _Xtb(Labeller):
         return _by_calculator(atoms, TBLite(method=self.method, **options))
 
 
-@LABELLERS.register("gfn2-xtb")
-class Gfn2Xtb(_Xtb):
-    """GFN2-xTB by tblite (pip install tblite).
-
-    Args:
-        accuracy: of tblite; smaller is more accurate.
-        electronic_temperature: K.
-        max_iterations: of the self-consistent charges; a frame that needs more is kept aside.
-    """
-
-    method = "GFN2-xTB"
-
-
 @LABELLERS.register("gfn1-xtb")
-class Gfn1Xtb(_Xtb):
-    """GFN1-xTB by tblite (pip install tblite).
-
-    Args:
-        accuracy: of tblite; smaller is more accurate.
-        electronic_temperature: K.
-        max_iterations: of the self-consistent charges; a frame that needs more is kept aside.
-    """
+class Gfn1Xtb(Gfn2Xtb):
+    """GFN1-xTB by tblite: S. Grimme, C. Bannwarth, P. Shushkov, J. Chem. Theory Comput. 13, 1989 (2017)."""
 
     method = "GFN1-xTB"
 

@@ -13,7 +13,7 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from ..exchange import CopyExchange, Exchange
+from ..exchange import CopyExchange
 from ..fused.cpu_interfaces import CpuRows, CpuSums
 from ..fused.numba_pool import run_on_threads
 from ..potential import Potential, Result
@@ -46,15 +46,8 @@ class CompiledDomain(Domain):
         self._lists = [_Rows(cutoff) for cutoff in cutoffs]
         self._checked = False
 
-    def set_atoms(
-        self,
-        z: NDArray[np.integer],
-        ids: NDArray[np.integer],
-        num_local: int,
-        exchange: Exchange,
-        row_of: NDArray[np.integer] | None = None,
-    ) -> None:
-        super().set_atoms(z, ids, num_local, exchange, row_of)
+    def _prepare(self) -> None:
+        num_local = self.num_local
         everyone = torch.from_numpy(self._z)
         self.potential.check_elements(everyone)
         somewhere = System(z=everyone, pos=torch.zeros(len(everyone), 3, dtype=torch.float64))

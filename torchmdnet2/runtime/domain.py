@@ -94,6 +94,7 @@ class Domain(ABC):
         self._z = np.zeros(num_local + exchange.num_ghosts, np.int64)
         self._z[self._row_of] = z
         self._listed_at = None
+        self._prepare()
 
     def __call__(self, pos: NDArray[np.float64]) -> DomainValues:
         """Evaluate positions [N, 3] in Å.
@@ -120,6 +121,9 @@ class Domain(ABC):
         names = self._ids[receiver], self._ids[sender]
         other = "its own periodic image" if names[0] == names[1] else f"atom {names[1]}"
         return ValueError(f"atom {names[0]} and {other} are at the same place, where energy and forces mean nothing")
+
+    def _prepare(self) -> None:  # noqa: B027
+        """Take what depends on the elements of the atoms alone."""
 
     @abstractmethod
     def _list(self, pos: NDArray[np.float64]) -> None:

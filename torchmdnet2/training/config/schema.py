@@ -57,11 +57,13 @@ def section_of(cls: type, leave_out: Iterable[str] = ()) -> type[Section]:
 
     Args:
         cls: a registered class; its type hints become the types, its defaults the defaults, its docstring's `Args:`
-            the descriptions.
+            the descriptions, and those of its bases.
         leave_out: arguments that the user does not give.
     """
     hints = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
-    texts = argument_descriptions(cls.__doc__ or "")
+    texts: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        texts |= argument_descriptions(each.__doc__ or "")
     fields: dict[str, Any] = {"name": (str, ...)}
     for parameter in inspect.signature(cls).parameters.values():
         if parameter.name in leave_out or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
