@@ -82,24 +82,42 @@ def test_settings_are_kept(scripts, tmp_path):
 def test_labels_are_those_of_the_teacher(scripts, tmp_path):
     """What training reads is what the teacher says of those positions; the first frame is the geometry itself."""
     shards, label, teacher = scripts("shards"), scripts("label"), springs(scripts)
-    source, target = tmp_path / "train-x-0000.npz", tmp_path / "train-x-0000.h5"
-    shards.write_shard(source, molecules(scripts))
-    assert label.label_shard(source, target, label.Sampler(teacher, None, OPTIONS)) == 7 * 3
-    data = open_dataset(target, keys=KEYS)
+    given = molecules(scripts)
+    shards.write_shard(tmp_path / "train-x-0000.npz", given[:3])
+    shards.write_shard(tmp_path / "train-y-0000.npz", given[3:])
+    shards.write_shard(tmp_path / "test-x-0000.npz", given[:1])
+    jobs = label.jobs_of(tmp_path, OPTIONS.batch, 0)
+    assert jobs[0].name == "test-003-0000"  # first
+    assert {job.name: len(job.geometries) for job in jobs[1:]} == {
+        "train-002-0000": 1,
+        "train-003-0000": 4,
+        "train-003-0001": 2,
+    }
+    targets = [tmp_path / f"{name}.h5" for name in ("train-002-0000", "train-003-0000", "train-003-0001")]
+    for target in targets:
+        (job,) = (job for job in jobs if job.name == target.stem)
+        assert label.label_job(job, target, label.Sampler(teacher, None, OPTIONS)) == 3 * len(job.geometries)
+    data = open_dataset(targets, keys=KEYS)
     assert len(data) == 21 and [float(data[k].system.charge) for k in (0, 20)] == [-1, 0]
+    kinds = [data.name(k).split("'")[1] for k in range(21)]
+    assert (kinds.count("x"), kinds.count("y")) == (9, 12)
     for sample in (data[k] for k in range(21)):
         system = sample.system
         found = teacher.label(system.z[None], system.pos[None], system.charge)
         assert abs(float(sample.labels["energy"] - found.energy)) < 1e-5
         assert float((sample.labels["forces"] - found.forces[0]).abs().max()) < 1e-5
         assert abs(float(sample.labels["charges"].sum() - system.charge)) < 1e-6
-    first = next(shards.read_shard(source)).positions
+    first = next(shards.read_shard(tmp_path / "train-x-0000.npz")).positions
     whole = [data[k].system.pos.numpy() for k in range(21) if data[k].system.num_atoms == 3]
     assert len(whole) == 18 and any(np.abs(positions - first).max() < 1e-5 for positions in whole)
     again = tmp_path / "again.h5"
-    label.label_shard(source, again, label.Sampler(teacher, None, OPTIONS))
+    label.label_job(next(job for job in jobs if job.name == targets[0].stem), again, sampler_of(label, teacher))
     other = open_dataset(again, keys=KEYS)
-    assert all(torch.equal(data[k].system.pos, other[k].system.pos) for k in range(21))
+    assert all(torch.equal(data[k].system.pos, other[k].system.pos) for k in range(3))
+
+
+def sampler_of(label, teacher):
+    return label.Sampler(teacher, None, OPTIONS)
 
 
 def test_dynamics_has_the_temperatures(scripts, monkeypatch):
@@ -123,7 +141,9 @@ def test_what_is_left_out(scripts, tmp_path):
     for name, geometries in (("with", [given[1], wild]), ("alone", [given[1]])):
         shards.write_shard(tmp_path / f"{name}.npz", geometries)
         sampler = label.Sampler(teacher, None, argparse.Namespace(**{**vars(OPTIONS), "frames": 0}))
-        assert label.label_shard(tmp_path / f"{name}.npz", tmp_path / f"{name}.h5", sampler) == 1
+        geometries = list(shards.read_shard(tmp_path / f"{name}.npz"))
+        job = label.Job(name, geometries, ["x"] * len(geometries))
+        assert label.label_job(job, tmp_path / f"{name}.h5", sampler) == 1
         assert sampler.left_out["large forces"] == (name == "with")
 
 
@@ -210,9 +230,7 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
         tmp_path / "m.jsonl.gz",
         tmp_path / "g",
         "--waters",
-        20,
-        "--kinds",
-        "conformers,strained,dimers,clusters",
+        2,
     ]
     run(monkeypatch, scripts("geometries"), *arguments)
     made = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}

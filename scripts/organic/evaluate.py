@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -31,21 +32,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     potential = load(options.model, options.device)
-    files: dict[str, list[str]] = defaultdict(list)
-    for file in sorted(options.labels.glob(f"{options.subset}-*.h5")):
-        files[file.stem.split("-")[1]].append(str(file))
+    files = sorted(options.labels.glob(f"{options.subset}-*.h5"))
     if not files:
         raise SystemExit(f"there are no labels {options.subset}-*.h5 in {options.labels}")
+    dataset = open_dataset(files, keys=KEYS, cache="auto")
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for k in range(len(dataset)):
+        kinds[re.search(r"group '(\w+)'", dataset.name(k))[1]].append(k)  # type: ignore[index]
     found = {}
     print(f"{'kind':12s} {'frames':>7s} {'energy, meV/atom':>17s} {'forces MAE, RMSE, meV/Å':>24s}")
-    for kind, paths in files.items():
-        dataset = open_dataset(paths, keys=KEYS)
-        frames = Frames(dataset, list(range(len(dataset))), potential.cutoff, cache_bytes=0)
+    for kind, indices in kinds.items():
+        frames = Frames(dataset, indices, potential.cutoff, cache_bytes=0)
         errors = evaluate(potential, frames, Properties(forces=True, stress=False), options.batch_size).errors
-        found[kind] = {"frames": len(dataset), **errors}
+        found[kind] = {"frames": len(indices), **errors}
         energy, forces = errors["energy_per_atom"], errors["forces"]
         values = 1000 * energy["mae"], 1000 * forces["mae"], 1000 * forces["rmse"]
-        print(f"{kind:12s} {len(dataset):7d} {values[0]:17.2f} {values[1]:13.1f} {values[2]:10.1f}")
+        print(f"{kind:12s} {len(indices):7d} {values[0]:17.2f} {values[1]:13.1f} {values[2]:10.1f}")
     if options.json:
         facts = {"model": options.model, "sha256": read_header(options.model)["sha256"], "subset": options.subset}
         atomic_write(options.json, json.dumps({**facts, "errors": found}, indent=1) + "\n")

@@ -1,10 +1,12 @@
 """Stage 2: geometries of the molecules, on the CPU. Resumable: shards that are there are kept.
 
-    python scripts/organic/geometries.py work/molecules.jsonl.gz work/geometries --processes 16
+    python scripts/organic/geometries.py work/molecules.jsonl.gz work/geometries --processes 16 --also monomers.npz
 
-Kinds: `conformers` (distance geometry, relaxed with MMFF94), `strained` (stretched or compressed bonds, displaced
-atoms), `dimers` (two molecules of one subset at random orientations, from close contact to separation), `clusters` (a
-molecule in one to eight waters) and `water` (clusters of 2 to 20 waters).
+Kinds: `conformers` (distance geometry, relaxed with a force field), `strained` (stretched or compressed bonds,
+displaced atoms), `dimers` (two molecules of one subset at random orientations, from hard contact to separation),
+`clusters` (a molecule in one to eight waters) and `water` (clusters of 2 to 20 molecules of water, one in four with
+hydronium, hydroxide or a halide). A shard holds all kinds that are made from its molecules, so that a part of the
+shards is as balanced as all of them.
 """
 
 from __future__ import annotations
@@ -12,20 +14,30 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from molecules import scaffold_of, subset_of
 from rdkit import Chem, rdBase
 from rdkit.Chem import AllChem
-from shards import SUBSETS, Geometry, keep_settings, seed_of, write_shard
+from shards import ELEMENTS, SUBSETS, Geometry, keep_settings, read_shard, seed_of, write_shard
 
 RADII = {1: 1.1, 5: 1.92, 6: 1.7, 7: 1.55, 8: 1.52, 9: 1.47, 14: 2.1, 15: 1.8, 16: 1.8, 17: 1.75, 33: 1.85, 34: 1.9,
          35: 1.85, 53: 1.98}  # fmt: skip
 """van der Waals radii in Å (S. Alvarez, Dalton Trans. 2013, 8617; A. Bondi, J. Phys. Chem. 1964, 68, 441)."""
 WATER = Geometry("O", np.array([8, 1, 1]), np.array([[0, 0, 0.066], [0, 0.757, -0.52], [0, -0.757, -0.52]]), 0)
-STRAINED = 3  # of each molecule
+IONS = (
+    Geometry("[OH3+]", np.array([8, 1, 1, 1]),
+             np.array([[0, 0, 0.2], [0.94, 0, -0.08], [-0.47, 0.814, -0.08], [-0.47, -0.814, -0.08]]), 1),
+    Geometry("[OH-]", np.array([8, 1]), np.array([[0, 0, 0], [0, 0, 0.965]]), -1),
+    *(Geometry(f"[{name}-]", np.array([z]), np.zeros((1, 3)), -1)
+      for name, z in (("F", 9), ("Cl", 17), ("Br", 35), ("I", 53))),
+)  # fmt: skip
+CONTACTS = (0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.4, 2.0)
+"""Closest distances of dimers, relative to the sums of van der Waals radii."""
 LARGEST = 64  # atoms of a dimer or cluster
 
 
@@ -33,24 +45,26 @@ def embedded(smiles: str, count: int, seed: int) -> tuple[Chem.Mol, list[Geometr
     """Up to `count` conformers of a molecule, and the molecule with its hydrogens."""
     molecule = Chem.AddHs(Chem.MolFromSmiles(smiles))
     options = AllChem.ETKDGv3()
-    options.randomSeed, options.maxIterations = seed, 50
+    options.randomSeed, options.maxIterations = seed, 30
     found = list(AllChem.EmbedMultipleConfs(molecule, count, options))
     if found and AllChem.MMFFHasAllMoleculeParams(molecule):
-        AllChem.MMFFOptimizeMoleculeConfs(molecule, maxIters=200)
+        AllChem.MMFFOptimizeMoleculeConfs(molecule, maxIters=60)
+    elif found and AllChem.UFFHasAllMoleculeParams(molecule):
+        AllChem.UFFOptimizeMoleculeConfs(molecule, maxIters=60)
     numbers = np.array([atom.GetAtomicNum() for atom in molecule.GetAtoms()])
     charge = Chem.GetFormalCharge(molecule)
     return molecule, [Geometry(smiles, numbers, molecule.GetConformer(k).GetPositions(), charge) for k in found]
 
 
 def strained(molecule: Chem.Mol, geometry: Geometry, rng: np.random.Generator) -> Geometry:
-    """A bond by −15 to +45 % of its length, what hangs on it moving along where it is in no ring; atoms by 0.03 Å."""
+    """A bond by −20 to +60 % of its length, what hangs on it moving along where it is in no ring; atoms by 0.03 Å."""
     bonds = [bond for bond in molecule.GetBonds() if not bond.IsInRing()] or list(molecule.GetBonds())
     positions = geometry.positions + rng.normal(0, 0.03, geometry.positions.shape)
     if bonds:
         bond = bonds[rng.integers(len(bonds))]
         a, b = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
         moved = _side(molecule, a, b)
-        positions[sorted(moved)] += rng.uniform(-0.15, 0.45) * (geometry.positions[b] - geometry.positions[a])
+        positions[sorted(moved)] += rng.uniform(-0.2, 0.6) * (geometry.positions[b] - geometry.positions[a])
     return geometry._replace(positions=positions)
 
 
@@ -107,65 +121,103 @@ def with_waters(geometry: Geometry, count: int, rng: np.random.Generator) -> Geo
     return geometry
 
 
-def shard(kind: str, molecules: list[dict], partners: list[str], path: str, options: dict) -> tuple[str, int]:
-    """Make the geometries of one shard and write it. Returns its path and how many there are."""
-    found: list[Geometry] = []
+def water_cluster(rng: np.random.Generator) -> Geometry:
+    """2 to 20 molecules of water; in one of four an ion is in the place of one of them."""
+    first = IONS[rng.integers(len(IONS))] if rng.random() < 0.25 else WATER
+    return with_waters(first, int(rng.integers(1, 20)), rng)
+
+
+def derived(conformers: list[Geometry], options: dict, rng: np.random.Generator) -> dict[str, list[Geometry]]:
+    """Dimers and clusters of the small ones among some conformers."""
+    small = [g for g in conformers if len(g.numbers) <= options["dimer_atoms"]]
+    found: dict[str, list[Geometry]] = {"dimers": [], "clusters": []}
+    for geometry in small:
+        other = small[rng.integers(len(small))]
+        if len(geometry.numbers) + len(other.numbers) <= LARGEST and abs(geometry.charge + other.charge) <= 2:
+            found["dimers"].append(beside(geometry, other, rng.choice(CONTACTS), rng))
+        room = (LARGEST - len(geometry.numbers)) // 3
+        if rng.random() < options["solvated"]:
+            found["clusters"].append(with_waters(geometry, int(rng.integers(1, min(room, 8) + 1)), rng))
+    return found
+
+
+def shard(subset: str, k: int, molecules: list[dict], folder: str, options: dict) -> str:
+    """Make all kinds of geometries from some molecules, and write them. Returns what was made, in words."""
+    found: dict[str, list[Geometry]] = {"conformers": [], "strained": []}
     with rdBase.BlockLogs():
-        for k, row in enumerate(molecules):
-            smiles = row["smiles"]
-            seed = seed_of(options["seed"], kind, smiles, *([Path(path).name, k] if kind == "water" else []))
+        for row in molecules:
+            seed = seed_of(options["seed"], row["smiles"])
             rng = np.random.default_rng(seed)
-            if kind == "water":
-                found.append(with_waters(WATER, int(rng.integers(1, 20)), rng))
-                continue
-            molecule, conformers = embedded(smiles, options["conformers"] if kind == "conformers" else 1, seed)
-            if kind == "conformers" or not conformers:
-                found += conformers
-            elif kind == "strained":
-                found += [strained(molecule, conformers[0], rng) for _ in range(STRAINED)]
-            elif kind == "clusters":
-                room = (LARGEST - len(conformers[0].numbers)) // 3
-                if room > 0:
-                    found.append(with_waters(conformers[0], int(rng.integers(1, min(room, 8) + 1)), rng))
-            else:
-                other = embedded(partners[rng.integers(len(partners))], 1, seed)[1]
-                if other and abs(conformers[0].charge + other[0].charge) <= 2:
-                    pair = beside(conformers[0], other[0], rng.choice([0.75, 0.85, 0.95, 1.1, 1.5]), rng)
-                    found += [pair] if len(pair.numbers) <= LARGEST else []
-    return path, write_shard(Path(path), found)
+            molecule, conformers = embedded(row["smiles"], options["conformers"], seed)
+            found["conformers"] += conformers
+            if conformers:
+                found["strained"].append(strained(molecule, conformers[-1], rng))
+    rng = np.random.default_rng(seed_of(options["seed"], subset, k))
+    found |= derived(found["conformers"], options, rng)
+    found["water"] = [water_cluster(rng) for _ in range(options["waters"] if k else 10 * options["waters"])]
+    return _write(folder, subset, f"{k:04d}", found)
+
+
+def _write(folder: str, subset: str, name: str, found: dict[str, list[Geometry]]) -> str:
+    for kind, geometries in found.items():  # the file of the first kind is the last one: with it the shard is complete
+        if kind != "conformers":
+            write_shard(Path(folder) / f"{subset}-{kind}-{name}.npz", geometries)
+    write_shard(Path(folder) / f"{subset}-conformers-{name}.npz", found["conformers"])
+    return f"{subset} {name}: { ({kind: len(made) for kind, made in found.items()}) }"
+
+
+def others(path: Path, folder: str, options: dict, held_out: float) -> Iterator[str]:
+    """Geometries of a file in the form of a shard, with `smiles`: divided by scaffold, with dimers and clusters."""
+    by_subset: dict[str, list[Geometry]] = {subset: [] for subset in SUBSETS}
+    with np.load(path, allow_pickle=False) as data:
+        smiles, conformers = data["smiles"], data["conformers"].astype(int)
+    geometries = read_shard(path)
+    for text, count in zip(smiles, conformers, strict=True):
+        molecule = Chem.MolFromSmiles(text.decode() if isinstance(text, bytes) else str(text))
+        subset = "train" if molecule is None else subset_of(scaffold_of(molecule), options["seed"], held_out)
+        taken = set(np.linspace(0, count - 1, min(count, options["also_frames"])).astype(int).tolist())
+        part = [next(geometries) for _ in range(count)]
+        by_subset[subset] += [g for k, g in enumerate(part) if k in taken and set(g.numbers) <= set(ELEMENTS)]
+    for subset, chosen in by_subset.items():
+        rng = np.random.default_rng(seed_of(options["seed"], path.name, subset))
+        moved = [g._replace(positions=g.positions + rng.normal(0, 0.05, g.positions.shape)) for g in chosen]
+        if chosen:
+            yield _write(folder, subset, path.stem, {"conformers": chosen, "strained": moved,
+                                                     **derived(chosen, options, rng)})  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("molecules", help="of stage 1")
     parser.add_argument("output", type=Path, help="folder for the shards")
-    parser.add_argument("--kinds", default="conformers,strained,dimers,clusters,water")
     parser.add_argument("--conformers", type=int, default=2, help="of each molecule")
     parser.add_argument("--dimer-atoms", type=int, default=30, help="most atoms of a molecule in dimers and clusters")
-    parser.add_argument("--waters", type=int, default=2000, help="water clusters for training")
-    parser.add_argument("--shard", type=int, default=1000, help="molecules in a shard")
+    parser.add_argument("--solvated", type=float, default=0.5, help="part of the small molecules that get water")
+    parser.add_argument("--waters", type=int, default=12, help="clusters of water in a shard; ten times in the first")
+    parser.add_argument("--shard", type=int, default=250, help="molecules in a shard")
+    parser.add_argument("--also", nargs="*", default=[], type=Path, help="files of geometries, see shards.py")
+    parser.add_argument("--also-frames", type=int, default=10, help="most geometries of each molecule in them")
+    parser.add_argument("--held-out", type=float, default=0.03, help="as in stage 1, for the molecules of --also")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    settings = {k: v for k, v in vars(options).items() if k not in ("molecules", "output", "processes", "kinds")}
+    settings = {k: v for k, v in vars(options).items() if k not in ("molecules", "output", "processes", "also")}
     keep_settings(options.output, "geometries", settings, ["rdkit", "numpy"])
     with gzip.open(options.molecules, "rt") as file:
         molecules = [json.loads(line) for line in file]
-    small = [m for m in molecules if Chem.AddHs(Chem.MolFromSmiles(m["smiles"])).GetNumAtoms() <= options.dimer_atoms]
     work = []
     for subset in SUBSETS:
-        for kind in options.kinds.split(","):
-            rows = [m for m in (small if kind in ("dimers", "clusters") else molecules) if m["subset"] == subset]
-            if kind == "water":
-                rows = [{"smiles": "O"}] * (options.waters if subset == "train" else options.waters // 20)
-            partners = [m["smiles"] for m in small if m["subset"] == subset]
-            for k, first in enumerate(range(0, len(rows), options.shard)):
-                path = options.output / f"{subset}-{kind}-{k:04d}.npz"
-                if not path.exists() and (partners or kind != "dimers"):
-                    work.append((kind, rows[first : first + options.shard], partners, str(path), settings))
+        rows = [m for m in molecules if m["subset"] == subset]
+        parts = [rows[first : first + options.shard] for first in range(0, len(rows), options.shard)]
+        work += [(k, subset, part) for k, part in enumerate(parts)]
+    work = [(subset, k, part, str(options.output), settings) for k, subset, part in sorted(work, key=lambda w: w[:2])
+            if not (options.output / f"{subset}-conformers-{k:04d}.npz").exists()]  # fmt: skip
+    for path in options.also:
+        for text in others(path, str(options.output), settings, options.held_out):
+            print(text, flush=True)
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
-        for path, count in pool.map(shard, *zip(*work, strict=True)) if work else ():
-            print(f"{path}: {count} geometries", flush=True)
+        for text in pool.map(shard, *zip(*work, strict=True)) if work else ():
+            print(text, flush=True)
     files = list(options.output.glob("*.npz"))
     print(f"{len(files)} shards, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
 

@@ -1,9 +1,10 @@
-"""Stage 3: labels of the teacher for all shards, with short dynamics from every geometry. Resumable, shard by shard.
+"""Stage 3: labels of the teacher, with short dynamics from every geometry. Resumable, file by file.
 
     python scripts/organic/label.py work/geometries work/labels --aimnet2 aimnet2_wb97m-d3_ens.jpt --device cuda
 
 Each geometry is labelled as it is, and then moves by Langevin dynamics at a temperature of its own (300, 500, 700 or
-1000 K); a frame is labelled every few steps. One HDF5 file a shard, which `torchmdnet2 train` reads. Frames with forces
+1000 K); a frame is labelled every few steps. Structures of equal size are evaluated together, whatever shards they are
+from: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which `torchmdnet2 train` reads. Frames with forces
 above --largest-force, or where the teacher's networks disagree by more than --largest-spread, are left out and counted.
 
 With --student MODEL.tmn the student drives the dynamics (active learning): of the frames that it runs into, the half is
@@ -14,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
+import math
+import time
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -53,7 +56,7 @@ class Sampler:
     def frames(self, geometries: list[Geometry], seed: int) -> Iterator[Frames]:
         """First the geometries as they are, then what dynamics makes of them."""
         device = self.teacher.device  # type: ignore[attr-defined]
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device).manual_seed(seed)
         numbers = torch.as_tensor(np.array([g.numbers for g in geometries]), device=device)
         charge = torch.tensor([float(g.charge) for g in geometries], device=device)
         positions = torch.as_tensor(np.array([g.positions for g in geometries]), device=device)
@@ -65,12 +68,12 @@ class Sampler:
         numbers, charge, positions = numbers[alive], charge[alive], positions[alive]
         self.alive = alive.cpu()
         mass = torch.as_tensor(atomic_masses, device=device)[numbers][:, :, None]
-        pick = torch.randint(len(TEMPERATURES), (len(numbers),), generator=generator)
-        thermal = (BOLTZMANN * torch.tensor(TEMPERATURES)[pick].double().to(device))[:, None, None]
+        pick = torch.randint(len(TEMPERATURES), (len(numbers),), generator=generator, device=device)
+        thermal = (BOLTZMANN * torch.tensor(TEMPERATURES, device=device)[pick].double())[:, None, None]
         width = (thermal * ACCELERATION / mass).sqrt()  # of the velocities, Å/fs
 
         def noise() -> Tensor:
-            return torch.randn(positions.shape, generator=generator, dtype=torch.float64).to(device)
+            return torch.randn(positions.shape, generator=generator, dtype=torch.float64, device=device)
 
         engine: Any = self.student or self.teacher
         velocity, forces = width * noise(), engine.forces(numbers, positions, charge).double()
@@ -106,29 +109,42 @@ class Sampler:
         return positions, labels, good
 
 
-def label_shard(source: Path, target: Path, sampler: Sampler) -> int:
-    """Label a shard and write it. Returns the number of frames."""
-    by_size: dict[int, list[Geometry]] = defaultdict(list)
-    for geometry in read_shard(source):
-        by_size[len(geometry.numbers)].append(geometry)
-    count = 0
-    with written_aside(target) as aside, h5py.File(aside, "w") as file:
-        for size, geometries in sorted(by_size.items()):
-            chunk = sampler.options.batch
-            for first in range(0, len(geometries), chunk):
-                part = geometries[first : first + chunk]
-                seed = seed_of(sampler.options.seed, source.name, size, first)
-                count += _write(file, f"{size:03d}_{first:05d}", part, list(sampler.frames(part, seed)), sampler)
-        settings = {"teacher": sampler.teacher.description, "level_of_theory": sampler.teacher.level, "frames": count}
-        file.create_group("_metadata").attrs["json"] = json.dumps({**settings, "left_out": sampler.left_out})
-    return count
+class Job(NamedTuple):
+    """Geometries of equal size and of one subset, each with its kind; name: of the file of their labels."""
+
+    name: str
+    geometries: list[Geometry]
+    kinds: list[str]
 
 
-def _write(file: h5py.File, name: str, geometries: list[Geometry], found: list[Frames], sampler: Sampler) -> int:
-    """One group a structure, with its frames; the layout is TorchMD-Net's. Returns the number of frames."""
-    rows = torch.arange(len(geometries))
-    owners = torch.cat([rows if k == 0 else rows[sampler.alive] for k, _ in enumerate(found)])
-    good = torch.cat([keep for _, _, keep in found]).cpu()
+def jobs_of(folder: Path, batch: int, seed: int) -> list[Job]:
+    """All geometries of a folder in batches, the small subsets first and then at random: a GPU wants many equal ones.
+
+    Args:
+        folder: of the shards.
+        batch: most structures in a job.
+        seed: of the order.
+    """
+    found: dict[tuple[str, int], list[tuple[Geometry, str]]] = defaultdict(list)
+    for path in sorted(folder.glob("*.npz")):
+        subset, kind = path.stem.split("-")[:2]
+        for k, geometry in enumerate(read_shard(path)):
+            found[subset, len(geometry.numbers)].append((geometry._replace(name=f"{path.stem} {k}"), kind))
+    jobs = []
+    for (subset, size), rows in found.items():
+        rows.sort(key=lambda row: seed_of("row", seed, row[0].name))
+        for k, first in enumerate(range(0, len(rows), batch)):
+            geometries, kinds = zip(*rows[first : first + batch], strict=True)
+            jobs.append(Job(f"{subset}-{size:03d}-{k:04d}", list(geometries), list(kinds)))
+    return sorted(jobs, key=lambda job: (job.name.startswith("train"), seed_of("job", seed, job.name)))
+
+
+def label_job(job: Job, target: Path, sampler: Sampler) -> int:
+    """Label a job and write it, one group for each kind; the layout is TorchMD-Net's. Returns the number of frames."""
+    found = list(sampler.frames(job.geometries, seed_of(sampler.options.seed, job.name)))
+    rows = torch.arange(len(job.geometries))
+    owners = torch.cat([rows if k == 0 else rows[sampler.alive] for k, _ in enumerate(found)]).numpy()
+    good = torch.cat([keep for _, _, keep in found]).cpu().numpy()
     arrays = {
         "pos": (torch.cat([p for p, _, _ in found]), np.float32, "angstrom"),
         "energy": (torch.cat([labels.energy for _, labels, _ in found]), np.float64, "eV"),
@@ -136,15 +152,19 @@ def _write(file: h5py.File, name: str, geometries: list[Geometry], found: list[F
         "partial_charges": (torch.cat([labels.charges for _, labels, _ in found]), np.float32, "e"),
     }
     on_host = {key: (value.cpu().numpy().astype(dtype), unit) for key, (value, dtype, unit) in arrays.items()}
-    for k, geometry in enumerate(geometries):
-        chosen = ((owners == k) & good).numpy()
-        if chosen.any():
-            group = file.create_group(f"{name}_{k:05d}")
-            group.attrs["name"] = geometry.name
-            group["types"] = geometry.numbers.astype(np.int16)
-            group["charge"] = np.full(int(chosen.sum()), geometry.charge, np.int16)
-            for key, (values, unit) in on_host.items():
-                group.create_dataset(key, data=values[chosen]).attrs["units"] = np.bytes_(unit)
+    types = np.array([g.numbers for g in job.geometries], np.int16)
+    charge, kinds = np.array([g.charge for g in job.geometries], np.int16), np.array(job.kinds)
+    with written_aside(target) as aside, h5py.File(aside, "w") as file:
+        for kind in sorted(set(job.kinds)):
+            chosen = good & (kinds[owners] == kind)
+            if chosen.any():
+                group = file.create_group(kind)
+                group["types"], group["charge"] = types[owners[chosen]], charge[owners[chosen]]
+                for key, (values, unit) in on_host.items():
+                    group.create_dataset(key, data=values[chosen]).attrs["units"] = np.bytes_(unit)
+        settings = {"teacher": sampler.teacher.description, "level_of_theory": sampler.teacher.level}
+        facts = {**settings, "frames": int(good.sum()), "left_out": sampler.left_out}
+        file.create_group("_metadata").attrs["json"] = json.dumps(facts)
     return int(good.sum())
 
 
@@ -158,29 +178,36 @@ def main() -> None:
     parser.add_argument("--student", help="a .tmn file that drives the dynamics")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--part", default="0/1", help="i/n: of n processes this is the i-th, from 0 on")
-    parser.add_argument("--frames", type=int, default=10, help="of the dynamics, from each geometry")
-    parser.add_argument("--every", type=int, default=20, help="steps of 0.5 fs between frames")
+    parser.add_argument("--frames", type=int, default=6, help="of the dynamics, from each geometry")
+    parser.add_argument("--every", type=int, default=40, help="steps of 0.5 fs between frames")
     parser.add_argument("--largest-force", type=float, default=30.0, help="eV/Å")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
-    parser.add_argument("--batch", type=int, default=2048, help="structures at a time")
-    parser.add_argument("--shards", default="*.npz", help="pattern of the shards to label")
+    parser.add_argument("--batch", type=int, default=512, help="structures at a time")
+    parser.add_argument("--minutes", type=float, help="begin no file after this time; default: until all are there")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    ends = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     torch.set_default_dtype(torch.float32)
     chosen: Teacher = GFN2() if options.gfn2 else AIMNet2(options.aimnet2, options.device)
     student = Student(options.student, options.device) if options.student else None
-    names = ("frames", "every", "largest_force", "largest_spread", "seed")
+    names = ("frames", "every", "largest_force", "largest_spread", "batch", "seed")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"teacher": chosen.description, "teacher_sha256": chosen.sha256}
     settings |= {} if student is None else {"student": student.description, "student_sha256": student.sha256}
     keep_settings(options.output, "labels", settings, ["torch", "numpy", "h5py", "tblite"])
     part, parts = map(int, options.part.split("/"))
-    for k, source in enumerate(sorted(options.geometries.glob(options.shards))):
-        target = options.output / f"{source.stem}.h5"
-        if k % parts == part and not target.exists():
+    left_out: Counter[str] = Counter()
+    frames = files = 0
+    for job in jobs_of(options.geometries, options.batch, options.seed)[part::parts]:
+        target = options.output / f"{job.name}.h5"
+        if time.monotonic() > ends:
+            print(f"part {options.part}: the time is up; run the same command again for the rest", flush=True)
+            break
+        if not target.exists():
             sampler = Sampler(chosen, student, options)
-            count = label_shard(source, target, sampler)
-            print(f"{target}: {count} frames; left out: {dict(sampler.left_out)}", flush=True)
+            frames, files = frames + label_job(job, target, sampler), files + 1
+            left_out.update(sampler.left_out)
+    print(f"part {options.part}: {frames} frames in {files} files; left out: {dict(left_out)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
     python scripts/organic/molecules.py smiles.txt.gz more.smi --output work/molecules.jsonl.gz --number 20000
 
 Reads SMILES, one at the start of each line. Fragments of salts count as molecules of their own. Isotopes are removed;
-radicals, other elements and molecules that are too large are left out, and counted. Molecules with rare elements are
-taken first, the others in an order that their hash decides. A molecule's subset is decided by the hash of its
+radicals, other elements and molecules that are too large are left out, and counted. For elements that screening
+collections hardly have, analogues are made: an atom is replaced by one of the same group. The order is that of hashes,
+and molecules with rare elements or few atoms come forward in it. A molecule's subset is decided by the hash of its
 Bemis-Murcko scaffold, or of its formula and number of bonds where it has no ring; protonation states are in the subset
 of their parent.
 """
@@ -35,6 +36,19 @@ PROTONATION = (
     (Chem.MolFromSmarts("[nX2;r6]"), +1),  # pyridines
 )
 RARE = {5, 14, 15, 33, 34, 53}
+ANALOGUES = (
+    (Chem.MolFromSmarts("[SX2;!$([SH])]"), 34),
+    (Chem.MolFromSmarts("[SX2;!$([SH])]"), 34),
+    (Chem.MolFromSmarts("[SX1]"), 34),
+    (Chem.MolFromSmarts("[sX2]"), 34),
+    (Chem.MolFromSmarts("[PX4,PX3]"), 33),
+    (Chem.MolFromSmarts("[NX3;!$(N~[!#6;!#1]);!$(N[C,c]=,:*);!$(Nc)]"), 15),
+    (Chem.MolFromSmarts("[CX4;H0,H1;!r3;!r4]"), 14),
+    (Chem.MolFromSmarts("[CX3;$(C(=O)(O)c),$(C(=O)([OH])C)](=O)[OH]"), 5),
+    (Chem.MolFromSmarts("[Cl,Br;$(*c)]"), 53),
+    (Chem.MolFromSmarts("[FX1;$(F[CX4])]"), 53),
+)
+"""Patterns, and the element that takes the place of their first atom; a carboxyl group becomes B(OH)2."""
 
 
 def protonated(molecule: Chem.Mol, largest_charge: int) -> Iterator[Chem.Mol]:
@@ -60,6 +74,40 @@ def protonated(molecule: Chem.Mol, largest_charge: int) -> Iterator[Chem.Mol]:
             continue
         if abs(Chem.GetFormalCharge(changed)) <= largest_charge:
             yield changed.GetMol()
+
+
+def analogue(molecule: Chem.Mol, number: int) -> Chem.Mol | None:
+    """The molecule with an atom of a rare element in the place of a common one; None where there is no place.
+
+    Args:
+        molecule: one without rare elements.
+        number: decides which of `ANALOGUES` is tried.
+    """
+    pattern, element = ANALOGUES[number % len(ANALOGUES)]
+    places = molecule.GetSubstructMatches(pattern)
+    if not places:
+        return None
+    place = places[number // len(ANALOGUES) % len(places)]
+    changed = Chem.RWMol(molecule)
+    atom = changed.GetAtomWithIdx(place[0])
+    atom.SetAtomicNum(element)
+    atom.SetChiralTag(Chem.ChiralType.CHI_UNSPECIFIED)
+    if element == 5:
+        bond = changed.GetBondBetweenAtoms(place[0], place[1])
+        bond.SetBondType(Chem.BondType.SINGLE)
+    try:
+        Chem.SanitizeMol(changed)
+        return Chem.MolFromSmiles(Chem.MolToSmiles(changed))
+    except Chem.MolSanitizeException:
+        return None
+
+
+def place_of(molecule: Chem.Mol, smiles: str, seed: int) -> float:
+    """Where in the order of its subset a molecule comes, 0 to 1: rare elements and few atoms early."""
+    place = seed_of("order", seed, smiles) / 2**31
+    rare = bool(RARE & {atom.GetAtomicNum() for atom in molecule.GetAtoms()})
+    size = molecule.GetNumAtoms()  # hydrogens are not counted
+    return place * (0.4 if rare else 1.0) * (0.1 if size <= 9 else 0.5 if size <= 18 else 1.0)
 
 
 def reason_against(molecule: Chem.Mol, options: argparse.Namespace) -> str:
@@ -108,6 +156,9 @@ def main() -> None:
     parser.add_argument(
         "--held-out", type=float, default=0.03, help="part of the scaffolds for validation, and for test"
     )
+    parser.add_argument(
+        "--analogues", type=float, default=0.4, help="part of the molecules that analogues are tried of"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     settings = {name: value for name, value in vars(options).items() if name not in ("output", "smiles")}
@@ -129,8 +180,14 @@ def main() -> None:
                     left_out[reason] += 1
                 else:
                     parents.setdefault(Chem.MolToSmiles(molecule), molecule)
-        rare = {s for s, m in parents.items() if RARE & {a.GetAtomicNum() for a in m.GetAtoms()}}
-        order = sorted(parents, key=lambda s: (s not in rare, seed_of("order", options.seed, s)))
+        for text in sorted(parents):
+            number = seed_of("analogue", options.seed, text)
+            if RARE & {a.GetAtomicNum() for a in parents[text].GetAtoms()} or number / 2**31 > options.analogues:
+                continue
+            other = analogue(parents[text], number)
+            if other is not None and not reason_against(other, options):
+                parents.setdefault(Chem.MolToSmiles(other), other)
+        order = sorted(parents, key=lambda s: place_of(parents[s], s, options.seed))
         rows: dict[str, dict[str, object]] = {}
         for text in order[: options.number]:
             scaffold = scaffold_of(parents[text])

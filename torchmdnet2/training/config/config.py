@@ -90,6 +90,11 @@ class TrainingConfig(Section):
         default=None, description="batches of so many edges (directed neighbors) at most, instead of batch_size frames"
     )
     max_epochs: Annotated[int, Field(ge=1)] = Field(default=300, description="passes over the training frames")
+    max_minutes: Positive | None = Field(
+        default=None,
+        description="wall time of this start, reading of data included; cosine then reaches lr_min at its end. null: "
+        "no limit",
+    )
     lr: Positive = Field(default=1e-3, description="peak learning rate")
     lr_schedule: Literal["cosine", "plateau", "constant"] = Field(
         default="cosine", description="cosine, plateau or constant"

@@ -17,21 +17,25 @@ from ..config.build_potential import load_baselines, with_baseline
 from ..config.config import Config
 from ..config.labels import DIPOLE_NORM, property_of
 from ..steps.batches import Frames, in_order
+from .subsets import Compositions
 
 __all__ = ["energy_scale", "fit_references", "least_norm", "of_priors", "potential_config"]
 
 _AT_ONCE = 256  # frames
 
 
-def potential_config(config: Config, frames: Frames, facts: dict[str, Any]) -> dict[str, Any]:
+def potential_config(
+    config: Config, frames: Frames, facts: dict[str, Any], device: torch.device | str = "cpu"
+) -> dict[str, Any]:
     """The potential's configuration with what is fitted: reference energies, energy scale, property scales.
 
     Args:
         config: of the run.
         frames: those of training.
         facts: of `survey`; the energies in it are reduced by those of the physical priors.
+        device: that evaluates the priors.
     """
-    subtract_priors(config, frames, facts)
+    subtract_priors(config, frames, facts, device)
     priors = []
     references: dict[int, float] = {}
     for prior in map(with_baseline, config.priors):
@@ -67,7 +71,7 @@ def require_references(references: Mapping[int, float], elements: Sequence[int],
         raise BadConfig(f"priors: atomref.energies has no entry for {', '.join(missing)}{reasons}")
 
 
-def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> None:
+def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any], device: torch.device | str = "cpu") -> None:
     """Take the energies of the physical priors off `facts["energies"]`: references are fitted to what remains.
 
     Reference energies and priors that need the network's charges are left out.
@@ -75,12 +79,12 @@ def subtract_priors(config: Config, frames: Frames, facts: dict[str, Any]) -> No
     potential = of_priors(config, ("atomref",))
     if not potential.priors:
         return
+    potential = potential.to(device)
     positions = facts["energy_positions"]
     with torch.no_grad():
         for part in in_order(len(positions), _AT_ONCE):
-            batch = frames.batch([positions[k] for k in part])
-            system = batch.sample.system
-            energies = potential.prior_energies(system, batch.neighbors) * (system.z > config.atom_filter)
+            system = frames.data.batch(frames.indices[[positions[k] for k in part]]).system.to(potential.device)
+            energies = potential.prior_energies(system) * (system.z > config.atom_filter)
             sums = energies.new_zeros(len(part)).index_add_(0, system.batch, energies)
             for k, energy in zip(part, sums.tolist(), strict=True):
                 facts["energies"][k] -= energy
@@ -128,9 +132,12 @@ def fit_references(
     return {**references, **given}
 
 
-def least_norm(compositions: list[dict[int, int]], energies: list[float], elements: list[int]) -> dict[int, float]:
+def least_norm(compositions: Sequence[dict[int, int]], energies: list[float], elements: list[int]) -> dict[int, float]:
     """Element -> eV by least squares; where compositions do not tell elements apart, the smallest numbers that do."""
-    counts = torch.tensor([[c.get(z, 0) for z in elements] for c in compositions], dtype=torch.float64)
+    if isinstance(compositions, Compositions):
+        counts = torch.from_numpy(compositions.table(elements))
+    else:
+        counts = torch.tensor([[c.get(z, 0) for z in elements] for c in compositions], dtype=torch.float64)
     target = torch.tensor(energies, dtype=torch.float64)
     solution = torch.linalg.lstsq(counts, target[:, None], driver="gelsd").solution[:, 0]
     return dict(zip(elements, solution.tolist(), strict=True))

@@ -8,12 +8,15 @@ finished run.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from rich.console import Console
 
 from ... import checkpoint
@@ -80,6 +83,7 @@ def run_training(
 def _run(
     config: Config, folder: Path, resume: str | None, log: TrainingLog | None, devices: Devices, held: ExitStack
 ) -> Path:
+    started = time.monotonic()
     require_alike(devices, {"config": config.to_dict(), "versions": package_versions()})
     with devices.together():
         if devices.main:
@@ -119,12 +123,12 @@ def _run(
             log.say(packing)
         if not devices.main:
             with _stop(trainer, devices) as stop:
-                trainer.run(Hooks(stop=stop))
+                trainer.run(Hooks(stop=stop, time=_time(trainer, devices, started)))
             return folder / BEST
         errors: dict[str, Any] = {}
         trackers = open_trackers(config, folder, trainer.history)
         try:
-            _train(setup, trainer, folder, log, trackers, devices)
+            _train(setup, trainer, folder, log, trackers, devices, started)
             errors = finish(setup, trainer, folder, log)
         finally:
             for tracker in trackers:
@@ -162,6 +166,8 @@ def _extended(folder: Path, config: Config) -> bool:
     """Whether the configuration asks for more epochs than the finished run in the folder had, or for more patience."""
     state = load_state(folder / STATE)[1]
     then, now = state["identity"]["config"]["training"], config.training
+    if state["learning_rate"].get("time", 0.0) >= 1:  # its rate has come to its end
+        return False
     if state["epoch"] < then["max_epochs"]:  # it was stopped early
         patience = now.early_stopping_patience
         return patience is None or patience > state["best"]["waited"]
@@ -195,8 +201,41 @@ def _stop(trainer: Trainer, devices: Devices) -> Iterator[Callable[[], int | Non
         yield devices.any(signalled, trainer.packed.check_every if trainer.packed is not None else 1)
 
 
+def _time(trainer: Trainer, devices: Devices, started: float) -> Callable[[], float | None]:
+    """The share of `max_minutes` that is over, as the main process has it; None in between, and without a limit.
+
+    It counts from the first step, or on from where an earlier start ended: the schedule is of the steps alone.
+
+    Args:
+        trainer: before its first step of this start.
+        devices: processes that all call the function after each step.
+        started: `time.monotonic()` where this start began.
+    """
+    if trainer.config.max_minutes is None:
+        return lambda: None
+    every = trainer.packed.check_every if trainer.packed is not None else 1
+    calls, before, first = itertools.count(1), trainer.learning_rate.time, time.monotonic()
+    left = max(started + 60 * trainer.config.max_minutes - first, 1e-9)
+
+    def over() -> float | None:
+        if next(calls) % every:
+            return None
+        share = before + (1 - before) * (time.monotonic() - first) / left
+        return float(
+            devices.sum(torch.tensor(share if devices.main else 0.0, dtype=torch.float64, device=devices.device))
+        )
+
+    return over
+
+
 def _train(
-    setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog, trackers: list[Tracker], devices: Devices
+    setup: Setup,
+    trainer: Trainer,
+    folder: Path,
+    log: TrainingLog,
+    trackers: list[Tracker],
+    devices: Devices,
+    started: float,
 ) -> None:
     def after_epoch(trainer: Trainer, row: dict[str, Any]) -> None:
         log.epoch(row, trainer.config.max_epochs)
@@ -227,6 +266,7 @@ def _train(
             best=lambda t: best.keep(t.average, describe(setup, t)),
             save=save,
             stop=stop,
+            time=_time(trainer, devices, started),
         )
         try:
             trainer.run(hooks)

@@ -97,7 +97,9 @@ def make_setup(config: Config) -> Setup:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
         if config.init is None:
-            potential = Potential.from_config(potential_config(known, frames["train"], facts))
+            potential = Potential.from_config(
+                potential_config(known, frames["train"], facts, device_of(config.training.device))
+            )
             load_baselines(potential, config.priors)
         else:
             potential, begun = from_base_model(known, frames["train"], facts)

@@ -238,6 +238,12 @@ class Compositions(Sequence[dict[int, int]]):
     def __len__(self) -> int:
         return len(self.counts)
 
+    def table(self, elements: Sequence[int]) -> np.ndarray:
+        """[S, len(elements)] atoms of these elements in each frame, float64."""
+        columns = [self.elements.index(z) if z in self.elements else -1 for z in elements]
+        counts = np.concatenate([self.counts, np.zeros((len(self.counts), 1))], 1)
+        return counts[:, columns].astype(np.float64)
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return Compositions(self.elements, self.counts[index])

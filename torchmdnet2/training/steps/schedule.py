@@ -19,6 +19,9 @@ class LearningRate:
     Args:
         config: lr, lr_schedule and their parameters.
         total_steps: steps of the whole training, where cosine reaches lr_min.
+
+    Attributes:
+        time: share of the time of `max_minutes` that is over, 0 to 1; cosine follows it where it is ahead of the steps.
     """
 
     def __init__(self, config: TrainingConfig, total_steps: int):
@@ -28,6 +31,7 @@ class LearningRate:
         self.swa_step = (
             total_steps if config.swa is None else config.swa.first_epoch(config.max_epochs) * steps_per_epoch
         )
+        self.time = 0.0
         self.factor = 1.0  # of plateau
         self.best = math.inf
         self.bad_epochs = 0
@@ -40,7 +44,7 @@ class LearningRate:
         warm = min(1.0, (step + 1) / c.warmup_steps) if c.warmup_steps else 1.0
         if c.lr_schedule == "cosine":
             span = max(1, self.total_steps - c.warmup_steps)
-            progress = min(1.0, max(0.0, (step - c.warmup_steps) / span))
+            progress = min(1.0, max(0.0, (step - c.warmup_steps) / span, self.time))
             return warm * (c.lr_min + (c.lr - c.lr_min) * (1 + math.cos(math.pi * progress)) / 2)
         if c.lr_schedule == "plateau":
             return warm * max(c.lr_min, c.lr * self.factor)
@@ -67,10 +71,11 @@ class LearningRate:
             self.bad_epochs = 0
 
     def state(self) -> dict[str, Any]:
-        return {"factor": self.factor, "best": self.best, "bad_epochs": self.bad_epochs}
+        return {"factor": self.factor, "best": self.best, "bad_epochs": self.bad_epochs, "time": self.time}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.factor, self.best, self.bad_epochs = state["factor"], state["best"], state["bad_epochs"]
+        self.time = state.get("time", 0.0)
 
 
 class BestEpoch:

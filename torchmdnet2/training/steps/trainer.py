@@ -57,6 +57,7 @@ class Hooks:
         best: when an epoch was the best so far.
         save: before the state is saved; what belongs to it must be on the disk first.
         stop: after each step and each epoch; the number of the signal that asks to stop, or None to go on.
+        time: after each step; the share of `max_minutes` that is over, or None where that is not known anew.
     """
 
     step: Callable[[Trainer, float], None] = field(default=lambda trainer, loss: None)
@@ -64,6 +65,7 @@ class Hooks:
     best: Callable[[Trainer], None] = field(default=lambda trainer: None)
     save: Callable[[Trainer], None] = field(default=lambda trainer: None)
     stop: Callable[[], int | None] = field(default=lambda: None)
+    time: Callable[[], float | None] = field(default=lambda: None)
 
 
 class PackedSteps(Protocol):
@@ -144,10 +146,10 @@ class Trainer:
 
     @property
     def finished(self) -> bool:
-        return self.epoch >= self.config.max_epochs or self.best.stop
+        return self.epoch >= self.config.max_epochs or self.best.stop or self.learning_rate.time >= 1
 
     def run(self, hooks: Hooks) -> None:
-        """Train until `max_epochs` or early stopping.
+        """Train until `max_epochs`, `max_minutes` or early stopping.
 
         Raises:
             TrainingDiverged: the loss is not finite; names the frames of the batch.
@@ -178,6 +180,10 @@ class Trainer:
                 self.save(hooks, at_once=number is not None)
             if number is not None:
                 self._interrupt(number)
+            if (over := hooks.time()) is not None:
+                self.learning_rate.time = min(1.0, over)
+            if self.learning_rate.time >= 1:
+                break
         self.seconds += time.monotonic() - start
 
     def steps(self, order: list[list[int]]) -> Iterator[float]:
