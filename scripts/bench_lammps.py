@@ -3,8 +3,10 @@
     python scripts/bench_lammps.py --atoms 3000 --processes 1,2 --threads 1
 
 Starts itself under mpiexec once for each number of processes, with the same random TensorNet and the same box of water
-at constant energy. Prints JSON: median ms of a step and of its parts, atoms and ghosts of the largest domain, edges,
-the speed-up over the first number of processes; for one process also the Evaluator's own step on the same atoms.
+at constant energy. Prints JSON: median ms of a step, and ms of its parts in the mean (what a process spends in the
+model, and there in new domains, lists of edges and evaluations, of which LAMMPS's share is the rest), atoms and ghosts
+of the largest domain, edges, the speed-up over the first number of processes, memory of a GPU; for one process also the
+Evaluator's own step on the same atoms.
 """
 
 from __future__ import annotations
@@ -27,17 +29,16 @@ MARK = "RESULT "
 def water(num_atoms: int):
     from ase import Atoms
     from ase.build import molecule
+    from scipy.spatial.transform import Rotation
 
     count = max(1, round(num_atoms / 3))
     side = int(np.ceil(count ** (1 / 3)))
     spacing = (count * 29.9) ** (1 / 3) / side
-    rng = np.random.default_rng(0)
-    box = Atoms(cell=np.eye(3) * side * spacing, pbc=True)
-    for place in list(np.ndindex(side, side, side))[:count]:
-        one = molecule("H2O")
-        one.rotate(rng.uniform(0, 360), rng.normal(size=3))
-        one.translate(np.array(place) * spacing)
-        box += one
+    one = molecule("H2O")
+    turns = Rotation.random(count, np.random.default_rng(0)).as_matrix()
+    places = np.indices((side, side, side)).reshape(3, -1).T[:count, None] * spacing
+    pos = (places + one.positions @ turns).reshape(-1, 3)
+    box = Atoms(np.tile(one.numbers, count), positions=pos, cell=np.eye(3) * side * spacing, pbc=True)
     box.wrap()
     return box
 
@@ -51,6 +52,25 @@ def model(channels: int, dtype: str):
     config = {"name": "tensornet", "hidden_channels": channels, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
     potential = Potential.from_config({"model": config, "elements": [1, 8], "energy_scale": 0.01})
     return potential.to(getattr(torch, dtype)).eval()
+
+
+class Watch:
+    """Seconds that methods of objects take."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+
+    def watch(self, owner: object, method: str, name: str) -> None:
+        run = getattr(owner, method)
+        self.seconds[name] = 0.0
+
+        def timed(*given):
+            start = time.perf_counter()
+            found = run(*given)
+            self.seconds[name] += time.perf_counter() - start
+            return found
+
+        setattr(owner, method, timed)
 
 
 def worker(options: argparse.Namespace) -> None:
@@ -76,7 +96,13 @@ def worker(options: argparse.Namespace) -> None:
     lmp.create_atoms(len(box), list(range(1, len(box) + 1)), types, box.positions.ravel().tolist())
     attached = attach(lmp, potential, ["H", "O"], device=device)
     lmp.commands_list(["velocity all create 300 1 loop geom", "timestep 0.0005", "fix move all nve", "run 5"])
-    times = []
+    times, watch = [], Watch()
+    for owner, method, name in (
+        (attached, "_compute", "model"), (attached, "_take_atoms", "new domains"),
+        (attached.domain, "_list", "lists"), (attached.domain, "_evaluate", "evaluations"),
+    ):  # fmt: skip
+        watch.watch(owner, method, name)
+    calls = attached.calls
     for _ in range(options.parts):
         comm.Barrier()
         start = time.perf_counter()
@@ -84,14 +110,17 @@ def worker(options: argparse.Namespace) -> None:
         comm.Barrier()
         # a run starts with an evaluation of its own
         times.append((time.perf_counter() - start) / (options.steps + 1) * 1e3)
-    ghosts = attached._exchange.num_ghosts
+    ghosts, calls = attached._exchange.num_ghosts, attached.calls - calls
     facts = {
         "processes": comm.size, "threads": options.threads, "atoms": len(box), "path": attached.report(),
         "step_ms": statistics.median(times), "parts_ms": times,
         "local_atoms": comm.allreduce(attached.domain.num_local, MPI.MAX), "ghosts": comm.allreduce(ghosts, MPI.MAX),
         "edges": comm.allreduce(attached.domain.num_edges, MPI.MAX),
+        "mean_parts_ms": {name: total / calls * 1e3 for name, total in watch.seconds.items()},
     }  # fmt: skip
-    if comm.size == 1:
+    if options.device == "cuda":
+        facts["memory_gb"] = comm.allreduce(torch.cuda.max_memory_allocated() / 1e9, MPI.MAX)
+    if comm.size == 1 and not options.alone:
         evaluator, system = Evaluator(potential.to(device)), System.from_ase(box).to(device)
         evaluator(system), evaluator(system)
         alone = []
@@ -116,18 +145,21 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--parts", type=int, default=5, help="of --steps steps; the median counts")
+    parser.add_argument("--alone", action="store_true", help="do not time the Evaluator")
     parser.add_argument("--output", help="JSON file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         worker(options)
         return
-    mpiexec = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    mpiexec = os.environ.get("MPIEXEC") or beside or shutil.which("mpiexec")
     results = []
     for processes in map(int, options.processes.split(",")):
         atoms = options.atoms * (processes if options.weak else 1)
         keep = ("threads", "channels", "dtype", "device", "steps", "parts")
         arguments = [word for name in keep for word in (f"--{name}", str(getattr(options, name)))]
+        arguments += ["--alone"] * options.alone
         command = [
             mpiexec,
             "-n",
@@ -139,7 +171,7 @@ def main() -> None:
             str(atoms),
             *arguments,
         ]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+        environment = {"NCCL_NVLS_ENABLE": "0", **os.environ, "OMP_NUM_THREADS": str(options.threads)}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         (line,) = (line for line in done.stdout.splitlines() if line.startswith(MARK))
         results.append(json.loads(line.removeprefix(MARK)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["CopyExchange", "Exchange", "with_ghosts"]
+__all__ = ["CopyExchange", "DomainExchange", "Exchange", "with_ghosts"]
 
 
 class Exchange(Protocol):
@@ -33,6 +33,16 @@ class Exchange(Protocol):
         """Rows of the ghosts [g, …] → their sums over all copies of each local atom, [n, …]."""
 
 
+class DomainExchange(Exchange, Protocol):
+    """One whose local atoms may be sorted."""
+
+    def reordered(self, place: Tensor) -> DomainExchange:
+        """The same for local atoms in another order: atom i has row place[i], [n] integers on the device of the rows.
+
+        Nothing is exchanged by this; the order of the ghosts stays.
+        """
+
+
 class CopyExchange:
     """Of a single domain, whose ghosts are all copies of its own atoms: periodic images.
 
@@ -49,6 +59,9 @@ class CopyExchange:
 
     def reverse(self, rows: Tensor) -> Tensor:
         return rows.new_zeros(self.num_local, *rows.shape[1:]).index_add(0, self._owner, rows)
+
+    def reordered(self, place: Tensor) -> CopyExchange:
+        return CopyExchange(self.num_local, place[self._owner.to(place.device)])
 
 
 def with_ghosts(rows: Tensor, exchange: Exchange | None) -> Tensor:

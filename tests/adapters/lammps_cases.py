@@ -100,8 +100,9 @@ def commands_of(case: dict[str, Any]) -> list[str]:
 
 
 def mpiexec(processes: int, *command: str, timeout: float = 300) -> subprocess.CompletedProcess:
-    """Run Python on a number of processes, by the mpiexec that is installed beside it."""
-    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    """Run Python on a number of processes, by MPIEXEC of the environment or the mpiexec that is installed beside it."""
+    beside = shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    found = os.environ.get("MPIEXEC") or beside or shutil.which("mpiexec")
     assert found
     here = Path(__file__).parent
     environment = {

@@ -1,10 +1,13 @@
 """Run under mpiexec: cases that test_lammps.py asks for, results to a file.
 
 python lammps_worker.py MODEL OUTPUT case case …
+
+On the GPUs of the host, one after the other, where the environment has LAMMPS_DEVICE=cuda.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -17,6 +20,9 @@ from torchmdnet2 import load
 from torchmdnet2.adapters.lammps import attach
 
 torch.set_num_threads(1)
+DEVICE = os.environ.get("LAMMPS_DEVICE", "cpu")
+if DEVICE == "cuda":
+    DEVICE = f"cuda:{MPI.COMM_WORLD.rank % torch.cuda.device_count()}"
 
 
 def gathered(lmp: Any) -> dict[str, Any]:
@@ -31,7 +37,7 @@ def gathered(lmp: Any) -> dict[str, Any]:
 
 
 def single_point(lmp: Any, case: dict[str, Any], model: Any) -> dict[str, Any]:
-    attached = attach(lmp, model, case["elements"], case.get("charge", 0.0))
+    attached = attach(lmp, model, case["elements"], case.get("charge", 0.0), DEVICE)
     lmp.commands_list(["compute energies all pe/atom", "compute virials all stress/atom NULL virial"])
     lmp.commands_list(
         ["compute sums all reduce sum c_energies c_virials[1] c_virials[4]", "fix keep all ave/time 1 1 1 c_sums[*]"]
@@ -45,7 +51,7 @@ def single_point(lmp: Any, case: dict[str, Any], model: Any) -> dict[str, Any]:
 
 def moved(lmp: Any, case: dict[str, Any], model: Any) -> dict[str, Any]:
     """A trajectory: last positions, energies on the way, and how many atoms changed their process."""
-    attach(lmp, model, case["elements"])
+    attach(lmp, model, case["elements"], device=DEVICE)
     lmp.commands_list(case["commands"])
     energies, owners, exchanged = [], None, 0
     for _ in range(case["parts"]):

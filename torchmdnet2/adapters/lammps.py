@@ -24,6 +24,7 @@ from ..potential import SYMBOLS, Potential
 from ..runtime.choose_domain import choose_domain
 from ..runtime.domain import Domain
 from ..units import KCAL_MOL
+from .gpu_group import gpu_group
 from .model import open_model
 from .mpi_exchange import MpiExchange
 
@@ -34,9 +35,6 @@ __all__ = ["Attached", "LammpsError", "atomic_numbers", "attach", "end_all"]
 
 _UNITS = {"metal": 1.0, "real": KCAL_MOL}
 """Energy unit in eV; lengths are in Å in both."""
-
-_VOIGT = [0, 4, 8, 1, 2, 5]
-"""Of a 3 × 3 matrix by rows, in the order of LAMMPS: xx, yy, zz, xy, xz, yz."""
 
 
 class LammpsError(RuntimeError):
@@ -140,11 +138,14 @@ class Attached:
         self._lmp, self._unit = lmp, energy_unit
         self._numbers = np.array([0, *numbers], dtype=np.int64)
         self._comm: MPI.Comm = lmp.get_mpi_comm().Dup()
+        self._group = gpu_group(self._comm, domain.potential.device)
         self._exchange: MpiExchange | None = None
 
     def report(self) -> str:
         """How the model runs, in words."""
-        return f"{self.domain.describe()}, on {self._comm.size} {'process' if self._comm.size == 1 else 'processes'}"
+        count = f"{self._comm.size} {'process' if self._comm.size == 1 else 'processes'}"
+        carrier = "" if self._group is None else ", rows of ghosts by NCCL"
+        return f"{self.domain.describe()}, on {count}{carrier}"
 
     def __call__(self, caller: Any, step: int, num_local: int, tag: Any, pos: Any, forces: Any) -> None:
         """Fill `forces` [n, 3], and give energy and virial to LAMMPS. An error here ends all processes."""
@@ -160,16 +161,14 @@ class Attached:
         pos = lmp.numpy.extract_atom("x", nelem=total, dim=3)
         if self._exchange is None or lmp.extract_setting("neigh_ago") == 0:
             self._take_atoms(n, total)
-        values = self.domain(np.array(pos, dtype=np.float64).reshape(total, 3))
+        values = self.domain(np.asarray(pos, dtype=np.float64).reshape(total, 3))
         self.calls += 1
         sums = np.empty(7)
         sums[0] = values.energies.sum()
-        rows = values.virial.reshape(n, 3, 3)
-        # a positive virial pushes outward
-        virial = -((rows + rows.transpose(0, 2, 1)) / 2).reshape(n, 9)[:, _VOIGT] / self._unit
+        virial = values.virial * (-1 / self._unit)  # a positive virial pushes outward
         sums[1:] = virial.sum(0)
         self._comm.Allreduce(MPI.IN_PLACE, sums)
-        forces[:] = values.forces / self._unit
+        np.divide(values.forces, self._unit, out=forces)
         self._give(sums, values.energies / self._unit, virial)
 
     def _give(self, sums: np.ndarray, energies: np.ndarray, virial: np.ndarray) -> None:
@@ -193,7 +192,7 @@ class Attached:
         self._check_settings()
         types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
         ids = lmp.numpy.extract_atom("id", nelem=total).reshape(-1)[:total].astype(np.int64)
-        self._exchange = MpiExchange(self._comm, ids[:n], ids[n:])
+        self._exchange = MpiExchange(self._comm, ids[:n], ids[n:], self._group)
         self.domain.set_atoms(self._numbers[types], ids, n, self._exchange, self._exchange.row_of)
 
     def _check_settings(self) -> None:
@@ -243,10 +242,12 @@ class Attached:
             return error
         d = self.domain
         ghosts = self._exchange.num_ghosts if self._exchange is not None else 0
+        most = d.atoms_that_fit()
+        fits = "" if most is None else f", of which about {most} fit"
         return LammpsError(
             f"out of memory on process {self._comm.rank} ({MPI.Get_processor_name()}, {d.potential.device}) with "
             f"{d.num_local} local atoms, {ghosts} ghosts and {d.num_edges} edges: use more processes, so that each has "
-            f"fewer atoms ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
+            f"fewer atoms{fits} ({str(error).splitlines()[0] if str(error) else type(error).__name__})"
         )
 
 

@@ -1,15 +1,17 @@
-"""The exchange of rows between processes by MPI: each process has a domain. Needs mpi4py.
+"""The exchange of rows between processes, each with a domain: by MPI, or by NCCL between GPUs. Needs mpi4py.
 
 Shapes: n local atoms, g ghosts, r rows that are received, s rows that are sent.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from mpi4py import MPI
 from numpy.typing import NDArray
 from torch import Tensor
@@ -23,10 +25,12 @@ class MpiExchange:
     """See `torchmdnet2.exchange.Exchange`. Ghosts are the atoms of other processes that have copies here, each once.
 
     Who owns which atom is found by a directory that all processes share: each keeps a part of the identifiers. So all
-    of them make an exchange at the same time. Rows on a GPU go through host memory.
+    of them make an exchange at the same time.
 
     Args:
         comm: of the processes; used for nothing else while rows are exchanged.
+        group: of torch.distributed with the same processes, which carries rows from GPU to GPU (gpu_group.py); None:
+            they go through host memory and MPI.
         local_ids: [n] identifiers of the local atoms, each unique among all processes.
         copy_ids: of the atoms that there are copies of here, periodic images of local ones included.
 
@@ -38,8 +42,10 @@ class MpiExchange:
         ValueError: an identifier of a copy is no process's.
     """
 
-    def __init__(self, comm: MPI.Comm, local_ids: Array, copy_ids: Array):
-        self._comm = comm
+    def __init__(
+        self, comm: MPI.Comm, local_ids: Array, copy_ids: Array, group: dist.ProcessGroup | None = None
+    ):  # fmt: skip
+        self._comm, self._group = comm, group
         n = self.num_local = len(local_ids)
         order = np.argsort(local_ids, kind="stable")
         place, here = _find(local_ids[order], copy_ids)
@@ -55,20 +61,42 @@ class MpiExchange:
         sizes = np.bincount(rank, minlength=comm.size)
         asked = _alltoall(comm, np.split(index[by_rank], np.cumsum(sizes)[:-1]))
         self._send = torch.from_numpy(np.concatenate(asked))
-        self._from, self._to = _parts(sizes), _parts([len(a) for a in asked])
+        self._sizes = [int(size) for size in sizes], [len(a) for a in asked]
+        self._from, self._to = map(_parts, self._sizes)
 
     def forward(self, rows: Tensor) -> Tensor:
         flat = rows.detach().reshape(self.num_local, rows.shape[1:].numel())
-        given = flat.index_select(0, self._send.to(rows.device)).cpu()
-        received = self._transfer(given, self._to, self._from, self.num_ghosts)
-        return received.reshape(self.num_ghosts, *rows.shape[1:]).to(rows.device)
+        given = flat.index_select(0, self._send_on(rows.device))
+        return self._carry(given, False).reshape(self.num_ghosts, *rows.shape[1:])
 
     def reverse(self, rows: Tensor) -> Tensor:
         width = rows.shape[1:].numel()
-        given = rows.detach().reshape(self.num_ghosts, width).cpu()
-        received = self._transfer(given, self._from, self._to, len(self._send)).to(rows.device)
-        sums = received.new_zeros(self.num_local, width).index_add(0, self._send.to(rows.device), received)
+        received = self._carry(rows.detach().reshape(self.num_ghosts, width), True)
+        sums = received.new_zeros(self.num_local, width).index_add(0, self._send_on(rows.device), received)
         return sums.reshape(self.num_local, *rows.shape[1:])
+
+    def reordered(self, place: Tensor) -> MpiExchange:
+        other = copy.copy(self)
+        other._send = place[self._send.to(place.device)]
+        return other
+
+    def _send_on(self, device: torch.device) -> Tensor:
+        """The local atoms whose rows are sent, on the device of the rows."""
+        if self._send.device != device:
+            self._send = self._send.to(device)
+        return self._send
+
+    def _carry(self, rows: Tensor, back: bool) -> Tensor:
+        """Rows that are sent → rows that are received; `back`: from ghosts to the atoms that they are copies of."""
+        sizes = self._sizes[1 - back], self._sizes[back]
+        if self._group is not None:
+            received = rows.new_empty(sum(sizes[1]), rows.shape[1])
+            dist.all_to_all_single(received, rows.contiguous(), sizes[1], sizes[0], group=self._group)
+            return received
+        if self._comm.size == 1:
+            return rows  # there are none
+        parts = (self._from, self._to) if back else (self._to, self._from)
+        return self._transfer(rows.cpu(), *parts, sum(sizes[1])).to(rows.device)
 
     def _transfer(self, rows: Tensor, to: _Parts, of: _Parts, count: int) -> Tensor:
         """Send rows to the processes of `to` and receive those of `of`: only neighbors talk to each other."""

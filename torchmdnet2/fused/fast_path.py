@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..exchange import Exchange
 from .cpu_interfaces import CpuNetwork, CpuTerm
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Atoms(NamedTuple):
         charges: [N] float32 e, predicted by the network; None where it predicts none.
         cell: [B, 3, 3] Å.
         total_charge: [B] float64 e.
+        exchange: of a domain, whose ghosts have z after the local atoms, no rows and no other entry here; None: there
+            are no ghosts.
     """
 
     z: Tensor
@@ -53,6 +56,18 @@ class Atoms(NamedTuple):
     charges: Tensor | None = None
     cell: Tensor | None = None
     total_charge: Tensor | None = None
+    exchange: Exchange | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return len(self.charge_input)
+
+    def send(self, field: Tensor) -> None:
+        """Fill the rows of the ghosts, which come after those of the local atoms; more may follow."""
+        if self.exchange is not None:
+            n, ghosts = self.num_rows, self.exchange.num_ghosts
+            field[n : n + ghosts].copy_(self.exchange.forward(field[:n]))
 
 
 class Edges(NamedTuple):
@@ -111,7 +126,7 @@ class GpuBuffers(Protocol):
     """Static buffers of a network. The results are in `GpuNetwork.unit`."""
 
     energy: Tensor  # [N] float32
-    forces: Tensor  # [N, 3] float32
+    forces: Tensor  # [N, 3] float32; of a domain [N + ghosts, 3] float64
     virial: Tensor  # [N, 9] float32
 
     @property
@@ -248,7 +263,8 @@ class FastPath(ABC):
     """The fast path of one class of representations.
 
     Attributes:
-        on_cpu: there is `cpu`; takes_ghosts: what it gives has `run_domain`.
+        on_cpu: there is `cpu`; takes_ghosts: what it gives has `run_domain`, and what `gpu` gives has `allocate` with a
+            number of ghosts, and runs `Atoms` with an exchange.
         predicts_charges: `gpu` is a `ChargeNetwork`.
         trains_on_cpu: training on packed frames is faster than on batches on a CPU too, where numba is installed.
         arithmetic: of the kernels on a GPU by precision, in words.

@@ -7,11 +7,11 @@ from ..potential import Potential
 from .coverage import kernels_of, unsupported_reason
 from .domain import Domain, ReferenceDomain
 
-__all__ = ["choose_domain", "compiled_reason"]
+__all__ = ["choose_domain", "compiled_reason", "fused_reason"]
 
 
 def choose_domain(potential: Potential, charge: float) -> Domain:
-    """A domain without atoms yet, on compiled kernels or by autograd.
+    """A domain without atoms yet, on fused or compiled kernels, or by autograd.
 
     Args:
         potential: in evaluation mode.
@@ -21,6 +21,10 @@ def choose_domain(potential: Potential, charge: float) -> Domain:
         ValueError: a part of the potential needs the whole structure.
         UntrainedCharge: the model does not know the charge.
     """
+    if not fused_reason(potential):
+        from .fused_domain import FusedDomain
+
+        return FusedDomain(potential, charge)
     if not compiled_reason(potential):
         try:
             from .cpu_domain import CompiledDomain
@@ -34,14 +38,23 @@ def compiled_reason(potential: Potential) -> str:
     """Why compiled kernels cannot evaluate domains of a potential, "" where they can."""
     if potential.device.type != "cpu":
         return f"the model is on {potential.device}"
-    reason = unsupported_reason(potential, compiled=True)
-    if reason:
-        return reason
+    return unsupported_reason(potential, compiled=True) or _reason(potential)
+
+
+def fused_reason(potential: Potential) -> str:
+    """Why the fused kernels of the GPU cannot evaluate domains of a potential, "" where they can."""
+    if potential.device.type != "cuda":
+        return f"the model is on {potential.device}"
+    return unsupported_reason(potential) or _reason(potential)
+
+
+def _reason(potential: Potential) -> str:
+    """Why domains are not for kernels that evaluate the potential elsewhere."""
     path = fast_path(potential.representation)
     if path is None or not path.takes_ghosts:
-        return f"the compiled kernels for {type(potential.representation).__name__} take no ghosts"
+        return f"the kernels for {type(potential.representation).__name__} take no ghosts"
     if any(kernels_of(prior, potential.device) is None and not prior.constant for prior in potential.priors):
-        return "a prior has no compiled kernels"
+        return "a prior has no kernels"
     if any(prior.uses_charges for prior in potential.priors):
         return "charges are predicted for whole structures"
     return ""

@@ -13,21 +13,17 @@ import torch
 from numba import njit
 from numpy.typing import NDArray
 
-from ..exchange import CopyExchange
 from ..fused.cpu_interfaces import CpuRows, CpuSums
 from ..fused.numba_pool import run_on_threads
-from ..potential import Potential, Result
+from ..potential import Potential
 from ..refusals import SAME_PLACE
 from ..system import System
-from .check import extract_cluster, reference, require_result
 from .coverage import constant_energies, list_cutoffs
 from .cpu_model import CpuModel
-from .domain import SKIN, Domain, DomainValues, list_edges
+from .domain import SKIN, Domain, DomainValues, list_edges, voigt
+from .domain_check import check_on_cluster
 
 __all__ = ["CompiledDomain"]
-
-_CHECKED = 200
-"""Atoms of the cluster that the first evaluation is checked on."""
 
 
 class CompiledDomain(Domain):
@@ -87,7 +83,7 @@ class CompiledDomain(Domain):
         own = self._add_ghost_forces(torch.from_numpy(forces))
         # priors give each atom the whole of its force
         self._add_terms(pos, CpuSums(energies, own, virial, np.zeros(n)))
-        return DomainValues(energies, own, virial)
+        return DomainValues(energies, own, voigt(torch.from_numpy(virial)).numpy())
 
     def _add_terms(self, pos: NDArray[np.float64], sums: CpuSums) -> None:
         for term, prepared in self._terms:
@@ -103,27 +99,9 @@ class CompiledDomain(Domain):
 
     def _check(self, pos: NDArray[np.float64]) -> None:
         """Compare the kernels with the potential in float64, on a cluster of local atoms."""
-        n = self.num_local
-        alone = System(
-            z=torch.from_numpy(np.asarray(self._z[:n], dtype=np.int64)), pos=torch.from_numpy(pos[:n].copy()),
-            charge=torch.full((1,), self.charge, dtype=torch.float64),
-        )  # fmt: skip
-        cluster, _ = extract_cluster(alone, _CHECKED, False)
-        m = cluster.num_atoms
         other = copy.copy(self)
         other._checked, other._lists = True, [_Rows(rows.cutoff) for rows in self._lists]
-        nobody = CopyExchange(m, torch.zeros(0, dtype=torch.long))
-        other.set_atoms(cluster.z.numpy(), np.arange(m), m, nobody)
-        values = other(cluster.pos.numpy())
-        expected = reference(self.potential, cluster, False)
-        assert expected.atom_energies is not None
-        energies = torch.from_numpy(values.energies)
-        found = Result(
-            energies.sum()[None] + self.potential.energy_shift, torch.from_numpy(values.forces), None, energies
-        )
-        network = expected.atom_energies - constant_energies(self.potential, cluster)
-        scale = float((network.abs() + self._model.isolated[cluster.z].abs()).max())
-        require_result(found, None, expected, cluster, "native", scale)
+        check_on_cluster(other, self._z[: self.num_local], pos, self._model.isolated)
 
     def describe(self) -> str:
         kind = type(self.potential.representation).__name__

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..edges import evaluate_edges, list_cutoff, refuse_global
-from ..exchange import Exchange
+from ..exchange import DomainExchange
 from ..neighbors import neighbor_list
 from ..potential import Potential
 from ..refusals import SAME_PLACE
@@ -34,7 +34,8 @@ class DomainValues(NamedTuple):
     Attributes:
         energies: [n] eV.
         forces: [n, 3] eV/Å, those on the copies of the atoms in other domains included.
-        virial: [n, 9] eV, Σ vector ⊗ dE/dvector over the edges of each local atom.
+        virial: [n, 6] eV, Σ vector ⊗ dE/dvector over the edges of each local atom, made symmetric: xx, yy, zz, xy, xz,
+            yz.
     """
 
     energies: Array
@@ -73,7 +74,7 @@ class Domain(ABC):
         z: NDArray[np.integer],
         ids: NDArray[np.integer],
         num_local: int,
-        exchange: Exchange,
+        exchange: DomainExchange,
         row_of: NDArray[np.integer] | None = None,
     ) -> None:
         """Take other atoms.
@@ -102,15 +103,25 @@ class Domain(ABC):
         Raises:
             ValueError: two atoms are at the same place, or results are not finite; names the atoms.
         """
-        if self._listed_at is None or _moved(pos, self._listed_at, self.num_local) > SKIN:
-            self._listed_at = pos.copy()
+        if self._must_list(pos):
             self._list(pos)
         values = self._evaluate(pos)
-        wrong = ~(np.isfinite(values.forces).all(1) & np.isfinite(values.energies))
-        if wrong.any():
+        if not np.isfinite(values.forces.sum() + values.energies.sum()):
+            wrong = ~(np.isfinite(values.forces).all(1) & np.isfinite(values.energies))
             atom = int(np.flatnonzero(wrong)[0])
             raise ValueError(f"energy or force of atom {self._ids[atom]} is not finite: the simulation has blown up")
         return values
+
+    def _must_list(self, pos: NDArray[np.float64]) -> bool:
+        """Whether edges are to be listed, at these positions."""
+        if self._listed_at is not None and _moved(pos, self._listed_at, self.num_local) <= SKIN:
+            return False
+        self._listed_at = pos.copy()
+        return True
+
+    def atoms_that_fit(self) -> int | None:
+        """About how many local atoms there is memory for; None: not known."""
+        return None
 
     def _add_ghost_forces(self, forces: Tensor) -> Array:
         """[M, 3] → [n, 3] float64."""
@@ -170,12 +181,18 @@ class ReferenceDomain(Domain):
         products = (vectors[:, :, None] * found.edge_gradients[:, None]).flatten(1)
         virial = products.new_zeros(self.num_local, 9).index_add(0, edges[0], products)
         return DomainValues(
-            found.atom_energies.cpu().numpy(), self._add_ghost_forces(found.forces), virial.cpu().numpy()
+            found.atom_energies.cpu().numpy(), self._add_ghost_forces(found.forces), voigt(virial).cpu().numpy()
         )
 
     def describe(self) -> str:
         kind, dtype = type(self.potential.representation).__name__, str(self.potential.dtype).removeprefix("torch.")
         return f"{kind} by autograd, {dtype}, on {self.potential.device}"
+
+
+def voigt(virial: Tensor) -> Tensor:
+    """[n, 9] → [n, 6], see `DomainValues`; float64."""
+    rows = virial.double()
+    return (rows[:, [0, 4, 8, 1, 2, 5]] + rows[:, [0, 4, 8, 3, 6, 7]]) / 2
 
 
 def list_edges(pos: NDArray[np.float64], num_local: int, cutoff: float) -> Tensor:

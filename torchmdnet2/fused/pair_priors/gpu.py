@@ -72,7 +72,7 @@ class PairTerm(_PairTerm):
     def run(
         self, buffers: Tensor | None, atoms: Atoms, edges: Edges | None, sums: TermSums, launch: TermLaunch
     ) -> None:  # fmt: skip
-        p, n = self.parameters, len(atoms.z)
+        p, n = self.parameters, atoms.num_rows
         tables = {"element": self._table, "atom": buffers, "predicted": atoms.charges}
         keys = {"element": atoms.z, "atom": atoms.order, "predicted": None}
         key, table = keys[p.source], tables[p.source]
@@ -93,7 +93,7 @@ class PairTerm(_PairTerm):
 
 
 class D3Term(_PairTerm):
-    """D3(BJ): three passes. Buffers: weights [N, 8], mixed coefficients [N, T, 2, 8] and dE/dCN [N]."""
+    """D3(BJ): three passes. Buffers: weights [N, 8], mixed coefficients [N, T, 2, 8] and dE/dCN [N], with ghosts."""
 
     def __init__(self, parameters: D3Parameters, device: torch.device):
         self.parameters, self.device, self.cutoff = parameters, device, parameters.cutoff
@@ -115,7 +115,7 @@ class D3Term(_PairTerm):
         launch: TermLaunch,
     ) -> None:  # fmt: skip
         assert edges is not None
-        p, n, virial = self.parameters, len(atoms.z), launch.with_virial
+        p, n, virial = self.parameters, atoms.num_rows, launch.with_virial
         weights, mixed, by_coordination = buffers
         rows = edges.row_ptr, edges.sender, edges.vectors, atoms.z, self._elements
         limits = math.inf if edges.cutoff <= self.cutoff else self.cutoff, p.start, p.inverse
@@ -124,10 +124,12 @@ class D3Term(_PairTerm):
             *rows, self._reference, self._c6, weights, mixed, self._types, *limits, BT=4 if self._types <= 4 else 16,
             **options,
         )  # fmt: skip
+        atoms.send(weights)
         dispersion_kernel[(n,)](
             *rows, weights, mixed, sums.energy, sums.forces, sums.virial, by_coordination, self._types, *limits,
             p.prior.s6, p.prior.s8, p.prior.a1, p.prior.a2, FIRST=launch.first, VIRIAL=virial, **options,
         )  # fmt: skip
+        atoms.send(by_coordination)
         coordination_force_kernel[(n,)](
             *rows, by_coordination, sums.forces, sums.virial, *limits, VIRIAL=virial, **options
         )

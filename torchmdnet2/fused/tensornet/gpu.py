@@ -105,12 +105,13 @@ class FusedTensorNet(FeatureNetwork):
     def launch_shapes(self, num_atoms: int) -> Tiles:
         return Tiles.for_atoms(num_atoms, self.weights.channels)
 
-    def allocate(self, num_atoms: int, capacity: int, shapes: Tiles) -> Buffers:
+    def allocate(self, num_atoms: int, capacity: int, shapes: Tiles, num_ghosts: int | None = None) -> Buffers:
         w, tiles = self.weights, shapes
         f, layers = w.channels, w.num_layers
         if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
             _ = self._split  # a step launches and does nothing else
         n = max(num_atoms, 1)
+        rows = num_atoms + (num_ghosts or 0)
         capacity = max(capacity, 1)  # a multiple of 16 keeps rows of the edge arrays aligned
 
         def new(*shape: int) -> Tensor:
@@ -119,17 +120,21 @@ class FusedTensorNet(FeatureNetwork):
         def field() -> Tensor:
             return new(n, 9, f)
 
+        def sent() -> Tensor:  # what senders are read from
+            return new(max(rows, 1), 9, f)
+
         slices, back = f // tiles.embedding_backward.channels, f // tiles.message_backward.channels
         return Buffers(
             x0=field(), norm=new(n, f), hidden=new(n, 2 * f), active=new(n, 2 * f), gate=new(n, 3 * f),
             dgate=new(n, 3 * f), dhidden=new(n, 2 * f), norms=new(n, 3 * f), readout=new(n, f),
             readout_active=new(n, f), dreadout=new(n, f),
             mixed=field(), x=[field() for _ in range(layers + 1)], inverse=[new(n, f) for _ in range(layers)],
-            y=[field() for _ in range(layers)], m=[field() for _ in range(layers)],
-            d=[field() for _ in range(layers)], g=field(), dd=field(), dm=field(), dy=field(),
+            y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)],
+            d=[field() for _ in range(layers)], g=field(), dd=field(), dm=sent(), dy=field(),
             knot=new(capacity).int(), offset=new(capacity),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
-            edge_turn=new(slices, capacity, 3), energy=new(n), forces=new(n, 3), virial=new(n, 9),
+            edge_turn=new(slices, capacity, 3), energy=new(n), virial=new(n, 9),
+            forces=new(n, 3) if num_ghosts is None else new(rows, 3).double(),
         )  # fmt: skip
 
     def run(self, buffers: Buffers, shapes: Tiles, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
@@ -145,6 +150,7 @@ class FusedTensorNet(FeatureNetwork):
         self._embed(*given)
         for k in range(self.weights.num_layers):
             self._mix(*given, k)
+            atoms.send(buffers.y[k])
             self._pass_messages(*given, k)
             self._update(*given, k)
         self._read_out(*given)
@@ -157,6 +163,7 @@ class FusedTensorNet(FeatureNetwork):
         self._read_out_gradient(*given)
         for k in reversed(range(self.weights.num_layers)):
             self._product_gradient(*given, k)
+            atoms.send(buffers.dm)
             self._message_gradient(*given, k)
             self._mix_gradient(*given, k)
         self._embedding_gradient(*given)
@@ -169,7 +176,7 @@ class FusedTensorNet(FeatureNetwork):
         return atoms.charge_input
 
     def _embed(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         f = w.channels
         grid, walk = self._message(n, tiles, tiles.embedding)
         message.embedding_kernel[grid](
@@ -196,13 +203,13 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _mix(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         grid, block = self._product(n, w.channels, tiles, tiles.mix)
         packed = self._packed(block)
         node.mix_kernel[grid](b.x[k], _pick(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
 
     def _pass_messages(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         # dm is free during the forward pass: it carries the normalised products
         grid, walk = self._message(n, tiles, tiles.interaction)
         message.interaction_kernel[grid](
@@ -211,7 +218,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _update(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         last = k + 1 == w.num_layers
         grid, block = self._product(n, w.channels, tiles, tiles.update)
         packed = self._packed(block)
@@ -222,7 +229,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _read_out(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         f = w.channels
         gamma, beta, eps = w.out_norm
         w1, b1 = w.readout[:2]
@@ -253,7 +260,7 @@ class FusedTensorNet(FeatureNetwork):
     # --- backward ------------------------------------------------------------------------------------------------
 
     def _read_out_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient)
         packed = self._packed(block)
         scalar.readout_gradient_kernel[grid](
@@ -263,7 +270,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         grid, block = self._product(n, w.channels, tiles, tiles.gradient_product)
         packed = self._packed(block)
         node.gradient_product_kernel[grid](
@@ -272,7 +279,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _message_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n, capacity = self.weights, len(atoms.z), edges.sender.shape[0]
+        w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
         slices = w.channels // tiles.message_backward.channels
         grid, walk = self._message(n, tiles, tiles.message_backward)
         message.message_backward_kernel[grid](
@@ -281,7 +288,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
-        w, n = self.weights, len(atoms.z)
+        w, n = self.weights, atoms.num_rows
         grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix)
         packed = self._packed(block)
         node.gradient_mix_kernel[grid](
@@ -290,7 +297,7 @@ class FusedTensorNet(FeatureNetwork):
         )  # fmt: skip
 
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
-        w, n, capacity = self.weights, len(atoms.z), edges.sender.shape[0]
+        w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
         f = w.channels
         grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward)
         w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
@@ -310,10 +317,22 @@ class FusedTensorNet(FeatureNetwork):
 
     def _forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, with_virial: bool) -> None:
         capacity = edges.sender.shape[0]
-        force.force_kernel[(len(atoms.z),)](
+        if atoms.exchange is not None:
+            self._domain_forces(b, tiles, atoms, edges)
+            return
+        force.force_kernel[(atoms.num_rows,)](
             *edges[:3], b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
             SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=32,
             VIRIAL=with_virial, num_warps=1, **FUSED_ARITHMETIC, **self.launch_options(tiles),
+        )  # fmt: skip
+
+    def _domain_forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        """Also those that ghosts get from the local atoms."""
+        b.forces.zero_()
+        force.domain_force_kernel[(atoms.num_rows,)](
+            *edges[:3], b.slope, b.edge_slope, b.edge_turn, edges.sender.shape[0], b.forces, b.virial,
+            SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=32, num_warps=1, **FUSED_ARITHMETIC,
+            **self.launch_options(tiles),
         )  # fmt: skip
 
     # --- what kernels are launched with --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Forces and virial from the gradients of the edges: a Triton kernel without atomics.
+"""Forces and virial from the gradients of the edges: Triton kernels, that of whole structures without atomics.
 
 Shapes: N atoms, E edges (capacity).
 """
@@ -10,7 +10,7 @@ import triton.language as tl
 
 from ....triton_launch import after_previous
 
-__all__ = ["force_kernel"]
+__all__ = ["domain_force_kernel", "force_kernel"]
 
 
 @triton.jit
@@ -127,3 +127,55 @@ def force_kernel(
         tl.store(virial + i * 9 + 6, tl.sum(v6, 0))
         tl.store(virial + i * 9 + 7, tl.sum(v7, 0))
         tl.store(virial + i * 9 + 8, tl.sum(v8, 0))
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def domain_force_kernel(
+    row_ptr, sender, vec, slope, edge_slope, edge_turn, capacity, forces, virial,
+    SLICES: tl.constexpr, MESSAGES: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Adds G = dE/dvec of each edge to the force of its receiver, and subtracts it from that of its sender.
+
+    A ghost has no edges of its own, so that there is no reverse edge to be read. forces: [rows of local atoms and
+    ghosts, 3] float64, added to in any order; virial [N, 9] of the rows, as of `force_kernel`.
+    """
+    i = tl.program_id(0)
+    start = tl.load(row_ptr + i)
+    end = tl.load(row_ptr + i + 1)
+    fx = tl.zeros([BE], tl.float32)
+    fy, fz = fx, fx
+    v0, v1, v2, v3, v4, v5, v6, v7, v8 = fx, fx, fx, fx, fx, fx, fx, fx, fx
+    after_previous(PDL)
+    for first in range(start, end, BE):
+        e = first + tl.arange(0, BE)
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0).to(tl.int64)
+        gx, gy, gz, x, y, z = edge_gradient(e, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES)
+        gx, gy, gz = tl.where(mask, gx, 0.0), tl.where(mask, gy, 0.0), tl.where(mask, gz, 0.0)
+        tl.atomic_add(forces + j * 3, -gx.to(tl.float64), mask, sem="relaxed")
+        tl.atomic_add(forces + j * 3 + 1, -gy.to(tl.float64), mask, sem="relaxed")
+        tl.atomic_add(forces + j * 3 + 2, -gz.to(tl.float64), mask, sem="relaxed")
+        fx += gx
+        fy += gy
+        fz += gz
+        v0 += x * gx
+        v1 += x * gy
+        v2 += x * gz
+        v3 += y * gx
+        v4 += y * gy
+        v5 += y * gz
+        v6 += z * gx
+        v7 += z * gy
+        v8 += z * gz
+    tl.atomic_add(forces + i * 3, tl.sum(fx, 0).to(tl.float64), sem="relaxed")
+    tl.atomic_add(forces + i * 3 + 1, tl.sum(fy, 0).to(tl.float64), sem="relaxed")
+    tl.atomic_add(forces + i * 3 + 2, tl.sum(fz, 0).to(tl.float64), sem="relaxed")
+    tl.store(virial + i * 9, tl.sum(v0, 0))
+    tl.store(virial + i * 9 + 1, tl.sum(v1, 0))
+    tl.store(virial + i * 9 + 2, tl.sum(v2, 0))
+    tl.store(virial + i * 9 + 3, tl.sum(v3, 0))
+    tl.store(virial + i * 9 + 4, tl.sum(v4, 0))
+    tl.store(virial + i * 9 + 5, tl.sum(v5, 0))
+    tl.store(virial + i * 9 + 6, tl.sum(v6, 0))
+    tl.store(virial + i * 9 + 7, tl.sum(v7, 0))
+    tl.store(virial + i * 9 + 8, tl.sum(v8, 0))

@@ -1,0 +1,87 @@
+"""Run by test_lammps_fused.py in a process of its own, in Triton's interpreter: the fused kernels over the rows of a
+domain, periodic images being ghosts, against the Potential in float64."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from lammps_cases import BOX, PRISM, THIN, scattered
+from test_lammps_compiled import D3, PRIORS, make, with_images
+
+from torchmdnet2 import System
+from torchmdnet2.exchange import CopyExchange
+from torchmdnet2.runtime.domain import ReferenceDomain
+from torchmdnet2.runtime.fused_domain import FusedDomain
+
+
+def set_atoms(domain, atoms, shuffled=True):
+    """Local atoms in any order, and their images as ghosts; gives the positions."""
+    pos, owner = with_images(atoms, domain.cutoff + 1)
+    ids = np.concatenate([np.arange(len(atoms)), owner])
+    domain.set_atoms(atoms.numbers[ids], ids, len(atoms), CopyExchange(len(atoms), torch.from_numpy(owner)))
+    return pos, owner
+
+
+@pytest.mark.parametrize(
+    ("cell", "number", "priors"),
+    [(BOX, 7, PRIORS), (PRISM, 8, ()), (THIN, 3, [D3])],
+    ids=["orthorhombic and pairs", "triclinic", "thin and d3"],
+)
+def test_fused_domain_is_the_potential(cell, number, priors):
+    if D3 in priors:
+        pytest.importorskip("tad_dftd3")
+    potential, atoms = make(priors), scattered(number, cell, True, 1)
+    domain = FusedDomain(potential, 0.0)
+    pos, _ = set_atoms(domain, atoms)
+    found = domain(pos)
+    expected = copy.deepcopy(potential).double()(System.from_ase(atoms), stress=True)
+    assert np.abs(found.forces - expected.forces.numpy()).max() <= 2e-5
+    assert np.abs(found.energies - expected.atom_energies.numpy()).max() <= 2e-5
+    stress = found.virial.sum(0)[[0, 3, 4, 3, 1, 5, 4, 5, 2]].reshape(3, 3) / atoms.cell.volume
+    assert np.abs(stress - expected.stress[0].numpy()).max() <= 1e-6
+    assert float(expected.forces.abs().max()) > 0.01
+
+
+def test_positions_that_move_and_other_atoms():
+    """Edges are kept while atoms move by less than half of the skin; buffers are kept for fewer atoms."""
+    potential = make()
+    fused, reference = (kind(p, 0.0) for kind, p in ((FusedDomain, potential), (ReferenceDomain, potential)))
+    random = np.random.default_rng(0)
+    for number in (6, 4, 0):
+        atoms = scattered(number, BOX, True, 1)
+        (pos, owner), _ = set_atoms(fused, atoms), set_atoms(reference, atoms)
+        for _ in range(2):
+            step = random.normal(scale=0.15, size=(number, 3))
+            pos = pos + np.concatenate([step, step[owner]])
+            ours, theirs = fused(pos), reference(pos)
+            assert ours.forces.shape == (number, 3)
+            assert np.abs(ours.forces - theirs.forces).max(initial=0) <= 2e-5
+            assert np.abs(ours.virial - theirs.virial).max(initial=0) <= 2e-4
+            assert fused.num_edges == reference.num_edges
+
+
+def test_two_atoms_at_the_same_place_are_named():
+    domain, atoms = FusedDomain(make(), 0.0), scattered(4, BOX, True, 1)
+    pos, _ = set_atoms(domain, atoms)
+    domain._checked.add(domain._shapes)
+    pos[3] = pos[1]
+    with pytest.raises(ValueError, match=r"atom (1 and atom 3|3 and atom 1) are at the same place"):
+        domain(pos)
+
+
+def test_a_wrong_kernel_is_found_on_the_first_use(monkeypatch):
+    domain, atoms = FusedDomain(make(), 0.0), scattered(4, BOX, True, 1)
+    pos, _ = set_atoms(domain, atoms)
+    net = domain._net
+    run = net.run
+
+    def wrong(buffers, *given):
+        run(buffers, *given)
+        buffers.forces *= 1.01
+
+    monkeypatch.setattr(net, "run", wrong)
+    with pytest.raises(RuntimeError, match="does not agree with the reference"):
+        domain(pos)
