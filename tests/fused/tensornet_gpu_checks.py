@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -31,10 +32,10 @@ def split_fp16(tiles: Tiles, shape: Block) -> Tiles:
     return replace(tiles, **dict.fromkeys(names, shape))
 
 
-def potential(group: str, channels: int, norm: str = "layer") -> Potential:
+def potential(group: str, channels: int, **options: Any) -> Potential:
     torch.manual_seed(3)
     model = {"name": "tensornet", "hidden_channels": channels, "num_layers": 2, "num_rbf": 16, "cutoff": CUTOFF}
-    result = Potential.from_config({"model": {**model, "max_z": 10, "group": group, "norm": norm}}).eval()
+    result = Potential.from_config({"model": {**model, "max_z": 10, "group": group, **options}}).eval()
     with torch.no_grad():
         for p in result.parameters():
             p.add_(0.05 * torch.randn_like(p))
@@ -56,10 +57,10 @@ def case(
     tiles: Tiles,
     channels: int = 32,
     scale: float = 1.0,
-    norm: str = "layer",
+    **options: Any,
 ) -> None:
     """As `compare`, for a random TensorNet."""
-    model = potential(group, channels, norm)
+    model = potential(group, channels, **options)
     fused = FusedTensorNet(FrozenTensorNet(model.representation, model.head, scale, "cpu"))
     compare(name, model, fused, atoms, tiles, scale)
 
@@ -137,3 +138,13 @@ if __name__ == "__main__":
         norm="log",
     )
     case("logarithms, Tensor Cores", "O(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32), norm="log")
+    linear = {"norm": "log", "linear_readout": True}
+    case("linear read-out, few atoms", "O(3)", system(3, BOX, 0.0), tens, **linear)
+    case(
+        "linear read-out, split fp16",
+        "SO(3)",
+        system(9, None, 1.0),
+        split_fp16(hundreds, Block(8, 32, 32, 4, 1, 2)),
+        **linear,
+    )
+    case("linear read-out, Tensor Cores", "O(3)", system(4, BOX, 0.0), Tiles.for_atoms(100_000, 32), 32, 1e-3, **linear)

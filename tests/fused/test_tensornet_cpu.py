@@ -84,11 +84,18 @@ def test_logarithms(atoms: System) -> None:
     check(potential(norm="log"), atoms)
 
 
-@pytest.mark.parametrize("options", [{"tensor_norm": "root"}, {"linear_readout": True}])
-def test_options_without_kernels_are_evaluated_by_the_potential(options: dict) -> None:
-    model, atoms = potential(**options), system(5)
+@pytest.mark.parametrize(
+    "atoms", [system(1), system(5), system(9, BOX, -1.0)], ids=["1 atom", "molecule", "ion in a cell"]
+)
+@pytest.mark.parametrize("group", ["O(3)", "SO(3)"])
+def test_linear_readout(atoms: System, group: str) -> None:
+    check(potential(group, linear_readout=True, norm="log"), atoms)
+
+
+def test_options_without_kernels_are_evaluated_by_the_potential() -> None:
+    model, atoms = potential(tensor_norm="root"), system(5)
     evaluator = Evaluator(model)
-    assert "tensor_norm 'square' only, and no linear_readout" in evaluator.report()
+    assert "tensor_norm 'square' only" in evaluator.report()
     torch.testing.assert_close(evaluator(atoms).forces, model(atoms).forces, rtol=0, atol=0)
 
 

@@ -17,7 +17,7 @@ def cases():
 
 
 def test_all_cases_ran(cases):
-    assert len(cases) == 14
+    assert len(cases) == 17
 
 
 def test_energies(cases):
@@ -32,4 +32,4 @@ def test_forces_are_float32_accurate(cases):
 
 def test_stress(cases):
     stresses = [c["stress"] for c in cases if "stress" in c]
-    assert len(stresses) == 9 and max(stresses) < 1e-5, cases
+    assert len(stresses) == 11 and max(stresses) < 1e-5, cases

@@ -37,10 +37,11 @@ def atoms(n, cell):
     return System(z=torch.tensor([1, 6, 8])[torch.from_numpy(rng.integers(0, 3, n))], pos=pos, cell=box).to("cuda")
 
 
+@pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("channels", [32, 128])
 @pytest.mark.parametrize("n", [1, 2, 9, 21, 64, 129, 600, 2000])  # every shape of the kernels
-def test_logarithms_on_the_fused_kernels(n, channels):
-    model = potential(norm="log", hidden_channels=channels).eval().cuda()
+def test_logarithms_and_linear_readout_on_the_fused_kernels(n, channels, linear):
+    model = potential(norm="log", linear_readout=linear, hidden_channels=channels).eval().cuda()
     exact, system = copy.deepcopy(model).double(), atoms(n, n % 3 == 0)
     stress = bool(system.pbc.any())
     evaluator = Evaluator(model, graphs=True)
@@ -75,9 +76,8 @@ def test_packed_training_to_the_second_derivative(options):
             torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", [{"tensor_norm": "root"}, {"linear_readout": True}])
-def test_options_without_kernels_are_captured(options):
-    model = potential(hidden_channels=32, **options).eval().cuda()
+def test_options_without_kernels_are_captured():
+    model = potential(hidden_channels=32, tensor_norm="root").eval().cuda()
     evaluator, system = Evaluator(model, graphs=True), atoms(21, True)
     expected = copy.deepcopy(model).double()(system.to(dtype=torch.float64))
     assert float((evaluator(system).forces.double() - expected.forces).abs().max()) <= 1e-4

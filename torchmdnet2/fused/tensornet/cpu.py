@@ -68,6 +68,8 @@ class CpuTensorNet(CpuChargeNetwork):
         self.gate_norm, self.out_norm = norm(w.gate_norm), norm(w.out_norm)
         self.gate, self.gate_t = [t.numpy() for t in w.gate], [t.numpy() for t in w.gate_t]
         self.readout, self.readout_t = [t.numpy() for t in w.readout[:2]], w.readout_t[0].numpy()
+        none = torch.zeros(w.num_layers + 1, f)
+        self.has_linear, self.linear = w.linear is not None, (none if w.linear is None else w.linear).numpy()
         self.has_charges = False
         self._set_heads([w.readout[2:]])
         self._threads = ThreadChoice()
@@ -146,7 +148,7 @@ class CpuTensorNet(CpuChargeNetwork):
                 self.mix_in[after][0], i + 1 == layers, r.x[i], r.y[i], r.m[i], r.d[i], r.x[i + 1], r.inverse[i + 1],
                 r.y[after],
             )  # fmt: skip
-        return self._read_out(r)[:n, 0].copy(), self._charges_of_head(r, atoms)
+        return self._read_out(r)[:n, 0] + self._linear_energies(r, n), self._charges_of_head(r, atoms)
 
     def _backward(
         self, edges: Edges, r: Room, atoms: CpuAtoms, charge_slope: Array | None, exchange: Exchange | None = None
@@ -159,8 +161,8 @@ class CpuTensorNet(CpuChargeNetwork):
             before = max(i - 1, 0)
             self.kernels.message_backward(
                 *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_in[i][1],
-                self.mix_out[before][1], i == 0, r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy, r.slope, r.g,
-                r.d[before], r.y[before], r.m[before], r.dm[before],
+                self.linear[i], self.mix_out[before][1], i == 0, r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy,
+                r.slope, r.g, r.d[before], r.y[before], r.m[before], r.dm[before],
             )  # fmt: skip
         self._embedding_backward(edges, r)
 
@@ -187,6 +189,14 @@ class CpuTensorNet(CpuChargeNetwork):
         self.kernels.readout(*self.out_norm, *self.readout, *self.heads, r.x[-1], r.readout, r.out)
         return r.out
 
+    def _linear_energies(self, r: Room, num_atoms: int) -> Array | np.float32:
+        """[N] of the isotropic parts of X; x has X/(‖X‖²+1), and X itself after the last layer."""
+        if not self.has_linear:
+            return np.float32(0)
+        parts = [x[:num_atoms, : self.channels] for x in r.x]
+        parts[:-1] = [part / inverse[:num_atoms] for part, inverse in zip(parts[:-1], r.inverse, strict=False)]
+        return sum((part * weight).sum(1) for part, weight in zip(parts, self.linear, strict=True))
+
     def _features(self, r: Room, num_atoms: int) -> Array | None:
         return (
             torch.nn.functional.silu(torch.from_numpy(r.readout[:num_atoms])).numpy() if self.keeps_features else None
@@ -199,8 +209,9 @@ class CpuTensorNet(CpuChargeNetwork):
             r.out_slope[:n, 1] = charge_slope - _mean(charge_slope, atoms)[atoms.batch]
         w2, b2, w3, _b3 = self.heads
         self.kernels.readout_backward(
-            self.out_norm[0], self.out_norm[2], w2, b2, w3, self.readout_t, self.heads_t, self.mix_out[-1][1],
-            descends, r.q, r.x[-1], r.d[-1], r.y[-1], r.m[-1], r.readout, r.out_slope, r.g, r.dm[-1], r.dy,
+            self.out_norm[0], self.out_norm[2], w2, b2, w3, self.readout_t, self.heads_t, self.linear[-1],
+            self.mix_out[-1][1], descends, r.q, r.x[-1], r.d[-1], r.y[-1], r.m[-1], r.readout, r.out_slope, r.g,
+            r.dm[-1], r.dy,
         )  # fmt: skip
 
     def _charges_of_head(self, r: Room, atoms: CpuAtoms) -> Array | None:

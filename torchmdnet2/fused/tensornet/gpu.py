@@ -81,6 +81,8 @@ class FusedTensorNet(FeatureNetwork):
             scale of the energy: numbers in half precision (split_fp16_products.py) have a smallest and a largest one.
     """
 
+    _linear: Tensor | None = None
+
     def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
         self.packed = PackedWeights(weights)
@@ -90,13 +92,16 @@ class FusedTensorNet(FeatureNetwork):
 
     def _largest(self) -> float:
         """The size of the gradients, as far as it is known beforehand."""
-        return float(self.weights.readout[4].abs().max())
+        w = self.weights
+        linear = 0.0 if w.linear is None else float(w.linear.abs().max())
+        return max(float(w.readout[4].abs().max()), linear)
 
     def set_unit(self, unit: float) -> None:
         """Compute in another unit, a power of two."""
         w, self.unit = self.weights, unit
         w2, b2, w3, b3 = w.readout[2:]
         self._energy = ScalarNetwork(w2, pack(w2), b2, w3 / unit, b3 / unit, w.readout_t[1])
+        self._linear = None if w.linear is None else w.linear / unit
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """The factor of the interaction products."""
@@ -128,7 +133,7 @@ class FusedTensorNet(FeatureNetwork):
             x0=field(), norm=new(n, f), hidden=new(n, 2 * f), active=new(n, 2 * f), gate=new(n, 3 * f),
             dgate=new(n, 3 * f), dhidden=new(n, 2 * f), norms=new(n, 3 * f), readout=new(n, f),
             readout_active=new(n, f), dreadout=new(n, f),
-            mixed=field(), x=[field() for _ in range(layers + 1)], inverse=[new(n, f) for _ in range(layers)],
+            mixed=field(), x=list(new(layers + 1, n, 9, f)), inverse=list(new(layers, n, f)),
             y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)],
             d=[field() for _ in range(layers)], g=field(), dd=field(), dm=sent(), dy=field(),
             knot=new(capacity).int(), offset=new(capacity),
@@ -240,6 +245,11 @@ class FusedTensorNet(FeatureNetwork):
             b.readout_active, n, eps, LOG=w.log_norm, **block,
         )  # fmt: skip
         self._energies(b, tiles, n)
+        if self._linear is not None:
+            scalar.linear_energy_kernel[(-(-n // 16),)](
+                b.x[0], b.inverse[0], self._linear, b.energy, n, b.x[0].shape[0], LAYERS=w.num_layers, F=f, BM=16,
+                num_warps=4, **FUSED_ARITHMETIC, **self.launch_options(tiles),
+            )  # fmt: skip
 
     def _energies(self, b: Any, tiles: Any, num_atoms: int) -> None:
         """Energies, and their gradient in what the features are silu of."""
@@ -266,7 +276,7 @@ class FusedTensorNet(FeatureNetwork):
         scalar.readout_gradient_kernel[grid](
             b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
             *w.readout_sums, b.x[-1], b.d[-1], self._factor(b, atoms), b.g, b.dd, n, w.out_norm[2], LOG=w.log_norm,
-            **block,
+            **self._linear_slope(w.num_layers), **block,
         )  # fmt: skip
 
     def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
@@ -293,7 +303,8 @@ class FusedTensorNet(FeatureNetwork):
         packed = self._packed(block)
         node.gradient_mix_kernel[grid](
             b.dy, _pick(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
-            self._factor(b, atoms), b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **block,
+            self._factor(b, atoms), b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **self._linear_slope(k),
+            **block,
         )  # fmt: skip
 
     def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
@@ -334,6 +345,11 @@ class FusedTensorNet(FeatureNetwork):
             SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=32, num_warps=1, **FUSED_ARITHMETIC,
             **self.launch_options(tiles),
         )  # fmt: skip
+
+    def _linear_slope(self, stage: int) -> dict[str, Any]:
+        """Of the linear read-out, in the isotropic part of X after the embedding (0) or a layer."""
+        linear = self._linear
+        return {"linear": self.weights.knots if linear is None else linear[stage], "LINEAR": linear is not None}
 
     # --- what kernels are launched with --------------------------------------------------------------------------
 

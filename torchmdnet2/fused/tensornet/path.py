@@ -82,8 +82,8 @@ class TensorNetPath(TensorNetHeads):
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
         assert isinstance(representation, TensorNet)
-        if representation.tensor_norm != "square" or len(representation.linear_readout):
-            return "the fused kernels have tensor_norm 'square' only, and no linear_readout"
+        if representation.tensor_norm != "square":
+            return "the fused kernels have tensor_norm 'square' only"
         return unsupported_tensornet(representation, head, device)
 
     def gpu(

@@ -125,6 +125,7 @@ class FrozenTensorNet:
         embedding_self: [F] f1(0); layer_self: L × [3, F] filters at distance 0 (an atom's message to itself).
         z_receiver, z_sender: [max_z, F], their sum being the pair embedding of two elements.
         log_norm: norms are γ log(1 + x) + β, not layer norms.
+        linear: [L + 1, F] eV, of the linear read-out; None where the model has none.
     """
 
     _vanish = True  # the tables of the layers do so at the cutoff
@@ -178,6 +179,8 @@ class FrozenTensorNet:
             self.mix_in = [mixing(layer.linears_tensor, 0) for layer in exact.layers]
             self.mix_out = [mixing(layer.linears_tensor, 3) for layer in exact.layers]
             self.out_norm = _norm(exact.out_norm, give)
+            linear = [energy_scale * weight for weight in getattr(exact, "linear_readout", ())]
+            self.linear = give(torch.stack(linear)) if linear else None
             after, after_t = self._head(copy.deepcopy(head).cpu().double(), energy_scale)
             self.readout = (give(exact.linear.weight.T), give(exact.linear.bias), *map(give, after))
             self.readout_t = (give(exact.linear.weight), *map(give, after_t))

@@ -159,9 +159,12 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
 
     @njit(parallel=True, cache=True, **OPTIONS)
     def readout_backward(
-        gamma, eps, w2, b2, w3, w1t, w2t, w_out_t, descends, charge_factor, x, d, y, m, hidden, slope, g, dm, dy
+        gamma, eps, w2, b2, w3, w1t, w2t, linear, w_out_t, descends, charge_factor, x, d, y, m, hidden, slope, g, dm, dy
     ):  # fmt: skip
-        """From slope [N, K], dE/d(out) of `readout`: g in X; if it `descends`, also dM and the product's part of dY."""
+        """From slope [N, K], dE/d(out) of `readout`: g in X; if it `descends`, also dM and the product's part of dY.
+
+        linear [F]: the slope of the linear read-out, in the isotropic part of X.
+        """
         for chunk in prange(x.shape[0] // ROWS):
             first = chunk * ROWS
             active, total = np.empty((ROWS, F), np.float32), np.zeros((ROWS, F), np.float32)
@@ -195,12 +198,14 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     layer_norm_adjoint(norms, gamma, eps, f, 3 * F)
                 for c in range(F):
                     store9(out, c, F, norm_gradient(load9(row, c, F), f[c], f[c + F], f[c + 2 * F]))
+                for c in range(F):
+                    out[c] += linear[c]
             if descends:
                 descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
 
     @njit(parallel=True, cache=True, **OPTIONS)
     def message_backward(
-        n, row_ptr, sender, knot, offset, table, self_filter, charge_factor, w_in_t, w_out_t, is_first,
+        n, row_ptr, sender, knot, offset, table, self_filter, charge_factor, w_in_t, linear, w_out_t, is_first,
         x, inverse, y, dm, dy, slope, g, d_before, y_before, m_before, dm_before,
     ):  # fmt: skip
         """dY from the dM around, then g: the gradient of X before this layer; dM and dY of the layer before."""
@@ -222,6 +227,8 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                 for c in range(F):
                     g9 = add(load9(dx_row, c, F), load9(g_row, c, F))
                     store9(g_row, c, F, normalise_adjoint(f_row[c], load9(x_row, c, F), g9))
+                for c in range(F):
+                    g_row[c] += linear[c]
             if not is_first:
                 descend(first, g, d_before, w_out_t, y_before, m_before, charge_factor, dm_before, dy, F, o3)
 

@@ -27,6 +27,7 @@ __all__ = [
     "gate_backward_kernel",
     "gate_kernel",
     "hidden_kernel",
+    "linear_energy_kernel",
     "readout_gradient_kernel",
     "readout_hidden_kernel",
     "readout_kernel",
@@ -208,15 +209,41 @@ def readout_kernel(
         tl.store(dhidden + at, g * silu_slope(tl.load(hidden + at, ok[:, None], other=0.0)), ok[:, None])
 
 
+@triton.jit(do_not_specialize=["num_atoms", "num_rows"])
+def linear_energy_kernel(
+    x, inverse, linear, energy, num_atoms, num_rows,
+    LAYERS: tl.constexpr, F: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """energy [N] += Σ_k linear[k] · (isotropic part of X after the embedding and each layer); linear [L + 1, F].
+
+    x [L + 1, R, 9, F] has X/(‖X‖²+1) of R rows, with inverse [L, R, F] = 1/(‖X‖²+1), and X itself after the last layer.
+    """
+    after_previous(PDL)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.arange(0, F)
+    m = (rows < num_atoms)[:, None]
+    total = tl.zeros([BM], tl.float32)
+    for k in tl.static_range(LAYERS + 1):
+        at = (k * num_rows + rows)[:, None].to(tl.int64)
+        part = tl.load(x + at * (9 * F) + cols[None, :], m, other=0.0)
+        if k < LAYERS:
+            part /= tl.load(inverse + at * F + cols[None, :], m, other=1.0)
+        total += tl.sum(part * tl.load(linear + k * F + cols)[None, :], 1)
+    before = tl.load(energy + rows, rows < num_atoms, other=0.0)
+    before_next(PDL)
+    tl.store(energy + rows, before + total, rows < num_atoms)
+
+
 @triton.jit(do_not_specialize=["num_atoms"])
 def readout_gradient_kernel(
     dhidden, hidden, norms, w1t, gamma, w1_gamma, w1_offset, x, d, charge_factor, g_out, dd_out, num_atoms, eps,
-    F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
-    PREC: tl.constexpr, LOG: tl.constexpr, PDL: tl.constexpr,
+    linear, F: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, LOG: tl.constexpr, LINEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Gradient g_out [N, 9, F] of the energy in X and dd_out, that in the last D. W1ᵀ [F, 3F].
 
     w1_gamma [F] = W1 γ and w1_offset [F] = b1 + W1 β give the means of the layer norm's gradient.
+    linear [F], where LINEAR: the gradient of the linear read-out, which the isotropic part gets.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -276,6 +303,8 @@ def readout_gradient_kernel(
     g0, g1, g2, g3 = 6.0 * x0 * gi, 4.0 * x1 * ga, 4.0 * x2 * ga, 4.0 * x3 * ga
     g4, g7 = (4.0 * x4 + 2.0 * x7) * gs, (4.0 * x7 + 2.0 * x4) * gs
     g5, g6, g8 = 4.0 * x5 * gs, 4.0 * x6 * gs, 4.0 * x8 * gs
+    if LINEAR:
+        g0 += tl.load(linear + cols)[None, :]
     store9(g_out + at9, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
     g0, g1, g2, g3, g4, g5, g6, g7, g8 = add_square_adjoint(
         q, d0, d1, d2, d3, d4, d5, d6, d7, d8, g0, g1, g2, g3, g4, g5, g6, g7, g8
