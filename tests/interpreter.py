@@ -33,6 +33,6 @@ def run_checks(path: Path) -> None:
 
 def printed_cases(path: Path, timeout: float = 800) -> list[dict[str, Any]]:
     """What a script prints in the interpreter, a JSON object a line."""
-    run = _run([str(path)], timeout)
+    run = _run([str(ROOT / "tests" / "quick_interpreter.py"), str(path)], timeout)
     assert run.returncode == 0, run.stderr[-2000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
