@@ -47,17 +47,21 @@ class Kernels(NamedTuple):
     message_backward: Callable
 
 
+@inline
+def charge_features(x_row, f_row, out, F):
+    """I, ‖A‖², ‖S‖² [3F] of X, of which X/(‖X‖²+1) and 1/(‖X‖²+1) are kept."""
+    for c in range(F):
+        x9 = scale(ONE / f_row[c], load9(x_row, c, F))
+        _i, a, s = part_norms(x9)
+        out[c], out[c + F], out[c + 2 * F] = x9[0], a, s
+
+
 @lru_cache
 def kernels(F: int, C: int, o3: bool) -> Kernels:
-    """Kernels for F channels and C charge channels. Compiled on first use, and kept in numba's cache on disk."""
+    """Kernels for F channels and C charge channels. Compiled on first use, and kept in numba's cache on disk.
 
-    @inline
-    def charge_features(x_row, f_row, out):
-        """I, ‖A‖², ‖S‖² [3F] of X, of which X/(‖X‖²+1) and 1/(‖X‖²+1) are kept."""
-        for c in range(F):
-            x9 = scale(ONE / f_row[c], load9(x_row, c, F))
-            _i, a, s = part_norms(x9)
-            out[c], out[c + F], out[c + 2 * F] = x9[0], a, s
+    What they close over are numbers: numba finds no kernel on disk that closes over a compiled function.
+    """
 
     @njit(parallel=True, cache=True, **OPTIONS)
     def predict(gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, inverse, h1, h2, out):
@@ -67,7 +71,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             features, normed = np.empty(3 * F, np.float32), np.empty((ROWS, 3 * F), np.float32)
             active = np.empty((ROWS, F), np.float32)
             for r in range(ROWS):
-                charge_features(x[first + r], inverse[first + r], features)
+                charge_features(x[first + r], inverse[first + r], features, F)
                 layer_norm(features, gamma, beta, eps, normed[r], 3 * F)
             dense(normed, 0, w1, b1, h1, first, 3 * F, F)
             for r in range(ROWS):
@@ -135,7 +139,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                 dense(db, 0, w1t, none, dnorm, 0, F, 3 * F)
                 for r in range(ROWS):
                     x_row, f_row, f, g_row = x[first + r], inverse[first + r], dnorm[r], g[first + r]
-                    charge_features(x_row, f_row, features)
+                    charge_features(x_row, f_row, features, F)
                     layer_norm_adjoint(features, gamma, eps, f, 3 * F)
                     for c in range(F):
                         x9 = scale(ONE / f_row[c], load9(x_row, c, F))
