@@ -95,7 +95,9 @@ class GraphedPass:
         need = self.store.size(chosen)
         if not self._cuda:
             return need
-        return Capacity(self.frames, _next_capacity(need.atoms), _next_capacity(need.pairs))
+        # lists of all pairs differ most from batch to batch, and cost least: fewer sizes, so that there are few graphs
+        edges = tuple(_next_capacity(number, 1.5) for number in need.edges)
+        return Capacity(self.frames, _next_capacity(need.atoms), _next_capacity(need.pairs), edges)
 
     def _run(self, body: Callable[[PackedBatch], None], room: Capacity) -> None:
         with _matmul_precision(self.tf32):
@@ -112,11 +114,11 @@ class GraphedPass:
         return graph
 
 
-def _next_capacity(needed: int) -> int:
-    """The next of the sizes 64, 70, 77, …: at most a tenth more than needed, in multiples of 16 when large."""
+def _next_capacity(needed: int, step: float = 1.1) -> int:
+    """The next of the sizes 64, 64·step, …, in multiples of 16 when large: at most a tenth more than needed."""
     size = 64.0
     while size < needed:
-        size *= 1.1
+        size *= step
     return -(-int(size) // 16) * 16
 
 

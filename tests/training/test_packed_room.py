@@ -1,0 +1,29 @@
+"""Room of captured steps: a batch of a GPU's size gives what one of its own size gives, lists of all pairs included."""
+
+from __future__ import annotations
+
+import torch
+
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.start import make_trainer
+from torchmdnet2.training.steps.loop import pack_trainer
+
+
+def test_room_for_lists_of_charges(raw_config):
+    raw_config["properties"] = [{"name": "charges"}]
+    raw_config["priors"] = [{"name": "atomref", "energies": "fit"}, {"name": "coulomb", "damping": "exp"}]
+    raw_config["training"].update(device="cpu", precision="float64")
+    trainer = make_trainer(make_setup(parse_config(raw_config)), None)
+    assert pack_trainer(trainer) is None and trainer.packed is not None
+    step, network = trainer.packed.step, trainer.packed.training.network
+    chosen = [3, 0, 7]
+    need = step.store.size(chosen)
+    step._cuda = True  # sizes as on a GPU
+    room = step.room(chosen)
+    assert room.edges and all(r > n for r, n in zip(room.edges, need.edges, strict=True)) and room.frames > len(chosen)
+    padded = torch.tensor(chosen + [-1] * (room.frames - len(chosen)))
+    found = network(step.store.batch(padded, room))
+    exact = network(step.store.batch(torch.tensor(chosen), need))
+    assert float((found.energy[:3] - exact.energy[:3]).abs().max()) < 1e-10
+    assert float((found.forces[: need.atoms] - exact.forces[: need.atoms]).abs().max()) < 1e-10
