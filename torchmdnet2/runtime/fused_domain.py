@@ -7,6 +7,7 @@ Shapes: n local atoms, N with the copies after them, M rows of local atoms and g
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from dataclasses import replace
 from typing import Any
@@ -58,6 +59,11 @@ class FusedDomain(Domain):
         self._host: list[Tensor] = []
         self._order: Tensor | None = None
         self._given = self._listed_from = torch.zeros(0, 3, dtype=torch.float64, device=self.device)
+
+    def __call__(self, pos: NDArray[np.float64]) -> DomainValues:
+        # Triton launches on the current device
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
+            return super().__call__(pos)
 
     def _prepare(self) -> None:
         self._order = None
