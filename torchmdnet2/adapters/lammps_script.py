@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,21 +122,16 @@ class _Commands:
         return text.splitlines()
 
 
-class _file:
+@contextmanager
+def _file(comm: MPI.Comm, text: str) -> Iterator[str]:
     """The name of a temporary file with a text, the same on all processes; the first one reads it."""
-
-    def __init__(self, comm: MPI.Comm, text: str):
-        self._comm, self._text = comm, text
-
-    def __enter__(self) -> str:
-        name = None
-        if self._comm.rank == 0:
-            handle, name = tempfile.mkstemp(suffix=".in", prefix="torchmdnet2_")
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(self._text)
-        self._name = self._comm.bcast(name)
-        return self._name
-
-    def __exit__(self, *_: object) -> None:
-        if self._comm.rank == 0:
-            os.unlink(self._name)
+    name = None
+    if comm.rank == 0:
+        handle, name = tempfile.mkstemp(suffix=".in", prefix="torchmdnet2_")
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+    try:
+        yield comm.bcast(name)
+    finally:
+        if name is not None:
+            os.unlink(name)

@@ -21,8 +21,9 @@ from ..checkpoint import from_bytes, to_bytes
 from ..edges import evaluate_edges, list_cutoff, refuse_global
 from ..errors import BadConfig
 from ..files import atomic_write
-from ..potential import SYMBOLS, Potential
+from ..potential import Potential
 from ..units import KCAL_MOL
+from .model import atomic_numbers
 
 __all__ = ["MliapModel", "export_mliap"]
 
@@ -80,12 +81,9 @@ class MliapModel:
         self._arguments = (blob, elements, charge, units, host)
         if units not in _UNITS:
             raise BadConfig(f"units must be metal or real, got '{units}'")
-        for symbol in elements:
-            if symbol not in SYMBOLS[1:]:
-                raise BadConfig(f"elements: '{symbol}' is not an element; write symbols, as in H,C,O")
         self._potential = from_bytes(blob, name="exported model").eval().requires_grad_(False)
         refuse_global(self._potential)
-        numbers = torch.tensor([SYMBOLS.index(symbol) for symbol in elements])
+        numbers = torch.tensor(atomic_numbers(elements))
         self._potential.check_elements(numbers)
         # what the potential says about the charge and the elements, now and not in the first step
         nobody = numbers[:0]

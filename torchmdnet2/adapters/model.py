@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 
 from ..checkpoint import from_bytes, read_header, to_bytes
 from ..devices import device_of, dtype_name, dtype_of
-from ..errors import BadCheckpoint
-from ..potential import Potential
+from ..errors import BadCheckpoint, BadConfig
+from ..potential import SYMBOLS, Potential
 from ..potentials import find_model, is_name
 
-__all__ = ["ModelSource", "device_of", "dtype_name", "dtype_of", "in_memory", "open_model"]
+__all__ = ["ModelSource", "atomic_numbers", "device_of", "dtype_name", "dtype_of", "in_memory", "open_model"]
+
+
+def atomic_numbers(symbols: Iterable[str]) -> list[int]:
+    """8 of O; BadConfig names what is not an element."""
+    found = [symbol.strip() for symbol in symbols]
+    for symbol in found:
+        if symbol not in SYMBOLS[1:]:
+            raise BadConfig(f"elements: '{symbol}' is not an element; write symbols, as in H,C,O")
+    return [SYMBOLS.index(symbol) for symbol in found]
 
 
 @dataclass(frozen=True)

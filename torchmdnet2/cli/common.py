@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Command",
     "add_allow_untrained_charge",
+    "add_charges",
     "add_device",
     "device_name",
     "frame_numbers",
@@ -25,7 +26,9 @@ __all__ = [
     "make_console",
     "note",
     "output_file",
+    "output_prefix",
     "print_json",
+    "print_table",
     "read_frames",
     "read_structure",
     "split_index",
@@ -33,6 +36,13 @@ __all__ = [
 
 Command = Callable[..., argparse.ArgumentParser]
 """Makes the parser of a command: name, function that runs it, one line of help."""
+
+
+def add_charges(parser: argparse.ArgumentParser) -> None:
+    """--charge and --spin of the structures, --allow-untrained-charge."""
+    parser.add_argument("--charge", type=int, help="total charge in e, where a structure has none (default: 0)")
+    parser.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure has none")
+    add_allow_untrained_charge(parser)
 
 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +93,41 @@ def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], nam
     if not file.parent.is_dir():
         raise FileNotFoundError(f"{path}: there is no folder {file.parent}")
     return file
+
+
+def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]], inputs: Iterable[str]) -> Path:
+    """The prefix of the files that a command is to write, none of which it reads.
+
+    Args:
+        output: as the user wrote it: a prefix, or a folder for files of this name.
+        name: of the files in a folder.
+        files: prefix -> all that may be written.
+        inputs: files that the command reads.
+
+    Raises:
+        BadConfig: a file would be written that is read.
+    """
+    from ..files import spare_inputs
+
+    prefix = Path(output)
+    if output.endswith(("/", "\\")) or prefix.is_dir():
+        prefix /= name
+    spare_inputs(files(prefix), map(Path, inputs), "choose another --output")
+    return prefix
+
+
+def print_table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]], left: Iterable[int] = ()) -> None:
+    """A table of numbers on the console; columns in `left` are text."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(title), title_justify="left")
+    for k, head in enumerate(heads):
+        text = k in left
+        table.add_column(head, justify="left" if text else "right", overflow="fold" if text else "ellipsis")
+    for row in rows:
+        table.add_row(*row)
+    make_console().print(table, markup=False)
 
 
 def print_json(facts: Any) -> None:

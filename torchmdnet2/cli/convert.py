@@ -72,9 +72,10 @@ def _matgl(options: argparse.Namespace) -> Potential:
 
 
 def _torchmd_net(options: argparse.Namespace) -> Potential:
+    from ..adapters.model import atomic_numbers
     from ..importers.torchmd_net import import_checkpoint
 
-    elements = None if options.elements is None else [_atomic_number(s) for s in options.elements.split(",")]
+    elements = None if options.elements is None else atomic_numbers(options.elements.split(","))
     ignore = [] if options.ignore is None else options.ignore.split(",")
     return import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)
 
@@ -114,12 +115,3 @@ def _refuse_lammps_options(options: argparse.Namespace) -> None:
 
     if options.elements or options.charge or options.host or options.units != "metal":
         raise BadConfig("--elements, --charge, --units and --host are for LAMMPS: give --to lammps")
-
-
-def _atomic_number(symbol: str) -> int:
-    from ..errors import BadConfig
-    from ..potential import SYMBOLS
-
-    if symbol.strip() not in SYMBOLS[1:]:
-        raise BadConfig(f"--elements: '{symbol}' is not an element; write symbols, as in H,C,N,O")
-    return SYMBOLS.index(symbol.strip())

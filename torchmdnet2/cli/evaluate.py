@@ -14,10 +14,10 @@ from .common import (
     device_name,
     frame_numbers,
     keeping,
-    make_console,
     note,
     output_file,
     print_json,
+    print_table,
     split_index,
 )
 
@@ -224,43 +224,34 @@ def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]
 
 
 def _print_errors(errors: dict[str, Any], title: str) -> None:
-    from rich.table import Table
-
     from ..training.steps.metrics import shown
 
-    table = Table(title=title, title_justify="left")
-    for name in ("property", "MAE", "RMSE", "unit", "labels"):
-        table.add_column(name, justify="left" if name in ("property", "unit") else "right")
+    rows = []
     for name, value in errors.items():
         entries = {f"forces on {z}": e for z, e in value.items()} if name == "forces_by_element" else {name: value}
         for label, error in entries.items():
             (mae, unit), (rmse, _) = (shown(error[kind], error["unit"]) for kind in ("mae", "rmse"))
-            table.add_row(label.replace("_", " "), f"{mae:.3f}", f"{rmse:.3f}", unit, str(error["count"]))
-    make_console().print(table)
+            rows.append([label.replace("_", " "), f"{mae:.3f}", f"{rmse:.3f}", unit, str(error["count"])])
+    print_table(title, ("property", "MAE", "RMSE", "unit", "labels"), rows, left=(0, 3))
 
 
 def _print_members(models: Sequence[str], found: EnsembleEvaluation) -> None:
     """RMSE of each member, and the spread beside the error of the mean."""
-    from rich.table import Table
-
     from ..training.steps.metrics import shown
 
     names = [name for name in found.errors if name != "forces_by_element"]
-    table = Table(title="RMSE of the members", title_justify="left")
-    table.add_column("member", overflow="fold")
-    for name in names:
-        table.add_column(f"{name.replace('_', ' ')}, {shown(0, found.errors[name]['unit'])[1] or '1'}", justify="right")
-    rows = [*zip(models, found.members, strict=True), ("mean of all", found.errors)]
-    for model, errors in rows:
-        table.add_row(model, *(f"{shown(errors[name]['rmse'], errors[name]['unit'])[0]:.3f}" for name in names))
-    make_console().print(table, markup=False)
-    table = Table(title="spread of the members and error of their mean", title_justify="left")
-    for name in ("property", "rms spread", "RMSE", "unit", "RMSE / spread", "rank correlation"):
-        table.add_column(name, justify="left" if name in ("property", "unit") else "right")
+    heads = [f"{name.replace('_', ' ')}, {shown(0, found.errors[name]['unit'])[1] or '1'}" for name in names]
+    every = [*zip(models, found.members, strict=True), ("mean of all", found.errors)]
+    rows = [
+        [model, *(f"{shown(errors[name]['rmse'], errors[name]['unit'])[0]:.3f}" for name in names)]
+        for model, errors in every
+    ]
+    print_table("RMSE of the members", ["member", *heads], rows, left=(0,))
+    rows = []
     for name, value in found.spread.summary().items():
         (spread, unit), (rmse, _) = (shown(value[key], value["unit"]) for key in ("rms_spread", "rmse"))
         ratio = "–" if value["ratio"] is None else f"{value['ratio']:.2f}"
-        table.add_row(
-            name.replace("_", " "), f"{spread:.3f}", f"{rmse:.3f}", unit, ratio, f"{value['correlation']:.2f}"
-        )
-    make_console().print(table)
+        correlation = f"{value['correlation']:.2f}"
+        rows.append([name.replace("_", " "), f"{spread:.3f}", f"{rmse:.3f}", unit, ratio, correlation])
+    heads = ["property", "rms spread", "RMSE", "unit", "RMSE / spread", "rank correlation"]
+    print_table("spread of the members and error of their mean", heads, rows, left=(0, 3))

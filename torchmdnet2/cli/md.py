@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .common import (
     Command,
-    add_allow_untrained_charge,
+    add_charges,
     add_device,
     device_name,
     make_console,
@@ -51,9 +51,7 @@ def add(command: Command) -> None:
     md.add_argument("--report", action="store_true", help="write a page with a movie and plots: prefix + .html")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
     md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
-    md.add_argument("--charge", type=int, help="total charge in e, where the structure has none (default: 0)")
-    md.add_argument("--spin", type=int, help="multiplicity 2S+1, where the structure has none")
-    add_allow_untrained_charge(md)
+    add_charges(md)
     add_device(md, dtype=None)
 
 

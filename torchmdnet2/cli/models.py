@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from .common import Command, make_console, print_json
+from .common import Command, print_json, print_table
 
 if TYPE_CHECKING:
     from ..potentials import NamedModel
@@ -62,19 +62,14 @@ def _facts(model: NamedModel) -> dict[str, Any]:
 
 
 def _print(found: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(title="Potentials by name", title_justify="left")
-    for name in ("name", "MB", "elements", "level of theory", "licence", "from"):
-        table.add_column(name, justify="right" if name == "MB" else "left")
+    rows = []
     for facts in found:
         if "error" in facts:
-            table.add_row(facts["name"], "", facts["error"], "", "", facts["package"])
+            rows.append([facts["name"], "", facts["error"], "", "", facts["package"]])
             continue
-        size, said = (
-            f"{facts['bytes'] / 1e6:.1f}",
-            [facts[key] or "not stated" for key in ("level_of_theory", "licence")],
-        )
-        table.add_row(facts["name"], size, " ".join(facts["elements"]) or "not stated", *said, facts["package"])
-    make_console().print(table)
+        said = [" ".join(facts["elements"]), facts["level_of_theory"], facts["licence"]]
+        size = f"{facts['bytes'] / 1e6:.1f}"
+        rows.append([facts["name"], size, *(text or "not stated" for text in said), facts["package"]])
+    heads = ("name", "MB", "elements", "level of theory", "licence", "from")
+    print_table("Potentials by name", heads, rows, left=(0, 2, 3, 4, 5))
     print("torchmdnet2 models NAME prints the model card.")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .common import (
     Command,
-    add_allow_untrained_charge,
+    add_charges,
     add_device,
     device_name,
     make_console,
     note,
+    output_prefix,
+    print_table,
     read_structure,
     split_index,
 )
@@ -37,18 +38,17 @@ def add(command: Command) -> None:
         "--reference", metavar="NAME", help="to compare with: gfn2-xtb, gfn1-xtb, a model, a calculator of ASE"
     )
     scan.add_argument("--output", default="scan", help="prefix of the files, or a folder (default: scan)")
-    scan.add_argument("--charge", type=int, help="total charge in e, if the structure has none (default: 0)")
-    scan.add_argument("--spin", type=int, help="multiplicity 2S+1, if the structure has none")
-    add_allow_untrained_charge(scan)
+    add_charges(scan)
     scan.add_argument("--fail", action="store_true", help="exit with 1 when something is found, for scripts")
     add_device(scan, dtype="float64")
 
 
 def _scan(options: argparse.Namespace) -> int:
-    from ..scan import scan_molecule
+    from ..scan import ScanReport, scan_molecule
     from ..scan.scan import KINDS
 
-    prefix = _prefix(options)
+    inputs = [*options.model, split_index(options.molecule)[0], *([options.reference] if options.reference else [])]
+    prefix = output_prefix(options.output, "scan", ScanReport.files, inputs)
     atoms = read_structure(options.molecule)
     console = make_console()
     report = scan_molecule(
@@ -71,22 +71,7 @@ def _scan(options: argparse.Namespace) -> int:
     return int(options.fail and not report.passed)
 
 
-def _prefix(options: argparse.Namespace) -> Path:
-    """Of the files; never those that are read."""
-    from ..files import spare_inputs
-    from ..scan import ScanReport
-
-    prefix = Path(options.output)
-    if options.output.endswith(("/", "\\")) or prefix.is_dir():
-        prefix /= "scan"
-    inputs = [*options.model, split_index(options.molecule)[0], *([options.reference] if options.reference else [])]
-    spare_inputs(ScanReport.files(prefix), map(Path, inputs), "choose another --output")
-    return prefix
-
-
 def _print(report: ScanReport) -> None:
-    from rich.table import Table
-
     from ..scan.report import TITLES, WORDS, rows
 
     console = make_console()
@@ -96,12 +81,7 @@ def _print(report: ScanReport) -> None:
             continue
         heads, lines = rows(curves, report.members > 1)
         reference = f"; in brackets {report.reference}" if report.reference else ""
-        table = Table(title=f"{name} of {report.formula}: {WORDS[kind]}{reference}", title_justify="left")
-        for k, head in enumerate(heads):
-            table.add_column(head, justify="left" if k == 0 else "right")
-        for line in lines:
-            table.add_row(*line)
-        console.print(table, markup=False)
+        print_table(f"{name} of {report.formula}: {WORDS[kind]}{reference}", heads, lines, left=(0,))
     for curve, finding in report.findings:
         text = f"{curve.path.kind} {curve.path.name}: {finding.text}"
         console.print(text, highlight=False, soft_wrap=True, markup=False)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .common import (
     Command,
-    add_allow_untrained_charge,
+    add_charges,
     add_device,
     device_name,
     make_console,
+    output_prefix,
+    print_table,
     read_frames,
     split_index,
 )
@@ -34,17 +35,16 @@ def add(command: Command) -> None:
     check.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
     check.add_argument("--seed", type=int, default=0, help="of velocities and noise; run k has seed + k (default: 0)")
     check.add_argument("--output", default="stability", help="prefix of the files, or a folder (default: stability)")
-    check.add_argument("--charge", type=int, help="total charge in e, where a structure has none (default: 0)")
-    check.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure has none")
-    add_allow_untrained_charge(check)
+    add_charges(check)
     check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
     add_device(check, dtype=None)
 
 
 def _stability(options: argparse.Namespace) -> int:
-    from ..md import check_stability
+    from ..md import StabilityReport, check_stability
 
-    prefix = _prefix(options)
+    inputs = [options.model, split_index(options.frames)[0]]
+    prefix = output_prefix(options.output, "stability", StabilityReport.files, inputs)
     frames, numbers = read_frames(options.frames)
     console = make_console()
     report = check_stability(
@@ -70,19 +70,6 @@ def _stability(options: argparse.Namespace) -> int:
     return int(options.fail and not report.survived)
 
 
-def _prefix(options: argparse.Namespace) -> Path:
-    """Of the files; never those that are read."""
-    from ..files import spare_inputs
-    from ..md import StabilityReport
-
-    prefix = Path(options.output)
-    if options.output.endswith(("/", "\\")) or prefix.is_dir():
-        prefix /= "stability"
-    inputs = [Path(options.model), Path(split_index(options.frames)[0])]
-    spare_inputs(StabilityReport.files(prefix), inputs, "choose another --output")
-    return prefix
-
-
 def _temperatures(text: str) -> list[float]:
     from ..errors import BadConfig
 
@@ -95,15 +82,12 @@ def _temperatures(text: str) -> list[float]:
 
 
 def _print(report: StabilityReport, title: str) -> None:
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in ("K", "replicas", "whole", "first ps", "median ps", "mean K", "bonds Å", "protons"):
-        table.add_column(name, justify="right")
+    heads = ("K", "replicas", "whole", "first ps", "median ps", "mean K", "bonds Å", "protons")
+    rows = []
     for s in report.summaries:
         first, median = (f"> {report.time:g}" if t is None else f"{t:.2f}" for t in (s.first_break, s.median_break))
-        table.add_row(
-            f"{s.temperature:g}", str(s.replicas), str(s.survivors), first, median, f"{s.mean_temperature:.0f}",
-            f"{s.deviation:.2f}", str(s.transfers),
+        rows.append(
+            [f"{s.temperature:g}", str(s.replicas), str(s.survivors), first, median, f"{s.mean_temperature:.0f}",
+             f"{s.deviation:.2f}", str(s.transfers)]
         )  # fmt: skip
-    make_console().print(table)
+    print_table(title, heads, rows)

@@ -7,10 +7,10 @@ dynamics; here are bonds, and torsions and contacts of molecules with the same q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -155,25 +155,18 @@ def _judge(curve: Curve) -> None:
     curve.findings = [*kept, *curve.findings, *compare(curve)]
 
 
-class _Counter:
-    def __init__(self, status: Any, name: str):
-        self._status, self._name, self._count = status, name, 0
-
-    def __call__(self, points: int) -> None:
-        self._count += points
-        self._status.update(f"{self._name}: {self._count} structures")
-
-
-class _status(AbstractContextManager):
+@contextmanager
+def _status(console: Console | None, name: str) -> Iterator[Callable[[int], None] | None]:
     """Progress on a console: a function that is told how many structures were computed."""
+    if console is None:
+        yield None
+        return
+    done = 0
 
-    def __init__(self, console: Console | None, name: str):
-        self._name = name
-        self._context: Any = nullcontext() if console is None else console.status(name)
+    def tell(points: int) -> None:
+        nonlocal done
+        done += points
+        status.update(f"{Path(name).name}: {done} structures")
 
-    def __enter__(self) -> Callable[[int], None] | None:
-        status = self._context.__enter__()
-        return None if status is None else _Counter(status, Path(self._name).name)
-
-    def __exit__(self, *error: Any) -> None:
-        self._context.__exit__(*error)
+    with console.status(name) as status:
+        yield tell
