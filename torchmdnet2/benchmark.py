@@ -6,13 +6,12 @@ different machines can be compared.
 
 from __future__ import annotations
 
-import io
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,8 +21,12 @@ from .diagnostics import surroundings
 from .errors import BadData
 from .evaluator import Evaluator
 from .files import atomic_write
+from .html_page import figure_png
 from .potential import Potential
 from .system import System
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["SIDES", "Benchmark", "Timing", "standard_potential", "time_steps", "timed", "water_box"]
 
@@ -84,26 +87,18 @@ class Benchmark:
         written = [prefix.with_name(prefix.name + ".json")]
         atomic_write(written[0], json.dumps(asdict(self), indent=2) + "\n")
         try:
-            content = self._plot()
+            content = figure_png(self._draw, (5.5, 4))
         except ImportError:
             return written
         written.append(prefix.with_name(prefix.name + ".png"))
         atomic_write(written[1], content)
         return written
 
-    def _plot(self) -> bytes:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(5.5, 4), layout="constrained")
-        FigureCanvasAgg(figure)
+    def _draw(self, figure: Figure) -> None:
         axes = figure.subplots()
         axes.loglog([t.atoms for t in self.timings], [t.ms for t in self.timings], "o-")
         axes.set(xlabel="atoms (water)", ylabel="ms per step", title=f"{self.model} on {self.device}")
         axes.grid(alpha=0.4, which="both")
-        content = io.BytesIO()
-        figure.savefig(content, format="png", dpi=120)
-        return content.getvalue()
 
 
 def time_steps(

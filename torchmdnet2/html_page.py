@@ -1,13 +1,18 @@
-"""HTML pages of reports: one file with its style and pictures in it, no scripts."""
+"""HTML pages of reports: one file with its style and pictures in it, no scripts; the pictures as PNG."""
 
 from __future__ import annotations
 
 import base64
 import html
+import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["breakable", "document", "image", "table"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["breakable", "document", "figure_png", "image", "table"]
 
 _STYLE = """
 :root { color-scheme: light }
@@ -41,6 +46,23 @@ def document(title: str, body: Sequence[str]) -> str:
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{html.escape(title)}</title>'
         f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
     )
+
+
+def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
+    """A figure of this size (inches) as PNG.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=150, layout="constrained")  # pyplot would change the backend of the user
+    FigureCanvasAgg(figure)
+    draw(figure)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})  # equal plots, equal bytes
+    return buffer.getvalue()
 
 
 def image(content: bytes, text: str, kind: str = "plot") -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from ..files import atomic_write
-from ..html_page import document, image, table
-from ..training.reporting.plots import digits, figure_png
+from ..html_page import document, figure_png, image, table
+from ..training.reporting.plots import digits
 from ..version import __version__
 from .config import LearnConfig
 from .summary import RoundSummary

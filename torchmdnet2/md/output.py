@@ -6,12 +6,16 @@ import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..errors import BadData
 from ..files import append, atomic_write
+from ..html_page import figure_png
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Drift", "Table", "TableRow", "plot"]
 
@@ -106,27 +110,23 @@ def plot(
     Raises:
         ImportError: matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 5), layout="constrained")  # pyplot would change the backend of the user
-    FigureCanvasAgg(figure)
-    above, below = figure.subplots(2, sharex=True)
-    for rows in replicas:
-        time = [row.time_ps for row in rows]
-        above.plot(time, [row.temperature_K for row in rows], lw=0.8)
-        below.plot(time, [1e3 * (row.conserved_eV - rows[0].conserved_eV) / num_atoms for row in rows], lw=0.8)
     mean = float(np.mean([row.temperature_K for rows in replicas for row in rows]))
-    above.axhline(mean, color="gray", lw=0.8, ls="--", label=f"mean {mean:.0f} K")
-    above.set_ylabel("temperature (K)")
-    above.legend(loc="upper right")
-    above.set_title(title)
-    below.set_ylabel("total energy − first (meV/atom)")
-    below.set_xlabel("time (ps)")
     worst = max(drifts, key=abs)
     words = "" if np.isnan(worst) else f"drift {worst:+.1e} eV/atom/ps" + (" at most" if len(drifts) > 1 else "")
-    below.text(0.01, 0.95, words, transform=below.transAxes, va="top")
-    figure.savefig(path, dpi=120)
+
+    def draw(figure: Figure) -> None:
+        above, below = figure.subplots(2, sharex=True)
+        for rows in replicas:
+            time = [row.time_ps for row in rows]
+            above.plot(time, [row.temperature_K for row in rows], lw=0.8)
+            below.plot(time, [1e3 * (row.conserved_eV - rows[0].conserved_eV) / num_atoms for row in rows], lw=0.8)
+        above.axhline(mean, color="gray", lw=0.8, ls="--", label=f"mean {mean:.0f} K")
+        above.set(ylabel="temperature (K)", title=title)
+        above.legend(loc="upper right")
+        below.set(xlabel="time (ps)", ylabel="total energy − first (meV/atom)")
+        below.text(0.01, 0.95, words, transform=below.transAxes, va="top")
+
+    path.write_bytes(figure_png(draw, (7, 5)))
 
 
 def _line(values: Sequence[Any]) -> str:

@@ -7,7 +7,6 @@ it works without a network.
 from __future__ import annotations
 
 import html
-import io
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..files import atomic_write
-from ..html_page import document, image, table
+from ..html_page import document, figure_png, image, table
 from ..neighbors import neighbor_list
 from ..system import System
 from .bonds import Bonds
@@ -227,16 +226,9 @@ def _draw_distances(axes: Axes, edges: NDArray[np.float64], density: NDArray[np.
 def _drawn(draw: Callable[[Axes], Any], text: str) -> list[str]:
     """A plot within the page; nothing where matplotlib is not installed."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
+        return [_picture(figure_png(lambda figure: draw(figure.subplots()), (7, 3.2)), text)]
     except ImportError:
         return []
-    figure = Figure(figsize=(7, 3.2), layout="constrained")  # pyplot would change the backend of the user
-    FigureCanvasAgg(figure)
-    draw(figure.subplots())
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=120)
-    return [_picture(content.getvalue(), text)]
 
 
 def _picture(content: bytes, text: str) -> str:

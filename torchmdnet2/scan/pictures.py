@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..training.reporting.plots import figure_png
+from ..html_page import figure_png
 from .curve import Curve
 from .paths import Array
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...html_page import figure_png
 from ..steps.metrics import UNITS, shown
 from .evaluation import Evaluation
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["digits", "figure_png", "pictures", "spread_picture", "structures"]
+__all__ = ["digits", "pictures", "spread_picture", "structures"]
 
 _SUBSETS = ("train", "validation")
 _MOST_POINTS = 20_000  # of a parity plot
@@ -86,19 +86,6 @@ def spread_picture(error: np.ndarray, deviation: np.ndarray, name: str, unit: st
 
 def _picture(draw: Callable[[Axes], None], size: tuple[float, float] = (5.2, 4.2)) -> bytes:
     return figure_png(lambda figure: draw(figure.add_subplot()), size)
-
-
-def figure_png(draw: Callable[[Figure], None], size: tuple[float, float]) -> bytes:
-    """A figure of this size (inches) as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    draw(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": None})  # equal plots, equal bytes
-    return buffer.getvalue()
 
 
 def _curves(history: Sequence[Mapping[str, Any]], errors: Mapping[str, Any]) -> list[tuple[str, str]]:
