@@ -89,7 +89,7 @@ def test_many_atoms_as_the_evaluator_and_along_a_trajectory():
     lmp.close()
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [pytest.param(2, id="two"), pytest.param(4, id="four")])
 @pytest.mark.parametrize(("dtype", "bound"), [("float64", 1e-9), ("float32", 2e-5)])
 def test_a_gpu_for_each_process(processes, dtype, bound, tmp_path, monkeypatch):
     """Also domains without atoms; rows of ghosts go from GPU to GPU."""
