@@ -164,7 +164,8 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     labels = options.work / "labels"
     try:
-        good = label(run, options, labels)
+        begun = any((options.work / name / "state.safetensors").is_file() for name in MODELS)
+        good = begun or label(run, options, labels)  # a training goes on with the labels that it began with
         run.say(f"{len(list(labels.glob('*.h5')))} files of labels")
         good = train(run, options, labels) and good
         good = evaluate(run, options, labels) and good

@@ -18,7 +18,7 @@ _OWN: tuple[str, ...] = ("config.output.", "config.data.num_workers")
 def check_identity(now: dict[str, Any], then: dict[str, Any], folder: Path) -> None:
     """Raise BadConfig if a run would be resumed with another configuration or other data."""
     different = sorted(differences(now, then))
-    harmless = _OWN
+    harmless = (*_OWN, "config.training.max_minutes")  # of this start
     training = now["config"]["training"]
     # what depends on the number of epochs
     if training["lr_schedule"] != "cosine" and not training.get("swa") and not training["loss"].get("schedule"):
