@@ -191,6 +191,40 @@ def test_stress_of_periodic_frames(raw_config, crystals, method):
     check(raw)
 
 
+class Relaunched:
+    """In the place of a CUDA graph: launched anew instead of replayed."""
+
+    def __init__(self, launch):
+        self.replay, self.reset = launch, lambda: None
+
+    @classmethod
+    def record(cls, launch, device, *, warm_up, pool):
+        warm_up()
+        return cls(launch)
+
+
+def test_steps_of_graphs_have_room_for_all_lists(raw_config, file, monkeypatch):
+    """What a GPU does: batches with more room than they need, one graph for many; eagerly on the CPU."""
+    field = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 2.0, "switch_width": 0.5}
+    priors = [{"name": "atomref", "energies": "fit"}, COULOMB, field]
+    raw = raw_of(raw_config, file, KEYS, properties=HEADS, priors=priors)
+    raw["training"]["max_epochs"] = 1
+    plain, padded = made(raw, False), made(raw, True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    monkeypatch.setattr("torchmdnet2.training.steps.replay.CudaGraph", Relaunched)
+    for each in (padded.packed.step, padded.packed.measure):
+        each._cuda = True
+    for each in (plain, padded):
+        each.run(Hooks())
+    graphs = list(padded.packed.step._graphs)
+    assert graphs and all(len(room.edges) == 2 and min(room.edges) >= 64 for room in graphs)
+    for a, b in zip(plain.history, padded.history, strict=True):
+        for key in set(a) - {"seconds"}:
+            assert b[key] == pytest.approx(a[key], rel=1e-9, nan_ok=True), key
+    for a, b in zip(plain.average.parameters(), padded.average.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
+
+
 def capturable(raw):
     trainer = made(raw, False)
     labels = further_labels(trainer.potential, [*trainer.train.batch(range(8)).sample.labels])
