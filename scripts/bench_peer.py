@@ -1,4 +1,4 @@
-"""TorchMD-Net's TensorNet with the weights of one of our potentials, in its modes; used by the other benchmarks."""
+"""TorchMD-Net's models with the weights of one of our potentials, in its modes; used by the other benchmarks."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torchmdnet2.neighbors import neighbor_list
 __all__ = ["MODES", "peer_model", "peer_step"]
 
 MODES = ("eager", "graph", "compile")
+CAPTURED = ("tensornet", "tensornet2")  # its other models read the number of edges back in every step
 
 
 def peer_model(potential: Potential, neighbors: int, derivative: bool, static: bool) -> Any:
@@ -20,6 +21,7 @@ def peer_model(potential: Potential, neighbors: int, derivative: bool, static: b
 
     Raises:
         ImportError: TorchMD-Net is not installed.
+        ValueError: it has no model with these weights.
     """
     from torchmdnet.models.model import create_model
 
@@ -30,7 +32,7 @@ def peer_model(potential: Potential, neighbors: int, derivative: bool, static: b
     arguments |= {
         "prior_model": None, "prior_args": None, "max_num_neighbors": neighbors, "derivative": derivative,
         "static_shapes": static, "charge": False, "check_errors": False, "box_vecs": None, "dropout": 0.0,
-        "q_dim": 16,
+        "q_dim": arguments.get("q_dim", 16),
     }  # fmt: skip
     model = create_model(arguments)
     missing = model.load_state_dict({k: v for k, v in state.items() if not k.startswith("prior")}, strict=False)
@@ -46,7 +48,14 @@ def peer_step(potential: Potential, system: System, mode: str) -> Callable[[], t
     eager: autograd. graph: energy and forces in one CUDA graph. compile: torch.compile(mode="reduce-overhead") after
     `setup_for_inference`. The largest number of neighbors is the true one and two more, which favours the peer: its
     users cannot know it.
+
+    Raises:
+        ImportError: TorchMD-Net is not installed.
+        ValueError: it has no model with these weights, or cannot capture its model.
     """
+    name = potential.config["model"]["name"]
+    if mode == "graph" and name not in CAPTURED:
+        raise ValueError(f"TorchMD-Net cannot capture its {name}: lists are cut to the edges found, which it waits for")
     neighbors = int(torch.diff(neighbor_list(system, potential.cutoff).row_ptr).max()) + 2
     model = peer_model(potential, neighbors, mode == "graph", mode != "eager")
     box = system.cell[0] if bool(system.pbc.any()) else None

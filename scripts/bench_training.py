@@ -33,13 +33,15 @@ from torchmdnet2.training.steps.trainer import Trainer
 
 _TWO_LAYERS = {"num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
 _SIX_LAYERS = {"num_layers": 6, "num_rbf": 64, "cutoff": 5.0}
+# in the form that TorchMD-Net has too: for the same weights
 MODELS: dict[str, dict[str, Any]] = {
     "tensornet": _TWO_LAYERS,
-    "tensornet2": {**_TWO_LAYERS, "q_dim": 16},
+    "tensornet2": {**_TWO_LAYERS, "q_dim": 16, "exact_charge": False},
     "equivariant_transformer": _SIX_LAYERS,
     "transformer": _SIX_LAYERS,
     "graph_network": _SIX_LAYERS,
 }
+HEADS = {"equivariant_transformer": {"name": "equivariant_scalar"}}
 PARTS = ("replay", "torchmd-net", "losses", "tf32", "eager")
 REPEATS = {"replay": 40, "tf32": 40}
 # times faster than the peer's eager step on one NVIDIA H200, by batch
@@ -58,6 +60,7 @@ def trainer_for(path: str, batch: int, precision: str, options: argparse.Namespa
         {
             "data": {"train": path, "split": {"validation": 50, "test": 0, "seed": 1}},
             "model": {**MODELS[model], "name": model, "hidden_channels": options.channels},
+            "head": HEADS.get(model, {"name": "scalar"}),
             "training": {
                 "seed": 1, "batch_size": batch, "max_epochs": 1000, "precision": precision, "device": options.device,
                 "lr": options.lr, "optimizer": {"name": options.optimizer}, "loss": {"energy": 20, "forces": 1},
