@@ -79,6 +79,9 @@ def test_packed_training_to_the_second_derivative(options):
 def test_options_without_kernels_are_captured():
     model = potential(hidden_channels=32, tensor_norm="root").eval().cuda()
     evaluator, system = Evaluator(model, graphs=True), atoms(21, True)
-    expected = copy.deepcopy(model).double()(system.to(dtype=torch.float64))
-    assert float((evaluator(system).forces.double() - expected.forces).abs().max()) <= 1e-4
+    expected = copy.deepcopy(model).double()(system.to(dtype=torch.float64)).forces
+    ours, eager = (
+        float((forces.double() - expected).abs().max()) for forces in (evaluator(system).forces, model(system).forces)
+    )
+    assert ours <= 2 * eager + 1e-6 * float(expected.abs().max())
     assert "tensor_norm 'square' only" in evaluator.report()
