@@ -23,6 +23,8 @@ from ..steps.trainer import Trainer
 from .folder import BEST, DONE
 from .setup import SUBSETS, Setup
 
+_AT_ONCE = 64  # frames, at most
+
 __all__ = ["describe", "evaluate_saved", "finish", "package_versions"]
 
 
@@ -100,11 +102,17 @@ def _peak_memory(device: torch.device) -> float:
 def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
     """Errors of the model file, in float64, so that whoever recomputes them finds the same numbers."""
     potential = checkpoint.load(path, device=setup.potential.device, dtype=torch.float64)
+    # plain PyTorch in float64 needs far more memory for a frame than the steps that the batches were made for
+    batches = [
+        list(batch[first : first + _AT_ONCE])
+        for batch in measured_batches(frames, setup.config.training)
+        for first in range(0, len(batch), _AT_ONCE)
+    ]
     return evaluate(
         potential,
         frames,
         setup.properties,
-        batches=measured_batches(frames, setup.config.training),
+        batches=batches,
         num_workers=setup.config.data.num_workers,
         units=setup.config.data.units.model_dump(),
         check=False,
