@@ -6,15 +6,16 @@ import itertools
 
 import pytest
 import torch
+from test_edges import CUTOFF, crystal
+from test_edges import make as make_layers
 from tiny import tiny_potential
 from torch import nn
 
-from torchmdnet2 import Potential, System
+from torchmdnet2 import Potential
 from torchmdnet2.edges import evaluate_edges
 from torchmdnet2.exchange import CopyExchange, with_ghosts
 from torchmdnet2.models.base import Features, Representation
 
-CUTOFF = 2.5
 CELLS = {
     "orthorhombic": [[4.0, 0, 0], [0, 2.2, 0], [0, 0, 3.1]],  # narrower than the cutoff: several images of an atom
     "triclinic": [[4.0, 0, 0], [1.2, 3.3, 0], [-0.7, 0.9, 3.6]],
@@ -29,25 +30,7 @@ D3 = {"name": "d3", "elements": [1, 6, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8
 
 
 def make(model="tensornet", layers=2, priors=(), **arguments):
-    with torch.random.fork_rng():
-        torch.manual_seed(2)
-        config = {
-            "name": model,
-            "num_layers": layers,
-            "num_rbf": 6,
-            "hidden_channels": 8,
-            "cutoff": CUTOFF,
-            "max_z": 10,
-        }
-        potential = Potential.from_config({"model": {**config, **arguments}, "priors": list(priors)})
-        return potential.double().eval()
-
-
-def crystal(cell, num_atoms=7):
-    random = torch.Generator().manual_seed(4)
-    cell = torch.tensor(cell, dtype=torch.float64)
-    z = torch.tensor([1, 6, 8])[torch.randint(0, 3, (num_atoms,), generator=random)]
-    return System(z=z, pos=torch.rand(num_atoms, 3, generator=random, dtype=torch.float64) @ cell, cell=cell)
+    return make_layers(model, priors, layers, arguments)
 
 
 def with_images(system, reach):
@@ -82,18 +65,18 @@ MODELS = [
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize(("model", "arguments", "charge"), MODELS)
 def test_images_that_read_from_their_owners_give_the_crystal(cell, model, arguments, charge):
-    compare(make(model, **arguments), crystal(CELLS[cell]).replace(charge=torch.tensor([charge]).double()))
+    compare(make(model, **arguments), crystal(CELLS[cell], 7).replace(charge=torch.tensor([charge]).double()))
 
 
 def test_coordination_numbers_are_exchanged():
     pytest.importorskip("tad_dftd3")
-    compare(make(layers=1, priors=[D3]), crystal(CELLS["triclinic"]))
+    compare(make(layers=1, priors=[D3]), crystal(CELLS["triclinic"], 7))
 
 
 def test_baseline_is_a_network_of_its_own():
     inner = tiny_potential(elements=[1, 6, 8], priors=[])
     potential = make(layers=1, priors=[{"name": "baseline", "potential": inner.config}])
-    compare(potential, crystal(CELLS["triclinic"]))
+    compare(potential, crystal(CELLS["triclinic"], 7))
 
 
 def compare(potential, system):
@@ -145,7 +128,7 @@ class Deaf(Representation):
 
 
 def test_what_cannot_be_exchanged_is_refused():
-    system = crystal(CELLS["triclinic"])
+    system = crystal(CELLS["triclinic"], 7)
     z, owner, edges, vectors = with_images(system, CUTOFF)
     potential = make()
     arguments = z, edges, vectors, system.num_atoms

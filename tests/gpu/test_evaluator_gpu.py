@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -33,6 +34,16 @@ def make(seed=0, **changes):
             }
         ).eval()  # fmt: skip
     return potential.to("cuda")
+
+
+@contextmanager
+def no_waiting():
+    """Within the block, to wait for the GPU is an error."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def random_atoms(n, seed=0, cell=False, dtype=torch.float32, **given):
@@ -305,12 +316,9 @@ def test_no_waiting_in_a_bound_step(potential):
     bound = Evaluator(potential).bind(random_atoms(100, 10))
     bound.replay()
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         bound.pos.add_(0.001)
         bound.replay()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert bound.check()
 
 

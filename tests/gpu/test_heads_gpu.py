@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_evaluator_gpu import make, random_atoms
+from test_evaluator_gpu import make, no_waiting, random_atoms
 
 from torchmdnet2 import Evaluator, System
 
@@ -98,12 +98,9 @@ def test_many_atoms(n, monkeypatch):
 
 def test_no_waiting_in_a_bound_step():
     bound = Evaluator(charged(priors=[FIELD])).bind(random_atoms(100, seed=5, cell=True))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for _ in range(5):
             bound.replay()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert bound.check()
 
 
