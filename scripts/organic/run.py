@@ -86,6 +86,7 @@ def train(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
             "training.max_epochs": 1000,
             "training.max_minutes": f"{left:.3f}",
             "output.folder": options.work / name,
+            "output.report": "false",  # it would take of the time
             **dict(text.split("=", 1) for text in options.set),
         }
         sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]

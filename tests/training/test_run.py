@@ -100,6 +100,8 @@ def test_card_states_what_matters(finished):
     for text in ("H, C, O", "Morse pairs", "3.5 Å", "CC0-1.0", digest, "meV/Å", "forces on C", "Reference energies"):
         assert text in card, text
     assert model_card({}, {}).startswith("# Model")  # a file of unknown origin has a card too
+    about = {"about": {"Not for": "Radicals."}}
+    assert "## Not for\n\nRadicals.\n" in model_card({}, about) and model_card({}, {"about": "text"})
 
 
 def test_reference_energies_are_fitted_in_float64(finished):

@@ -18,7 +18,8 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
 
     Args:
         config: of the potential, as in the model file.
-        metadata: as `run_training` writes it; what is missing is left out, so cards of other models work too.
+        metadata: as `run_training` writes it; what is missing is left out, so cards of other models work too. "about",
+            if it is there, has further sections: heading -> text.
         title: heading.
     """
     model = config.get("model", {})
@@ -44,6 +45,9 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         **{name.capitalize(): value for name, value in words.items()},
     }
     lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    about = metadata.get("about", {})
+    for heading, text in about.items() if isinstance(about, Mapping) else ():
+        lines += [f"## {heading}", "", str(text), ""]
     lines += _errors(metadata.get("errors", {}))
     lines += _references(config)
     lines += _data(data)

@@ -1,0 +1,68 @@
+"""From a trained model to a shipped one: the same weights, with a card that says what it is for and what not.
+
+    python scripts/organic/ship.py potentials/organic.tmn torchmdnet2/potentials/organic.tmn \
+        --errors potentials/organic-errors.json
+
+Paths of the machine that trained it are left out; the errors are those of `evaluate.py` on the test subset, by kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from torchmdnet2 import checkpoint, load
+
+TEACHER = (
+    "The labels are those of AIMNet2 ωB97M-D3 (ensemble of four, MIT licence, © Isayev Lab, "
+    "aimnet2_wb97m-d3_ens.jpt): D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025). Cite it when you use "
+    "this model. Its errors are inherited: it underbinds neutral dimers and, by far more, clusters of water."
+)
+DATA = (
+    "Conformers, strained molecules, dimers and clusters with water of molecules from the NCI AIDS antiviral screen "
+    "(NIH/NCI Developmental Therapeutics Program, from DeepChem's repository), of analogues with B, Si, As, Se and I, "
+    "of small molecules and ions, and monomers and solvated amino acids of SPICE (CC0); frames of dynamics with the "
+    "teacher at 300 to 1000 K. Subsets share no scaffold. Made by scripts/organic."
+)
+USE = (
+    "Closed-shell molecules of H, B, C, N, O, F, Si, P, S, Cl, As, Se, Br and I with total charges −2 to +2: "
+    "conformers, vibrations and dynamics at ordinary temperatures, molecules in a few others. The energy is that of a "
+    "short-range network, D3(BJ) and the Coulomb energy of predicted charges."
+)
+NOT_FOR = (
+    "Radicals and other open shells, metals, other elements or charges. Periodic cells: the Coulomb energy is a sum "
+    "over all pairs. Bulk water and other liquids: not tested. Reactions: the training data have stretched bonds, and "
+    "no transition states. Reaction energies beyond conformers and isomers. It does not say where it is not sure."
+)
+
+
+def described(metadata: dict[str, Any], errors: dict[str, Any]) -> dict[str, Any]:
+    """The metadata of a training without paths, with errors by kind and the sections of the card."""
+    config = metadata["config"]
+    config["data"].update(train="labels/train-*.h5", validation="labels/validation-*.h5", cache="auto")
+    config["output"]["folder"] = f"work/{Path(config['output']['folder']).name}"
+    data = {name: value for name, value in metadata["data"].items() if name != "files"}
+    by_kind = {f"test {kind}": {k: v for k, v in found.items() if k != "frames"} for kind, found in errors.items()}
+    about = {"Use": USE, "Not for": NOT_FOR, "Teacher": TEACHER, "Training data": DATA}
+    split = {"split": "by Bemis-Murcko scaffold, scripts/organic/molecules.py"}
+    return {**metadata, "config": config, "data": {**data, **split}, "errors": by_kind, "about": about}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="best.tmn of the training")
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--errors", type=Path, required=True, help="JSON of evaluate.py on the test subset")
+    options = parser.parse_args()
+    errors = json.loads(options.errors.read_text())
+    if errors["subset"] != "test":
+        raise SystemExit(f"{options.errors}: errors of the test subset are expected, not of {errors['subset']}")
+    potential = load(options.model)
+    checkpoint.save(potential, options.target, described(dict(potential.metadata), errors["errors"]))
+    print(f"{options.target}: {options.target.stat().st_size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()
