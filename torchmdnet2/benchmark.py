@@ -81,17 +81,20 @@ class Benchmark:
     surroundings: dict[str, Any]
 
     def write(self, prefix: Path) -> list[Path]:
-        """Write the values as JSON and, where matplotlib is installed, a plot; returns the files."""
+        """Write the values as JSON and, where matplotlib is installed, a plot; returns the files.
+
+        Earlier files of these names are kept as FILE.old.
+        """
         import json
 
         written = [prefix.with_name(prefix.name + ".json")]
-        atomic_write(written[0], json.dumps(asdict(self), indent=2) + "\n")
+        atomic_write(written[0], json.dumps(asdict(self), indent=2) + "\n", keep=True)
         try:
             content = figure_png(self._draw, (5.5, 4))
         except ImportError:
             return written
         written.append(prefix.with_name(prefix.name + ".png"))
-        atomic_write(written[1], content)
+        atomic_write(written[1], content, keep=True)
         return written
 
     def _draw(self, figure: Figure) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -188,16 +189,37 @@ def _stored_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
 
 def _read(path: str | os.PathLike) -> bytes:
     file = find_model(path)
+    if file.is_dir():
+        raise BadCheckpoint(f"{file} is a folder, and a model file is needed{_in_folder(file)}")
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such model file")
     return file.read_bytes()
 
 
+def _in_folder(folder: Path) -> str:
+    """What to give instead of a folder, where that can be told."""
+    if (folder / "best.tmn").is_file():
+        return f": give {folder / 'best.tmn'}"
+    if (folder / "model.json").is_file():
+        return "; a model of matgl is converted by `torchmdnet2 import`"
+    return ""
+
+
+def _of_others(path: str | os.PathLike, blob: bytes) -> str:
+    """What to do with a file that is no model file, where that can be told."""
+    if not blob:
+        return "; it is empty"
+    if str(path).endswith(".json"):
+        return "; Ensemble.load reads those that list several models"
+    if blob.startswith((b"PK\x03\x04", b"\x80")):  # the archives and pickles of PyTorch
+        return "; `torchmdnet2 import` converts checkpoints of TorchMD-Net"
+    return ""
+
+
 def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
     size = int.from_bytes(blob[:8], "little")
     if len(blob) < 10 or size > min(len(blob) - 8, 100_000_000) or blob[8:9] != b"{":
-        remedy = "; Ensemble.load reads those that list several models" if str(path).endswith(".json") else ""
-        raise BadCheckpoint(f"{path}: not a torchmdnet2 model file, or cut short{remedy}")
+        raise BadCheckpoint(f"{path}: not a torchmdnet2 model file, or cut short{_of_others(path, blob)}")
     found = list(_HASH.finditer(blob, 8, 8 + size))
     if len(found) != 1:
         raise BadCheckpoint(f"{path}: no checksum in the header: damaged, or not a torchmdnet2 model file")

@@ -17,6 +17,12 @@ def device_of(device: torch.device | str) -> torch.device:
     """
     try:
         found = torch.device(device)
+    except RuntimeError:
+        raise ValueError(f"device '{device}' cannot be used here: give cpu, cuda, cuda:1, …") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        why = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds no NVIDIA GPU"
+        raise ValueError(f"device '{device}' cannot be used here: {why}; use cpu")
+    try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -5,7 +5,7 @@ Shapes: N atoms, E directed edges, B structures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -372,16 +372,16 @@ class Potential(nn.Module):
         energies = self.head(self.representation(graph), graph).double()
         return energies.new_zeros(self._known.shape[0]).index_put((z,), energies)
 
-    def check_elements(self, z: Tensor) -> None:
-        """Raise UnknownElement when an atomic number is not one that the model was trained on."""
+    def check_elements(self, z: Tensor, name: Callable[[int], str] = "atom {}".format) -> None:
+        """Raise UnknownElement, with the name of an entry, where the model was not trained on an atomic number."""
         top = self._known.shape[0]
         unknown = ~self._known[z.clamp(0, top - 1)] | (z < 0) | (z >= top)
         if bool(unknown.any()):
             atom = int(unknown.nonzero()[0, 0])
             number = int(z[atom])
-            name = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
+            found = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
             trained = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in self.elements)
-            raise UnknownElement(f"atom {atom} is {name}, and this model knows only {trained}")
+            raise UnknownElement(f"{name(atom)} is {found}, and this model knows only {trained}")
 
 
 def _partial_charges(features: Features) -> Tensor | None:

@@ -122,6 +122,8 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Any:
         FileNotFoundError: there is no such file.
         BadConfig: not YAML, or an override that does not fit.
     """
+    if Path(path).is_dir():
+        raise BadConfig(f"{path} is a folder; name a configuration file in it")
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such configuration file")
     try:

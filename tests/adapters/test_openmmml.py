@@ -105,6 +105,8 @@ def test_plugin_arguments(ml_potential, model_file):
     openmmml = pytest.importorskip("openmmml")
     with pytest.raises(TypeError, match="did you mean 'charge'"):
         ml_potential.createSystem(topology_of(ethanol()), chrage=1)
+    with pytest.raises(TypeError, match="unknown argument 'spin', did you mean 'multiplicity'"):
+        ml_potential.createSystem(topology_of(ethanol()), spin=3)  # its name elsewhere; it was ignored
     with pytest.raises(ValueError, match="modelPath"):
         openmmml.MLPotential("torchmdnet2")
     with pytest.raises(ValueError, match="model_path"):

@@ -39,6 +39,8 @@ def test_the_page_of_a_molecule(model, tmp_path):
     last = np.array([line.split()[1:] for line in lines[-4:]], dtype=float)
     np.testing.assert_allclose(last, frames[-1].positions, atol=6e-4)
     assert found["cell"] is None
+    # 3Dmol.js makes its canvas as large as the box with its border, and would cover one
+    assert "border" not in re.findall("#movie {(.*?)}", page)[0]
     assert "H2O2" in page and "H–O" in page and "O–O" in page
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page.replace("$3Dmol", ""))  # nothing from elsewhere
 
@@ -52,6 +54,17 @@ def test_a_crystal_has_its_cell_and_a_flat_distribution_far_away(model, tmp_path
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert carried(page)["cell"] == pytest.approx([5.6, 5.6, 5.6, 90, 90, 90])
     assert "Radial distribution" in page
+
+
+def test_distances_of_a_molecule_end_with_it(monkeypatch):
+    import torchmdnet2.md.page as pages
+
+    ends = []
+    monkeypatch.setattr(pages, "_drawn", lambda draw, text: draw(axes) or [])
+    axes = type("Axes", (), {"stairs": lambda *_: None, "hist": lambda *_, **__: None, "legend": lambda *_: None})()
+    axes.set = lambda **words: ends.append(words.get("xlim"))
+    pages._geometry([molecule("H2O")] * 2)
+    assert ends[-1][0] == 0 and 1.5 < ends[-1][1] < 1.7  # H…H
 
 
 def test_no_more_frames_than_a_page_bears(tmp_path):

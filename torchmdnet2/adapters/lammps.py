@@ -87,7 +87,7 @@ def attach(
         )
     potential, _ = open_model(model, device, dtype, allow_untrained_charge)
     numbers = atomic_numbers(elements)
-    potential.check_elements(torch.tensor(numbers, device=potential.device))
+    potential.check_elements(torch.tensor(numbers, device=potential.device), lambda k: f"elements: entry {k + 1}")
     domain = choose_domain(potential, charge)
     attached = Attached(lmp, domain, numbers, _UNITS[units], fix)
     if _is_active(lmp, "pair_style", "none"):

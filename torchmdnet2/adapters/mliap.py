@@ -54,7 +54,8 @@ def export_mliap(
         ValueError: a part of the potential needs the whole structure.
         UnknownElement, UntrainedCharge, BadConfig: elements, charge or units are not known.
     """
-    model = MliapModel(to_bytes(potential), tuple(elements), float(charge), units, host)
+    allowed = potential.allow_untrained_charge
+    model = MliapModel(to_bytes(potential), tuple(elements), float(charge), units, host, allowed)
     file = io.BytesIO()
     torch.save(model, file, pickle_protocol=4)  # which knows bytes: nothing but the class is named
     atomic_write(path, file.getvalue(), keep=keep)
@@ -72,19 +73,29 @@ class MliapModel:
         units: "metal" or "real".
         host: allow data in the memory of the CPU. LAMMPS's exchange overran its buffers there when this was written
             (22 July 2025), which damages memory without a word: only for versions where that is known to be mended.
+        allow_untrained_charge: evaluate a total charge that the model was not trained on.
 
     Attributes:
         interface, element_types, ndescriptors, nparams, rcutfac: what ML-IAP reads and sets.
     """
 
-    def __init__(self, blob: bytes, elements: tuple[str, ...], charge: float, units: str, host: bool):
-        self._arguments = (blob, elements, charge, units, host)
+    def __init__(
+        self,
+        blob: bytes,
+        elements: tuple[str, ...],
+        charge: float,
+        units: str,
+        host: bool,
+        allow_untrained_charge: bool = False,
+    ):
+        self._arguments = (blob, elements, charge, units, host, allow_untrained_charge)
         if units not in _UNITS:
             raise BadConfig(f"units must be metal or real, got '{units}'")
         self._potential = from_bytes(blob, name="exported model").eval().requires_grad_(False)
+        self._potential.allow_untrained_charge = allow_untrained_charge
         refuse_global(self._potential)
         numbers = torch.tensor(atomic_numbers(elements))
-        self._potential.check_elements(numbers)
+        self._potential.check_elements(numbers, lambda k: f"elements: entry {k + 1}")
         # what the potential says about the charge and the elements, now and not in the first step
         nobody = numbers[:0]
         evaluate_edges(

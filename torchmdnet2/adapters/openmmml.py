@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchMDNet2Factory", "TorchMDNet2Impl"]
 
+_ELSEWHERE = {"spin": "multiplicity", "dtype": "precision"}  # what our other interfaces call them
 _OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge")
 
 
@@ -86,7 +87,8 @@ class TorchMDNet2Impl(MLPotentialImpl):
         from .openmm import create_force
 
         for name in args:
-            hint = did_you_mean(name, _OPTIONS)
+            meant = _ELSEWHERE.get(name)
+            hint = f", did you mean '{meant}'?" if meant else did_you_mean(name, _OPTIONS)
             if hint:
                 raise TypeError(f"unknown argument '{name}'{hint}")
         if device is None:

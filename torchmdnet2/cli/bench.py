@@ -40,12 +40,15 @@ def _bench(options: argparse.Namespace) -> None:
         raise BadConfig(f"--output: there is no folder {Path(options.output).parent}")
     console = make_console()
 
+    heads = ["    atoms    ms/step    lowest   highest     ns/day"]
+
     def tell(timing: Timing) -> None:
+        while heads:  # before the first row: not above an error
+            console.print(heads.pop(), highlight=False)
         memory = "" if timing.memory_GB is None else f"{timing.memory_GB:8.2f} GB"
         row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}{timing.ns_per_day:11.3g}"
         console.print(row + memory, highlight=False, soft_wrap=True)
 
-    console.print("    atoms    ms/step    lowest   highest     ns/day", highlight=False)
     found = time_steps(options.model, device_name(options.device), sides, options.seconds, tell)
     lines = [f"{found.model} on {found.device}", f"path: {found.path.splitlines()[0] if found.path else ''}"]
     lines += [f"larger boxes were left out: {found.stopped}"] if found.stopped else []

@@ -201,6 +201,10 @@ def _read(file: str, index: str | None) -> Atoms | list[Atoms]:
     from ..errors import BadData
 
     name = file if index is None or index == ":" else f"{file}@{index}"
+    if Path(file).is_dir():
+        raise BadData(f"{file} is a folder; name a file in it")
+    if file.endswith(".tmn"):
+        raise BadData(f"{file} is a model file, and a structure is needed here: the model comes first")
     if not Path(file).is_file():
         raise FileNotFoundError(f"{name}: no such file")
     try:

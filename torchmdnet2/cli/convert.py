@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, keeping, output_file
+from .common import Command, add_allow_untrained_charge, keeping, output_file
 
 if TYPE_CHECKING:
     from ..potential import Potential
@@ -34,6 +34,7 @@ def add(command: Command) -> None:
     back.add_argument("--charge", type=float, default=0.0, help="for LAMMPS: total charge in e (default: 0)")
     back.add_argument("--units", default="metal", help="for LAMMPS: metal or real (default: metal)")
     back.add_argument("--host", action="store_true", help="for LAMMPS: run where Kokkos computes on the CPU too")
+    add_allow_untrained_charge(back)
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -106,12 +107,16 @@ def _export_to_lammps(options: argparse.Namespace) -> None:
     elements = [symbol.strip() for symbol in options.elements.split(",")]
     file = output_file(options.checkpoint, (".pt",), [options.model], "checkpoint")
     with keeping(file):
-        export_mliap(load(options.model), file, elements, options.charge, options.units, options.host, keep=True)
+        potential = load(options.model, allow_untrained_charge=options.allow_untrained_charge)
+        export_mliap(potential, file, elements, options.charge, options.units, options.host, keep=True)
     print(f"wrote {file}\n  pair_style mliap unified {file} 0\n  pair_coeff * * {' '.join(elements)}")
 
 
 def _refuse_lammps_options(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
 
-    if options.elements or options.charge or options.host or options.units != "metal":
-        raise BadConfig("--elements, --charge, --units and --host are for LAMMPS: give --to lammps")
+    given = options.elements or options.charge or options.host or options.allow_untrained_charge
+    if given or options.units != "metal":
+        raise BadConfig(
+            "--elements, --charge, --units, --host and --allow-untrained-charge are for LAMMPS: give --to lammps"
+        )

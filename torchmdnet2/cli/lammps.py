@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .common import Command, add_allow_untrained_charge
@@ -37,6 +38,7 @@ def _lammps(options: argparse.Namespace) -> None:
 
     from ..errors import MissingBackend
 
+    _spare_inputs(options)
     try:
         from mpi4py import MPI
 
@@ -73,6 +75,16 @@ def _lammps(options: argparse.Namespace) -> None:
         if options.traceback:
             traceback.print_exception(error)
         end_all(comm, error)
+
+
+def _spare_inputs(options: argparse.Namespace) -> None:
+    """LAMMPS writes its log file over what is there, before it reads the script."""
+    from ..files import spare_inputs
+
+    if not Path(options.script).is_file():
+        raise FileNotFoundError(f"{options.script}: no such script")
+    if options.log != "none":
+        spare_inputs([Path(options.log)], [Path(options.model), Path(options.script)], "choose another --log")
 
 
 def _variables(given: list[str]) -> list[str]:

@@ -99,6 +99,6 @@ def _config(options: argparse.Namespace) -> None:
     known = list(REPRESENTATIONS)
     if options.model not in known:
         raise BadConfig(
-            f"unknown model '{options.model}'{did_you_mean(options.model, known)} Known: {', '.join(known)}"
+            f"unknown model '{options.model}'{did_you_mean(options.model, known) or '.'} Known: {', '.join(known)}"
         )
     print(default_config_yaml(options.model).rstrip())

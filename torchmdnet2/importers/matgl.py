@@ -20,6 +20,7 @@ from torch import Tensor
 from ..errors import BadCheckpoint
 from ..potential import SYMBOLS, Potential
 from .layout import reorder_rows
+from .tensor_file import read_tensor_file
 
 __all__ = ["convert_matgl", "import_matgl", "is_matgl"]
 
@@ -68,11 +69,7 @@ def import_matgl(path: str | os.PathLike) -> Potential:
         content = json.loads((folder / "model.json").read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{folder / 'model.json'}: not JSON: {error}") from error
-    try:
-        state = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is wrong with a file, it is a bad checkpoint; there is no second try
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadCheckpoint(f"{folder / 'state.pt'}: cannot be read without running code from it ({reason})") from error
+    state = read_tensor_file(folder / "state.pt")
     try:
         potential = convert_matgl(content, state)
     except BadCheckpoint:

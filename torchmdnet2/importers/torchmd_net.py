@@ -24,6 +24,7 @@ from .hyper_parameters import MODELS, model_config
 from .layout import Layout, prove_layout, reorder_rows
 from .names import modern_names, our_names, strip_prefix, without_filter
 from .priors import prior_configs
+from .tensor_file import read_tensor_file
 
 __all__ = ["convert", "import_checkpoint", "read_checkpoint"]
 
@@ -67,13 +68,7 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, 
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint")
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is wrong with a file, it is a bad checkpoint; there is no second try
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadCheckpoint(
-            f"{path}: not a checkpoint that can be read without running code from it ({reason})"
-        ) from error
+    content = read_tensor_file(path)
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         raise BadCheckpoint(f"{path}: not a Lightning checkpoint of TorchMD-Net (no hyper_parameters and state_dict)")
     args, state = content["hyper_parameters"], content["state_dict"]

@@ -39,7 +39,7 @@ _FARTHEST = 8.0  # Å, of the distances in the histogram
 _STICKS = 2000  # atoms above which only lines are drawn
 
 _STYLE = """<style>
-#movie { position: relative; width: 100%; height: 26rem; border: 1px solid #ccd }
+#movie { position: relative; width: 100%; height: 26rem; box-shadow: 0 0 0 1px #ccd }
 .controls { display: flex; gap: .8rem; align-items: center; margin: .4rem 0 } .controls input { flex: 1 }
 .controls button { width: 4.5rem } #time { min-width: 6rem; text-align: right }
 #movie ~ .pictures img { width: 44rem }
@@ -218,7 +218,8 @@ def _draw_bonds(axes: Axes, kinds: dict[str, NDArray[np.float64]]) -> None:
 
 def _draw_distances(axes: Axes, edges: NDArray[np.float64], density: NDArray[np.float64], periodic: bool) -> None:
     axes.stairs(density, edges)
-    axes.set(xlabel="distance (Å)", ylabel="g(r)" if periodic else "neighbors of an atom per Å", xlim=(0, _FARTHEST))
+    end = _FARTHEST if periodic else edges[1:][density > 0].max(initial=1.0)  # molecules end
+    axes.set(xlabel="distance (Å)", ylabel="g(r)" if periodic else "neighbors of an atom per Å", xlim=(0, end))
     if periodic:
         axes.axhline(1.0, color="0.6", lw=0.8)
 

@@ -60,6 +60,8 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
     for name in subsets:
         log.say(f"{name}: {in_words(errors[name])}")
     atomic_write(folder / DONE, json.dumps(errors, indent=1))
+    if config.output.report:
+        log.say(f"report: {folder / 'report.html'}")
     log.say(f"model: {folder / BEST}")
     return errors
 

@@ -1,0 +1,124 @@
+"""Common mistakes on the command line: the message names what is wrong, and says what to give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from commands import MODEL, fill, run
+
+from torchmdnet2 import Potential, load
+from torchmdnet2.benchmark import Benchmark, Timing
+from torchmdnet2.checkpoint import save
+from torchmdnet2.devices import device_of
+from torchmdnet2.errors import UnknownElement
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The working directory, with a model, data, and what is neither."""
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "a_run").mkdir()
+    (tmp_path / "a_run" / "best.tmn").write_bytes((tmp_path / "m.tmn").read_bytes())
+    (tmp_path / "matgl").mkdir()
+    (tmp_path / "matgl" / "model.json").write_text("{}")
+    (tmp_path / "empty.tmn").write_bytes(b"")
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "weights.pt")
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
+    torch.save({"weights": b"1"}, tmp_path / "newer.pt", pickle_protocol=4)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["card", "data"], "data is a folder, and a model file is needed"),
+        (["card", "a_run"], "a_run is a folder, and a model file is needed: give a_run/best.tmn"),
+        (["card", "matgl"], "a model of matgl is converted by `torchmdnet2 import`"),
+        (["card", "empty.tmn"], "not a torchmdnet2 model file, or cut short; it is empty"),
+        (["card", "weights.pt"], "`torchmdnet2 import` converts checkpoints of TorchMD-Net"),
+        (["md", "m.tmn", "data"], "data is a folder; name a file in it"),
+        (["md", "data.xyz", "m.tmn"], "m.tmn is a model file, and a structure is needed here: the model comes first"),
+        (["scan", "data.xyz", "m.tmn"], "the model comes first"),
+        (["train", "data"], "data is a folder; name a configuration file in it"),
+        (["config", "--model", "abacus"], "unknown model 'abacus'. Known: "),
+    ],
+)
+def test_what_to_give_instead(capsys, folder, arguments, words):
+    code, _, err = run(capsys, *arguments)
+    assert code in (1, 2) and words in err, err
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("module.pt", "without running code from it: it names torch.nn.modules.linear.Linear."),
+        ("data.xyz", "not a checkpoint: PyTorch did not write this file"),
+        ("m.tmn", "not a checkpoint: PyTorch did not write this file"),
+        ("empty.tmn", "not a checkpoint: the file is empty"),
+        ("weights.pt", "no hyper_parameters and state_dict"),
+        ("newer.pt", "newer.pt: not a"),
+    ],
+)
+def test_import_does_not_repeat_unsafe_advice(capsys, folder, file, words):
+    """PyTorch's own message says how to run the code that is in a file."""
+    code, _, err = run(capsys, "import", file, "x.tmn")
+    assert code == 1 and words in err, err
+    assert err.count("\n") == 1 and "weights_only" not in err and "\x1b" not in err
+
+
+def test_devices_that_are_not_there(monkeypatch):
+    with pytest.raises(ValueError, match=r"device 'gpu' cannot be used here: give cpu, cuda, cuda:1, …$"):
+        device_of("gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ValueError, match="this PyTorch is built without CUDA; use cpu"):
+        device_of("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ValueError, match="PyTorch finds no NVIDIA GPU; use cpu"):
+        device_of("cuda:1")
+
+
+def test_bench_prints_no_table_above_an_error(capsys, folder):
+    code, out, err = run(capsys, "bench", "none.tmn")
+    assert (code, out) == (1, "") and "no such model file" in err
+
+
+def test_bench_keeps_earlier_results(tmp_path):
+    found = Benchmark("standard", "cpu", "", [Timing(24, 1.0, 1.0, 1.0, 43.2, None)], "", {})
+    (tmp_path / "times.json").write_text("mine")
+    assert found.write(tmp_path / "times")[0] == tmp_path / "times.json"
+    assert (tmp_path / "times.json.old").read_text() == "mine"
+
+
+def test_export_to_lammps_allows_a_charge_on_purpose(capsys, folder):
+    """The message about the charge names an option, which this command has."""
+    save(Potential.from_config({"model": MODEL, "elements": [1, 8], "total_charges": [0]}), "neutral.tmn")
+    arguments = ["export", "neutral.tmn", "x.pt", "--to", "lammps", "--elements", "H,O", "--charge", "1"]
+    code, _, err = run(capsys, *arguments)
+    assert code == 1 and "--allow-untrained-charge" in err and not (folder / "x.pt").exists()
+    code, _, err = run(capsys, *arguments, "--allow-untrained-charge")
+    assert code == 0 and (folder / "x.pt").exists(), err
+    torch.load("x.pt", weights_only=False)  # as LAMMPS does: not refused where it is read
+    code, _, err = run(capsys, "export", "neutral.tmn", "x.ckpt", "--allow-untrained-charge")
+    assert code == 2 and "--to lammps" in err
+
+
+def test_elements_are_named_as_they_were_given(folder):
+    with pytest.raises(UnknownElement, match=r"elements: entry 2 is Si \(Z = 14\), and this model knows only H, O"):
+        load("m.tmn").check_elements(torch.tensor([1, 14]), lambda k: f"elements: entry {k + 1}")
+
+
+@pytest.mark.parametrize("log", ["m.tmn", "in.script", "link", "hard"])
+def test_the_log_of_lammps_replaces_no_input(capsys, folder, log):
+    (folder / "in.script").write_text("units metal\n")
+    (folder / "link").symlink_to(folder / "m.tmn")
+    (folder / "hard").hardlink_to(folder / "in.script")
+    pytest.importorskip("lammps")
+    before = {name: (folder / name).read_bytes() for name in ("m.tmn", "in.script")}
+    code, _, err = run(capsys, "lammps", "m.tmn", "in.script", "--elements", "H,O", "--log", log)
+    assert code == 2 and "is read by this command and would be written too: choose another --log" in err
+    assert before == {name: (folder / name).read_bytes() for name in before}
+    code, _, err = run(capsys, "lammps", "m.tmn", "none.script", "--elements", "H,O")
+    assert code == 1 and "none.script: no such script" in err and not (folder / "log.lammps").exists()
