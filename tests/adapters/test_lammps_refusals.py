@@ -12,6 +12,7 @@ pytest.importorskip("mpi4py")
 from lammps_cases import BOX, TYPES, lammps_of, mpiexec, scattered
 
 from torchmdnet2 import Potential
+from torchmdnet2.adapters import lammps as adapter
 from torchmdnet2.adapters.lammps import LammpsError, attach
 from torchmdnet2.adapters.mpi_exchange import MpiExchange
 from torchmdnet2.errors import BadConfig, UnknownElement, UntrainedCharge
@@ -106,6 +107,34 @@ def test_a_ghost_without_owner_is_named():
 
     with pytest.raises(ValueError, match="the atom 9 has copies, and no process has the atom itself"):
         MpiExchange(MPI.COMM_SELF, np.array([1, 2, 3]), np.array([2, 9]))
+
+
+def test_identifiers_far_from_each_other():
+    """Rows are found without a table of all numbers between them."""
+    from mpi4py import MPI
+
+    far = 10**15
+    exchange = MpiExchange(MPI.COMM_SELF, np.array([7, far, 5]), np.array([5, far, far, 7]))
+    assert exchange.row_of.tolist() == [0, 1, 2, 2, 1, 1, 0]
+    with pytest.raises(ValueError, match="the atom 6 has copies"):
+        MpiExchange(MPI.COMM_SELF, np.array([7, far, 5]), np.array([6]))
+
+
+def test_ghosts_without_a_list_of_pairs(simulation, monkeypatch):
+    """As on a GPU: forces are the same, and LAMMPS tells where ghosts do not reach far enough."""
+    lmp, other, potential = simulation(), simulation(), make()
+    attach(lmp, potential, TYPES)
+    commands = adapter._ghost_commands
+    monkeypatch.setattr(adapter, "_ghost_commands", lambda cutoff, on_gpu: commands(cutoff, True))
+    attach(other, potential, TYPES)
+    found = []
+    for one in (lmp, other):
+        one.commands_list(["fix move all nve", "run 2"])
+        found.append(np.array(one.gather_atoms("f", 1, 3)))
+    assert other.extract_setting("nghost") > 0
+    assert np.abs(found[0] - found[1]).max() < 1e-12 and np.abs(found[0]).max() > 1e-4
+    with pytest.raises(Exception, match="comm_modify cutoff"):
+        other.commands_list(["neighbor 2.5 bin", "run 0"])
 
 
 FAILING = """

@@ -37,6 +37,10 @@ _UNITS = {"metal": 1.0, "real": KCAL_MOL}
 """Energy unit in eV; lengths are in Å in both."""
 
 
+_SKIN = 2.0
+"""Å, LAMMPS's default `neighbor` distance in these units. It cannot be asked for another."""
+
+
 class LammpsError(RuntimeError):
     """LAMMPS stopped, or cannot do what is asked of it here."""
 
@@ -54,7 +58,8 @@ def attach(
     """Let a model act on all atoms of a simulation, by a `fix external` that is made here.
 
     Call it on all processes, when the simulation box exists and before fixes that change forces (`fix setforce`). Where
-    the simulation has no pair style yet, it gets `pair_style zero` with the model's cutoff, so that there are ghosts.
+    the simulation has no pair style yet, it gets `pair_style zero` with the model's cutoff, so that there are ghosts;
+    `comm_modify cutoff` instead where the model is on a GPU.
 
     Args:
         lmp: in units metal or real.
@@ -91,12 +96,19 @@ def attach(
     domain = choose_domain(potential, charge)
     attached = Attached(lmp, domain, numbers, _UNITS[units], fix)
     if _is_active(lmp, "pair_style", "none"):
-        lmp.commands_list([f"pair_style zero {domain.cutoff:.17g}", "pair_coeff * *"])
+        lmp.commands_list(_ghost_commands(domain.cutoff, potential.device.type == "cuda"))
     # a compute that is never asked for, and stops LAMMPS with a message where its ghosts do not reach far enough
     lmp.command(f"compute {fix}_cutoff all rdf 1 cutoff {domain.cutoff:.17g}")
     lmp.commands_list([f"fix {fix} all external pf/callback 1 1", f"fix_modify {fix} energy yes virial yes"])
     lmp.set_fix_external_callback(fix, attached)
     return attached
+
+
+def _ghost_commands(cutoff: float, on_gpu: bool) -> list[str]:
+    """What makes LAMMPS have ghosts within a cutoff in Å."""
+    if on_gpu:  # pair_style zero lists pairs that nobody reads, which takes LAMMPS longer than a GPU takes for a step
+        return [f"comm_modify cutoff {cutoff + _SKIN:.17g}"]
+    return [f"pair_style zero {cutoff:.17g}", "pair_coeff * *"]
 
 
 def end_all(comm: MPI.Comm, error: BaseException) -> None:

@@ -47,8 +47,8 @@ class MpiExchange:
     ):  # fmt: skip
         self._comm, self._group = comm, group
         n = self.num_local = len(local_ids)
-        order = np.argsort(local_ids, kind="stable")
-        place, here = _find(local_ids[order], copy_ids)
+        place = _Places(local_ids).of(copy_ids)
+        here = place >= 0
         wanted, copy = np.unique(copy_ids[~here], return_inverse=True)
         self.num_ghosts = len(wanted)
         rank, index = self._owners(np.asarray(local_ids), wanted)
@@ -56,7 +56,7 @@ class MpiExchange:
         ghost = np.empty(len(wanted), np.int64)
         ghost[by_rank] = np.arange(len(wanted))
         self.row_of = np.arange(n + len(copy_ids))
-        self.row_of[n:][here] = order[place[here]]
+        self.row_of[n:][here] = place[here]
         self.row_of[n:][~here] = n + ghost[copy]
         sizes = np.bincount(rank, minlength=comm.size)
         asked = _alltoall(comm, np.split(index[by_rank], np.cumsum(sizes)[:-1]))
@@ -119,21 +119,23 @@ class MpiExchange:
             names = _alltoall(comm, [local_ids[home == r] for r in range(comm.size)])
             known, places = np.concatenate(names), np.concatenate(told)
             whom = np.repeat(np.arange(comm.size), [len(n) for n in names])
-            order = np.argsort(known, kind="stable")
-            known, whom, places = known[order], whom[order], places[order]
             queries = _alltoall(comm, [wanted[wanted % comm.size == r] for r in range(comm.size)])
-        found = [_find(known, q) for q in queries]
-        lost = [q[~ok] for q, (_, ok) in zip(queries, found, strict=True)]
+        here = _Places(known)
+        found = [here.of(q) for q in queries]
+        lost = [q[place < 0] for q, place in zip(queries, found, strict=True)]
         if any(map(len, lost)):
             raise ValueError(f"the atom {np.concatenate(lost)[0]} has copies, and no process has the atom itself")
-        ranks = _alltoall(comm, [whom[place] for place, _ in found])
-        indices = _alltoall(comm, [places[place] for place, _ in found])
+        ranks = _alltoall(comm, [whom[place] for place in found])
+        indices = _alltoall(comm, [places[place] for place in found])
         rank, index = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
         for r in range(comm.size):
             asked = wanted % comm.size == r
             rank[asked], index[asked] = ranks[r], indices[r]
         return rank, index
 
+
+_SPARSE = 64
+"""Entries of a table for each identifier in it, at most."""
 
 _Parts = list[tuple[int, int, int]]
 """Process, first row and end of its rows; those that have none are left out."""
@@ -155,9 +157,28 @@ def _alltoall(comm: MPI.Comm, given: Sequence[Array]) -> list[Array]:
     return np.split(received, np.cumsum(other)[:-1])
 
 
-def _find(ascending: Array, values: Array) -> tuple[Array, Array]:
-    """Where values are in an ascending array, and whether they are; the place of one that is not has no meaning."""
-    if not len(ascending):
-        return np.zeros(len(values), np.int64), np.zeros(len(values), bool)
-    place = np.searchsorted(ascending, values).clip(max=len(ascending) - 1)
-    return place, ascending[place] == values
+class _Places:
+    """Where unique identifiers are in an array: by a table of all numbers between them, unless it would be long."""
+
+    def __init__(self, ids: Array):
+        ids = np.asarray(ids, dtype=np.int64)
+        self._first = int(ids.min(initial=0))
+        span = int(ids.max(initial=0)) - self._first + 1
+        self._table, self._order = None, None
+        if span <= _SPARSE * (len(ids) + 16):
+            self._table = np.full(span, -1, np.int64)
+            self._table[ids - self._first] = np.arange(len(ids))
+        else:
+            self._order = np.argsort(ids, kind="stable")
+            self._ascending = ids[self._order]
+
+    def of(self, wanted: Array) -> Array:
+        """Places of identifiers, −1 of those that are not in the array."""
+        wanted = np.asarray(wanted, dtype=np.int64)
+        if self._table is not None:
+            at = wanted - self._first
+            inside = (at >= 0) & (at < len(self._table))
+            return np.where(inside, self._table[np.where(inside, at, 0)], -1)
+        assert self._order is not None
+        found = np.searchsorted(self._ascending, wanted).clip(max=len(self._order) - 1)
+        return np.where(self._ascending[found] == wanted, self._order[found], -1)
