@@ -240,13 +240,30 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
             electrons = int(geometry.numbers.sum()) - geometry.charge
             distances = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
             assert electrons % 2 == 0 and distances[np.triu_indices(len(distances), 1)].min() > 0.5
-    one = min(made)
+    one = "train-conformers-0000.npz"  # the last one of its shard
     (tmp_path / "g" / one).unlink()
     run(monkeypatch, scripts("geometries"), *arguments)
     again = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
     assert again.keys() == made.keys() and all(again[name] == made[name] for name in made if name != one)
     for found, wanted in zip(*(list_of(scripts, tmp_path, blob) for blob in (again[one], made[one])), strict=True):
         assert np.array_equal(found.positions, wanted.positions)
+
+
+def test_analogues_have_rare_elements(scripts):
+    """Each pattern makes a closed-shell molecule in which one atom has become another one of its group."""
+    pytest.importorskip("rdkit", reason="molecules need RDKit")
+    from rdkit import Chem
+
+    molecules = scripts("molecules")
+    whole = Chem.MolFromSmiles("O=C(O)c1c(Cl)sc(P(C)(C)=O)c1C(C)(CSC)CF")
+    found = set()
+    for number in range(len(molecules.ANALOGUES)):
+        other = molecules.analogue(whole, number)
+        if other is not None:
+            electrons = sum(a.GetAtomicNum() + a.GetTotalNumHs() for a in other.GetAtoms())
+            assert electrons % 2 == 0 and not molecules.Descriptors.NumRadicalElectrons(other), Chem.MolToSmiles(other)
+            found |= {a.GetAtomicNum() for a in other.GetAtoms()} & {5, 14, 33, 34, 53}
+    assert found == {5, 14, 33, 34, 53}
 
 
 def list_of(scripts, folder, blob):

@@ -45,7 +45,7 @@ def described(metadata: dict[str, Any], errors: dict[str, Any]) -> dict[str, Any
     config["output"]["folder"] = f"work/{Path(config['output']['folder']).name}"
     data = {name: value for name, value in metadata["data"].items() if name != "files"}
     by_kind = {f"test {kind}": {k: v for k, v in found.items() if k != "frames"} for kind, found in errors.items()}
-    about = {"Use": USE, "Not for": NOT_FOR, "Teacher": TEACHER, "Training data": DATA}
+    about = {"Meant for": USE, "Not for": NOT_FOR, "Teacher": TEACHER, "Training data": DATA}
     split = {"split": "by Bemis-Murcko scaffold, scripts/organic/molecules.py"}
     return {**metadata, "config": config, "data": {**data, **split}, "errors": by_kind, "about": about}
 
