@@ -21,7 +21,7 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
-from .hdf5 import load_h5py, opened_hdf5
+from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import LABELS, label_names
 from .reader import Chunk, Reader
 from .sample import Sample
@@ -40,7 +40,7 @@ _NAMES = {
 """label -> its names in one version or the other"""
 
 _UNIT_KIND = {"pos": "length", "charges": "charge"}
-_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
+_FAULT = "it is damaged or not of the Ace layout"
 
 
 def is_ace(path: str | PathLike) -> bool:
@@ -49,7 +49,7 @@ def is_ace(path: str | PathLike) -> bool:
     try:
         with h5py.File(path, "r") as file:
             return _text(file.attrs.get("layout", "")) == "Ace"
-    except _DAMAGE:
+    except DAMAGE:
         return False
 
 
@@ -83,18 +83,13 @@ class AceReader(Reader):
 
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
-        try:
-            with opened_hdf5(self.path) as file:
-                version = _text(file.attrs.get("layout_version", ""))
-                if version not in ("1.0", "2.0"):
-                    raise BadData(f"{self.path}: version '{version}' of the Ace layout is not known, only 1.0 and 2.0")
-                for chunk in self._version_1(file) if version == "1.0" else self._version_2(file):
-                    self.num_frames += chunk.sample.system.num_systems
-                    yield chunk
-        except BadData:
-            raise
-        except _DAMAGE as error:
-            raise BadData(f"{self.path}: it is damaged or not of the Ace layout: {error}") from error
+        with damage_is_bad_data(self.path, _FAULT), opened_hdf5(self.path) as file:
+            version = _text(file.attrs.get("layout_version", ""))
+            if version not in ("1.0", "2.0"):
+                raise BadData(f"{self.path}: version '{version}' of the Ace layout is not known, only 1.0 and 2.0")
+            for chunk in self._version_1(file) if version == "1.0" else self._version_2(file):
+                self.num_frames += chunk.sample.system.num_systems
+                yield chunk
         if self.num_frames == 0:
             raise BadData(f"{self.path}: there are no frames in it")
 
@@ -110,12 +105,8 @@ class AceReader(Reader):
                     yield self._chunk(molecule, molecule, f"{self.path}, molecule '{name}'", 0, single=False)
 
     def _chunk(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Chunk:
-        try:
+        with damage_is_bad_data(where, _FAULT):
             return self._read(molecule, frames, where, first, single)
-        except BadData:
-            raise
-        except _DAMAGE as error:
-            raise BadData(f"{where}: it is damaged or not of the Ace layout: {error}") from error
 
     def _read(self, molecule: h5py.Group, frames: h5py.Group, where: str, first: int, single: bool) -> Chunk:
         z = _whole(molecule["atomic_numbers"], where)

@@ -35,12 +35,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import BadData, MissingBackend
+from ..errors import BadData
 from ..system import System
 from .check import check_batch, check_sample, whole_number
 from .collate import collate
 from .conversion import any_factor, checked_keys, label_factors
 from .dataset import Dataset, checked_index
+from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import LABELS, label_names
 from .reader import Chunk, Reader, describe
 from .sample import Sample
@@ -48,7 +49,7 @@ from .sample import Sample
 if TYPE_CHECKING:
     import h5py
 
-__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "load_h5py", "opened_hdf5"]
+__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge"]
 
 LAYOUTS = {
     "torchmd-net": {
@@ -72,7 +73,6 @@ LAYOUTS = {
 """layout -> quantity -> name of its dataset."""
 
 _STRUCTURE = frozenset({"types", "pos", "atomic_numbers", "conformations", "cell", "box", "pbc", "charge", "spin"})
-_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)  # of h5py, on damaged files
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,9 @@ class HDF5Dataset(Dataset, Reader):
         self._handles: dict[str, h5py.Dataset] = {}
         self._pid = -1
         self.available, self.counts = set(), Counter()
-        try:
-            with opened_hdf5(self.path) as file:
-                names = [name for name in file if name != "_metadata"]
-                self._groups = [group for name in names if (group := self._scan(name, file[name])).num_frames]
-        except BadData:
-            raise
-        except _DAMAGE as error:
-            raise BadData(f"{self.path}: it is damaged or not an HDF5 file: {error}") from error
+        with damage_is_bad_data(self.path, "it is damaged or not an HDF5 file"), opened_hdf5(self.path) as file:
+            names = [name for name in file if name != "_metadata"]
+            self._groups = [group for name in names if (group := self._scan(name, file[name])).num_frames]
         if not self._groups:
             raise BadData(f"{self.path}: there are no frames in it")
         self._ends = list(accumulate(group.num_frames for group in self._groups))
@@ -156,7 +151,7 @@ class HDF5Dataset(Dataset, Reader):
         where = f"{self.path}, group '{name}'"
         if not isinstance(group, load_h5py().Group):
             raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
-        try:
+        with damage_is_bad_data(where):
             inside = set(group)
             layout = next((k for k, v in LAYOUTS.items() if {v["z"], v["pos"]} <= inside), None)
             if layout is None:
@@ -174,10 +169,6 @@ class HDF5Dataset(Dataset, Reader):
                 _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
             factors = {q: self._factor(q, d, f"{where}, dataset '{datasets[q]}'")
                        for q, d in opened.items() if q in _UNIT_OF or q in LABELS}  # fmt: skip
-        except BadData:
-            raise
-        except _DAMAGE as error:
-            raise BadData(f"{where}: it is damaged: {error}") from error
         self.available |= inside - _STRUCTURE
         self.counts.update({q: num_frames for q in self.keys if q in datasets})
         return Group(name, num_frames, num_atoms, layout, datasets, factors)
@@ -300,7 +291,7 @@ class HDF5Dataset(Dataset, Reader):
                 if value.shape not in (shape, (*shape, 1)):
                     return None
                 found[quantity] = np.broadcast_to(value.reshape(shape), (count, *shapes[quantity]))
-        except (BadData, *_DAMAGE):
+        except (BadData, *DAMAGE):
             return None
         whole = [found[name] for name in ("charge", "spin") if name in found]
         if "pbc" in found and not np.isin(found["pbc"], (0, 1)).all():
@@ -332,7 +323,7 @@ class HDF5Dataset(Dataset, Reader):
                 return np.asarray(dataset[()])
             value = np.asarray(dataset[k if len(dataset) == group.num_frames else 0])
             return value[0] if quantity in _NUMBERS and value.shape == (1,) else value
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise BadData(f"{where}: dataset '{group.datasets[quantity]}' is damaged: {error}") from error
 
     # --- the file, opened once per process -----------------------------------------------------------------------
@@ -357,38 +348,9 @@ class HDF5Dataset(Dataset, Reader):
 
 _CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most
 _MAX_HANDLES = 512  # finding a dataset takes longer than reading a frame of it
-_CACHE_BYTES = 2**20  # of chunks, that HDF5 keeps for each open dataset
-_HEADER_BYTES = 2**21  # of headers, that it keeps for the file; in memory they take ten times as much
 _UNIT_OF = {"pos": "length", "cell": "length"}
 _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
 _NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
-
-
-def load_h5py() -> Any:
-    """The package h5py.
-
-    Raises:
-        MissingBackend: it is not installed.
-    """
-    try:
-        import h5py
-    except ImportError as error:
-        raise MissingBackend("HDF5 files need h5py: pip install 'torchmdnet2[hdf5]'") from error
-    return h5py
-
-
-def opened_hdf5(path: str | PathLike) -> h5py.File:
-    """A file to read, of which HDF5 keeps little in memory, however many groups there are.
-
-    Raises:
-        MissingBackend: h5py is not installed.
-    """
-    file = load_h5py().File(path, "r", rdcc_nbytes=_CACHE_BYTES)
-    config = file.id.get_mdc_config()
-    config.set_initial_size = True
-    config.min_size = config.initial_size = config.max_size = _HEADER_BYTES
-    file.id.set_mdc_config(config)
-    return file
 
 
 def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> None:

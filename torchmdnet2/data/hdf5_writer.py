@@ -16,7 +16,8 @@ import torch
 from ..units import OWN_UNITS
 from .check import check_sample
 from .collate import collate
-from .hdf5 import LAYOUTS, load_h5py
+from .hdf5 import LAYOUTS
+from .hdf5_file import load_h5py
 from .labels import LABELS
 from .sample import Sample
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import BadData
 from ...units import HARTREE
-from ..hdf5 import opened_hdf5
+from ..hdf5_file import damage_is_bad_data, opened_hdf5
 from ..reader import Chunk
 from .archive import unpacked
 from .base import DownloadFile, Published, frames, one_of, register
@@ -23,7 +23,6 @@ __all__ = ["COMP6", "ANI1x", "ANI2x"]
 
 _SYMBOLS = {b"H": 1, b"C": 6, b"N": 7, b"O": 8}
 _CHUNK_ATOMS = 65_536
-_DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 
 # hartree: linear fits of the authors, sae_linfit.dat of the released potentials
 _ANI1X = {1: -0.60095298, 6: -38.08316124, 7: -54.7077577, 8: -75.19446356}
@@ -172,13 +171,8 @@ def _double(dataset: h5py.Dataset, part: slice | tuple[()] = ()) -> np.ndarray:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    try:
-        with opened_hdf5(path) as file:
-            yield file
-    except BadData:
-        raise
-    except _DAMAGE as error:
-        raise BadData(f"{path}: it is damaged, or not what it should be: {error}") from error
+    with damage_is_bad_data(str(path), "it is damaged, or not what it should be"), opened_hdf5(path) as file:
+        yield file
 
 
 def _by_size(path: Path) -> Iterator[Chunk]:
