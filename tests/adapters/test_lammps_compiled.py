@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -108,3 +109,9 @@ def test_what_has_no_kernels_runs_by_autograd():
     assert "float64" in compiled_reason(make().double())
     assert "GraphNetwork" in compiled_reason(make(name="graph_network"))
     assert isinstance(choose_domain(make().double(), 0.0), ReferenceDomain)
+
+
+def test_a_gpu_without_triton_runs_by_autograd(monkeypatch):
+    monkeypatch.setattr("torchmdnet2.runtime.choose_domain.fused_reason", lambda potential: "")
+    monkeypatch.setitem(sys.modules, "torchmdnet2.runtime.fused_domain", None)
+    assert isinstance(choose_domain(make(), 0.0), ReferenceDomain)

@@ -22,8 +22,10 @@ def choose_domain(potential: Potential, charge: float) -> Domain:
         UntrainedCharge: the model does not know the charge.
     """
     if not fused_reason(potential):
-        from .fused_domain import FusedDomain
-
+        try:
+            from .fused_domain import FusedDomain
+        except ImportError:  # no triton
+            return ReferenceDomain(potential, charge)
         return FusedDomain(potential, charge)
     if not compiled_reason(potential):
         try:
