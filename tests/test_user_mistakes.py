@@ -24,6 +24,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "matgl").mkdir()
     (tmp_path / "matgl" / "model.json").write_text("{}")
     (tmp_path / "empty.tmn").write_bytes(b"")
+    (tmp_path / "ensemble.json").write_text('{"members": []}')
+    (tmp_path / "my.yaml").write_text("data: {train: data.xyz}\n")
     torch.save({"weights": torch.zeros(3)}, tmp_path / "weights.pt")
     torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
     torch.save({"weights": b"1"}, tmp_path / "newer.pt", pickle_protocol=4)
@@ -37,11 +39,17 @@ def folder(tmp_path, monkeypatch):
         (["card", "a_run"], "a_run is a folder, and a model file is needed: give a_run/best.tmn"),
         (["card", "matgl"], "a model of matgl is converted by `torchmdnet2 import`"),
         (["card", "empty.tmn"], "not a torchmdnet2 model file, or cut short; it is empty"),
+        (
+            ["card", "ensemble.json"],
+            "a list of models is read by `evaluate`, `scan` and Ensemble.load: give one of its",
+        ),
+        (["train", "my.yaml", "--set", "data.units={energy:eV}"], "a space after the colon, as in {energy: eV}"),
         (["card", "weights.pt"], "`torchmdnet2 import` converts checkpoints of TorchMD-Net"),
         (["md", "m.tmn", "data"], "data is a folder; name a file in it"),
         (["md", "data.xyz", "m.tmn"], "m.tmn is a model file, and a structure is needed here: the model comes first"),
         (["scan", "data.xyz", "m.tmn"], "the model comes first"),
         (["train", "data"], "data is a folder; name a configuration file in it"),
+        (["evaluate", "m.tmn", "data.xyz", "--energy-key", "null", "--forces-key", "null"], "no labels are left"),
         (["config", "--model", "abacus"], "unknown model 'abacus'. Known: "),
     ],
 )

@@ -163,7 +163,10 @@ def first_error(error: ValidationError, source: str, elsewhere: Mapping[str, lis
             prefix = f"{path}." if path else ""
             for key in context["unknown"]:
                 sections = [section for section in (elsewhere or {}).get(key, []) if section]
-                if sections and not any(edits(key, word) == 1 for word in context["known"]):
+                name, colon, value = key.partition(":")
+                if colon and name in context["known"]:
+                    hint = f": write a space after the colon, as in {{{name}: {value}}}"
+                elif sections and not any(edits(key, word) == 1 for word in context["known"]):
                     hint = f" here; it belongs to {' or '.join(sections)}"
                 else:
                     hint = closest(key, context["known"]) or f" (known: {', '.join(context['known'])})"

@@ -69,7 +69,8 @@ def run_check(config: Config, log: TrainingLog) -> None:
         epoch = seconds * trainer.steps_per_epoch
         steps = "step" if trainer.steps_per_epoch == 1 else "steps"
         log.say(f"{trainer.steps_per_epoch} {steps} per epoch of {1e3 * seconds:.0f} ms: {_duration(epoch)} per epoch")
-        log.say(f"{config.training.max_epochs} epochs: about {_duration(epoch * config.training.max_epochs)}")
+        count = config.training.max_epochs
+        log.say(f"{count} epoch{'' if count == 1 else 's'}: about {_duration(epoch * count)}")
         log.say(f"memory of a step: about {memory / 2**20:.0f} MiB")
         log.say("the configuration is fine; nothing was written")
 
