@@ -7,6 +7,7 @@ tests/conftest.py uses this for checks; python quick_interpreter.py SCRIPT runs 
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import sys
@@ -43,6 +44,8 @@ def speed_up() -> None:
     def scan_of_several(self: Any, given: Any) -> Any:
         return given if given[0].shape[self.axis] == 1 else scan(self, given)
 
+    gc.freeze()  # modules stay, and each interpreted operation makes many small objects: fewer searches for garbage
+    gc.set_threshold(50_000, 20, 20)
     interpreter._get_np_dtype = type_of_elements
     interpreter._patch_lang = replace_once
     interpreter.ScanOps.generic_scan = scan_of_several
