@@ -20,7 +20,7 @@ from ...exchange import Exchange
 from ..cpu_interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
 from ..numba_pool import run_on_threads
 from ..thread_tuner import ThreadChoice, amount_of_work
-from .cpu_room import Room, Rooms
+from .cpu_buffers import BufferPool, CpuBuffers
 from .numba.node import ROWS
 from .numba.steps import forces, kernels
 from .weights import FrozenTensorNet
@@ -86,10 +86,10 @@ class CpuTensorNet(CpuChargeNetwork):
         self._energy = heads[0]
         w2, b2, w3, b3 = (torch.stack(parts).detach().numpy() for parts in zip(*heads, strict=True))
         self.heads, self.heads_t = (w2, b2, w3, b3[:, 0]), np.ascontiguousarray(w2.transpose(0, 2, 1))
-        self._rooms = self._new_rooms()
+        self._pool = self._new_pool()
 
-    def _new_rooms(self) -> Rooms:
-        return Rooms(self.channels, self.num_layers, len(self.heads_t))
+    def _new_pool(self) -> BufferPool:
+        return BufferPool(self.channels, self.num_layers, len(self.heads_t))
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """The factor of the interaction products."""
@@ -135,7 +135,7 @@ class CpuTensorNet(CpuChargeNetwork):
         return CpuOutputs(energy, *self._forces(edges, rows, r), charges, features)
 
     def _forward(
-        self, edges: Edges, r: Room, atoms: CpuAtoms, exchange: Exchange | None = None
+        self, edges: Edges, r: CpuBuffers, atoms: CpuAtoms, exchange: Exchange | None = None
     ) -> tuple[Array, Array | None]:
         """Energies, and the charges of a head."""
         n, layers = edges.num_atoms, self.num_layers
@@ -151,9 +151,9 @@ class CpuTensorNet(CpuChargeNetwork):
         return self._read_out(r)[:n, 0] + self._linear_energies(r, n), self._charges_of_head(r, atoms)
 
     def _backward(
-        self, edges: Edges, r: Room, atoms: CpuAtoms, charge_slope: Array | None, exchange: Exchange | None = None
+        self, edges: Edges, r: CpuBuffers, atoms: CpuAtoms, charge_slope: Array | None, exchange: Exchange | None = None
     ) -> None:
-        """Fill `gradient` of the room."""
+        """Fill `gradient` of the buffers."""
         self._read_out_backward(r, atoms, charge_slope, True)
         r.slope[: int(edges.row_ptr[-1])] = 0
         for i in reversed(range(self.num_layers)):
@@ -169,10 +169,10 @@ class CpuTensorNet(CpuChargeNetwork):
     # --- parts that models with other messages share -----------------------------------------------------------------
 
     def _begin(self, atoms: CpuAtoms, rows: CpuRows, exchange: Exchange | None = None) -> tuple[Edges, Any]:
-        """The embedding; the room in which it left its results. Rows of ghosts follow the padded ones."""
+        """The embedding; the buffers in which it left its results. Rows of ghosts follow the padded ones."""
         n, z, sender = len(rows.row_ptr) - 1, atoms.z, rows.sender
         padded = -(-n // ROWS) * ROWS
-        r = self._rooms(padded, int(rows.row_ptr[-1]), len(z) - n)
+        r = self._pool(padded, int(rows.row_ptr[-1]), len(z) - n)
         r.z[:n], r.z[n:padded], r.z[padded:], r.q[:] = z[:n], 0, z[n:], 1
         if exchange is not None:
             sender = np.where(sender < n, sender, sender + (padded - n))
@@ -184,12 +184,12 @@ class CpuTensorNet(CpuChargeNetwork):
         )  # fmt: skip
         return Edges(n, rows.row_ptr, sender), r
 
-    def _read_out(self, r: Room) -> Array:
+    def _read_out(self, r: CpuBuffers) -> Array:
         """[N, K] what the heads give."""
         self.kernels.readout(*self.out_norm, *self.readout, *self.heads, r.x[-1], r.readout, r.out)
         return r.out
 
-    def _linear_energies(self, r: Room, num_atoms: int) -> Array | np.float32:
+    def _linear_energies(self, r: CpuBuffers, num_atoms: int) -> Array | np.float32:
         """[N] of the isotropic parts of X; x has X/(‖X‖²+1), and X itself after the last layer."""
         if not self.has_linear:
             return np.float32(0)
@@ -197,12 +197,12 @@ class CpuTensorNet(CpuChargeNetwork):
         parts[:-1] = [part / inverse[:num_atoms] for part, inverse in zip(parts[:-1], r.inverse, strict=False)]
         return sum((part * weight).sum(1) for part, weight in zip(parts, self.linear, strict=True))
 
-    def _features(self, r: Room, num_atoms: int) -> Array | None:
+    def _features(self, r: CpuBuffers, num_atoms: int) -> Array | None:
         return (
             torch.nn.functional.silu(torch.from_numpy(r.readout[:num_atoms])).numpy() if self.keeps_features else None
         )
 
-    def _read_out_backward(self, r: Room, atoms: CpuAtoms, charge_slope: Array | None, descends: bool) -> None:
+    def _read_out_backward(self, r: CpuBuffers, atoms: CpuAtoms, charge_slope: Array | None, descends: bool) -> None:
         n = len(atoms.batch)
         r.out_slope[:, 0], r.out_slope[:, 1:] = 1, 0
         if charge_slope is not None and self.has_charges:
@@ -214,7 +214,7 @@ class CpuTensorNet(CpuChargeNetwork):
             r.dm[-1], r.dy,
         )  # fmt: skip
 
-    def _charges_of_head(self, r: Room, atoms: CpuAtoms) -> Array | None:
+    def _charges_of_head(self, r: CpuBuffers, atoms: CpuAtoms) -> Array | None:
         """Those that sum to the total charge of each structure."""
         if not self.has_charges:
             return None
@@ -222,7 +222,7 @@ class CpuTensorNet(CpuChargeNetwork):
         size = np.bincount(atoms.batch, minlength=len(atoms.total_charge))
         return charges + (atoms.total_charge / np.maximum(size, 1) - _mean(charges, atoms))[atoms.batch]
 
-    def _embedding_backward(self, edges: Edges, r: Room) -> None:
+    def _embedding_backward(self, edges: Edges, r: CpuBuffers) -> None:
         """dE/dvec of the edges, from the gradient of the embedding and the slopes of the messages."""
         self.kernels.embedding_backward(
             *edges, r.z, r.knot, r.offset, r.unit, r.length, self.embedding_table, self.z_receiver, self.z_sender,
@@ -230,7 +230,7 @@ class CpuTensorNet(CpuChargeNetwork):
             r.mixed, r.g, r.slope, r.gradient,
         )  # fmt: skip
 
-    def _forces(self, edges: Edges, rows: CpuRows, r: Room) -> tuple[Array, Array]:
+    def _forces(self, edges: Edges, rows: CpuRows, r: CpuBuffers) -> tuple[Array, Array]:
         """Forces and virials."""
         n, row_ptr, sender = edges
         force, virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)

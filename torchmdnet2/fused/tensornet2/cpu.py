@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..cpu_interfaces import Array, CpuAtoms, CpuOutputs, CpuRows, ReadCharges
 from ..tensornet.cpu import CpuTensorNet
-from ..tensornet.cpu_room import Room, Rooms, Shape
+from ..tensornet.cpu_buffers import BufferPool, CpuBuffers, Shape
 from .numba.charges import equilibrate, equilibrate_adjoint
 from .numba.steps import charge_rows, gather_slopes, kernels, prepare_edges
 from .weights import FrozenTensorNet2
@@ -45,8 +45,8 @@ class CpuTensorNet2(CpuTensorNet):
         self.filters = [_arrays(f) for f in w.filters]
         self.charge_networks = [_arrays(c) for c in w.charge_networks]
 
-    def _new_rooms(self) -> Rooms:
-        return _Rooms(self.channels, self.num_layers, len(self.heads_t), self.charge_channels)
+    def _new_pool(self) -> BufferPool:
+        return _BufferPool(self.channels, self.num_layers, len(self.heads_t), self.charge_channels)
 
     def charge_input(self, charge: Tensor) -> Tensor:
         """The total charge itself, which acts through the predicted charges alone."""
@@ -141,7 +141,7 @@ def _arrays(weights: Any) -> Any:
     return type(weights)(*(t.numpy() for t in weights))
 
 
-class _Room(Room):
+class _CpuBuffers(CpuBuffers):
     """Also of the stages of charges, 0 … L, and of the filters of each layer.
 
     Attributes:
@@ -166,17 +166,15 @@ class _Room(Room):
     kept3: list[Array]
 
 
-class _Rooms(Rooms):
-    integers = Rooms.integers | {"receiver", "reverse"}
+class _BufferPool(BufferPool):
+    buffers = _CpuBuffers
+    integers = BufferPool.integers | {"receiver", "reverse"}
     doubles = frozenset(("charge_slope",))
-    listed = Rooms.listed | {"in_hidden", "out_hidden", "predicted", "by_charge"}
+    listed = BufferPool.listed | {"in_hidden", "out_hidden", "predicted", "by_charge"}
 
     def __init__(self, channels: int, layers: int, heads: int, charge_channels: int):
         super().__init__(channels, layers, heads)
         self.charge_channels = charge_channels
-
-    def _empty(self) -> Room:
-        return _Room()
 
     def _shapes(self, rows: int, edges: int, ghosts: int) -> dict[str, Shape]:
         f, c, layers = self.channels, self.charge_channels, self.layers
@@ -191,13 +189,12 @@ class _Rooms(Rooms):
             "by_charge": (layers, rows, 2 * f),
         }
 
-    def _furnish(self, rows: int, edges: int, ghosts: int) -> Room:
-        room = super()._furnish(rows, edges, ghosts)
-        assert isinstance(room, _Room)
+    def _allocate(self, rows: int, edges: int, ghosts: int) -> CpuBuffers:
+        buffers: Any = super()._allocate(rows, edges, ghosts)
         f = self.channels
         fit = min(self.layers, _MOST_KEPT // max(5 * f * edges, 1))
-        room.kept = np.arange(self.layers) < fit
-        sizes = [edges if kept else 0 for kept in room.kept]
-        room.kept2 = [np.empty((size, 2 * f), np.float32) for size in sizes]
-        room.kept3 = [np.empty((size, 3 * f), np.float32) for size in sizes]
-        return room
+        buffers.kept = np.arange(self.layers) < fit
+        sizes = [edges if kept else 0 for kept in buffers.kept]
+        buffers.kept2 = [np.empty((size, 2 * f), np.float32) for size in sizes]
+        buffers.kept3 = [np.empty((size, 3 * f), np.float32) for size in sizes]
+        return buffers

@@ -11,12 +11,12 @@ import numpy as np
 
 from ..cpu_interfaces import Array
 
-__all__ = ["Room", "Rooms"]
+__all__ = ["BufferPool", "CpuBuffers"]
 
 Shape = tuple[int, ...]
 
 
-class Room:
+class CpuBuffers:
     """Arrays for a number of rows and edges, with any contents; lists have one array for each layer."""
 
     z: Array
@@ -44,9 +44,10 @@ class Room:
     dm: list[Array]
 
 
-class Rooms:
-    """The room for the run at hand, in memory that grows when more is needed, and is used again otherwise."""
+class BufferPool:
+    """Buffers for the run at hand, in memory that grows when more is needed, and is used again otherwise."""
 
+    buffers: type[CpuBuffers] = CpuBuffers
     integers = frozenset(("z", "knot"))
     doubles: frozenset[str] = frozenset()
     listed = frozenset(("x", "inverse", "y", "m", "d", "dm"))
@@ -54,17 +55,14 @@ class Rooms:
     def __init__(self, channels: int, layers: int, heads: int):
         self.channels, self.layers, self.heads = channels, layers, heads
         self._memory: dict[str, Array] = {}
-        self._rows, self._edges, self._room = (-1, -1), -1, self._empty()
+        self._rows, self._edges, self._current = (-1, -1), -1, self.buffers()
 
-    def __call__(self, rows: int, edges: int, ghosts: int = 0) -> Room:
-        """Room for so many rows and edges; z, y and dm have rows of ghosts besides."""
+    def __call__(self, rows: int, edges: int, ghosts: int = 0) -> CpuBuffers:
+        """Buffers for so many rows and edges; z, y and dm have rows of ghosts besides."""
         if (rows, ghosts) != self._rows or edges > self._edges:
             self._rows, self._edges = (rows, ghosts), edges + edges // 8
-            self._room = self._furnish(rows, self._edges, ghosts)
-        return self._room
-
-    def _empty(self) -> Room:
-        return Room()
+            self._current = self._allocate(rows, self._edges, ghosts)
+        return self._current
 
     def _shapes(self, rows: int, edges: int, ghosts: int) -> dict[str, Shape]:
         f, layers = self.channels, self.layers
@@ -84,8 +82,8 @@ class Rooms:
             **dict.fromkeys(("y", "dm"), (layers, rows + ghosts, 9 * f)),
         }
 
-    def _furnish(self, rows: int, edges: int, ghosts: int) -> Room:
-        room = self._empty()
+    def _allocate(self, rows: int, edges: int, ghosts: int) -> CpuBuffers:
+        buffers = self.buffers()
         for name, shape in self._shapes(rows, edges, ghosts).items():
             size = math.prod(shape)
             memory = self._memory.get(name)
@@ -94,5 +92,5 @@ class Rooms:
                 memory = np.empty(size, wide if name in self.integers | self.doubles else np.float32)
                 self._memory[name] = memory
             array = memory[:size].reshape(shape)
-            setattr(room, name, list(array) if name in self.listed else array)
-        return room
+            setattr(buffers, name, list(array) if name in self.listed else array)
+        return buffers
