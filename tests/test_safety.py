@@ -194,6 +194,7 @@ LAYERS = """
     neighbors
     refusals potentials
     priors models
+    novelty
     potential edges
     checkpoint baseline
     data importers

@@ -1,7 +1,8 @@
 """Model files (.tmn): a safetensors file whose header carries the configuration, metadata and a checksum.
 
 Header metadata, all strings: `format` = "torchmdnet2", `format_version`, `config` and `metadata` (JSON), `sha256`
-(of the whole file with these 64 digits replaced by zeros). Reading one executes nothing: numbers and JSON only.
+(of the whole file with these 64 digits replaced by zeros); of a calibrated potential `novelty` (JSON), beside tensors
+named novelty.… . Reading one executes nothing: numbers and JSON only.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 from .devices import device_of, dtype_of
 from .errors import BadCheckpoint
 from .files import atomic_write
+from .novelty import Calibration
 from .potential import Potential
 from .potentials import find_model
 
@@ -26,6 +29,7 @@ __all__ = ["FORMAT_VERSION", "from_bytes", "load", "read_header", "save", "to_by
 
 FORMAT_VERSION = 1
 _ZEROS = b"0" * 64
+_NOVELTY = "novelty."
 _HASH = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
@@ -36,6 +40,9 @@ def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, A
         potential: must have been built by `Potential.from_config` (its config is stored).
         path: usually ending in .tmn.
         metadata: JSON-able facts for people: data, errors, licence, …; default: `potential.metadata`.
+
+    A calibration (`torchmdnet2 calibrate`) goes with the weights, unless they were changed since: then a warning says
+    that it is left out.
 
     Raises:
         ValueError: the potential has no config, or is not what the config describes; or a weight is not finite.
@@ -51,6 +58,9 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
         raise ValueError("only a potential built by Potential.from_config can be saved: its config is stored")
     _require_as_configured(potential)
     tensors = {name: value.detach().cpu().contiguous() for name, value in potential.state_dict().items()}
+    calibration = _valid_calibration(potential)
+    if calibration is not None:
+        tensors |= {_NOVELTY + name: value for name, value in calibration.tensors().items()}
     for name, value in tensors.items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ValueError(f"'{name}' holds values that are not finite; the model is not saved")
@@ -61,6 +71,8 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
         "metadata": _sorted_json(dict(potential.metadata if metadata is None else metadata)),
         "sha256": _ZEROS.decode(),
     }
+    if calibration is not None:
+        header["novelty"] = _sorted_json(calibration.stored_facts())
     blob = _in_fixed_order(to_safetensors(tensors, metadata=header))
     found = list(_HASH.finditer(blob, 0, 8 + int.from_bytes(blob[:8], "little")))
     if len(found) != 1:
@@ -109,8 +121,14 @@ def from_bytes(
         try:
             potential = _from_config({**_stated(header["metadata"]), **header["config"]})
             state = from_safetensors(blob)
+            fitted = {name: state.pop(name) for name in list(state) if name.startswith(_NOVELTY)}
             potential = potential.to(_stored_dtype(state))  # whatever torch's default type is
             potential.load_state_dict(state, strict=True)
+            if "novelty" in header:
+                named = {name.removeprefix(_NOVELTY): value for name, value in fitted.items()}
+                potential.calibration = Calibration.stored(named, header["novelty"])
+                if not potential.calibration.fits(potential.representation):
+                    raise ValueError("its calibration belongs to other weights")
         except Exception as error:  # the content is not trusted: whatever it brings about, the file is to blame
             raise BadCheckpoint(f"{name}: the model cannot be built from its configuration: {error}") from error
         potential.metadata = header["metadata"]
@@ -118,12 +136,25 @@ def from_bytes(
 
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
-    """Configuration, metadata, format_version and sha256 of a model file, checked.
+    """Configuration, metadata, format_version and sha256 of a model file, checked; "novelty" of a calibrated one.
 
     Raises:
         FileNotFoundError, BadCheckpoint: as `load`.
     """
     return _verified_header(_read(path), path)
+
+
+def _valid_calibration(potential: Potential) -> Calibration | None:
+    """That of a potential, unless its weights have changed."""
+    found = potential.calibration
+    if found is None or found.fits(potential.representation):
+        return found
+    warnings.warn(
+        "the weights have changed since the model was calibrated: it is saved without its calibration; run "
+        "`torchmdnet2 calibrate` again",
+        stacklevel=4,
+    )
+    return None
 
 
 def _require_as_configured(potential: Potential) -> None:
@@ -242,7 +273,9 @@ def _verified_header(blob: bytes, path: str | os.PathLike) -> dict[str, Any]:
         config, metadata = json.loads(header["config"]), json.loads(header["metadata"])
         if not (isinstance(config, dict) and isinstance(metadata, dict)):
             raise BadCheckpoint(f"{path}: configuration and metadata must be mappings")
-        return {"config": config, "metadata": metadata, "format_version": version, "sha256": header["sha256"]}
+        novelty = {"novelty": json.loads(header["novelty"])} if "novelty" in header else {}
+        known = {"config": config, "metadata": metadata, "format_version": version, "sha256": header["sha256"]}
+        return {**known, **novelty}
     except BadCheckpoint:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:

@@ -13,12 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from .derivatives import gradients_of, with_leaves
-from .errors import UnknownElement
 from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
+from .novelty import Calibration
 from .priors.base import Prior
 from .priors.pairs import PairLists
-from .refusals import refuse_charge, refuse_coincident, refuse_neighbors, refuse_spin, require_stress, require_system
+from .refusals import (
+    refuse_charge,
+    refuse_coincident,
+    refuse_elements,
+    refuse_neighbors,
+    refuse_spin,
+    require_stress,
+    require_system,
+)
 from .registry import HEADS, PRIORS, REPRESENTATIONS
 from .system import System
 
@@ -78,6 +86,7 @@ class Potential(nn.Module):
     Attributes:
         allow_untrained_charge: evaluate other total charges too, and those that the model does not use, with a
             warning. They are refused otherwise.
+        calibration: what `novelty` reads, kept in model files; None: not calibrated.
     """
 
     _known: Tensor
@@ -114,6 +123,7 @@ class Potential(nn.Module):
             raise ValueError(f"elements must be atomic numbers 1 … {top - 1} (max_z − 1), got {self.elements}")
         self.total_charges = None if total_charges is None else sorted({float(q) for q in total_charges})
         self.allow_untrained_charge = False
+        self.calibration: Calibration | None = None
         known = torch.zeros(top, dtype=torch.bool)
         known[self.elements] = True
         self.register_buffer("_known", known, persistent=False)
@@ -305,7 +315,7 @@ class Potential(nn.Module):
             graph.readout = graph.z > self.atom_filter
         features = self.representation(graph)
         properties = {name: head(features, graph) for name, head in self.properties.items()}
-        charges = properties["charges"] if "charges" in properties else _partial_charges(features)
+        charges = properties["charges"] if "charges" in properties else features.partial_charges
         energies = self._network_energies(features, graph, neighbors, isolated) * self.energy_scale
         energies = energies + self._prior_energies(system, lists, charges)[: graph.num_atoms]
         if graph.readout is not None:
@@ -374,16 +384,15 @@ class Potential(nn.Module):
 
     def check_elements(self, z: Tensor, name: Callable[[int], str] = "atom {}".format) -> None:
         """Raise UnknownElement, with the name of an entry, where the model was not trained on an atomic number."""
-        top = self._known.shape[0]
-        unknown = ~self._known[z.clamp(0, top - 1)] | (z < 0) | (z >= top)
-        if bool(unknown.any()):
-            atom = int(unknown.nonzero()[0, 0])
-            number = int(z[atom])
-            found = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
-            trained = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in self.elements)
-            raise UnknownElement(f"{name(atom)} is {found}, and this model knows only {trained}")
+        refuse_elements(z, self._known, self.elements, SYMBOLS, name)
 
+    def novelty(self, system: System) -> Tensor:
+        """How unlike the atoms of the training each atom is, [N] float64; above 1: outside of what the model knows.
 
-def _partial_charges(features: Features) -> Tensor | None:
-    """The mean over the channels of the last stage, which sums to the total charge as each of them does."""
-    return None if features.charges is None else features.charges[:, -1].mean(-1)
+        Raises:
+            ValueError: the potential is not calibrated, or for other weights; others as `forward`.
+        """
+        if self.calibration is None:
+            raise ValueError("the model is not calibrated: run `torchmdnet2 calibrate` with its training frames")
+        self.check(system)
+        return self.calibration(self.representation, system)

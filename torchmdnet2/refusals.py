@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .errors import UntrainedCharge, UntrainedChargeWarning
+from .errors import UnknownElement, UntrainedCharge, UntrainedChargeWarning
 from .neighbors import NeighborList
 from .neighbors.result import SAME_PLACE
 from .system import System
@@ -22,6 +22,7 @@ __all__ = [
     "coincident",
     "refuse_charge",
     "refuse_coincident",
+    "refuse_elements",
     "refuse_neighbors",
     "refuse_spin",
     "rename",
@@ -114,6 +115,31 @@ def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, 
         f"system {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "
         "--allow-untrained-charge) evaluates it all the same"
     )
+
+
+def refuse_elements(
+    z: torch.Tensor, known: torch.Tensor, trained: Sequence[int], symbols: Sequence[str], name: Callable[[int], str]
+) -> None:
+    """Refuse atoms whose element the model was not trained on.
+
+    Args:
+        z: [N] atomic numbers.
+        known: booleans by atomic number.
+        trained: atomic numbers, for the message.
+        symbols: by atomic number.
+        name: what an atom is called in the message, by its index.
+
+    Raises:
+        UnknownElement: names the first of them.
+    """
+    top = known.shape[0]
+    unknown = ~known[z.clamp(0, top - 1)] | (z < 0) | (z >= top)
+    if bool(unknown.any()):
+        atom = int(unknown.nonzero()[0, 0])
+        number = int(z[atom])
+        found = f"{symbols[number]} (Z = {number})" if 0 < number < len(symbols) else f"Z = {number}"
+        listed = ", ".join(symbols[e] if e < len(symbols) else str(e) for e in trained)
+        raise UnknownElement(f"{name(atom)} is {found}, and this model knows only {listed}")
 
 
 def refuse_neighbors(neighbors: NeighborList, system: System, cutoff: float) -> None:

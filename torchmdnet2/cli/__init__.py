@@ -1,4 +1,4 @@
-"""The command `torchmdnet2`: train, evaluate, md, stability, scan, learn, import, export, models, bench, card, …
+"""The command `torchmdnet2`: train, evaluate, calibrate, md, stability, scan, learn, import, export, bench, card, …
 
 Exit codes: 0 done, 1 an error (one line on stderr), 2 a mistake in the configuration or the command line,
 130 interrupted, 143 terminated. Everything heavy is imported by the command that needs it, so that --help is instant.
@@ -75,7 +75,7 @@ def _is_ours(error: Exception) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     from ..version import __version__
-    from . import bench, convert, evaluate, lammps, learn, md, models, scan, show, stability, train
+    from . import bench, calibrate, convert, evaluate, lammps, learn, md, models, scan, show, stability, train
 
     parser = argparse.ArgumentParser(
         prog="torchmdnet2", description="Neural-network potentials: train them, test them, run molecular dynamics."
@@ -90,6 +90,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (train, evaluate, md, lammps, stability, scan, learn, convert, models, bench, show):
+    for module in (train, evaluate, calibrate, md, lammps, stability, scan, learn, convert, models, bench, show):
         module.add(command)
     return parser

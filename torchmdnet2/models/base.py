@@ -136,6 +136,11 @@ class Features:
     charges: Tensor | None = None
     energies: Tensor | None = None
 
+    @property
+    def partial_charges(self) -> Tensor | None:
+        """[N] the mean over the channels of the last stage, which sums to the total charge as each of them does."""
+        return None if self.charges is None else self.charges[:, -1].mean(-1)
+
 
 class Representation(nn.Module, ABC):
     """Structure → per-atom features. Registered in `torchmdnet2.registry.REPRESENTATIONS`.

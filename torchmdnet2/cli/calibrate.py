@@ -1,0 +1,159 @@
+"""`torchmdnet2 calibrate`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .common import Command, add_device, device_name, keeping, make_console, output_file
+
+if TYPE_CHECKING:
+    from ..data import Dataset
+    from ..potential import Potential
+    from ..system import System
+
+__all__ = ["add"]
+
+_BATCH = 64
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    fit = command("calibrate", _calibrate, "let a model warn about structures that are unlike its training frames")
+    fit.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; never changed")
+    fit.add_argument("output", nargs="?", help=".tmn file to write: the same model with its calibration")
+    fit.add_argument("--train", nargs="+", metavar="FILE", help="frames that the model was trained on")
+    fit.add_argument("--validation", nargs="+", metavar="FILE", help="frames of the same kind, not trained on")
+    fit.add_argument("--split", metavar="FILE", help="splits.json of the training: both are chosen from --train")
+    fit.add_argument("--rate", type=float, default=0.02, help="accepted false alarms per structure (default: 0.02)")
+    fit.add_argument("--frames", type=int, default=20000, help="of each kind at most, evenly spread (default: 20000)")
+    fit.add_argument(
+        "--test", nargs=2, metavar=("KNOWN", "UNKNOWN"),
+        help="print how many structures of two files have a score above 1: false alarms, and recall",
+    )  # fmt: skip
+    add_device(fit, dtype=None)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    from ..checkpoint import load, to_bytes
+    from ..errors import BadConfig
+    from ..files import atomic_write
+    from ..novelty import calibrate
+
+    fits = options.output is not None
+    if fits != bool(options.train) or fits != bool(options.validation or options.split):
+        raise BadConfig("give the file to write, --train, and --validation or --split; or only --test")
+    if options.validation and options.split:
+        raise BadConfig("--split chooses the validation frames from --train: leave --validation out")
+    if not fits and not options.test:
+        raise BadConfig("nothing to do: give the file to write with --train and --validation, or --test")
+    if options.frames < 1:
+        raise BadConfig(f"--frames must be at least 1, got {options.frames}")
+    files = [*(options.train or []), *(options.validation or []), *(options.test or [])]
+    inputs = [options.model, *_files(files), *([options.split] if options.split else [])]
+    output = output_file(options.output, (".tmn",), inputs, "output") if fits else None
+    potential = load(options.model, device_name(options.device), options.dtype)
+    if output is not None:
+        train, validation = _subsets(potential, options)
+        potential.calibration = calibrate(potential.representation, train, validation, options.rate)
+        # the weights as stored, also where --dtype cast them for the fit
+        stored = load(options.model)
+        stored.calibration = potential.calibration
+        with keeping(output):
+            atomic_write(output, to_bytes(stored), keep=True)
+        facts = potential.calibration.facts
+        print(
+            f"fitted to {facts['train_frames']} frames; the limit lets {100 * facts['rate']:.2g} % of frames like the "
+            f"{facts['validation_frames']} validation frames pass as unknown\nwrote {output}"
+        )
+    if options.test:
+        _test(potential, options)
+
+
+def _subsets(potential: Potential, options: argparse.Namespace) -> tuple[Iterator[System], Iterator[System]]:
+    """Batches of the training and of the validation frames."""
+    from ..data import read_splits
+    from ..errors import BadData
+
+    train = _dataset(potential, options.train)
+    if options.split:
+        found = read_splits(options.split, train, options.train)
+        if missing := {"train", "validation"} - found.keys():
+            raise BadData(f"{options.split}: it has no {' and no '.join(sorted(missing))} frames of {options.train[0]}")
+        chosen, others, validation = found["train"], found["validation"], train
+    else:
+        validation = _dataset(potential, options.validation)
+        chosen, others = list(range(len(train))), list(range(len(validation)))
+    return (
+        _batches(potential, train, _spread(chosen, options.frames)),
+        _batches(potential, validation, _spread(others, options.frames)),
+    )
+
+
+def _test(potential: Potential, options: argparse.Namespace) -> None:
+    """Print the shares of structures with a score above 1."""
+    import torch
+    from rich.table import Table
+
+    from ..novelty.calibration import largest
+
+    table = Table(title="structures with a novelty above 1", title_justify="left")
+    for name in ("file", "", "structures", "above 1", "share", "median", "largest"):
+        table.add_column(name, justify="left" if name in ("file", "") else "right")
+    for file, kind in zip(options.test, ("false alarms", "recall"), strict=True):
+        data = _dataset(potential, [file])
+        batches = _batches(potential, data, _spread(list(range(len(data))), options.frames))
+        scores = torch.cat([largest(potential.novelty(system), system) for system in batches])
+        above = int((scores > 1).sum())
+        table.add_row(
+            file, kind, str(len(scores)), str(above), f"{100 * above / len(scores):.1f} %",
+            f"{float(scores.median()):.2f}", f"{float(scores.max()):.2f}",
+        )  # fmt: skip
+    make_console().print(table)
+
+
+def _files(paths: list[str]) -> list[str]:
+    from ..data import data_files
+
+    return [file for path in paths for file in data_files([path])]
+
+
+def _dataset(potential: Potential, paths: list[str]) -> Dataset:
+    """Structures with their charges; labels are not read. Names and units are those of the training."""
+    from ..data import open_dataset
+    from ..errors import BadData
+
+    config = potential.metadata.get("config")
+    trained = (config.get("data") or {}) if isinstance(config, dict) else {}
+    keys = {k: v for k, v in (trained.get("keys") or {}).items() if k in ("charge", "spin", "numbers") and v}
+    units = {k: v for k, v in (trained.get("units") or {}).items() if k == "length" and v}
+    data = open_dataset(paths, keys=keys, units=units)
+    if not len(data):
+        raise BadData(f"{paths[0]}: there are no structures in it")
+    return data
+
+
+def _spread(indices: list[int], most: int) -> list[int]:
+    """Up to so many of them, evenly spread."""
+    return [indices[k * len(indices) // most] for k in range(most)] if len(indices) > most else indices
+
+
+def _batches(potential: Potential, data: Dataset, indices: list[int]) -> Iterator[System]:
+    """Checked structures on the potential's device."""
+    from ..refusals import rename
+
+    for first in range(0, len(indices), _BATCH):
+        chosen = indices[first : first + _BATCH]
+        system = data.batch(chosen).system.to(potential.device)
+        try:
+            potential.check(system)
+        except ValueError:
+            for index in chosen:
+                try:
+                    potential.check(data.batch([index]).system.to(potential.device))
+                except ValueError as error:
+                    rename(error, data.name(index))
+                    raise
+            raise
+        yield system
