@@ -17,6 +17,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from ..ensemble import Ensemble
 from ..evaluator import Evaluator
+from ..novelty import Watch
 from ..potential import Potential
 from ..priors.pairs import PairLists
 from ..refusals import rename
@@ -27,6 +28,8 @@ from .hessian import hessian
 from .model import ModelSource, dtype_name, in_memory, open_model
 
 __all__ = ["NoStress", "TorchMDNet2Calculator"]
+
+_LOOK = 1000  # calculations between two looks at the novelty, which takes as long as some compiled steps
 
 
 class NoStress(PropertyNotImplementedError, ValueError):
@@ -41,6 +44,10 @@ class TorchMDNet2Calculator(Calculator):
     and `["spin"]`, then from the constructor, then 0; a result is kept until one of the two or the structure changes.
     The stress is computed only when it is asked for. Any cell and any combination of periodic directions will do. The
     user's Atoms and torch's global settings are never changed; one calculator may be used from several threads.
+
+    Of a calibrated model (`torchmdnet2 calibrate`) also `novelty` [N]: above 1 an atom is unlike those of the training.
+    It is computed when it is asked for, at the first calculation of a composition, and at every 1000th from there; a
+    warning names atoms of elements that stay above 1, once for each element.
 
     A pickle holds the path and checksum of the model file, not the weights; of a model in memory, the content that
     its file would have.
@@ -83,6 +90,7 @@ class TorchMDNet2Calculator(Calculator):
         self.implemented_properties = self._names()
         self._lock = threading.RLock()
         self._stress_wanted = False
+        self._watch, self._watched, self._since = Watch(), b"", 0
 
     def _evaluator(self) -> Evaluator | Ensemble:
         return Evaluator(self._potentials[0])
@@ -91,6 +99,24 @@ class TorchMDNet2Calculator(Calculator):
         """Of what this model gives."""
         extra = [_extra_properties(p) for p in self._potentials]
         return [*type(self).implemented_properties, *(name for name in extra[0] if all(name in e for e in extra))]
+
+    def _look(self, structure: Structure, asked: bool) -> dict[str, np.ndarray]:
+        """The novelty, largest of all members, when it is asked for or due."""
+        if any(potential.calibration is None for potential in self._potentials):
+            return {}
+        atoms = structure.numbers.tobytes()
+        if atoms != self._watched:
+            self._watch.restart()
+            self._watched, self._since = atoms, 0
+        due = self._since % _LOOK == 0
+        self._since += 1
+        if not (asked or due):
+            return {}
+        system = structure.to_system(self.potential.device)
+        scores = torch.stack([potential.novelty(system) for potential in self._potentials]).amax(0)
+        if due:
+            self._watch(scores, system)
+        return {"novelty": scores.cpu().numpy()}
 
     @property
     def potential(self) -> Potential:
@@ -126,7 +152,10 @@ class TorchMDNet2Calculator(Calculator):
             if name not in self.results:
                 if not allow_calculation:
                     return None
-                self.calculate(atoms, [name], changes)
+                if name == "novelty" and self._entered is not None:
+                    self.results |= self._look(self._entered, asked=True)
+                else:
+                    self.calculate(atoms, [name], changes)
             self._stress_wanted |= name in ("stress", "stress_std")  # it may have come with the forces
             value = self.results[name]
             return value.copy() if isinstance(value, np.ndarray) else value
@@ -169,7 +198,8 @@ class TorchMDNet2Calculator(Calculator):
                         "vectors (atoms.cell), or do not ask for the stress"
                     )
                 stress = False
-            self.results = _in_ase_form(self._evaluate(structure, stress))
+            found = self._evaluate(structure, stress)
+            self.results = _in_ase_form(found | self._look(structure, "novelty" in (properties or [])))
             self._entered = structure
             self._stress_wanted = asked
 
@@ -312,14 +342,18 @@ class TorchMDNet2Calculator(Calculator):
 
 
 def _extra_properties(potential: Potential) -> list[str]:
-    """ "charges" and "dipole" where the model gives them: asked of one atom, as nothing declares it."""
+    """ "charges", "dipole" and "novelty" where the model gives them: asked of one atom, as nothing declares it."""
     if not potential.elements:
         return []
     z = torch.tensor(potential.elements[:1], device=potential.device)
     alone = System(z=z, pos=torch.zeros(1, 3, dtype=torch.float64, device=potential.device))
     # without the checks of a call: the model need not know the charge 0
     result = potential.compute(alone, PairLists(alone), forces=False, stress=False)
-    given = {"charges": result.charges is not None, "dipole": "dipole" in result.properties}
+    given = {
+        "charges": result.charges is not None,
+        "dipole": "dipole" in result.properties,
+        "novelty": potential.calibration is not None,
+    }
     return [name for name, is_given in given.items() if is_given]
 
 

@@ -61,4 +61,4 @@ class CommitteeCalculator(TorchMDNet2Calculator):
 
     def _names(self) -> list[str]:
         common = super()._names()
-        return [*common, *(f"{name}_std" for name in common if name != "free_energy")]
+        return [*common, *(f"{name}_std" for name in common if name not in ("free_energy", "novelty"))]

@@ -51,6 +51,7 @@ def add(command: Command) -> None:
     md.add_argument("--report", action="store_true", help="write a page with a movie and plots: prefix + .html")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
     md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
+    md.add_argument("--stop-if-unknown", action="store_true", help="stop where a calibrated model would warn")
     add_charges(md)
     add_device(md, dtype=None)
 
@@ -77,6 +78,7 @@ def _md(options: argparse.Namespace) -> None:
         restart_every=options.restart_every,
         minimize=options.minimize,
         report=options.report,
+        stop_if_unknown=options.stop_if_unknown,
     )
     _spare_inputs(chosen, options.model, options.start)
     start = _start(options)
@@ -101,6 +103,8 @@ def _md(options: argparse.Namespace) -> None:
     found = [f"mean temperature {sum(temperatures) / len(temperatures):.1f} K", f"drift {drift_text(result.drift)}"]
     if speed := speed_text(result.ns_per_day):
         found.append(speed if options.replicas == 1 else f"{speed} each")
+    if novelty := result.watch.summary():
+        found.append(novelty)
     console.print(
         ", ".join(found) + "\nwrote " + ", ".join(map(str, result.files)),
         highlight=False, soft_wrap=True,

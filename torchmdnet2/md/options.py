@@ -40,6 +40,8 @@ class MDOptions:
         restart_every: steps between restart files; None means about twenty in the whole run.
         minimize: relax the start structure first, until all forces are below 0.05 eV/Å.
         report: write a page, `output` + ".html", with the moving molecule and plots.
+        stop_if_unknown: of a calibrated model: stop where it would warn that atoms are unlike those of its training,
+            and look at the frames ten times as often.
 
     Raises:
         BadConfig: a value is out of range.
@@ -59,6 +61,7 @@ class MDOptions:
     restart_every: int | None = None
     minimize: bool = False
     report: bool = False
+    stop_if_unknown: bool = False
 
     def __post_init__(self) -> None:
         if self.ensemble.lower() == "npt":

@@ -5,6 +5,7 @@ Shapes: N atoms in B replicas of n atoms each.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..novelty import Watch
 from ..potential import Potential
 from ..system import System
 from .bonds import Bonds
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["ReplicaBatch", "ReplicaRun"]
 
 _LOOK_FS = 10.0  # between two checks of a replica: one vibration of a bond to hydrogen
+_WATCH_FS = 500.0  # between two looks at the novelty
 _KEPT = 5  # number of checks before a break whose frames are kept
 _NOT_FINITE = "energy or forces are not finite"
 
@@ -95,12 +98,16 @@ class ReplicaBatch:
     """Replicas of equally many atoms that run together until they break.
 
     Attributes:
+        watch: warns about atoms that are unlike those of the training, if the potential is calibrated.
         whole: replicas that have not broken.
         state: the last state in which no check failed, on the host.
     """
 
-    def __init__(self, potential: Potential, runs: list[ReplicaRun], progress: Callable[[int], None]):
+    def __init__(
+        self, potential: Potential, runs: list[ReplicaRun], progress: Callable[[int], None], watch: Watch | None = None
+    ):
         self.potential, self.whole, self.progress = potential, runs, progress
+        self.watch, self._watched_at = watch or Watch(), -math.inf
         first = runs[0]
         self.options, self.every, self.n = first.options, first.every, len(first.start)
 
@@ -167,7 +174,22 @@ class ReplicaBatch:
         for b, run in enumerate(self.whole):
             run.look(_part(state, [b], self.n))
         self.state = state
+        self._watch(state)
         return self._retire()
+
+    def _watch(self, state: State) -> None:
+        """Look at the novelty, when it is due."""
+        due = (state.step - self._watched_at) * self.options.timestep >= _WATCH_FS
+        if self.potential.calibration is None or not due:
+            return
+        self._watched_at = state.step
+        system = System.concatenate([run.system for run in self.whole]).replace(pos=state.pos)
+        scores = self.potential.novelty(system.to(self.potential.device)).cpu()
+        when = f" at {state.step * self.options.timestep * 1e-3:.3f} ps and {self.options.target_temperature:g} K"
+        self.watch(scores, system, when, [f"replica {run.result.replica}" for run in self.whole])
+        for b, run in enumerate(self.whole):
+            own = float(scores[b * self.n : (b + 1) * self.n].max())
+            run.result.novelty = max(own, run.result.novelty or 0.0)
 
     def _retire(self) -> bool:
         """Continue without the replicas that broke."""
@@ -176,6 +198,7 @@ class ReplicaBatch:
         if len(rest) == len(self.whole):
             return True
         self.engine.drop()
+        self.watch.restart()
         self.whole = [self.whole[b] for b in rest]
         if rest:
             self.state = _part(self.state, rest, self.n)

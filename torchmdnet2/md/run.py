@@ -12,6 +12,7 @@ import torch
 
 from ..adapters.model import ModelSource, open_model
 from ..errors import BadConfig
+from ..novelty import UnknownStructure, Watch
 from ..potential import Potential
 from ..system import System
 from .choose_engine import make_engine
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MDResult", "Replica", "run_md"]
 
+_WATCH = 1000  # steps between two looks at the novelty, which takes as long as some compiled steps
 _LOOK = 100  # most steps between two checks of the state
 _ENLARGED = 3  # repetitions of a block with a larger capacity for edges, before its steps are run one by one
 
@@ -59,11 +61,13 @@ class MDResult:
         replicas: each of them.
         ns_per_day: speed, of each replica.
         files: everything that was written.
+        watch: what was seen of the novelty of frames; it has not looked where the model is not calibrated.
     """
 
     replicas: list[Replica]
     ns_per_day: float
     files: list[Path]
+    watch: Watch
 
     @property
     def atoms(self) -> Atoms:
@@ -114,6 +118,8 @@ def run_md(
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
         Unphysical: atoms overlap at the start, or forces, temperature or energy explode later; the last good
             frame is then in the trajectory.
+        UnknownStructure: `options.stop_if_unknown`, and atoms are unlike those of the training; the frame is then in
+            the trajectory.
         BadConfig: the restart file belongs to another simulation.
         ValueError: the structure is not valid (atom without finite position, periodic without cell).
     """
@@ -141,6 +147,9 @@ class Simulation:
         self.options, self.console = options, console
         self.potential, source = opened
         self.identity = fingerprint(self.potential) if source is None else source.sha256
+        if options.stop_if_unknown and self.potential.calibration is None:
+            raise BadConfig("stop_if_unknown: the model is not calibrated (torchmdnet2 calibrate), so it cannot tell")
+        self.watch = Watch()
         self.start = plain_copy(atoms, charge, spin)
         check_start(self.start, self.potential)
         for path in options.trajectory_files(0):
@@ -187,6 +196,7 @@ class Simulation:
             try:
                 self.reporter.update(rows, self.record.worst_drift)
                 with self.reporter:
+                    self._watch()
                     self._advance()
             finally:  # also when interrupted: the work so far can be continued
                 self._save()
@@ -202,7 +212,7 @@ class Simulation:
             Replica(self.record.frame(self.state, b), rows, drift)
             for b, (rows, drift) in enumerate(zip(self.record.rows, self.record.drifts, strict=True))
         ]
-        return MDResult(replicas, self.reporter.ns_per_day(self.state.step), self.record.files())
+        return MDResult(replicas, self.reporter.ns_per_day(self.state.step), self.record.files(), self.watch)
 
     def _advance(self) -> None:
         """Launch blocks ahead, check each, and repeat one that fails."""
@@ -239,12 +249,36 @@ class Simulation:
     def _keep(self, state: State, rows: list[TableRow]) -> None:
         """Record a checked state when it is due, and keep it to go back to."""
         options = self.options
-        if state.step % options.interval == 0 or state.step == options.steps:
+        last = state.step == options.steps
+        recorded = last or state.step % options.interval == 0
+        if recorded:
             self.record.add(state, rows)
         self.state, self.marks = state, self.record.marks
         self.reporter.update(rows, self.record.worst_drift)
         if state.step - self.saved_at >= (options.restart_every or max(options.steps // 20, options.interval)):
             self._save()
+        since = state.step - self.watched_at
+        if recorded and (last or since >= (_WATCH // 10 if options.stop_if_unknown else _WATCH)):
+            self._watch()
+
+    def _watch(self) -> None:
+        """Look at the novelty of the state.
+
+        Raises:
+            UnknownStructure: the run is to stop at unknown atoms.
+        """
+        self.watched_at = step = self.state.step
+        if self.potential.calibration is None:
+            return
+        system = self.system.replace(pos=self.state.pos)
+        scores = self.potential.novelty(system.to(self.potential.device)).cpu()
+        names = [f"replica {b}" for b in range(self.options.replicas)] if self.options.replicas > 1 else []
+        self.watch(scores, system, f" at {step * self.options.timestep * 1e-3:.3f} ps", names)
+        if self.options.stop_if_unknown and self.watch.told:
+            raise UnknownStructure(
+                f"step {step}: stopped, since atoms are unlike those of the training; {self.watch.summary()}. Without "
+                "stop_if_unknown, restart continues from here"
+            )
 
     def _was_room(self) -> bool:
         """Whether a failed block had enough capacity for edges; if not, the capacity is raised."""

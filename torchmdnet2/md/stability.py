@@ -16,6 +16,7 @@ import torch
 
 from ..adapters.model import open_model
 from ..errors import BadConfig, BadData
+from ..novelty import Watch
 from ..potential import Potential
 from ..refusals import rename
 from ..system import System
@@ -97,7 +98,7 @@ def check_stability(
         called = range(len(frames)) if numbers is None else numbers
         starts = {k: checked_start(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}
         bonds = {index: Bonds(System.from_ase(start), alike(start, frames)) for index, start in starts.items()}
-        found = []
+        found, watch = [], Watch()
         for options in plan:
             groups: dict[tuple, list[ReplicaRun]] = {}
             for k, index in enumerate(chosen):
@@ -106,7 +107,8 @@ def check_stability(
             everyone = [run for group in groups.values() for run in group]
             with ReplicaProgress(console, options, everyone) as progress:
                 for group in groups.values():
-                    ReplicaBatch(potential, group, progress.update).run()
+                    watch.restart()
+                    ReplicaBatch(potential, group, progress.update, watch).run()
             for run in everyone:
                 run.finish()
             found += sorted((run.result for run in everyone), key=lambda result: result.replica)

@@ -34,6 +34,7 @@ class ReplicaOutcome:
         mean_temperature: K, until it broke.
         deviation: Å, the largest of a bond length from its usual value, until it broke.
         transfers: number of protons that moved along a hydrogen bond.
+        novelty: largest score of an atom that was seen, above 1 unlike the training; None: the model is not calibrated.
         frames: the last ones before it broke, 10 fs apart, without labels; info holds the reason and the time.
     """
 
@@ -47,6 +48,7 @@ class ReplicaOutcome:
     mean_temperature: float = math.nan
     deviation: float = 0.0
     transfers: int = 0
+    novelty: float | None = None
     frames: list[Atoms] = field(default_factory=list)
 
     @property
@@ -68,6 +70,7 @@ class Summary:
         mean_temperature: K, of all until they broke.
         deviation: Å, the largest of a bond until its replica broke.
         transfers: of all.
+        novelty: the largest; None: the model is not calibrated.
     """
 
     temperature: float
@@ -78,6 +81,7 @@ class Summary:
     mean_temperature: float
     deviation: float
     transfers: int
+    novelty: float | None
 
     @classmethod
     def of(cls, runs: Sequence[ReplicaOutcome]) -> Summary:
@@ -92,6 +96,7 @@ class Summary:
             mean_temperature=statistics.fmean(means) if means else math.nan,
             deviation=max(run.deviation for run in runs),
             transfers=sum(run.transfers for run in runs),
+            novelty=max((run.novelty for run in runs if run.novelty is not None), default=None),
         )
 
 

@@ -1,6 +1,6 @@
 """Whether a structure is like those that a model was trained on: the distance of its features from theirs."""
 
 from .calibration import Calibration, calibrate
-from .watch import NoveltyWarning, Watch
+from .watch import NoveltyWarning, UnknownStructure, Watch
 
-__all__ = ["Calibration", "NoveltyWarning", "Watch", "calibrate"]
+__all__ = ["Calibration", "NoveltyWarning", "UnknownStructure", "Watch", "calibrate"]

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..system import System
 
-__all__ = ["NoveltyWarning", "Watch"]
+__all__ = ["NoveltyWarning", "UnknownStructure", "Watch"]
 
 _MEAN_OF = 5
 
 
 class NoveltyWarning(UserWarning):
     """Atoms are unlike those that the model was trained on."""
+
+
+class UnknownStructure(RuntimeError):
+    """A run that was to stop outside of what its model knows."""
 
 
 class Watch:
@@ -40,13 +45,14 @@ class Watch:
         self.told: set[int] = set()
         self._last: dict[int, deque[Tensor]] = {}
 
-    def __call__(self, scores: Tensor, system: System, when: str = "") -> None:
+    def __call__(self, scores: Tensor, system: System, when: str = "", names: Sequence[str] = ()) -> None:
         """Look at a frame.
 
         Args:
             scores: [N] of `Potential.novelty`.
-            system: the frame; with the same atoms at every call.
+            system: the frame; with the same atoms at every call, unless `restart` comes before.
             when: for the warning, as in " at 1.2 ps".
+            names: of the structures, for the warning; empty for a single one.
 
         Warns:
             NoveltyWarning: names the atom of the element with the largest score.
@@ -61,7 +67,11 @@ class Watch:
             last.append(tops)
             if element not in self.told and bool((torch.stack(list(last)).mean(0) > 1).any()):
                 self.told.add(element)
-                warnings.warn(_words(own, system, when), NoveltyWarning, stacklevel=2)
+                warnings.warn(_words(own, system, when, names), NoveltyWarning, stacklevel=2)
+
+    def restart(self) -> None:
+        """Another structure comes next."""
+        self._last = {}
 
     def summary(self) -> str:
         """In words; "" before the first look."""
@@ -70,14 +80,14 @@ class Watch:
         return f"largest novelty {self.largest:.2f}, above 1 in {self.outside} of {self.looks} frames looked at"
 
 
-def _words(scores: Tensor, system: System, when: str) -> str:
+def _words(scores: Tensor, system: System, when: str, names: Sequence[str]) -> str:
     from ase.data import chemical_symbols
 
     atom = int(scores.argmax())
     structure = int(system.batch[atom])
     where = f"atom {atom - int((system.batch < structure).sum())} ({chemical_symbols[int(system.z[atom])]})"
-    if system.num_systems > 1:
-        where += f" of structure {structure}"
+    if names:
+        where += f" of {names[structure]}"
     return (
         f"{where}{when} is unlike the atoms that the model was trained on (novelty {float(scores[atom]):.2f}, above 1: "
         "outside): its energy and forces may be wrong"
