@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, keeping, make_console, output_file
+from .common import Command, add_device, device_name, keeping, output_file
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -64,8 +64,8 @@ def _calibrate(options: argparse.Namespace) -> None:
             atomic_write(output, to_bytes(stored), keep=True)
         facts = potential.calibration.facts
         print(
-            f"fitted to {facts['train_frames']} frames; the limit lets {100 * facts['rate']:.2g} % of frames like the "
-            f"{facts['validation_frames']} validation frames pass as unknown\nwrote {output}"
+            f"fitted to {facts['train_frames']} frames; {100 * facts['rate']:.2g} % of frames like the "
+            f"{facts['validation_frames']} of the validation will have a score above 1\nwrote {output}"
         )
     if options.test:
         _test(potential, options)
@@ -94,23 +94,16 @@ def _subsets(potential: Potential, options: argparse.Namespace) -> tuple[Iterato
 def _test(potential: Potential, options: argparse.Namespace) -> None:
     """Print the shares of structures with a score above 1."""
     import torch
-    from rich.table import Table
 
     from ..novelty.calibration import largest
 
-    table = Table(title="structures with a novelty above 1", title_justify="left")
-    for name in ("file", "", "structures", "above 1", "share", "median", "largest"):
-        table.add_column(name, justify="left" if name in ("file", "") else "right")
     for file, kind in zip(options.test, ("false alarms", "recall"), strict=True):
         data = _dataset(potential, [file])
         batches = _batches(potential, data, _spread(list(range(len(data))), options.frames))
         scores = torch.cat([largest(potential.novelty(system), system) for system in batches])
         above = int((scores > 1).sum())
-        table.add_row(
-            file, kind, str(len(scores)), str(above), f"{100 * above / len(scores):.1f} %",
-            f"{float(scores.median()):.2f}", f"{float(scores.max()):.2f}",
-        )  # fmt: skip
-    make_console().print(table)
+        share = f"{kind} {100 * above / len(scores):.1f} % ({above} of {len(scores)} structures above 1)"
+        print(f"{file}: {share}, median {float(scores.median()):.2f}, largest {float(scores.max()):.2f}")
 
 
 def _files(paths: list[str]) -> list[str]:

@@ -28,8 +28,8 @@ __all__ = ["Calibration", "atom_features", "calibrate", "largest", "weights_chec
 
 _DIRECTIONS = 32
 _LEAST_FRAMES = 20
-_SHRINKAGE = 10  # times F atoms count as much as the covariance within all elements
-_FEW = 10  # validation atoms count as much as the mean of all elements
+_FEW = 10  # atoms of an element count as much as the mean over all elements, for covariances and scales
+_ROUNDING = 1e-4  # files hold float32
 _TINY = 1e-8  # of the mean variance: directions in which training atoms do not differ at all
 
 
@@ -153,7 +153,7 @@ def calibrate(
     fitted.limit = _typical(fitted.elements, known)
     tops = torch.cat([largest(fitted(representation, system), system) for _, system in known]).cpu().sort().values
     rank = min(math.ceil((frames + 1) * (1 - rate)), frames)
-    fitted.limit = fitted.limit * tops[rank - 1]
+    fitted.limit = fitted.limit * tops[rank - 1] * (1 + _ROUNDING)
     fitted.facts |= {"validation_frames": frames, "rate": 1 - rank / (frames + 1), "atoms": moments.count}
     return fitted
 
@@ -192,8 +192,8 @@ class _Moments:
         elements = sorted(self.count)
         common = torch.stack(list(self._squares.values())).sum(0) / sum(self.count.values())
         f = len(common)
-        weight, r = _SHRINKAGE * f, min(_DIRECTIONS, f // 2)
-        covariance = torch.stack([(self._squares[z] + weight * common) / (self.count[z] + weight) for z in elements])
+        r = min(_DIRECTIONS, f // 2)
+        covariance = torch.stack([(self._squares[z] + _FEW * common) / (self.count[z] + _FEW) for z in elements])
         values, vectors = torch.linalg.eigh(covariance)  # ascending
         least = _TINY * values.mean(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
         values = values.clamp(min=least)
