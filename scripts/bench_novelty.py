@@ -27,8 +27,9 @@ from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from scipy.stats import spearmanr
 from tblite.ase import TBLite
 
-from torchmdnet2 import Ensemble, System, load
+from torchmdnet2 import System, load
 from torchmdnet2.data import open_dataset, read_splits
+from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.novelty.calibration import largest
 
 MOLECULES = ["CH3OH", "C2H6", "C3H8", "isobutane", "CH4", "H2O", "CH3OCH3", "CH3COOH", "HCOOH", "CH3CHO", "H2CO",

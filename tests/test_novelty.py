@@ -239,7 +239,7 @@ def test_command_with_the_frames_of_a_split(folder):
         (["m.tmn", "c.tmn", "--train", "no.xyz", "--validation", "validation.xyz"], "no.xyz"),
         (
             ["m.tmn", "c.tmn", "--train", "train.xyz", "--validation", "nitrogen.xyz"],
-            "nitrogen.xyz frame 0: atom 0 is N",
+            "nitrogen.xyz, frame 0: atom 0 is N",
         ),
     ],
 )
