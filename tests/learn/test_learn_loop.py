@@ -136,6 +136,17 @@ def test_random_selection_and_unlabelled_starts(raw_learn, brittle, tmp_path):
     assert len(read(folder / "starts.xyz", ":")) == 1
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "report.html", "starts.xyz"])
+def test_files_of_others_are_not_replaced(raw_learn, name):
+    """The configuration of the run itself may be in the output folder."""
+    folder = Path(raw_learn["output"]["folder"])
+    folder.mkdir()
+    (folder / name).write_text("mine")
+    with pytest.raises(BadConfig, match=f"holds {name} of something else"):
+        run_learning(parse_learn_config(raw_learn))
+    assert (folder / name).read_text() == "mine"
+
+
 def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
     frames = [labelled(water_like(seed)) for seed in range(4)]
     for atoms in frames:
@@ -145,6 +156,12 @@ def test_labels_of_another_method_are_refused(raw_learn, tmp_path):
     raw = changed(raw_learn, start__file=str(tmp_path / "hartree.xyz"))
     with pytest.raises(BadData, match=r"not those of the labeller: energies differ by .* meV/atom"):
         run_learning(parse_learn_config(raw))
+    # the mistake can be corrected in the same folder
+    folder = Path(raw["output"]["folder"])
+    assert (folder / "verify.old").is_dir() and not (folder / "run.json").exists()
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError, match="there is no data file"):
+            run_learning(parse_learn_config(changed(raw_learn, start__file=str(tmp_path / "none.xyz"))))
     named = changed(raw_learn, start__level_of_theory="PBE0")
     with pytest.raises(BadConfig, match=r"start\.level_of_theory: is PBE0, and the labeller computes Morse"):
         parse_learn_config(named)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import BadConfig, BadData
+from ..files import old_name
 from .config import LearnConfig
 from .frames import labelled_frames, labels_of, read_frames, spread_over, structures, write_frames
 from .labelling import FAILED, LABELLED, label_frames
@@ -16,9 +19,9 @@ from .labelling import FAILED, LABELLED, label_frames
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["START", "STARTS", "prepare_start", "verify_start"]
+__all__ = ["START", "STARTS", "VERIFY", "clear_start", "prepare_start", "verify_start"]
 
-START, STARTS = "start.xyz", "starts.xyz"
+START, STARTS, VERIFY = "start.xyz", "starts.xyz", "verify"
 ENERGY, FORCE = 5e-3, 0.05
 """eV per atom and eV/Å: by more than this, labels of the same method do not differ."""
 
@@ -58,7 +61,7 @@ def verify_start(config: LearnConfig, folder: Path, say: Callable[[str], None]) 
     if not count:
         return
     frames: list[Atoms] = spread_over(read_frames(folder / START), count)
-    own = folder / "verify"
+    own = folder / VERIFY
     own.mkdir(exist_ok=True)
     if not (own / LABELLED).is_file():
         label_frames([_bare(atoms) for atoms in frames], own, config.labels, say)
@@ -79,6 +82,21 @@ def verify_start(config: LearnConfig, folder: Path, say: Callable[[str], None]) 
         f"{len(frames)} start frame(s) labelled again: energies differ by {1e3 * energy:.2g} meV/atom, forces by "
         f"{1e3 * force:.2g} meV/Å"
     )
+
+
+def clear_start(folder: Path, others: Iterable[str]) -> None:
+    """Make a folder free again for a run whose start has failed; what was labelled stays in verify.old.
+
+    Args:
+        folder: of the run.
+        others: names of files that the run has written before.
+    """
+    own = folder / VERIFY
+    if own.exists():
+        shutil.rmtree(old_name(own), ignore_errors=True)
+        os.replace(own, old_name(own))
+    for name in (START, STARTS, *others):
+        (folder / name).unlink(missing_ok=True)
 
 
 def _bare(atoms: Atoms) -> Atoms:

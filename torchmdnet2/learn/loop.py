@@ -35,7 +35,7 @@ from ..training.run.run_fingerprint import differences
 from ..training.run.setup import device_of
 from ..training.run.start import own_torch_state
 from ..training.steps.interrupts import Interrupted
-from .beginning import START, STARTS, prepare_start, verify_start
+from .beginning import START, STARTS, VERIFY, clear_start, prepare_start, verify_start
 from .config import LearnConfig
 from .dynamics import explore
 from .frames import read_frames, write_frames
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LearnResult", "run_learning"]
 
-RUN, FINISHED, SUMMARY, SELECTED = "run.json", "finished.json", "round.json", "selected.xyz"
+RUN, CONFIG, FINISHED, SUMMARY, SELECTED = "run.json", "config.yaml", "finished.json", "round.json", "selected.xyz"
 TRAIN, VALIDATION = "train.xyz", "validation.xyz"
 _FREE = ("labels.budget", "labels.processes", "labels.threads", "labels.timeout", "stop", "output")
 """Keys that may differ when a run is resumed."""
@@ -111,12 +111,18 @@ class _Loop:
         """All rounds."""
         config, folder = self.config, self.folder
         if not (folder / RUN).is_file():
-            atomic_write(folder / "config.yaml", yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
             facts = {"config": config.to_dict(), "inputs": _inputs(config)}
             atomic_write(folder / RUN, json.dumps(facts, indent=1))
+        if not (folder / CONFIG).is_file():
+            atomic_write(folder / CONFIG, yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True))
         (folder / FINISHED).unlink(missing_ok=True)
-        prepare_start(config, folder)
-        verify_start(config, folder, self.say)
+        try:
+            prepare_start(config, folder)
+            verify_start(config, folder, self.say)
+        except (ValueError, OSError):
+            if not self._of(0).exists():  # a mistake that was found at the start can be corrected in the same folder
+                clear_start(folder, (CONFIG, RUN))
+            raise
         self.starts = read_frames(folder / STARTS)
         rounds: list[RoundSummary] = []
         while True:
@@ -319,7 +325,17 @@ def _refuse(config: LearnConfig, folder: Path, resume: str | None) -> None:
     if not path.is_file():
         if resume == "must":
             raise BadConfig(f"output.folder: {folder} holds no run to resume")
-        names = [RUN, "state.safetensors", "ensemble.json", "round_000", START]
+        names = [
+            "state.safetensors",
+            "ensemble.json",
+            "report.html",
+            "round_000",
+            CONFIG,
+            FINISHED,
+            START,
+            STARTS,
+            VERIFY,
+        ]
         foreign = [name for name in names if (folder / name).exists()]
         if foreign:
             raise BadConfig(f"output.folder: {folder} holds {foreign[0]} of something else; choose another folder")
