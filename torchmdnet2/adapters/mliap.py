@@ -72,7 +72,7 @@ class MliapModel:
         charge: total charge in e.
         units: "metal" or "real".
         host: allow data in the memory of the CPU. LAMMPS's exchange overran its buffers there when this was written
-            (22 July 2025), which damages memory without a word: only for versions where that is known to be mended.
+            (22 July 2025), which damages memory without a word: only for versions where that is known to be fixed.
         allow_untrained_charge: evaluate a total charge that the model was not trained on.
 
     Attributes:
@@ -133,7 +133,7 @@ class MliapModel:
         if vectors.device.type == "cpu" and not self._host:
             raise RuntimeError(
                 "LAMMPS runs on the CPU, where its exchange for ML-IAP may damage memory: run it on a GPU "
-                "(-k on g 1 -sf kk), use `torchmdnet2 lammps`, or export with --host where your version is mended"
+                "(-k on g 1 -sf kk), use `torchmdnet2 lammps`, or export with --host if your version has this fixed"
             )
         device, n = vectors.device, int(data.nlocal)
         if self._potential.device != device or self._isolated is None:

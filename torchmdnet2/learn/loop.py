@@ -186,7 +186,7 @@ class _Loop:
         return new, errors
 
     def _divide(self, number: int, new: list[Atoms]) -> None:
-        """Write train.xyz and validation.xyz: a frame stays where it once was, every so manieth is for validation."""
+        """Write train.xyz and validation.xyz: a frame stays where it was put first."""
         own, share = self._of(number), self.config.validation
         if (own / TRAIN).is_file():
             return
