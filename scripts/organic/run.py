@@ -65,7 +65,8 @@ def label(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
     parts = max(1, run.gpus) * options.per_gpu
     names = {k: f"label-{k}" for k in range(parts)}
     words = [HERE / "label.py", options.geometries, labels, "--aimnet2", options.aimnet2, "--device", run.device,
-             "--minutes", options.label_minutes, "--frames", options.frames, "--every", options.every]  # fmt: skip
+             "--minutes", options.label_minutes, "--frames", options.frames, "--every", options.every,
+             "--batch", 1024]  # fmt: skip
     return run.wait({
         name: run.start(name, [*words, "--part", f"{k}/{parts}"], [k % max(1, run.gpus)]) for k, name in names.items()
     })  # fmt: skip
@@ -75,9 +76,10 @@ def train(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
     left = options.minutes - options.reserve - (time.monotonic() - run.began) / 60
     run.say(f"training for {left:.1f} minutes")
     running = {}
-    for name in MODELS:
+    for name in options.models:
         gpus = list(range(run.gpus))
-        gpus = gpus[-1:] if name == "organic-small" else gpus[:-1] or gpus
+        if len(options.models) > 1:
+            gpus = gpus[-1:] if name == "organic-small" else gpus[:-1] or gpus
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", len(gpus)] if len(gpus) > 1 else []
         keys = {
             "data.train": labels / "train-*.h5",
@@ -97,7 +99,7 @@ def train(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
 
 def evaluate(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
     running = {}
-    for k, name in enumerate(MODELS):
+    for k, name in enumerate(options.models):
         model = options.work / name / "best.tmn"
         if model.is_file():
             shutil.copy(model, options.output / f"{name}.tmn")
@@ -119,7 +121,7 @@ def stability(run: Runner, options: argparse.Namespace) -> bool:
             for z, (x, y, w) in zip(geometry.numbers, geometry.positions, strict=True):
                 file.write(f"{_symbols()[int(z)]} {x:.4f} {y:.4f} {w:.4f}\n")
     running = {}
-    for k, name in enumerate(MODELS):
+    for k, name in enumerate(options.models):
         words = ["-m", "torchmdnet2", "stability", options.output / f"{name}.tmn", path, "--temperatures", "300,500",
                  "--time", options.picoseconds, "--replicas", len(chosen), "--device", run.device, "--output",
                  options.work / f"stability-{name}"]  # fmt: skip
@@ -136,7 +138,7 @@ def _symbols() -> list[str]:
 
 def collect(run: Runner, options: argparse.Namespace) -> None:
     """Models, how they were trained, and what was printed: all in the output folder."""
-    for name in MODELS:
+    for name in options.models:
         for source, target in (("best.tmn", f"{name}.tmn"), ("metrics.csv", f"{name}-metrics.csv")):
             if (options.work / name / source).is_file():
                 shutil.copy(options.work / name / source, options.output / target)
@@ -150,6 +152,7 @@ def main() -> None:
     parser.add_argument("--aimnet2", required=True, help="TorchScript file of the teacher")
     parser.add_argument("--work", type=Path, default=Path("work"), help="folder for labels, cache and trainings")
     parser.add_argument("--output", type=Path, required=True, help="folder for the models and their errors")
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--per-gpu", type=int, default=3, help="labelling processes on each GPU")
     parser.add_argument("--minutes", type=float, default=10, help="in all")
@@ -165,7 +168,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     labels = options.work / "labels"
     try:
-        begun = any((options.work / name / "state.safetensors").is_file() for name in MODELS)
+        begun = any((options.work / name / "state.safetensors").is_file() for name in options.models)
         good = begun or label(run, options, labels)  # a training goes on with the labels that it began with
         run.say(f"{len(list(labels.glob('*.h5')))} files of labels")
         good = train(run, options, labels) and good
