@@ -133,6 +133,14 @@ def test_it_belongs_to_its_weights(potential):
         from_bytes(to_bytes(swapped))
 
 
+def test_fine_tuning_starts_without_it(potential):
+    from torchmdnet2.training.run.fine_tuning import fine_tuned
+
+    parts = {"model": potential.config["model"], "head": {"name": "scalar"}, "properties": [], "priors": []}
+    tuned, _ = fine_tuned(potential, parts, [1, 6, 8])
+    assert tuned.calibration is None and potential.calibration.fits(tuned.representation), "the same weights as yet"
+
+
 def test_damaged_calibrations_are_refused(potential):
     for change in ({"limit": potential.calibration.limit[:1]}, {"elements": [1]}, {"facts": {}}):
         broken = copy.deepcopy(potential)
@@ -261,3 +269,21 @@ def test_a_kill_leaves_what_was_there(folder, monkeypatch):
     monkeypatch.setattr(os, "fsync", killed)  # the new file is written and not yet in place
     assert main(FIT) == 130
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_charges_are_those_of_the_data(folder, capsys):
+    """Read from HDF5 too, as the frames of scripts/organic are."""
+    pytest.importorskip("h5py")
+    from torchmdnet2.data import open_dataset, write_hdf5
+
+    charged = frames("CH3CH2OH", 40)
+    for atoms in charged:
+        atoms.info["charge"] = 1
+    write("charged.xyz", charged)
+    write_hdf5("charged.h5", open_dataset("charged.xyz"))
+    save(tiny_potential(total_charges=[0, 1]), "both.tmn")
+    save(tiny_potential(total_charges=[0]), "neutral.tmn")
+    files = ["--train", "charged.h5", "--validation", "charged.xyz"]
+    assert main(["calibrate", "both.tmn", "c.tmn", *files]) == 0
+    assert main(["calibrate", "neutral.tmn", "n.tmn", *files]) == 1
+    assert "charge 1" in capsys.readouterr().err and not (folder / "n.tmn").exists()
