@@ -134,6 +134,23 @@ def test_ase_looks_now_and_then(model, monkeypatch):
     assert looks == [True, False, False, True, False, False, True]
 
 
+def test_large_runs_are_not_looked_at(model, tmp_path, monkeypatch):
+    from torchmdnet2.adapters import ase
+    from torchmdnet2.md import replicas
+    from torchmdnet2.md import run as module
+
+    for place in (ase, replicas, module):
+        monkeypatch.setattr(place, "LARGEST", 5)
+    assert run(model, KNOWN, tmp_path).watch.looks == 2
+    assert run(model, KNOWN, tmp_path, replicas=2).watch.looks == 0
+    with pytest.raises(BadConfig, match="6 atoms, and up to 5"):
+        run(model, KNOWN, tmp_path, replicas=2, stop_if_unknown=True)
+    monkeypatch.setattr(ase, "LARGEST", 2)
+    calculator = TorchMDNet2Calculator(model)
+    calculator.calculate(KNOWN)
+    assert "novelty" not in calculator.results and len(calculator.get_property("novelty", KNOWN)) == 3
+
+
 def test_stability(model, potential, tmp_path):
     with pytest.warns(NoveltyWarning, match=r"of replica 1 at 0.000 ps and 300 K is unlike"):
         report = check_stability(model, [KNOWN, UNKNOWN], [300], time=0.01, replicas=2, timestep=0.25)

@@ -17,7 +17,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from ..ensemble import Ensemble
 from ..evaluator import Evaluator
-from ..novelty import Watch
+from ..novelty import LARGEST, Watch
 from ..potential import Potential
 from ..priors.pairs import PairLists
 from ..refusals import rename
@@ -108,7 +108,7 @@ class TorchMDNet2Calculator(Calculator):
         if atoms != self._watched:
             self._watch.restart()
             self._watched, self._since = atoms, 0
-        due = self._since % _LOOK == 0
+        due = self._since % _LOOK == 0 and len(structure.numbers) <= LARGEST
         self._since += 1
         if not (asked or due):
             return {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..novelty import Watch
+from ..novelty import LARGEST, Watch
 from ..potential import Potential
 from ..system import System
 from .bonds import Bonds
@@ -180,7 +180,7 @@ class ReplicaBatch:
     def _watch(self, state: State) -> None:
         """Look at the novelty, when it is due."""
         due = (state.step - self._watched_at) * self.options.timestep >= _WATCH_FS
-        if self.potential.calibration is None or not due:
+        if self.potential.calibration is None or not due or len(state.pos) > LARGEST:
             return
         self._watched_at = state.step
         system = System.concatenate([run.system for run in self.whole]).replace(pos=state.pos)

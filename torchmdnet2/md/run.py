@@ -12,7 +12,7 @@ import torch
 
 from ..adapters.model import ModelSource, open_model
 from ..errors import BadConfig
-from ..novelty import UnknownStructure, Watch
+from ..novelty import LARGEST, UnknownStructure, Watch
 from ..potential import Potential
 from ..system import System
 from .choose_engine import make_engine
@@ -157,6 +157,8 @@ class Simulation:
         if options.minimize and not options.restart:
             self._say(minimize(self.start, self.potential))
         self.system = System.from_ase([self.start] * options.replicas)
+        if options.stop_if_unknown and self.system.num_atoms > LARGEST:
+            raise BadConfig(f"stop_if_unknown: {self.system.num_atoms} atoms, and up to {LARGEST} can be looked at")
         check_overlaps(self.system)
         self.atoms = atom_constants(self.start, options)
         where = self.potential.device
@@ -268,7 +270,7 @@ class Simulation:
             UnknownStructure: the run is to stop at unknown atoms.
         """
         self.watched_at = step = self.state.step
-        if self.potential.calibration is None:
+        if self.potential.calibration is None or self.system.num_atoms > LARGEST:
             return
         system = self.system.replace(pos=self.state.pos)
         scores = self.potential.novelty(system.to(self.potential.device)).cpu()

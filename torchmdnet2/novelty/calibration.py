@@ -203,7 +203,7 @@ class _Moments:
             directions=vectors[:, :, f - r :].transpose(1, 2),
             variances=values[:, f - r :],
             rest=values[:, : f - r].mean(1),
-            limit=torch.ones(len(elements), dtype=torch.float64),
+            limit=torch.ones(len(elements), dtype=torch.float64, device="cpu"),
             facts={},
         )
 

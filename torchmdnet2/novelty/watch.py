@@ -14,7 +14,11 @@ from torch import Tensor
 
 from ..system import System
 
-__all__ = ["NoveltyWarning", "UnknownStructure", "Watch"]
+__all__ = ["LARGEST", "NoveltyWarning", "UnknownStructure", "Watch"]
+
+LARGEST = 5000
+"""Atoms, of all structures together, beyond which runs are not looked at: the features come from the Potential in plain
+PyTorch, whose memory a run on kernels may not have."""
 
 _MEAN_OF = 5
 
