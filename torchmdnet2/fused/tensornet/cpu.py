@@ -68,7 +68,7 @@ class CpuTensorNet(CpuChargeNetwork):
         self.gate_norm, self.out_norm = norm(w.gate_norm), norm(w.out_norm)
         self.gate, self.gate_t = [t.numpy() for t in w.gate], [t.numpy() for t in w.gate_t]
         self.readout, self.readout_t = [t.numpy() for t in w.readout[:2]], w.readout_t[0].numpy()
-        none = torch.zeros(w.num_layers + 1, f)
+        none = torch.zeros(w.num_layers + 1, f, device="cpu")
         self.has_linear, self.linear = w.linear is not None, (none if w.linear is None else w.linear).numpy()
         self.has_charges = False
         self._set_heads([w.readout[2:]])
