@@ -51,7 +51,12 @@ def save(potential: Potential, path: str | os.PathLike, metadata: Mapping[str, A
 
 
 def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) -> bytes:
-    """The content of a model file; arguments and errors as `save`."""
+    """The content of a model file; arguments and errors as `save`.
+
+    Args:
+        potential: as of `save`.
+        metadata: as of `save`.
+    """
     from safetensors.torch import save as to_safetensors
 
     if "model" not in potential.config:
@@ -113,7 +118,14 @@ def from_bytes(
     dtype: torch.dtype | None = None,
     name: str | os.PathLike = "model in memory",
 ) -> Potential:
-    """A potential from the content of a model file; `name` is what error messages call it. See `load`."""
+    """A potential from the content of a model file; `name` is what error messages call it. See `load`.
+
+    Args:
+        blob: the content of a model file.
+        device: as of `load`.
+        dtype: as of `load`.
+        name: of the file, for error messages.
+    """
     from safetensors.torch import load as from_safetensors
 
     header = _verified_header(blob, name)
@@ -137,6 +149,9 @@ def from_bytes(
 
 def read_header(path: str | os.PathLike) -> dict[str, Any]:
     """Configuration, metadata, format_version and sha256 of a model file, checked; "novelty" of a calibrated one.
+
+    Args:
+        path: of a model file.
 
     Raises:
         FileNotFoundError, BadCheckpoint: as `load`.

@@ -81,6 +81,12 @@ class Ensemble:
     ) -> Ensemble:
         """An ensemble of model files, in the order given, or of a training's ensemble.json; see `torchmdnet2.load`.
 
+        Args:
+            paths: model files, or one ensemble.json.
+            device: as of `torchmdnet2.load`.
+            dtype: as of `torchmdnet2.load`.
+            allow_untrained_charge: as of `torchmdnet2.load`.
+
         Raises:
             BadCheckpoint: a file is damaged, or not the one that was trained.
         """
@@ -105,7 +111,12 @@ class Ensemble:
         return combine([evaluate(system, forces=forces, stress=stress) for evaluate in self._evaluators])
 
     def bind(self, system: System, stress: bool = False) -> EnsembleBoundStep:
-        """Hold a structure on the device, for loops; see Evaluator.bind."""
+        """Hold a structure on the device, for loops; see Evaluator.bind.
+
+        Args:
+            system: the structure, or a batch.
+            stress: compute the stress in every step.
+        """
         return EnsembleBoundStep([evaluator.bind(system, stress) for evaluator in self._evaluators])
 
 

@@ -41,6 +41,9 @@ class Registry(Generic[T]):
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator: make the class known under `name`.
 
+        Args:
+            name: that configurations use.
+
         Raises:
             ValueError: another class has this name.
         """

@@ -128,7 +128,12 @@ class System:
     # --- conversions ---------------------------------------------------------------------------------------------
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> System:
-        """The same structures on another device or in another floating-point type (tensors shared where possible)."""
+        """The same structures on another device or in another floating-point type (tensors shared where possible).
+
+        Args:
+            device: None keeps it.
+            dtype: of positions and cells; None keeps it.
+        """
         moved = {f.name: getattr(self, f.name).to(device) for f in fields(self)}
         if dtype is not None:
             for name in ("pos", "cell", "charge"):
@@ -198,6 +203,9 @@ class System:
     @classmethod
     def concatenate(cls, systems: Sequence[System]) -> System:
         """One batch that holds the structures of several, in order.
+
+        Args:
+            systems: at least one; any sizes and compositions.
 
         Raises:
             ValueError: no system is given.

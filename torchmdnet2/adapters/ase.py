@@ -140,7 +140,13 @@ class TorchMDNet2Calculator(Calculator):
         self._entered = None if atoms is None else self._structure(atoms)
 
     def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
-        """ASE's entry: from the cache when nothing that enters has changed, else computed; arrays are fresh."""
+        """ASE's entry: from the cache when nothing that enters has changed, else computed; arrays are fresh.
+
+        Args:
+            name: of the property, as in `implemented_properties`.
+            atoms: the structure; None: the last one.
+            allow_calculation: compute what is not in the cache; False: return None instead.
+        """
         if name not in self.implemented_properties:
             raise PropertyNotImplementedError(
                 f"this model does not give '{name}'; it gives {', '.join(self.implemented_properties)}"
@@ -161,7 +167,12 @@ class TorchMDNet2Calculator(Calculator):
             return value.copy() if isinstance(value, np.ndarray) else value
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
-        """What of the model's input differs, in any bit, from the last calculation; "charge" and "spin" as used."""
+        """What of the model's input differs, in any bit, from the last calculation; "charge" and "spin" as used.
+
+        Args:
+            atoms: the structure to compare.
+            tol: not used; any change counts.
+        """
         return list(all_changes) if self._entered is None else self._entered.differences(self._structure(atoms))
 
     def calculate(
@@ -244,6 +255,9 @@ class TorchMDNet2Calculator(Calculator):
 
         `ase.vibrations.VibrationsData.from_2d(atoms, calc.get_hessian(atoms))` gives frequencies and modes. Take
         dtype=torch.float64: frequencies are differences of large numbers. Constraints are not looked at.
+
+        Args:
+            atoms: the structure, N atoms.
 
         Raises:
             ValueError, UnknownElement: as `calculate`; ValueError when it is not finite.

@@ -39,12 +39,19 @@ class Dataset(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Where a sample comes from, for messages: "train.xyz, frame 12"."""
+        """Where a sample comes from, for messages: "train.xyz, frame 12".
+
+        Args:
+            index: of the sample, from 0.
+        """
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Sample:
         """Samples in the order given, as one batch; at least one.
 
         The result is that of `collate`; data sets that keep their frames packed are much faster.
+
+        Args:
+            indices: of the samples, from 0.
         """
         return collate([self[int(i)] for i in indices])
 
@@ -54,6 +61,9 @@ class Dataset(ABC):
 
     def facts_of(self, frames: np.ndarray) -> FrameFacts:
         """What some frames, [S], contribute to `statistics`.
+
+        Args:
+            frames: indices of the frames, [S].
 
         Raises:
             BadData: a frame cannot be used.

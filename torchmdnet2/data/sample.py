@@ -33,6 +33,10 @@ class Sample:
         """The same on another device or in another floating-point type; energies stay in float64.
 
         A total energy of −10⁴ eV has an error of 10⁻³ eV in float32, which is as large as what is to be learned.
+
+        Args:
+            device: None keeps it.
+            dtype: of positions, cells and labels other than energies; None keeps it.
         """
         labels = {
             name: value.to(device=device, dtype=None if name == "energy" else dtype)

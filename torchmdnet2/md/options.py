@@ -110,11 +110,20 @@ class MDOptions:
         return path.with_suffix("") if path.suffix in FORMATS else path
 
     def file(self, extension: str, replica: int | None = None) -> Path:
-        """The output file with this extension, as in file(".csv"); with several replicas, that of one."""
+        """The output file with this extension, as in file(".csv"); with several replicas, that of one.
+
+        Args:
+            extension: with its dot, ".csv".
+            replica: its number, from 0; None: the file of all.
+        """
         return self._numbered(self.prefix.with_name(self.prefix.name + extension), replica)
 
     def trajectory_files(self, replica: int) -> tuple[Path, ...]:
-        """Trajectory files of a replica."""
+        """Trajectory files of a replica.
+
+        Args:
+            replica: its number, from 0.
+        """
         suffix = Path(self.output).suffix
         paths = [Path(path) for path in self.trajectories] or [self.file(suffix if suffix in FORMATS else ".xyz")]
         return tuple(self._numbered(path, replica) for path in paths)

@@ -137,6 +137,9 @@ class StabilityReport:
     def write(self, prefix: Path) -> list[Path]:
         """Write PREFIX.json and, when a replica broke, PREFIX_broken.xyz; those of an earlier check become ….old.
 
+        Args:
+            prefix: of the files' names, folder included.
+
         Returns:
             What was written.
         """
@@ -155,7 +158,11 @@ class StabilityReport:
 
     @staticmethod
     def files(prefix: Path) -> tuple[Path, Path]:
-        """Where `write` writes."""
+        """Where `write` writes.
+
+        Args:
+            prefix: of the files' names, folder included.
+        """
         return prefix.with_name(prefix.name + ".json"), prefix.with_name(prefix.name + "_broken.xyz")
 
 

@@ -165,7 +165,11 @@ class Representation(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, graph: Graph) -> Features:
-        """Per-atom features; must not depend on the order of edges."""
+        """Per-atom features; must not depend on the order of edges.
+
+        Args:
+            graph: N atoms and their E edges; see `Graph`.
+        """
 
 
 class _Readout(nn.Module, ABC):
@@ -187,7 +191,12 @@ class Head(_Readout):
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """[N] atomic energies in the model's unit (scaled to eV by the Potential)."""
+        """[N] atomic energies in the model's unit (scaled to eV by the Potential).
+
+        Args:
+            features: of the representation, for N atoms.
+            graph: the graph that they were computed from.
+        """
 
 
 class PropertyHead(_Readout):
@@ -204,7 +213,12 @@ class PropertyHead(_Readout):
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        """The property of each structure, [B, …] float64, or of each atom, [N, …]."""
+        """The property of each structure, [B, …] float64, or of each atom, [N, …].
+
+        Args:
+            features: of the representation, for N atoms.
+            graph: the graph that they were computed from.
+        """
 
 
 def pool(values: Tensor, graph: Graph, reduce: str = "sum") -> Tensor:

@@ -54,6 +54,9 @@ class NeighborList:
     def concatenate(cls, lists: Sequence[NeighborList]) -> NeighborList:
         """The list of `System.concatenate(systems)` from the lists of its parts, in the same order.
 
+        Args:
+            lists: one for each system, of one cutoff.
+
         Raises:
             ValueError: no list is given, or they differ in cutoff or in `half`.
         """
@@ -72,17 +75,29 @@ class NeighborList:
         return cls(torch.cat(edges, 1), shift, torch.cat(rows), first.cutoff, first.half)
 
     def to(self, device: torch.device | str) -> NeighborList:
-        """The same list on another device."""
+        """The same list on another device.
+
+        Args:
+            device: where the tensors go.
+        """
         return replace(
             self, edge_index=self.edge_index.to(device), shift=self.shift.to(device), row_ptr=self.row_ptr.to(device)
         )
 
     def complete(self, rows: Tensor) -> Tensor:
-        """Rows of the atoms [N, …] in which those of ghosts, if there are any, are taken from the atoms' owners."""
+        """Rows of the atoms [N, …] in which those of ghosts, if there are any, are taken from the atoms' owners.
+
+        Args:
+            rows: of the local atoms and ghosts, [N, …].
+        """
         return rows if self.exchange is None else with_ghosts(rows[: self.exchange.num_local], self.exchange)
 
     def vectors(self, system: System) -> Tensor:
-        """Edge vectors pos[j] + shift·cell − pos[i] in Å, [E, 3], differentiable in positions and cell."""
+        """Edge vectors pos[j] + shift·cell − pos[i] in Å, [E, 3], differentiable in positions and cell.
+
+        Args:
+            system: what the list was made for; its positions [N, 3], Å, may have moved.
+        """
         receiver, sender = self.edge_index
         vectors = system.pos.index_select(0, sender) - system.pos.index_select(0, receiver)
         if not bool(system.pbc.any()):
@@ -92,7 +107,11 @@ class NeighborList:
         return vectors + (shift @ cell if cell.ndim == 2 else torch.einsum("ei,eij->ej", shift, cell))
 
     def distances(self, system: System) -> Tensor:
-        """Edge lengths in Å, [E], differentiable; the gradient of a zero distance is zero."""
+        """Edge lengths in Å, [E], differentiable; the gradient of a zero distance is zero.
+
+        Args:
+            system: what the list was made for; its positions [N, 3], Å, may have moved.
+        """
         return safe_norm(self.vectors(system))
 
 

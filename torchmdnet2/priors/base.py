@@ -54,10 +54,18 @@ class Prior(Float64Buffers, ABC):
     constant: bool = False
 
     def check(self, system: System) -> None:
-        """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""
+        """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU.
+
+        Args:
+            system: the structure, or a batch.
+        """
 
     def for_atoms(self, places: Tensor) -> Prior:
-        """The prior of a structure made of some atoms of each of its structures, by their places there: itself."""
+        """The prior of a structure made of some atoms of each of its structures, by their places there: itself.
+
+        Args:
+            places: of the atoms in their structures, from 0.
+        """
         return self
 
     @abstractmethod

@@ -67,7 +67,11 @@ class ScanReport:
         return not self.findings
 
     def of(self, kind: str) -> list[Curve]:
-        """The curves of a kind."""
+        """The curves of a kind.
+
+        Args:
+            kind: "bond", "torsion" or "contact".
+        """
         return [curve for curve in self.curves if curve.path.kind == kind]
 
     def to_dict(self) -> dict[str, Any]:
@@ -84,6 +88,9 @@ class ScanReport:
 
     def write(self, prefix: Path) -> list[Path]:
         """Write PREFIX.json, PREFIX.csv, PREFIX.html and a PNG for each kind; those of before become ….old.
+
+        Args:
+            prefix: of the files' names, folder included.
 
         Returns:
             What was written. Without matplotlib, there are no plots.
@@ -109,7 +116,11 @@ class ScanReport:
 
     @staticmethod
     def files(prefix: Path) -> list[Path]:
-        """All that `write` may write."""
+        """All that `write` may write.
+
+        Args:
+            prefix: of the files' names, folder included.
+        """
         ends = [".json", ".csv", ".html", *(f"_{kind}s.png" for kind in TITLES)]
         return [_named(prefix, end) for end in ends]
 
