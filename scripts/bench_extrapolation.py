@@ -132,6 +132,9 @@ def table(plan: Tree, data: Path, output: Path) -> str:
             own = ([row["errors"][subset]["forces_rmse"] for row in rows] for subset in ("train", "validation"))
             cells += [f"{_spread(errors):>14}" for errors in own]
             for test in tests:
+                if any(test not in row["hot"] for row in rows):  # of another set
+                    cells.append(f"{'':>22} {'':>15}")
+                    continue
                 cells.append(
                     f"{_spread([row['hot'][test][1] for row in rows], [row['hot'][test][0] for row in rows]):>22}"
                 )

@@ -47,7 +47,9 @@ def test_logarithms_and_linear_readout_on_the_fused_kernels(n, channels, linear)
     evaluator = Evaluator(model, graphs=True)
     found, expected = evaluator(system, stress=stress), exact(system.to(dtype=torch.float64), stress=stress)
     assert "fused" in evaluator.report()
-    torch.testing.assert_close(found.energy, expected.energy, rtol=1e-6, atol=1e-6 * n)
+    # sums cancel: of the size of what is summed up, as in tests/fused/test_tensornet_cpu.py
+    size = max(float(n), float(expected.atom_energies.abs().sum()))
+    torch.testing.assert_close(found.energy, expected.energy, rtol=0, atol=1e-6 * size)
     largest = float(expected.forces.abs().max())
     assert n == 1 or largest > 1e-3  # there is something to compare
     assert float((found.forces.double() - expected.forces).abs().max()) <= 1e-4 * largest
@@ -73,7 +75,8 @@ def test_packed_training_to_the_second_derivative(options):
         found.append([None if g is None else g.detach().cpu() for g in (target, *gradients)])
     for one, other in zip(*found, strict=True):
         if one is not None:
-            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-11)
+            # positions changed by their rounding change the gradients of "root" by 5e-9 of an entry
+            torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-11 * max(1.0, float(one.abs().max())))
 
 
 def test_options_without_kernels_are_captured():
