@@ -26,7 +26,7 @@ settings:
   training: {max_epochs: 1, cuda_graphs: false}
 variants:
   plain: {}
-  morse: {priors: [{name: pair_morse}, {name: atomref, energies: fit}]}
+  pairs: {priors: [{name: pair_potential}, {name: atomref, energies: fit}]}
   wrong: {model: {hidden_channels: 8, max_z: 2}}
 """
 
@@ -57,8 +57,8 @@ def test_a_plan_on_the_cpu(tmp_path):
 
     table = run()
     rows = {line.split()[0]: line for line in table.splitlines() if line.startswith("small-")}
-    assert set(rows) == {"small-plain", "small-morse", "small-wrong"}
-    for name in ("small-plain", "small-morse"):
+    assert set(rows) == {"small-plain", "small-pairs", "small-wrong"}
+    for name in ("small-plain", "small-pairs"):
         assert rows[name].split()[1] == "2" and "±" in rows[name], rows[name]  # both seeds, and their spread
     assert "BadConfig" in rows["small-wrong"]
     found = json.loads((output / "small-plain-1.json").read_text())

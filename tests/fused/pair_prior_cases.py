@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchmdnet2 import System
 from torchmdnet2.neighbors import NeighborList
-from torchmdnet2.priors import D2, D3, ZBL, Coulomb, PairMorse, PairPotential
+from torchmdnet2.priors import D2, D3, ZBL, Coulomb, PairPotential
 from torchmdnet2.priors.base import Prior
 from torchmdnet2.priors.pairs import pair_list
 
@@ -18,6 +18,12 @@ ELEMENTS = [1, 6, 8]
 CHARGES = {"H": 0.4, "C": -0.15, "O": -0.8}
 PBE0 = {"s8": 1.2177, "a1": 0.4145, "a2": 4.8593}
 NUMBERS = [0.3, -0.7, 0.9]
+PAIRS = {
+    "C-H": [0.5, 0, 2, 0.3, 0, 1, 0, 2.5],
+    "O-H": [0, 1.5, 0, 4, 0.4, 0, 2, 0],
+    "C-C": [3, 0.7, 0, 6, 1.2, 0, 0, 0],
+    "O-O": [0, 0, 1, 9, 0, 0, 3, 0.2],
+}
 
 
 def priors() -> dict[str, Prior]:
@@ -26,8 +32,7 @@ def priors() -> dict[str, Prior]:
     return {
         "zbl": ZBL(cutoff=4.0),
         "zbl covalent": ZBL(envelope="covalent", screening="refitted", scale=0.7),
-        "pair morse": PairMorse({"C-H": [3.3, 6.3], "O-H": [4.4, 8.9], "C-C": [2.7, 5.3], "O-O": [0.5, 0.0]}),
-        "pair potential": PairPotential({"C-H": [0.5, 0, 2, 0.3, 0, 1, 0, 2.5], "O-O": [0, 0, 1, 9, 0, 0, 3, 0.2]}),
+        "pair potential": PairPotential(PAIRS),
         "d2": D2(cutoff=4.5, s6=0.75, switch_width=1.5),
         "d2 abrupt": D2(cutoff=4.5, switch_width=0.0),
         "d3": D3(ELEMENTS, **PBE0, cutoff=5.0, switch_width=1.0),

@@ -22,15 +22,18 @@ D3 = {"name": "d3", "elements": [1, 6, 7, 8], "s8": 1.2177, "a1": 0.4145, "a2": 
 CHARGES = {"name": "coulomb", "charges": {"H": 0.4, "C": -0.15, "N": -0.5, "O": -0.8}}
 FIELD = {**CHARGES, "method": "reaction_field", "cutoff": 9.0}
 DAMPED = {**FIELD, "damping": "exp", "damping_upper": 4.6, "cutoff": 7.0, "dielectric": 78.0}
-MORSE = {"name": "pair_morse", "parameters": {"C-H": [3.3, 6.3], "H-O": [4.4, 8.9], "C-C": [2.7, 5.3], "N-N": [0.5, 0]}}
 PAIRS = {
     "name": "pair_potential",
-    "parameters": {"C-H": [0.5, 0, 2, 0.3, 0, 1, 0, 2.5], "H-O": [0, 0, 1, 9, 0, 0, 3, 0]},
+    "parameters": {
+        "C-H": [0.5, 0, 2, 0.3, 0, 1, 0, 2.5],
+        "H-O": [0, 0, 1, 9, 0, 0, 3, 0],
+        "C-C": [3, 0.7, 0, 6, 1.2, 0, 0, 0],
+        "N-N": [0, 0, 0, 8, 0, 0, 0, 0],
+    },
 }
 COMBINATIONS = {
     "zbl": [REFERENCES, ZBL],
     "pair potential": [REFERENCES, PAIRS],
-    "pair morse": [REFERENCES, MORSE],
     "d2": [D2],
     "d3": [D3],
     "reaction field": [FIELD],

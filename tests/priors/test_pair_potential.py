@@ -36,6 +36,18 @@ def test_formula():
     assert energies(prior, 1, 6, [3.5001]) == [0]
 
 
+def test_pairs_without_parameters_have_no_energy():
+    """Each two elements have a row of their own: none is taken for another one."""
+    prior = PairPotential({"C-H": TABLE["C-H"], "8-1": TABLE["1-1"], "C-C": TABLE["1-1"], "O-O": TABLE["C-H"]})
+    for z1 in range(1, 19):
+        for z2 in range(1, 19):
+            known = {z1, z2} in ({1, 6}, {1, 8}, {6}, {8})
+            assert (energies(prior, z1, z2, [1.1]) != [0]) == known, (z1, z2)
+    many = PairPotential({f"{a}-{b}": [a, b, *[0] * 6] for a in range(1, 30) for b in range(a, 30)})
+    for a, b in ((1, 29), (5, 5), (17, 8), (29, 28)):
+        assert many.table[many.place[a] + many.place[b]].tolist()[:2] == [min(a, b), max(a, b)]
+
+
 def test_checks():
     """Forces, symmetries, cells, batches, smoothness at the cutoff."""
     check_prior(PairPotential({f"{a}-{b}": TABLE["C-H"] for a, b in ("CC", "HO", "CO", "HH", "CH")}, cutoff=3.5))

@@ -7,16 +7,16 @@ import torch
 
 from torchmdnet2 import System
 from torchmdnet2.prior_alone import without_network
-from torchmdnet2.priors import D2, D3, ZBL, Coulomb, PairMorse, PairPotential
+from torchmdnet2.priors import D2, D3, ZBL, Coulomb, PairPotential
 from torchmdnet2.testing import example_systems
 
 CHARGES = {1: 0.4, 6: -0.4}
+PAIR = [0.5, 0, 2, 0, 0, 1, 0, 2.5]
 SYSTEM = example_systems((1, 6), 4.5)["tiny cell"]
 SYSTEM = SYSTEM.replace(pos=0.7 * SYSTEM.pos, cell=0.7 * SYSTEM.cell)  # close enough for every term to act
 PRIORS = {
     "zbl": (lambda: ZBL(4.0), 1e-8),
-    "pair morse": (lambda: PairMorse({"C-C": [2.7, 5.3], "C-H": [3.3, 6.3], "H-H": [0.5, 0]}), 1e-8),
-    "pair potential": (lambda: PairPotential({"C-H": [0.5, 0, 2, 0, 0, 1, 0, 2.5]}), 1e-8),
+    "pair potential": (lambda: PairPotential({"C-C": [0, 2, 0, 0, 1, 0, 1, 0], "C-H": PAIR, "H-H": PAIR}), 1e-8),
     "zbl covalent": (lambda: ZBL(envelope="covalent", screening="refitted"), 1e-8),
     "d2": (lambda: D2(8.0), 1e-8),
     "d3": (lambda: D3([1, 6], s8=1.2177, a1=0.4145, a2=4.8593, cutoff=8.0), 1e-8),

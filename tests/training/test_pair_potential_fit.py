@@ -14,7 +14,7 @@ from torchmdnet2 import System, load
 from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.prior_alone import without_network
-from torchmdnet2.priors import PairPotential
+from torchmdnet2.priors import ZBL, PairPotential
 from torchmdnet2.scan import scan_molecule
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.pair_potential_fit import fit_pair_potential
@@ -26,9 +26,9 @@ CH = [0.5, 0.0, 2.0, 0.0, 0.0, 1.0, 0.0, 2.5]
 HH = [0.0, 3.0, 0.0, 0.0, 0.1, 0.0, 0.0, 0.0]
 
 
-def labelled(count, table, cutoff=3.0):
-    """CH3 of random shapes, with the energies and forces of a pair potential."""
-    potential = without_network([PairPotential(table, cutoff)], [1, 6]).double().eval()
+def labelled(count, table, cutoff=3.0, others=()):
+    """CH3 of random shapes, with the energies and forces of a pair potential and of other priors."""
+    potential = without_network([PairPotential(table, cutoff), *others], [1, 6]).double().eval()
     random, corners = np.random.default_rng(1), np.array([[0, 0, 0], [1.1, 0, 0], [0, 1.1, 0], [0, 0, 1.1]])
     frames = []
     for _ in range(count):
@@ -57,6 +57,24 @@ def test_the_fit_finds_the_pair_potential_that_made_the_forces(frames):
     truth = without_network([PairPotential(table, 3.0)], [1, 6]).double()
     systems = System.from_ase(labelled(5, table))
     assert float((ours(systems).forces - truth(systems).forces).detach().abs().max()) < 1e-3
+
+
+def test_other_priors_are_subtracted_first(raw_config, tmp_path):
+    """The repulsion of ZBL is not fitted a second time, and nothing is left to the reference energies."""
+    table = {"C-H": CH, "H-H": HH}
+    write(tmp_path / "pairs.xyz", labelled(40, table, others=[ZBL(2.5)]))
+    raw_config["data"]["train"] = str(tmp_path / "pairs.xyz")
+    raw_config["priors"] = [
+        {"name": "zbl", "cutoff": 2.5},
+        {"name": "pair_potential", "cutoff": 3.0},
+        {"name": "atomref", "energies": "fit"},
+    ]
+    _, pairs, references = make_setup(parse_config(raw_config)).potential.config["priors"]
+    ours = without_network([PairPotential(pairs["parameters"], 3.0)], [1, 6]).double()
+    truth = without_network([PairPotential(table, 3.0)], [1, 6]).double()
+    systems = System.from_ase(labelled(5, table))
+    assert float((ours(systems).forces - truth(systems).forces).detach().abs().max()) < 1e-3
+    assert references["energies"]["6"] + 3 * references["energies"]["1"] == pytest.approx(0, abs=0.01)
 
 
 def repulsion(coefficients, pair):

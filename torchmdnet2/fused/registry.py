@@ -13,7 +13,7 @@ from ..models.matgl_tensornet import MatglTensorNet
 from ..models.tensornet import TensorNet
 from ..models.tensornet2 import TensorNet2
 from ..models.transformer import Transformer
-from ..priors import D2, D3, ZBL, Coulomb, PairMorse, PairPotential
+from ..priors import D2, D3, ZBL, Coulomb, PairPotential
 from .fast_path import FastPath, PriorPath
 from .matgl_tensornet.path import MatglPath
 from .messages.path import MessagePath
@@ -31,9 +31,7 @@ _PATHS: dict[type[nn.Module], FastPath] = {
     Transformer: MessagePath(),
     GraphNetwork: MessagePath(),
 }
-_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = dict.fromkeys(
-    (ZBL, PairMorse, PairPotential, D2, D3, Coulomb), PairPriorPath()
-)
+_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = dict.fromkeys((ZBL, PairPotential, D2, D3, Coulomb), PairPriorPath())
 
 
 def register_fast_path(representation: type[nn.Module], path: FastPath) -> None:

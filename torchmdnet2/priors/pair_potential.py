@@ -1,6 +1,6 @@
 """A pair potential with a wall: what a network need not learn of bonds and contacts, and does not know beyond its data.
 
-Shapes: E directed edges, K exponents.
+Shapes: E directed edges, K exponents, M rows of parameters.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch import Tensor
 from ..neighbors import NeighborList
 from ..registry import PRIORS
 from ..system import System
-from .base import Prior
-from .pair_morse import pair_of, pair_table
+from .base import Prior, atomic_number
 from .pairs import pair_distances, sum_pairs
 
 __all__ = ["ATTRACTIVE", "REPULSIVE", "PairPotential", "radial_functions"]
@@ -54,11 +53,11 @@ class PairPotential(Prior):
         if not 0 < self.cutoff < math.inf:
             raise ValueError(f"the cutoff must be a positive number of Å, got {cutoff}")
         count = len(REPULSIVE) + len(ATTRACTIVE)
-        pairs = {pair_of(name): [float(v) for v in values] for name, values in (parameters or {}).items()}
+        pairs = {_pair_of(name): [float(v) for v in values] for name, values in (parameters or {}).items()}
         for (a, b), values in pairs.items():
             if len(values) != count or not all(0 <= v < math.inf for v in values):
                 raise ValueError(f"parameters of {a}-{b} must be {count} numbers, not negative, got {values}")
-        place, table = pair_table(pairs, count)
+        place, table = _pair_table(pairs, count)
         self.register_buffer("place", place)
         self.register_buffer("table", table)
 
@@ -81,3 +80,51 @@ def radial_functions(distances: Tensor, cutoff: float) -> Tensor:
     exponents = torch.tensor([*REPULSIVE, *ATTRACTIVE], dtype=torch.float64, device=distances.device)
     end = (1 - (distances.double() / cutoff) ** 2).clamp(min=0) ** 3
     return torch.exp(-(distances.double()[:, None] - 1) * exponents) * end[:, None]
+
+
+def _pair_of(name: str) -> tuple[int, int]:
+    """(1, 6) of "C-H" and of "1-6" (as in JSON).
+
+    Raises:
+        ValueError: it does not name two elements.
+    """
+    ends = str(name).split("-")
+    if len(ends) != 2:
+        raise ValueError(f"'{name}' is not a pair of elements: write it as C-H")
+    first, second = sorted(atomic_number(end) for end in ends)
+    return first, second
+
+
+def _pair_table(pairs: Mapping[tuple[int, int], Sequence[float]], count: int) -> tuple[Tensor, Tensor]:
+    """Numbers by pair of elements, for kernels that know sums over the two atoms only.
+
+    Args:
+        pairs: atomic numbers → values.
+        count: of the values of each pair.
+
+    Returns:
+        place [128] by atomic number, and table [M, count] float64: the values of a pair are in the row that is the sum
+        of both places, zeros for pairs without values.
+    """
+    elements = sorted({z for pair in pairs for z in pair})
+    numbers = _distinct_sums(len(elements) + 1)
+    place = torch.full((128,), numbers[-1], dtype=torch.long)  # of elements without parameters
+    place[elements] = torch.tensor(numbers[:-1], dtype=torch.long)
+    table = torch.zeros(2 * numbers[-1] + 2, count, dtype=torch.float64)
+    for (a, b), values in pairs.items():
+        table[place[a] + place[b]] = torch.tensor([*values], dtype=torch.float64)
+    return place, table
+
+
+def _distinct_sums(count: int) -> list[int]:
+    """The first numbers 0, 1, 3, 7, 12, … of which each two have another sum (Mian and Chowla, less one)."""
+    found: list[int] = []
+    sums: set[int] = set()
+    number = 0
+    while len(found) < count:
+        new = {number + other for other in (*found, number)}
+        if not new & sums:
+            found.append(number)
+            sums |= new
+        number += 1
+    return found

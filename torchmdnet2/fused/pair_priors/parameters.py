@@ -16,7 +16,6 @@ from ...priors.base import Prior
 from ...priors.coulomb import Coulomb
 from ...priors.dispersion import D2
 from ...priors.dispersion_d3 import D3
-from ...priors.pair_morse import PairMorse
 from ...priors.pair_potential import PairPotential
 from ...priors.zbl import ZBL
 from ...system import System
@@ -115,14 +114,6 @@ def _zbl(prior: ZBL, elements: list[int]) -> PairParameters:
     )  # fmt: skip
 
 
-def _pair_morse(prior: PairMorse, elements: list[int]) -> PairParameters:
-    ones = torch.ones(128, dtype=torch.float64)
-    table = torch.stack([ones, prior.place.double().cpu(), prior.radii.double().cpu()], 1)
-    taper_of = prior.start, 1 / (prior.end - prior.start)
-    constants = (prior.table.double().cpu(), prior.decay, *taper_of, 0.0, 0.0)
-    return PairParameters(prior, prior.cutoff, "pair_morse", 0, constants, 1.0, "element", table)
-
-
 def _pair_potential(prior: PairPotential, elements: list[int]) -> PairParameters:
     ones = torch.ones(128, dtype=torch.float64)
     table = torch.stack([ones, prior.place.double().cpu()], 1)
@@ -166,7 +157,6 @@ def _d3(prior: D3, elements: list[int]) -> D3Parameters:
 
 _KNOWN: dict[type[Prior], Callable[[Any, list[int]], PairParameters | D3Parameters]] = {
     ZBL: _zbl,
-    PairMorse: _pair_morse,
     PairPotential: _pair_potential,
     D2: _d2,
     Coulomb: _coulomb,

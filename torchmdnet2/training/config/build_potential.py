@@ -18,7 +18,6 @@ from ...system import System
 from .schema import Section, validate_choice
 
 __all__ = [
-    "FITTED_PAIRS",
     "PriorConfig",
     "PropertyConfig",
     "load_baselines",
@@ -26,10 +25,6 @@ __all__ = [
     "untrained",
     "with_baseline",
 ]
-
-
-FITTED_PAIRS = {"pair_morse": ("fit",), "pair_potential": ("fit", "repulsion")}
-"""Prior -> the words that its `parameters` may be; they are fitted then."""
 
 
 class _Baseline(Section):
@@ -42,14 +37,14 @@ class _Baseline(Section):
 def _check_prior(value: Any) -> dict[str, Any]:
     """One entry of `priors`.
 
-    Energies of atomref may be a word or a file (`isolated`), or name elements by symbol; parameters of pairs may be
-    words, as `fit`.
+    Energies of atomref may be a word or a file (`isolated`), or name elements by symbol; parameters of pair_potential
+    may be `fit` or `repulsion`.
     """
     if isinstance(value, Mapping) and value.get("name") == "baseline" and "potential" not in value:
         return _Baseline.model_validate(value).model_dump()
-    if isinstance(value, Mapping) and value.get("name") in FITTED_PAIRS:
+    if isinstance(value, Mapping) and value.get("name") == "pair_potential":
         word = value.get("parameters", "fit")
-        if word in [*FITTED_PAIRS[value["name"]]]:
+        if word in ("fit", "repulsion"):
             return {**validate_choice({**value, "parameters": None}, PRIORS, None), "parameters": word}
     word, given = None, value
     if isinstance(value, Mapping) and value.get("name") == "atomref":

@@ -21,7 +21,6 @@ from ...priors.pair_potential import ATTRACTIVE, REPULSIVE, radial_functions
 from ...system import System
 from ..config.config import Config
 from ..steps.batches import Frames
-from .pair_fit import forces_of_priors
 from .references import of_priors
 
 __all__ = ["fit_pair_potential", "with_pair_fit"]
@@ -45,7 +44,7 @@ def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Co
     """
     if not any(prior["name"] == "pair_potential" and isinstance(prior["parameters"], str) for prior in config.priors):
         return config
-    others = of_priors(config, ("atomref", "pair_potential", "pair_morse"))
+    others = of_priors(config, ("atomref", "pair_potential"))
     priors = [
         {
             **prior,
@@ -95,7 +94,7 @@ def fit_pair_potential(
             continue
         forces = sample.labels["forces"].double()
         if others is not None:
-            forces = forces - forces_of_priors(others, sample.system)
+            forces = forces - _forces_of_priors(others, sample.system)
         forces = forces.flatten()
         design = _design(sample.system, number, len(pairs), cutoff)
         if not attraction:
@@ -112,6 +111,14 @@ def fit_pair_potential(
         f"{SYMBOLS[one]}-{SYMBOLS[two]}": _with_wall(values, float(covalent_radii[one] + covalent_radii[two])).tolist()
         for (one, two), values in zip(pairs, found, strict=True)
     }
+
+
+def _forces_of_priors(potential: Potential, system: System) -> Tensor:
+    """Of the priors, [N, 3] eV/Å."""
+    pos = system.pos.detach().double().requires_grad_()
+    with torch.enable_grad():
+        energies = potential.prior_energies(system.replace(pos=pos)).sum() + 0 * pos.sum()
+        return -torch.autograd.grad(energies, pos)[0]
 
 
 def _design(system: System, number: Tensor, count: int, cutoff: float) -> Tensor:

@@ -22,7 +22,6 @@ from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
 from .fine_tuning import fine_tuned, freeze, refit_references
 from .isolated import atom_files, reference_notes, trusted, with_isolated
-from .pair_fit import with_pair_parameters
 from .pair_potential_fit import with_pair_fit
 from .references import potential_config
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, require_searchable, survey
@@ -91,8 +90,6 @@ def make_setup(config: Config) -> Setup:
     _require_known_to_baselines(config, facts["elements"])
     known, atoms = with_isolated(config, data["train"][0], facts["elements"])
     known = with_pair_fit(known, frames["train"], facts["elements"])
-    known, fitted = with_pair_parameters(known, frames["train"], facts["elements"])
-    notes += fitted
     facts["isolated"] = {} if atoms is None else trusted(atoms, facts["elements"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit, prange
 
-from .radial import OPTIONS, all_pairs, d2, inline, pair_morse, pair_potential, reaction_field, zbl
+from .radial import OPTIONS, all_pairs, d2, inline, pair_potential, reaction_field, zbl
 
 __all__ = ["KERNELS", "MIN_DISTANCE", "NOTHING", "add_edge", "add_row", "length"]
 
@@ -85,14 +85,6 @@ def _zbl(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, en
 
 
 @njit(parallel=True, cache=True, **OPTIONS)
-def _pair_morse(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
-    for i in prange(len(row_ptr) - 1):
-        slope[i] += _listed(
-            pair_morse, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces, virial
-        )
-
-
-@njit(parallel=True, cache=True, **OPTIONS)
 def _d2(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
     for i in prange(len(row_ptr) - 1):
         slope[i] += _listed(
@@ -139,7 +131,6 @@ def _pair_potential(row_ptr, sender, vec, key, table, strength, cutoff, constant
 
 KERNELS: dict[str, Callable] = {
     "zbl": _zbl,
-    "pair_morse": _pair_morse,
     "pair_potential": _pair_potential,
     "d2": _d2,
     "reaction_field": _reaction_field,

@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import njit
 
-__all__ = ["OPTIONS", "all_pairs", "d2", "inline", "pair_morse", "pair_potential", "reaction_field", "taper", "zbl"]
+__all__ = ["OPTIONS", "all_pairs", "d2", "inline", "pair_potential", "reaction_field", "taper", "zbl"]
 
 OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 inline = njit(forceinline=True, **OPTIONS)
@@ -47,19 +47,6 @@ def zbl(d, power, radii, constants, covalent):
     g = (e0 + e1 + e2 + e3) / d
     slope = -(3.2 * e0 + 0.9423 * e1 + 0.4029 * e2 + 0.2016 * e3) * power / d - g / d
     return g * end, slope * end + g * end_slope
-
-
-@inline
-def pair_morse(d, place, radii, constants, _mode):
-    """(r x² − q x) · taper with x = exp(−decay (d − radii)); r, q in row `place` of the table."""
-    table, decay, start, inverse = constants[0], constants[1], constants[2], constants[3]
-    beyond = d - radii
-    if beyond * inverse >= 1 + start * inverse:
-        return 0.0, 0.0
-    r, q = table[int(place), 0], table[int(place), 1]
-    x = math.exp(-decay * beyond)
-    end, end_slope = taper(beyond, start, inverse)
-    return (r * x - q) * x * end, ((q - 2 * r * x) * decay * end + (r * x - q) * end_slope) * x
 
 
 @inline

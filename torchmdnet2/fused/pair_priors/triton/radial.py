@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["all_pairs", "d2", "pair_morse", "pair_potential", "reaction_field", "taper", "zbl"]
+__all__ = ["all_pairs", "d2", "pair_potential", "reaction_field", "taper", "zbl"]
 
 _PI = tl.constexpr(3.141592653589793)
 
@@ -48,17 +48,6 @@ def zbl(d, power, radii, cutoff, _c1, _c2, _c3, _c4, _c5, COVALENT: tl.constexpr
         end = sin * sin
         end_slope = -_PI / cutoff * sin * tl.cos(half)
     return g * end, slope * end + g * end_slope
-
-
-@triton.jit
-def pair_morse(d, place, radii, table, decay, start, inverse, _c4, _c5, _MODE: tl.constexpr):
-    """(r x² − q x) · taper with x = exp(−decay (d − radii)); r, q in row `place` of the table."""
-    row = table + 2 * place.to(tl.int32)
-    r, q = tl.load(row), tl.load(row + 1)
-    beyond = d - radii
-    x = tl.exp(-decay * beyond)
-    end, end_slope = taper(beyond, start, inverse)
-    return (r * x - q) * x * end, ((q - 2.0 * r * x) * decay * end + (r * x - q) * end_slope) * x
 
 
 @triton.jit
