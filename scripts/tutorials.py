@@ -85,15 +85,16 @@ def program(text: str) -> str:
 
 
 def run(text: str, work: Path, name: str = "page") -> list[str]:
-    """Run the blocks of a page in a folder, as NAME.py; what each printed.
+    """Run the blocks of a page in a folder, as tutorial_NAME.py; what each printed.
 
     Raises:
         RuntimeError: a block failed, with what it printed.
     """
-    file = work / f"{name}.py"
+    file = work / f"tutorial_{name}.py"  # a lammps.py would be imported in the place of LAMMPS
     file.write_text(program(text), encoding="utf-8")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    search = os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    # an empty entry would be the folder itself
+    search = os.pathsep.join([str(ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
     environment = {**os.environ, "MPLBACKEND": "agg", "PATH": path, "PYTHONPATH": search, "COLUMNS": "100"}
     done = subprocess.run([sys.executable, file.name], cwd=work, env=environment, capture_output=True, text=True)
     if done.returncode:
