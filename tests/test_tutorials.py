@@ -66,7 +66,7 @@ def test_pages_end_in_small_pictures(name, tutorials):
     for picture in shown:
         file = tutorials.PAGES / picture
         assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size <= LARGEST
-        assert f'savefig("{picture}")' in text
+        assert f'savefig("{picture}"' in text
 
 
 def test_blocks_run_in_order_with_the_lines_of_the_page(tutorials, tmp_path):

@@ -59,7 +59,7 @@ def test_bad_arguments_are_named(simulation):
         attach(lmp, potential, ["H", "C"])
     with pytest.raises(BadConfig, match="'Hx' is not an element"):
         attach(lmp, potential, ["Hx", "C", "O"])
-    with pytest.raises(UnknownElement, match="atom 2 is N"):
+    with pytest.raises(UnknownElement, match="entry 3 is N"):
         attach(lmp, potential, ["H", "C", "N"])
     with pytest.raises(UntrainedCharge, match="the total charge 1"):
         attach(lmp, potential, TYPES, charge=1.0)
