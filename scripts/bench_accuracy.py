@@ -22,7 +22,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +101,15 @@ class Job:
             self.trainer = make_trainer(self.setup, None)
 
     def train(self, until: float, lock: AbstractContextManager = nullcontext()) -> None:  # noqa: B008 (no state)
-        """To the last epoch, or the last before the end of the time."""
+        """To the last epoch, or the last before the end of the time.
+
+        The lock is held until the first step is done: kernels are compiled, and a graph is captured.
+        """
         trainer = self.trainer
         assert trainer is not None
-        with lock:
-            if (note := pack_steps(trainer, Devices())) is not None:
-                print(f"{self.name}: {note}", flush=True)
-        began, said = time.time(), [0.0]
+        alone = ExitStack()
+        alone.enter_context(lock)
+        began, said, minutes = time.time(), [0.0], trainer.config.max_minutes
 
         def epoch(trainer: Trainer, row: Tree) -> None:
             if time.time() - said[0] > 20 or trainer.finished:
@@ -120,10 +122,17 @@ class Job:
         def best(trainer: Trainer) -> None:
             self.best = trainer.epoch, {name: value.clone() for name, value in trainer.average.state_dict().items()}
 
+        def over() -> float | None:
+            return minutes and (time.time() - began) / (60 * minutes)
+
         try:
-            trainer.run(Hooks(epoch=epoch, best=best))
+            if (note := pack_steps(trainer, Devices())) is not None:
+                print(f"{self.name}: {note}", flush=True)
+            trainer.run(Hooks(step=lambda *_: alone.close(), epoch=epoch, best=best, time=over))
         except OutOfTime:
             self.row["stopped"] = f"at epoch {len(trainer.history)} of {trainer.config.max_epochs}"
+        finally:
+            alone.close()
         seconds = time.time() - began
         self.row |= {"seconds": seconds, "epochs": len(trainer.history), "steps": trainer.step_count}
         self.row["ms_per_step"] = 1e3 * seconds / max(1, trainer.step_count)

@@ -1,15 +1,18 @@
 """Train variants of a recipe with several seeds, side by side on several GPUs, and measure them on hotter frames.
 
     python scripts/bench_extrapolation.py label TRAIN.xyz DATA/NAME [--processes 16]     # make a set of hot frames
-    python scripts/bench_extrapolation.py run PLAN.yaml OUTPUT --data DATA [--gpus 4] [--per-gpu 3] [--minutes 25]
+    python scripts/bench_extrapolation.py run PLAN.yaml OUTPUT --data DATA [--gpus 4] [--threads 6] [--minutes 25]
 
 `label` makes the surrogate that settings are chosen on, so that published test frames are not looked at: the geometries
 of TRAIN.xyz start GFN2-xTB dynamics at 300 K (train.xyz), 600 K and 1200 K (test_600K.xyz, test_1200K.xyz), all with
 GFN2-xTB labels. A plan names a configuration, settings that all trainings share, variants and seeds; see
-scripts/extrapolation.yaml. Trainings are done seed by seed, each in a process of its own turn; a GPU is shared by
---per-gpu processes. OUTPUT keeps a JSON file, the predictions and the model of each training, and table.txt: errors as
-mean ± spread over the seeds, and those of the mean prediction of all seeds, which tell variance from bias. A run that
-was cut off goes on where it was; without a GPU everything runs on the CPU.
+scripts/extrapolation.yaml. Trainings are done seed by seed. Each GPU has one process with --threads trainings at a
+time, each in a thread and a stream of its own: a step is a sequence of small kernels that leaves most of a GPU idle,
+and kernels of several processes would run in turn, not side by side. Weights do not depend on --threads. A training
+that cannot be finished in the --minutes that are left is not begun. OUTPUT keeps a JSON file, the predictions and the
+model of each training, and table.txt: errors as mean ± spread over the seeds, and those of the mean prediction of all
+seeds, which tell variance from bias. A run that was cut off goes on where it was; without a GPU everything runs on the
+CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +22,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -82,35 +89,63 @@ def rms(energy: np.ndarray, forces: np.ndarray, labels: dict[str, np.ndarray]) -
     return [1e3 * float(np.sqrt(np.mean(d**2))) for d in differences]
 
 
-def work(options: argparse.Namespace) -> None:
-    """Take one training after the other, until all are taken."""
-    plan = json.loads((options.output / "plan.json").read_text())
+def _not_taken(plan: Tree, options: argparse.Namespace) -> Iterator[Job]:
+    """Trainings that no other thread or process has begun; they belong to this one."""
     for _, job in jobs_of(plan, options.data, options.device):
         try:
             os.close(os.open(options.output / f"{job.name}.taken", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
-        print(f"{job.name}: begins", flush=True)
-        try:
-            if time.time() > options.until - 20:
-                raise OutOfTime("the time was over before it began")
+        yield job
+
+
+def work(options: argparse.Namespace) -> None:
+    """Trainings side by side, each thread taking one after the other, until all are taken."""
+    sys.setswitchinterval(1e-4)  # a step is 0.2 ms of Python: others need not wait 5 ms for their turn
+    plan = json.loads((options.output / "plan.json").read_text())
+    lock = threading.Lock()  # torch's random numbers, and what is compiled, belong to the process
+    known = [0.0]  # seconds of a step of the last training that was done
+
+    def one(job: Job) -> None:
+        with lock:
             job.make()
-            job.train(options.until)
+        assert job.trainer is not None
+        needed = known[0] * job.trainer.total_steps
+        if time.time() + needed > options.until:
+            raise OutOfTime("the time that was left was too short")
+        job.train(options.until, lock)
+        known[0] = job.row["ms_per_step"] / 1e3
+        with lock:
             job.measure(options.output)
-            assert job.trainer is not None
             exact = job.trainer.average.double().eval()
             job.row["hot"] = {}
             for path in sorted(job.folder.glob("test*.xyz")):
                 found = predictions(exact, path)
                 job.row["hot"][path.stem] = rms(found["energy"], found["forces"], found)
                 np.savez(options.output / f"{job.name}-{path.stem}.npz", **found)
-        except Exception as error:  # the others go on
-            job.row["error"] = f"{type(error).__name__}: {error}"[:300]
-        part = options.output / f"{job.name}.part"
-        part.write_text(json.dumps(job.row))
-        part.rename(options.output / f"{job.name}.json")
-        print(f"{job.name}: {job.row.get('error', job.row.get('hot'))}", flush=True)
-        job.trainer = job.setup = job.best = None
+
+    def in_turn() -> None:
+        cuda = options.device.startswith("cuda")
+        with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():
+            for job in _not_taken(plan, options):
+                print(f"{job.name}: begins", flush=True)
+                try:
+                    one(job)
+                except Exception as error:  # the others go on
+                    if not isinstance(error, OutOfTime):
+                        traceback.print_exc()
+                    job.row["error"] = f"{type(error).__name__}: {error}"[:300]
+                part = options.output / f"{job.name}.part"
+                part.write_text(json.dumps(job.row))
+                part.rename(options.output / f"{job.name}.json")
+                print(f"{job.name}: {job.row.get('error', job.row.get('hot'))}", flush=True)
+                job.trainer = job.setup = job.best = None
+
+    threads = [threading.Thread(target=in_turn) for _ in range(options.threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def table(plan: Tree, data: Path, output: Path) -> str:
@@ -168,13 +203,17 @@ def run(options: argparse.Namespace) -> None:
             taken.unlink()
             row.unlink(missing_ok=True)
     gpus = options.gpus if options.gpus is not None else torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus)))).split(",")
     until = time.time() + 60 * options.minutes - 30
-    print(f"{len(jobs)} trainings, {max(1, gpus)} × {options.per_gpu} at a time, validated on {VALIDATION} frames")
+    print(f"{len(jobs)} trainings, {max(1, gpus)} × {options.threads} at a time, validated on {VALIDATION} frames")
     processes = []
-    for k in range(max(1, gpus) * options.per_gpu):
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": str(k % gpus) if gpus else ""}
+    for k in range(max(1, gpus)):
+        # a queue of its own for every stream that a training may use
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+        environment["CUDA_VISIBLE_DEVICES"] = visible[k] if gpus else ""
         command = [sys.executable, __file__, "work", str(options.output), "--data", str(options.data)]
         command += ["--device", "cuda" if gpus else "cpu", "--until", str(until)]
+        command += ["--threads", str(options.threads)]
         with (options.output / f"process_{k}.log").open("w") as log:
             processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
@@ -206,7 +245,7 @@ def main() -> None:
     start.add_argument("output", type=Path)
     start.add_argument("--data", type=Path, required=True, help="folder of a folder per set")
     start.add_argument("--gpus", type=int, help="default: all that there are")
-    start.add_argument("--per-gpu", type=int, default=3)
+    start.add_argument("--threads", type=int, default=6, help="trainings at a time on each GPU (%(default)s)")
     start.add_argument("--minutes", type=float, default=25)
     start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the plan, as seeds=[1]")
     start.set_defaults(do=run)
@@ -214,6 +253,7 @@ def main() -> None:
     worker.add_argument("output", type=Path)
     worker.add_argument("--data", type=Path, required=True)
     worker.add_argument("--device", default="cpu")
+    worker.add_argument("--threads", type=int, default=1)
     worker.add_argument("--until", type=float, required=True)
     worker.set_defaults(do=work)
     options = parser.parse_args()

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from ase.io import write
 from training.conftest import make_frames
 
+from torchmdnet2 import load
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.yaml_reader import parse_yaml
 
@@ -31,14 +33,19 @@ variants:
 """
 
 
-def test_the_plan_of_the_repository_is_right():
-    plan = parse_yaml((ROOT / "scripts/extrapolation.yaml").read_text(encoding="utf-8"), "extrapolation.yaml")
+@pytest.mark.parametrize("name", ["extrapolation", "extrapolation_variants", "extrapolation_recipe"])
+def test_the_plans_of_the_repository_are_right(name):
+    plan = parse_yaml((ROOT / f"scripts/{name}.yaml").read_text(encoding="utf-8"), name)
     base = parse_yaml((ROOT / plan["config"]).read_text(encoding="utf-8"), plan["config"])
     for changes in plan["variants"].values():
         tree = {**base, "data": {"train": "x.xyz"}}
         for part in (plan["settings"], changes):
             tree = {**tree, **{k: {**tree.get(k, {}), **v} if isinstance(v, dict) else v for k, v in part.items()}}
         parse_config(tree)
+
+
+def _weights(path: Path) -> list[torch.Tensor]:
+    return list(load(path).state_dict().values())
 
 
 @pytest.mark.slow
@@ -51,11 +58,11 @@ def test_a_plan_on_the_cpu(tmp_path):
     (tmp_path / "plan.yaml").write_text(PLAN)
     command = [sys.executable, SCRIPT, "run", tmp_path / "plan.yaml", output, "--data", tmp_path / "data"]
 
-    def run() -> str:
-        given = [*map(str, command), "--gpus", "0", "--per-gpu", "2", "--minutes", "3"]
+    def run(threads: str) -> str:
+        given = [*map(str, command), "--gpus", "0", "--threads", threads, "--minutes", "3"]
         return subprocess.run(given, check=True, capture_output=True, text=True, timeout=170).stdout
 
-    table = run()
+    table = run("2")
     rows = {line.split()[0]: line for line in table.splitlines() if line.startswith("small-")}
     assert set(rows) == {"small-plain", "small-pairs", "small-wrong"}
     for name in ("small-plain", "small-pairs"):
@@ -64,8 +71,13 @@ def test_a_plan_on_the_cpu(tmp_path):
     found = json.loads((output / "small-plain-1.json").read_text())
     assert found["hot"]["test_600K"][1] == pytest.approx(found["errors"]["test_600K"]["forces_rmse"], rel=1e-4)
     written = (output / "small-plain-1.json").stat().st_mtime_ns
-    (output / "small-plain-2.json").unlink()  # as if it had been cut off
-    again = run()
-    for one, other in zip(table.splitlines(), again.splitlines(), strict=True):  # but for the time of a step
+    weights = _weights(output / "small-plain-2.tmn")
+    for name in ("small-plain-2.json", "small-plain-2.tmn"):  # as if it had been cut off
+        (output / name).unlink()
+    again = run("1")
+    # what a thread trains does not depend on its neighbor
+    assert all(map(torch.equal, weights, _weights(output / "small-plain-2.tmn")))
+    of_rows = (text.splitlines()[1:] for text in (table, again))
+    for one, other in zip(*of_rows, strict=True):  # but for the time of a step
         assert one.split()[:2] + one.split()[3:] == other.split()[:2] + other.split()[3:]
     assert (output / "small-plain-1.json").stat().st_mtime_ns == written
