@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import stat
 import sys
 import time
 import traceback
 import warnings
+from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +123,29 @@ def end_all(comm: MPI.Comm, error: BaseException) -> None:
     sys.stdout.flush()
     if comm.size == 1:
         os._exit(1)  # raising cannot end what runs in LAMMPS
+    _wait_for_readers()
     MPI.COMM_WORLD.Abort(1)
+
+
+def _wait_for_readers(seconds: float = 10.0) -> None:
+    """Wait until mpiexec has read the output of this process from its pipes, for at most some seconds.
+
+    An abort reaches mpiexec by another way, and where it comes first, the output that is not read yet is lost.
+    """
+    try:
+        import fcntl
+        import termios
+    except ImportError:  # not on Windows
+        return
+    until = time.monotonic() + seconds
+    unread = array("i", [0])
+    for output in (1, 2):
+        with suppress(OSError):
+            while stat.S_ISFIFO(os.fstat(output).st_mode) and time.monotonic() < until:
+                fcntl.ioctl(output, termios.FIONREAD, unread)
+                if not unread[0]:
+                    break
+                time.sleep(0.01)
 
 
 class Attached:
