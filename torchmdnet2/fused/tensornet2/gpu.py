@@ -51,8 +51,8 @@ class ChargeBuffers(Buffers):
     charges64: Tensor
     first_activity: Tensor
     second_activity: Tensor
-    second_slope: Tensor
-    last: Tensor
+    second_slope: list[Tensor]
+    last: list[Tensor]
     last_gradient: Tensor
 
 
@@ -79,7 +79,8 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         w = self.weights
         n, f, q, layers = max(num_atoms, 1), w.channels, w.charge_channels, w.num_layers
         capacity = max(capacity, 1)
-        slots = min(shapes.chunk, -(-(n + capacity) // 128) * 128)
+        most = -(-(n + capacity) // 128) * 128
+        slots = min(shapes.chunk, most)
         base = vars(super().allocate(num_atoms, capacity, shapes))
         slices = f // shapes.filter_gradient.channels
 
@@ -89,6 +90,12 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         def stages(*shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
             return [new(*shape, dtype=dtype) for _ in range(layers + 1)]
 
+        def filters_of(width: int) -> list[Tensor]:
+            """Of each layer; all in one place, where they are not kept."""
+            if most > shapes.kept:
+                return [new(slots, width)] * layers
+            return [new(most, width) for _ in range(layers)]
+
         base["slope"] = new(layers * (slices + 1), capacity)
         return ChargeBuffers(
             **base, ones=torch.ones(n, dtype=torch.float32, device=w.device), receiver=new(capacity).int(),
@@ -96,8 +103,8 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             out_hidden=stages(n, f), predicted=stages(n, 2 * q), sums=stages(n, 2 * q, dtype=torch.float64),
             by_charge=stages(n, 2 * f)[:layers], slope_sums=new(n, q, dtype=torch.float64), charge_slope=new(n, q),
             pair_slope=new(n + capacity, 2 * q), charges=new(n), charges64=new(n, dtype=torch.float64),
-            first_activity=new(2, slots, f, dtype=torch.float16), second_slope=new(slots, 2 * f),
-            second_activity=new(2, slots, 2 * f, dtype=torch.float16), last=new(slots, 3 * f),
+            first_activity=new(2, slots, f, dtype=torch.float16), second_slope=filters_of(2 * f),
+            second_activity=new(2, slots, 2 * f, dtype=torch.float16), last=filters_of(3 * f),
             last_gradient=new(2, slots, 3 * f, dtype=torch.float16),
         )  # fmt: skip
 
@@ -200,34 +207,40 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
     def _chunks(self, b: Any, atoms: Atoms, edges: Edges) -> Iterator[tuple[int, int, int]]:
         """Number of atoms, first slot and number of slots of each chunk."""
-        slots, n = b.last.shape[0], len(atoms.z)
+        slots, n = b.first_activity.shape[1], len(atoms.z)
         for first in range(0, n + edges.sender.shape[0], slots):
             yield n, first, slots
 
     def _rows(self, b: Any, atoms: Atoms, edges: Edges, tile: EdgeTile) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a message kernel."""
         n = len(atoms.z)
-        programs = n if n + edges.sender.shape[0] <= b.last.shape[0] else min(n, _MOST_PROGRAMS)
+        programs = n if n + edges.sender.shape[0] <= b.first_activity.shape[1] else min(n, _MOST_PROGRAMS)
         constants = {"F": self.weights.channels, "BE": tile.edges, "BF": tile.channels, "num_warps": tile.warps}
         return (programs, self.weights.channels // tile.channels), constants
 
     def _layer(
-        self, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor, w: Tensor,
-        out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None,
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor, w: Tensor,
+        out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None, kept: bool = False,
     ) -> None:  # fmt: skip
         """One layer of the filters, or its gradient."""
         block = shapes.layer
-        grid = -(-chunk[2] // block.rows), w.shape[2] // block.cols
+        grid = w.shape[2] // block.cols, -(-chunk[2] // block.rows)
         filters.layer_kernel[grid](
             a, w, bias, bias if factor is None else factor, out, bias if slope is None else slope, edges.row_ptr,
-            *chunk, K=w.shape[1], N=w.shape[2], MODE=mode, WITH_SLOPE=slope is not None, BM=block.rows, BN=block.cols,
-            BK=block.depth, num_warps=block.warps, num_stages=block.stages, **self._options(shapes),
+            b.reverse, *chunk, K=w.shape[1], N=w.shape[2], MODE=mode, WITH_SLOPE=slope is not None, REVERSED=kept,
+            BM=block.rows, BN=block.cols, BK=block.depth, num_warps=block.warps, num_stages=block.stages,
+            **self._options(shapes),
         )  # fmt: skip
 
+    def _kept(self, b: Any, atoms: Atoms, edges: Edges, shapes: FilterTiles) -> bool:
+        """Whether the filters of all slots are kept for the backward pass."""
+        return max(len(atoms.z), 1) + edges.sender.shape[0] <= shapes.kept
+
     def _filter(
-        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool
-    ) -> None:
-        """What the last activation of the filters acts on, in b.last; backward: of reversed slots."""
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool,
+        last: Tensor, slope: Tensor | None,
+    ) -> None:  # fmt: skip
+        """What the last activation of the filters acts on; backward: of reversed slots. slope: of the second."""
         w = self.weights
         net = w.filters[k]
         rows, warps = shapes.first
@@ -236,20 +249,20 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows, num_warps=warps,
             **self._options(shapes),
         )  # fmt: skip
-        slope = b.second_slope if backward else None
-        self._layer(shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity, net.second_bias,
-                    slope=slope)  # fmt: skip
-        self._layer(shapes, edges, chunk, "last", b.second_activity, net.third, b.last, net.third_bias)
+        self._layer(b, shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity,
+                    net.second_bias, slope=slope)  # fmt: skip
+        self._layer(b, shapes, edges, chunk, "last", b.second_activity, net.third, last, net.third_bias)
 
     def _pass_messages(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
         w, n = self.weights, len(atoms.z)
         grid, constants = self._rows(b, atoms, edges, shapes.filter_message)
         chunks = list(self._chunks(b, atoms, edges))
-        alone = len(chunks) == 1
+        alone, kept = len(chunks) == 1, self._kept(b, atoms, edges, shapes)
         for chunk in chunks:
-            self._filter(b, shapes, edges, chunk, k, False)
+            last, slope = (t[k][chunk[1] if kept else 0 :] for t in (b.last, b.second_slope))
+            self._filter(b, shapes, edges, chunk, k, False, last, slope if kept else None)
             message.message_kernel[grid](
-                edges.row_ptr, b.receiver, edges.sender, b.envelope, b.last, b.y[k], b.m[k], b.dm, *chunk, O3=w.is_o3,
+                edges.row_ptr, b.receiver, edges.sender, b.envelope, last, b.y[k], b.m[k], b.dm, *chunk, O3=w.is_o3,
                 ALONE=alone, **constants, **self._options(shapes),
             )  # fmt: skip
         if not alone:
@@ -264,23 +277,40 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         grid, constants = self._rows(b, atoms, edges, shapes.filter_gradient)
         slices = w.channels // shapes.filter_gradient.channels
         slope = b.slope[k * (slices + 1) :]
-        rows, warps = shapes.first_gradient
+        kept = self._kept(b, atoms, edges, shapes)
         for chunk in self._chunks(b, atoms, edges):
-            self._filter(b, shapes, edges, chunk, k, True)
+            if not kept:
+                self._filter(b, shapes, edges, chunk, k, True, b.last[k], b.second_slope[k])
             message.message_backward_kernel[grid](
-                edges.row_ptr, b.receiver, edges.sender, b.envelope, b.envelope_slope, b.last, b.y[k], b.dm, b.dy,
-                b.last_gradient, slope, capacity, *chunk, **constants, **self._options(shapes),
+                edges.row_ptr, b.receiver, edges.sender, b.reverse, b.envelope, b.envelope_slope, b.last[k], b.y[k],
+                b.dm, b.dy, b.last_gradient, slope, capacity, *chunk, REVERSED=kept, **constants,
+                **self._options(shapes),
             )  # fmt: skip
             # the gradients take the place of what they are those of
-            hidden, first = b.second_activity, b.first_activity.view(torch.float32).view(chunk[2], w.channels)
-            self._layer(shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, hidden, net.third_bias,
-                        factor=b.second_slope)  # fmt: skip
-            self._layer(shapes, edges, chunk, "first", hidden, net.second_t, first, net.second_bias)
-            filters.first_layer_gradient_kernel[(chunk[2] // rows,)](
-                edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k], first,
-                net.charges_t, slope[slices], b.pair_slope, *chunk, F=w.channels, C=w.charge_channels, BM=rows,
-                BK=32, PREC=self.precision, num_warps=warps, num_stages=2, **self._options(shapes),
+            hidden = b.second_activity
+            self._layer(b, shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, hidden, net.third_bias,
+                        factor=b.second_slope[k], kept=kept)  # fmt: skip
+            self._first_gradient(b, shapes, edges, chunk, k, slope[slices])
+
+    def _first_gradient(
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, slope: Tensor
+    ) -> None:
+        w, net = self.weights, self.weights.filters[k]
+        read = edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
+        if shapes.first_product is not None:
+            rows, depth, warps = shapes.first_product
+            filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
+                b.second_activity, net.second_t, *read, net.charges_split, slope, b.pair_slope, *chunk, F=w.channels,
+                C=w.charge_channels, BM=rows, BK=depth, num_warps=warps, num_stages=3, **self._options(shapes),
             )  # fmt: skip
+            return
+        first = b.first_activity.view(torch.float32).view(chunk[2], w.channels)
+        self._layer(b, shapes, edges, chunk, "first", b.second_activity, net.second_t, first, net.second_bias)
+        rows, warps = shapes.first_gradient
+        filters.first_layer_gradient_kernel[(chunk[2] // rows,)](
+            *read, first, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels, C=w.charge_channels, BM=rows,
+            BK=32, PREC=self.precision, num_warps=warps, num_stages=2, **self._options(shapes),
+        )  # fmt: skip
 
     def _options(self, shapes: FilterTiles) -> dict[str, Any]:
         return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}

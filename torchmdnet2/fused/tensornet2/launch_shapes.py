@@ -27,6 +27,8 @@ class FilterTiles(Tiles):
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
         first_gradient: the same for its gradient.
+        first_product: rows and depth of the product in the same kernel, and warps; None: two kernels.
+        kept: slots whose filters are kept for the backward pass, if there are no more.
         filter_message, filter_gradient: of the messages and their gradients.
         predict: atoms × all channels × depth of the sum at a time of the networks of charges.
     """
@@ -35,6 +37,8 @@ class FilterTiles(Tiles):
     layer: Block = Block(128, 128, 64, 8, 3)
     first: tuple[int, int] = (16, 4)
     first_gradient: tuple[int, int] = (32, 4)
+    first_product: tuple[int, int, int] | None = (64, 32, 8)
+    kept: int = 131072
     filter_message: EdgeTile = EdgeTile(4, 128, 4)
     filter_gradient: EdgeTile = EdgeTile(4, 128, 4)
     predict: Block = Block(16, 128, 32, 8)

@@ -129,12 +129,12 @@ def filter_gradient(h, cut, dot, out, at, mask, plane):
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot", "capacity"])
 def message_backward_kernel(
-    row_ptr, receiver, sender, envelope, envelope_slope, h3, y, dm, dy, dh3, slope, capacity, num_atoms,
+    row_ptr, receiver, sender, reverse, envelope, envelope_slope, h3, y, dm, dy, dh3, slope, capacity, num_atoms,
     first_slot, num_slots,
-    F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, REVERSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """dY_i += g_ii dM_i + Σ_j g_ji dM_j over the slots of a chunk, h3 being that of reversed slots; their gradients
-    dh3 [2, S, 3F], split; and through C(d) into slope [slices, E]."""
+    """dY_i += g_ii dM_i + Σ_j g_ji dM_j over the slots of a chunk; the gradients dh3 [2, S, 3F] of h3, split; and
+    through C(d) into slope [slices, E]. h3 is that of reversed slots; REVERSED: it is of all slots, and read there."""
     after_previous(PDL)
     first_edge, last_edge, low, high = rows_of_chunk(row_ptr, receiver, num_atoms, first_slot, num_slots)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
@@ -155,14 +155,18 @@ def message_backward_kernel(
             j = tl.load(sender + e, mask, other=0)
             cut = tl.load(envelope + e, mask, other=0.0)
             place = (num_atoms + e - first_slot) * (3 * F) + c
+            if REVERSED:
+                h = h3 + (num_atoms + tl.load(reverse + e, mask, other=0)).to(tl.int64) * (3 * F) + c
+            else:
+                h = h3 + place
             s = dm + j.to(tl.int64) * (9 * F) + c
             x0 = tl.load(s, mask, other=0.0)
-            g, through_cut = filter_gradient(h3 + place, cut, x0 * y0, dh3, place, m, plane)
+            g, through_cut = filter_gradient(h, cut, x0 * y0, dh3, place, m, plane)
             a0 += g * x0
             x0 = tl.load(s + F, mask, other=0.0)
             x1, x2 = tl.load(s + 2 * F, mask, other=0.0), tl.load(s + 3 * F, mask, other=0.0)
             place += F
-            g, more = filter_gradient(h3 + place, cut, x0 * y1 + x1 * y2 + x2 * y3, dh3, place, m, plane)
+            g, more = filter_gradient(h + F, cut, x0 * y1 + x1 * y2 + x2 * y3, dh3, place, m, plane)
             through_cut += more
             a1, a2, a3 = a1 + g * x0, a2 + g * x1, a3 + g * x2
             x0, x1 = tl.load(s + 4 * F, mask, other=0.0), tl.load(s + 5 * F, mask, other=0.0)
@@ -170,7 +174,7 @@ def message_backward_kernel(
             x4 = tl.load(s + 8 * F, mask, other=0.0)
             place += F
             dot = x0 * y4 + x1 * y5 + x2 * y6 + x3 * y7 + x4 * y8
-            g, more = filter_gradient(h3 + place, cut, dot, dh3, place, m, plane)
+            g, more = filter_gradient(h + 2 * F, cut, dot, dh3, place, m, plane)
             through_cut += more
             a4, a5, a6, a7, a8 = a4 + g * x0, a5 + g * x1, a6 + g * x2, a7 + g * x3, a8 + g * x4
             total = tl.sum(through_cut, 1)[:, None]
@@ -178,13 +182,17 @@ def message_backward_kernel(
         a0, a1, a2, a3, a4, a5, a6, a7, a8 = sum_lanes(a0, a1, a2, a3, a4, a5, a6, a7, a8, 1, BE, BF)
         own = (row >= first_slot) & (row < first_slot + num_slots)
         place = (row - first_slot) * (3 * F) + c
+        if REVERSED:
+            h = h3 + row.to(tl.int64) * (3 * F) + c
+        else:
+            h = h3 + place
         x0, x1, x2, x3, x4, x5, x6, x7, x8 = load9(dm + at, own, F)
-        gi, _t = filter_gradient(h3 + place, 1.0, x0 * y0, dh3, place, own, plane)
+        gi, _t = filter_gradient(h, 1.0, x0 * y0, dh3, place, own, plane)
         place += F
-        ga, _t = filter_gradient(h3 + place, 1.0, x1 * y1 + x2 * y2 + x3 * y3, dh3, place, own, plane)
+        ga, _t = filter_gradient(h + F, 1.0, x1 * y1 + x2 * y2 + x3 * y3, dh3, place, own, plane)
         place += F
         dot = x4 * y4 + x5 * y5 + x6 * y6 + x7 * y7 + x8 * y8
-        gs, _t = filter_gradient(h3 + place, 1.0, dot, dh3, place, own, plane)
+        gs, _t = filter_gradient(h + 2 * F, 1.0, dot, dh3, place, own, plane)
         a0, a1, a2, a3, a4 = a0 + gi * x0, a1 + ga * x1, a2 + ga * x2, a3 + ga * x3, a4 + gs * x4
         a5, a6, a7, a8 = a5 + gs * x5, a6 + gs * x6, a7 + gs * x7, a8 + gs * x8
         b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(dy + at, c >= 0, F)
