@@ -24,8 +24,8 @@ import torch
 from bench_systems import read_pdb, timed, water_box
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.fused.tensornet.launch_shapes import Block
-from torchmdnet2.fused.tensornet2.launch_shapes import EdgeTile, FilterTiles
+from torchmdnet2.fused.tensornet.launch_shapes import Block, MessageTile
+from torchmdnet2.fused.tensornet2.launch_shapes import FilterTiles
 from torchmdnet2.runtime.fused_model import FusedModel
 from torchmdnet2.runtime.graphed_step import GraphedStep
 from torchmdnet2.runtime.static_inputs import StaticInputs
@@ -44,10 +44,10 @@ SCAN: dict[str, list[Any]] = {
         Block(64, 64, 64, 4, 3), Block(128, 64, 64, 4, 3), Block(128, 128, 32, 8, 4), Block(128, 128, 64, 4, 3),
         Block(64, 128, 64, 4, 3), Block(128, 128, 32, 4, 3),
     ],
-    "filter_message": [EdgeTile(2, 128, 4), EdgeTile(8, 128, 4), EdgeTile(4, 64, 2), EdgeTile(8, 32, 2),
-                       EdgeTile(4, 128, 8), EdgeTile(2, 64, 1)],
-    "filter_gradient": [EdgeTile(2, 128, 4), EdgeTile(8, 128, 8), EdgeTile(4, 64, 2), EdgeTile(8, 32, 2),
-                        EdgeTile(4, 128, 8), EdgeTile(2, 64, 1)],
+    "filter_message": [MessageTile(1, 2, 128, 4), MessageTile(1, 8, 128, 4), MessageTile(1, 4, 64, 2), MessageTile(1, 8, 32, 2),
+                       MessageTile(1, 4, 128, 8), MessageTile(1, 2, 64, 1)],
+    "filter_gradient": [MessageTile(1, 2, 128, 4), MessageTile(1, 8, 128, 8), MessageTile(1, 4, 64, 2), MessageTile(1, 8, 32, 2),
+                        MessageTile(1, 4, 128, 8), MessageTile(1, 2, 64, 1)],
     "chunk": [16384, 32768, 65536, 262144],
     "first": [(8, 4), (32, 4), (32, 8)],
     "first_gradient": [(16, 4), (16, 2), (32, 8), (64, 8)],

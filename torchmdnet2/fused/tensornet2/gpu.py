@@ -19,8 +19,8 @@ from torch import Tensor
 from ...triton_launch import FUSED_ARITHMETIC
 from ..fast_path import Atoms, ChargeNetwork, Edges
 from ..tensornet.gpu import Buffers, FusedTensorNet
-from ..tensornet.launch_shapes import part_size
-from .launch_shapes import EdgeTile, FilterTiles
+from ..tensornet.launch_shapes import MessageTile, part_size
+from .launch_shapes import FilterTiles
 from .triton import charges, filters, message
 from .weights import FrozenTensorNet2
 
@@ -32,7 +32,8 @@ _MOST_PROGRAMS = 8192  # of rows, where there are several chunks
 @dataclass(eq=False)
 class ChargeBuffers(Buffers):
     """Those of TensorNet, and of stages k = 0 … L of the charges: in_hidden, out_hidden [N, F], predicted [N, 2Q], sums
-    [N, 2Q] float64, by_charge [N, 2F]; of a chunk: first, hidden, last, with gradients in their place."""
+    [N, 2Q] float64, moments [N, 4], by_charge [N, 2F]; of a chunk: first, hidden, last, with gradients in their place.
+    second_slope and last are of all slots and of each layer, where the filters are kept."""
 
     ones: Tensor
     receiver: Tensor
@@ -43,6 +44,7 @@ class ChargeBuffers(Buffers):
     out_hidden: list[Tensor]
     predicted: list[Tensor]
     sums: list[Tensor]
+    moments: list[Tensor]
     by_charge: list[Tensor]
     slope_sums: Tensor
     charge_slope: Tensor
@@ -101,7 +103,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             **base, ones=torch.ones(n, dtype=torch.float32, device=w.device), receiver=new(capacity).int(),
             reverse=new(capacity).int(), envelope=new(capacity), envelope_slope=new(capacity), in_hidden=stages(n, f),
             out_hidden=stages(n, f), predicted=stages(n, 2 * q), sums=stages(n, 2 * q, dtype=torch.float64),
-            by_charge=stages(n, 2 * f)[:layers], slope_sums=new(n, q, dtype=torch.float64), charge_slope=new(n, q),
+            moments=stages(n, 4), by_charge=stages(n, 2 * f)[:layers], slope_sums=new(n, q, dtype=torch.float64), charge_slope=new(n, q),
             pair_slope=new(n + capacity, 2 * q), charges=new(n), charges64=new(n, dtype=torch.float64),
             first_activity=new(2, slots, f, dtype=torch.float16), second_slope=filters_of(2 * f),
             second_activity=new(2, slots, 2 * f, dtype=torch.float16), last=filters_of(3 * f),
@@ -164,7 +166,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         blocks = (-(-n // block.rows),)
         charges.predict_kernel[blocks](
             b.x[stage], b.inverse[0 if last else stage], *net[:8], b.in_hidden[stage], b.out_hidden[stage],
-            b.predicted[stage], n, w.norm_eps, NORMALISED=not last, **chosen,
+            b.predicted[stage], b.moments[stage], n, w.norm_eps, NORMALISED=not last, **chosen,
         )  # fmt: skip
         charges.charge_sums_kernel[self._parts(atoms)](
             atoms.ptr, b.predicted[stage], b.sums[stage], C=w.charge_channels, EXACT=w.exact_charge, PART=part_size(n),
@@ -194,9 +196,15 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         )  # fmt: skip
         charges.predict_gradient_kernel[(-(-n // shapes.predict.rows),)](
             atoms.batch, atoms.ptr, atoms.charge_input, b.predicted[stage], b.sums[stage], b.slope_sums, slope,
-            1 / self.unit, b.x[stage], b.inverse[0 if last else stage], b.in_hidden[stage], b.out_hidden[stage],
-            net.first_t, net.second_t, net.third_t, net.gamma, net.first_gamma, net.first_offset, b.d[stage - 1], b.g,
-            b.dd, b.mixed, b.gate, b.dgate, n, w.norm_eps, NORMALISED=not last, FIRST=stage == 0, **common,
+            1 / self.unit, b.in_hidden[stage], b.out_hidden[stage], net.second_t, net.third_t, net.first_gamma,
+            net.first_offset, b.moments[stage], n, **common,
+        )  # fmt: skip
+        block = shapes.predict_gradient
+        charges.add_gradient_kernel[-(-n // block.rows), w.channels // block.depth](
+            b.x[stage], b.inverse[0 if last else stage], b.in_hidden[stage], net.first_t, net.gamma, b.moments[stage],
+            b.d[stage - 1], b.g, b.dd, b.mixed, b.gate, b.dgate, n, F=w.channels, NORMALISED=not last,
+            FIRST=stage == 0, BM=block.rows, BK=block.depth, PREC=self.precision, num_warps=block.warps,
+            num_stages=block.stages, **self._options(shapes),
         )  # fmt: skip
 
     def _parts(self, atoms: Atoms) -> tuple[int, int]:
@@ -211,11 +219,16 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         for first in range(0, n + edges.sender.shape[0], slots):
             yield n, first, slots
 
-    def _rows(self, b: Any, atoms: Atoms, edges: Edges, tile: EdgeTile) -> tuple[tuple[int, int], dict[str, Any]]:
+    def _rows(self, b: Any, atoms: Atoms, edges: Edges, tile: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
         """Grid and constants of a message kernel."""
         n = len(atoms.z)
-        programs = n if n + edges.sender.shape[0] <= b.first_activity.shape[1] else min(n, _MOST_PROGRAMS)
-        constants = {"F": self.weights.channels, "BE": tile.edges, "BF": tile.channels, "num_warps": tile.warps}
+        programs = -(-n // tile.atoms)
+        if n + edges.sender.shape[0] > b.first_activity.shape[1]:
+            programs = min(programs, _MOST_PROGRAMS)
+        constants = {
+            "F": self.weights.channels, "BR": tile.atoms, "BE": tile.edges, "BF": tile.channels,
+            "num_warps": tile.warps,
+        }  # fmt: skip
         return (programs, self.weights.channels // tile.channels), constants
 
     def _layer(
@@ -283,8 +296,8 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
                 self._filter(b, shapes, edges, chunk, k, True, b.last[k], b.second_slope[k])
             message.message_backward_kernel[grid](
                 edges.row_ptr, b.receiver, edges.sender, b.reverse, b.envelope, b.envelope_slope, b.last[k], b.y[k],
-                b.dm, b.dy, b.last_gradient, slope, capacity, *chunk, REVERSED=kept, **constants,
-                **self._options(shapes),
+                b.dm, b.dy, b.last_gradient, slope, capacity, *chunk, REVERSED=kept,
+                LANES=shapes.filter_gradient.lanes, **constants, **self._options(shapes),
             )  # fmt: skip
             # the gradients take the place of what they are those of
             hidden = b.second_activity

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..tensornet.launch_shapes import Block, Tiles
+from ..tensornet.launch_shapes import Block, MessageTile, Tiles
 
-__all__ = ["EdgeTile", "FilterTiles"]
-
-
-@dataclass(frozen=True)
-class EdgeTile:
-    """Of a message kernel: edges of a row × channels at a time, and warps."""
-
-    edges: int
-    channels: int
-    warps: int
+__all__ = ["FilterTiles"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +22,7 @@ class FilterTiles(Tiles):
         kept: slots whose filters are kept for the backward pass, if there are no more.
         filter_message, filter_gradient: of the messages and their gradients.
         predict: atoms × all channels × depth of the sum at a time of the networks of charges.
+        predict_gradient: of their first layer's gradient: atoms, and as many channels as the sum is deep.
     """
 
     chunk: int = 131072
@@ -39,9 +31,10 @@ class FilterTiles(Tiles):
     first_gradient: tuple[int, int] = (32, 4)
     first_product: tuple[int, int, int] | None = (64, 32, 8)
     kept: int = 131072
-    filter_message: EdgeTile = EdgeTile(4, 128, 4)
-    filter_gradient: EdgeTile = EdgeTile(4, 128, 4)
+    filter_message: MessageTile = MessageTile(1, 4, 128, 4)
+    filter_gradient: MessageTile = MessageTile(1, 4, 128, 4)
     predict: Block = Block(16, 128, 32, 8)
+    predict_gradient: Block = Block(16, 32, 32, 4)
 
     @classmethod
     def for_gpu(cls, num_atoms: int, channels: int, shared_memory: int) -> FilterTiles:
@@ -51,7 +44,7 @@ class FilterTiles(Tiles):
         layer = tiles.layer
         if few or 4 * layer.stages * layer.depth * (layer.rows + layer.cols) > shared_memory:
             layer = Block(64, 64, 64, 4, 3)
-        edges = EdgeTile(4, min(32 if few else 128, channels), 4)
+        edges = MessageTile(1, 4, min(32 if few else 128, channels), 4)
         return replace(
             tiles,
             layer=replace(layer, cols=min(layer.cols, channels), depth=min(layer.depth, channels)),

@@ -21,6 +21,7 @@ from ...tensornet.triton.algebra import add_square_adjoint, load9, store9
 from ...tensornet.triton.dense import dot, silu, silu_slope
 
 __all__ = [
+    "add_gradient_kernel",
     "charge_sums_kernel",
     "equilibrate_kernel",
     "pair_slope_kernel",
@@ -84,17 +85,19 @@ def layer(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def predict_kernel(
-    x, inverse, gamma, beta, w1, b1, w2, b2, w3, b3, h1_out, h2_out, out, num_atoms, eps,
+    x, inverse, gamma, beta, w1, b1, w2, b2, w3, b3, h1_out, h2_out, out, moments, num_atoms, eps,
     F: tl.constexpr, C: tl.constexpr, NORMALISED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [N, 2C] = c beside f; h1 and h2 [N, F] are what the activations act on."""
+    """out [N, 2C] = c beside f; h1 and h2 [N, F] are what the activations act on; moments [N, 4] = mean and 1/σ."""
     after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     m = (rows < num_atoms)[:, None]
     row = rows[:, None].to(tl.int64)
     c = tl.arange(0, F)
     mean, rstd = statistics(x, inverse, rows, m, eps, F, BM, BK, NORMALISED)
+    tl.store(moments + row * 4, mean, m)
+    tl.store(moments + row * 4 + 1, rstd, m)
     h = tl.zeros([BM, F], tl.float32)
     for first in range(0, F, BK):
         i, a, s = features(x, inverse, rows, first, m, F, BK, NORMALISED)
@@ -264,17 +267,13 @@ def slope_sums_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def predict_gradient_kernel(
-    batch, ptr, total_charge, out, sums, slope_sums, dq, scale, x, inverse, h1, h2, w1t, w2t, w3t, gamma, w1_gamma,
-    w1_offset, d, g, dd, mixed, gate, dgate, num_atoms, eps,
-    F: tl.constexpr, C: tl.constexpr, K: tl.constexpr, NORMALISED: tl.constexpr, FIRST: tl.constexpr,
-    GIVEN: tl.constexpr, EXACT: tl.constexpr, PART: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    PREC: tl.constexpr, PDL: tl.constexpr,
+    batch, ptr, total_charge, out, sums, slope_sums, dq, scale, h1, h2, w2t, w3t, w1_gamma, w1_offset, moments,
+    num_atoms,
+    F: tl.constexpr, C: tl.constexpr, K: tl.constexpr, GIVEN: tl.constexpr, EXACT: tl.constexpr, PART: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Adds dE/dX through the charges to the gradients of what X was made of.
-
-    FIRST: X is of the embedding: to dd [N, 9, F], that of mix(X⁰), and dgate [N, 3F], that of its gate. Else to g,
-    that of X itself, and dd, that of D of the layer before.
-    """
+    """The gradient of what the first activation acts on, in the place of h1 [N, F], and beside mean and 1/σ in moments
+    [N, 4] the two means that the gradient of the layer norm takes."""
     after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     ok = rows < num_atoms
@@ -303,24 +302,30 @@ def predict_gradient_kernel(
     sum_g = (tl.sum(a * tl.load(w1_gamma + n)[None, :], 1) / (3 * F))[:, None]
     sum_gn = (tl.sum(a * (h - tl.load(w1_offset + n)[None, :]), 1) / (3 * F))[:, None]
     tl.store(at, a, m)
-    tl.debug_barrier()
-    mean, rstd = statistics(x, inverse, rows, m, eps, F, BM, BK, NORMALISED)
-    for first in range(0, F, BK):
-        add_gradient(
-            x, inverse, h1, w1t, gamma, mean, rstd, sum_g, sum_gn, d, g, dd, mixed, gate, dgate, rows, m, first, F, BM,
-            BK, NORMALISED, FIRST, PREC,
-        )  # fmt: skip
+    tl.store(moments + row * 4 + 2, sum_g, m)
+    tl.store(moments + row * 4 + 3, sum_gn, m)
     before_next(PDL)
 
 
-@triton.jit
-def add_gradient(
-    x, inverse, a1, w1t, gamma, mean, rstd, sum_g, sum_gn, d, g, dd, mixed, gate, dgate, rows, m, first,
-    F: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NORMALISED: tl.constexpr, FIRST: tl.constexpr,
-    PREC: tl.constexpr,
+@triton.jit(do_not_specialize=["num_atoms"])
+def add_gradient_kernel(
+    x, inverse, a1, w1t, gamma, moments, d, g, dd, mixed, gate, dgate, num_atoms,
+    F: tl.constexpr, NORMALISED: tl.constexpr, FIRST: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """`predict_gradient_kernel` from the gradient a1 [N, F] of the first layer on, for BK channels."""
+    """Adds dE/dX through the charges to the gradients of what X was made of, for BK channels; a1 [N, F] as
+    `predict_gradient_kernel` leaves it.
+
+    FIRST: X is of the embedding: to dd [N, 9, F], that of mix(X⁰), and dgate [N, 3F], that of its gate. Else to g,
+    that of X itself, and dd, that of D of the layer before.
+    """
+    after_previous(PDL)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    m = (rows < num_atoms)[:, None]
     row = rows[:, None].to(tl.int64)
+    mean, rstd = tl.load(moments + row * 4, m, other=0.0), tl.load(moments + row * 4 + 1, m, other=0.0)
+    sum_g, sum_gn = tl.load(moments + row * 4 + 2, m, other=0.0), tl.load(moments + row * 4 + 3, m, other=0.0)
+    first = tl.program_id(1) * BK
     c = first + tl.arange(0, BK)
     gi = tl.zeros([BM, BK], tl.float32)
     ga, gs = gi, gi
@@ -357,6 +362,7 @@ def add_gradient(
             1.0, x0, x1, x2, x3, x4, x5, x6, x7, x8, g0, g1, g2, g3, g4, g5, g6, g7, g8
         )
         add9_to(dd + at, m, F, g0, g1, g2, g3, g4, g5, g6, g7, g8)
+    before_next(PDL)
 
 
 @triton.jit

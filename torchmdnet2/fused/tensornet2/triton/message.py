@@ -15,7 +15,7 @@ import triton.language as tl
 from ....triton_launch import after_previous, before_next
 from ...tensornet.triton.algebra import load9, product, squared_norm, store9
 from ...tensornet.triton.dense import silu, silu_slope
-from ...tensornet.triton.message import sum_lanes
+from ...tensornet.triton.message import store_sums, sum_lanes
 from .filters import store_split
 
 __all__ = ["message_backward_kernel", "message_kernel", "product_kernel"]
@@ -34,24 +34,34 @@ def rows_of_chunk(row_ptr, receiver, num_atoms, first_slot, num_slots):
     return first_edge, last_edge, low, tl.where(first_slot < num_atoms, tl.maximum(high, own_end), high)
 
 
+@triton.jit
+def edges_of_rows(row_ptr, first_row, last_row, first_edge, last_edge, BR: tl.constexpr, BE: tl.constexpr):
+    """Lanes of a program: BR rows × BE edges at a time. Gives per lane [BR·BE, 1]: row, first edge, end of the row in
+    the chunk; and how many times the longest row makes the program step."""
+    lane = tl.arange(0, BR * BE)
+    row = first_row + lane // BE
+    ok = row < last_row
+    start = tl.maximum(tl.load(row_ptr + row, ok, other=0), first_edge)
+    end = tl.minimum(tl.load(row_ptr + row + 1, ok, other=0), last_edge)
+    steps = (tl.max(end - start, 0) + (BE - 1)) // BE
+    return row[:, None], (start + lane % BE)[:, None], end[:, None], steps
+
+
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def message_kernel(
     row_ptr, receiver, sender, envelope, h3, y, m_out, p_out, num_atoms, first_slot, num_slots,
-    F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr, ALONE: tl.constexpr,
+    F: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr, ALONE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """M_i += g_ii Y_i + Σ_j g_ij Y_j over the slots of a chunk; ALONE, there is no other: also `product_kernel`."""
     after_previous(PDL)
     first_edge, last_edge, low, high = rows_of_chunk(row_ptr, receiver, num_atoms, first_slot, num_slots)
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
-    for i in range(low + tl.program_id(0), high, tl.num_programs(0)):
-        row = tl.zeros_like(c) + i
-        start = tl.maximum(tl.load(row_ptr + i), first_edge)
-        end = tl.minimum(tl.load(row_ptr + i + 1), last_edge)
-        m0 = tl.zeros([BE, BF], tl.float32)
+    for first_row in range(low + tl.program_id(0) * BR, high, tl.num_programs(0) * BR):
+        row, e, end, steps = edges_of_rows(row_ptr, first_row, high, first_edge, last_edge, BR, BE)
+        m0 = tl.zeros([BR * BE, BF], tl.float32)
         m1, m2, m3, m4, m5, m6, m7, m8 = m0, m0, m0, m0, m0, m0, m0, m0
-        for first in range(start, end, BE):
-            e = (first + tl.arange(0, BE))[:, None]
+        for _ in range(0, steps):
             mask = e < end
             j = tl.load(sender + e, mask, other=0)
             cut = tl.load(envelope + e, mask, other=0.0)
@@ -69,23 +79,26 @@ def message_kernel(
             m6 += g * tl.load(s + 6 * F, mask, other=0.0)
             m7 += g * tl.load(s + 7 * F, mask, other=0.0)
             m8 += g * tl.load(s + 8 * F, mask, other=0.0)
-        m0, m1, m2, m3, m4, m5, m6, m7, m8 = sum_lanes(m0, m1, m2, m3, m4, m5, m6, m7, m8, 1, BE, BF)
-        own = (row >= first_slot) & (row < first_slot + num_slots)
+            e += BE
+        m0, m1, m2, m3, m4, m5, m6, m7, m8 = sum_lanes(m0, m1, m2, m3, m4, m5, m6, m7, m8, BR, BE, BF)
+        row = (first_row + tl.arange(0, BR))[:, None]
+        ok = row < high
+        own = ok & (row >= first_slot) & (row < first_slot + num_slots)
         at = row.to(tl.int64) * (9 * F) + c
         h = h3 + (row - first_slot) * (3 * F) + c
         gi, ga = silu(tl.load(h, own, other=0.0)), silu(tl.load(h + F, own, other=0.0))
         gs = silu(tl.load(h + 2 * F, own, other=0.0))
-        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, c >= 0, F)
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, ok, F)
         m0, m1, m2, m3, m4 = m0 + gi * y0, m1 + ga * y1, m2 + ga * y2, m3 + ga * y3, m4 + gs * y4
         m5, m6, m7, m8 = m5 + gs * y5, m6 + gs * y6, m7 + gs * y7, m8 + gs * y8
         if not ALONE:
-            b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(m_out + at, own == 0, F)
+            b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(m_out + at, ok & (own == 0), F)
             m0, m1, m2, m3, m4 = m0 + b0, m1 + b1, m2 + b2, m3 + b3, m4 + b4
             m5, m6, m7, m8 = m5 + b5, m6 + b6, m7 + b7, m8 + b8
-        store9(m_out + at, c >= 0, F, m0, m1, m2, m3, m4, m5, m6, m7, m8)
+        store9(m_out + at, ok, F, m0, m1, m2, m3, m4, m5, m6, m7, m8)
         if ALONE:
             store_product(
-                p_out + at, c >= 0, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, F, O3
+                p_out + at, ok, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, F, O3
             )
     before_next(PDL)
 
@@ -131,7 +144,8 @@ def filter_gradient(h, cut, dot, out, at, mask, plane):
 def message_backward_kernel(
     row_ptr, receiver, sender, reverse, envelope, envelope_slope, h3, y, dm, dy, dh3, slope, capacity, num_atoms,
     first_slot, num_slots,
-    F: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, REVERSED: tl.constexpr, PDL: tl.constexpr,
+    F: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
+    REVERSED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """dY_i += g_ii dM_i + Σ_j g_ji dM_j over the slots of a chunk; the gradients dh3 [2, S, 3F] of h3, split; and
     through C(d) into slope [slices, E]. h3 is that of reversed slots; REVERSED: it is of all slots, and read there."""
@@ -140,16 +154,12 @@ def message_backward_kernel(
     c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
     slope_out = slope + tl.program_id(1).to(tl.int64) * capacity
     plane = num_slots * 3 * F
-    for i in range(low + tl.program_id(0), high, tl.num_programs(0)):
-        row = tl.zeros_like(c) + i
-        start = tl.maximum(tl.load(row_ptr + i), first_edge)
-        end = tl.minimum(tl.load(row_ptr + i + 1), last_edge)
-        at = row.to(tl.int64) * (9 * F) + c
-        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, c >= 0, F)
-        a0 = tl.zeros([BE, BF], tl.float32)
+    for first_row in range(low + tl.program_id(0) * BR, high, tl.num_programs(0) * BR):
+        row, e, end, steps = edges_of_rows(row_ptr, first_row, high, first_edge, last_edge, BR, BE)
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + row.to(tl.int64) * (9 * F) + c, row < high, F)
+        a0 = tl.zeros([BR * BE, BF], tl.float32)
         a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
-        for first in range(start, end, BE):
-            e = (first + tl.arange(0, BE))[:, None]
+        for _ in range(0, steps):
             mask = e < end
             m = mask & (c >= 0)
             j = tl.load(sender + e, mask, other=0)
@@ -177,10 +187,15 @@ def message_backward_kernel(
             g, more = filter_gradient(h + 2 * F, cut, dot, dh3, place, m, plane)
             through_cut += more
             a4, a5, a6, a7, a8 = a4 + g * x0, a5 + g * x1, a6 + g * x2, a7 + g * x3, a8 + g * x4
-            total = tl.sum(through_cut, 1)[:, None]
-            tl.store(slope_out + e, total * tl.load(envelope_slope + e, mask, other=0.0), mask)
-        a0, a1, a2, a3, a4, a5, a6, a7, a8 = sum_lanes(a0, a1, a2, a3, a4, a5, a6, a7, a8, 1, BE, BF)
-        own = (row >= first_slot) & (row < first_slot + num_slots)
+            through_cut *= tl.load(envelope_slope + e, mask, other=0.0)
+            store_sums(slope_out + e, through_cut, mask, BR, LANES)
+            e += BE
+        a0, a1, a2, a3, a4, a5, a6, a7, a8 = sum_lanes(a0, a1, a2, a3, a4, a5, a6, a7, a8, BR, BE, BF)
+        row = (first_row + tl.arange(0, BR))[:, None]
+        ok = row < high
+        own = ok & (row >= first_slot) & (row < first_slot + num_slots)
+        at = row.to(tl.int64) * (9 * F) + c
+        y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, own, F)
         place = (row - first_slot) * (3 * F) + c
         if REVERSED:
             h = h3 + row.to(tl.int64) * (3 * F) + c
@@ -195,6 +210,6 @@ def message_backward_kernel(
         gs, _t = filter_gradient(h + 2 * F, 1.0, dot, dh3, place, own, plane)
         a0, a1, a2, a3, a4 = a0 + gi * x0, a1 + ga * x1, a2 + ga * x2, a3 + ga * x3, a4 + gs * x4
         a5, a6, a7, a8 = a5 + gs * x5, a6 + gs * x6, a7 + gs * x7, a8 + gs * x8
-        b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(dy + at, c >= 0, F)
-        store9(dy + at, c >= 0, F, a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7, a8 + b8)
+        b0, b1, b2, b3, b4, b5, b6, b7, b8 = load9(dy + at, ok, F)
+        store9(dy + at, ok, F, a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4, a5 + b5, a6 + b6, a7 + b7, a8 + b8)
     before_next(PDL)
