@@ -11,6 +11,7 @@ import torch
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.fused.tensornet import launch_shapes
+from torchmdnet2.fused.tensornet.launch_shapes import MessageTile
 from torchmdnet2.runtime.fused_model import FusedModel
 from torchmdnet2.runtime.graphed_step import GraphedStep
 from torchmdnet2.runtime.static_inputs import StaticInputs
@@ -78,14 +79,16 @@ def test_structures(name):
 
 def test_batch_in_chunks_with_predicted_charges():
     """Two charged structures, an atom alone and one without edges; charges act in a prior, which acts on all; several
-    chunks, spatial order and parts of structures; the same bits twice."""
+    chunks, spatial order and parts of structures; filters kept for the backward pass or not; one or several atoms a
+    program; the same bits twice."""
     model = make(layers=2, priors=[FIELD, COVALENT])
     atoms = System.concatenate(
         [system(5, CELL, 1.0), system(1, [[30.0, 0, 0], [0, 30, 0], [0, 0, 30]], 0.0), system(4, CELL, -2.0, 1)]
     )
     fused = FusedModel(model, "native")
-    for chunk in (128, 1 << 17):
-        shapes = replace(fused.net.launch_shapes(10), chunk=chunk)
+    one, several, many = MessageTile(1, 4, 32, 4), MessageTile(4, 2, 16, 4), 1 << 17
+    for chunk, kept, tile in ((128, many, one), (128, 0, several), (many, 0, one), (many, many, several)):
+        shapes = replace(fused.net.launch_shapes(10), chunk=chunk, kept=kept, filter_message=tile, filter_gradient=tile)
         step = fused.step(10, 3, torch.float64, True, sort=chunk == 128, parts=2, shapes=shapes)
         inputs, graphed = StaticInputs(fused, step), GraphedStep(step)
         inputs.load(atoms)

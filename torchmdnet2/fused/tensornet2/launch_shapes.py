@@ -48,6 +48,7 @@ class FilterTiles(Tiles):
         return replace(
             tiles,
             layer=replace(layer, cols=min(layer.cols, channels), depth=min(layer.depth, channels)),
+            first_product=tiles.first_product if channels <= 128 else None,
             filter_message=edges,
             filter_gradient=edges,
             chunk=tiles.chunk * 128 // max(channels, 128),

@@ -97,9 +97,7 @@ def message_kernel(
             m5, m6, m7, m8 = m5 + b5, m6 + b6, m7 + b7, m8 + b8
         store9(m_out + at, ok, F, m0, m1, m2, m3, m4, m5, m6, m7, m8)
         if ALONE:
-            store_product(
-                p_out + at, ok, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, F, O3
-            )
+            store_product(p_out + at, ok, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, F, O3)
     before_next(PDL)
 
 
