@@ -86,12 +86,12 @@ def test_labels_are_those_of_the_teacher(scripts, tmp_path):
     shards.write_shard(tmp_path / "train-x-0000.npz", given[:3])
     shards.write_shard(tmp_path / "train-y-0000.npz", given[3:])
     shards.write_shard(tmp_path / "test-x-0000.npz", given[:1])
-    jobs = label.jobs_of(tmp_path, OPTIONS.batch, 0)
+    jobs = label.jobs_of(tmp_path, 1, 0)  # one structure of 32 atoms, four of up to 8
     assert jobs[0].name == "test-003-0000"  # first
     assert {job.name: len(job.geometries) for job in jobs[1:]} == {
         "train-002-0000": 1,
-        "train-003-0000": 4,
-        "train-003-0001": 2,
+        "train-003-0000": 3,
+        "train-003-0001": 3,
     }
     targets = [tmp_path / f"{name}.h5" for name in ("train-002-0000", "train-003-0000", "train-003-0001")]
     for target in targets:
@@ -120,14 +120,13 @@ def sampler_of(label, teacher):
     return label.Sampler(teacher, None, OPTIONS)
 
 
-def test_dynamics_has_the_temperatures(scripts, monkeypatch):
+def test_dynamics_has_the_temperatures(scripts):
     """Springs of 300 K have kT/2 for each of their modes, within the error of the mean."""
     label, shards = scripts("label"), scripts("shards")
-    monkeypatch.setattr(label, "TEMPERATURES", (300.0,))
     pair = shards.Geometry("HH", np.array([1, 1]), np.array([[0.0, 0, 0], [1.0, 0, 0]]), 0)
     options = argparse.Namespace(**{**vars(OPTIONS), "frames": 6, "every": 100, "batch": 4000})
     sampler = label.Sampler(springs(scripts), None, options)
-    frames = list(sampler.frames([pair] * 2000, 1))[2:]
+    frames = list(sampler.frames([pair] * 2000, (300.0,), 1))[2:]
     energies = torch.cat([labels.energy for _, labels, _ in frames])
     kT = 300 * label.BOLTZMANN
     assert abs(float(energies.mean()) / (kT / 2) - 1) < 0.06, float(energies.mean())

@@ -2,10 +2,11 @@
 
     python scripts/organic/label.py work/geometries work/labels --aimnet2 aimnet2_wb97m-d3_ens.jpt --device cuda
 
-Each geometry is labelled as it is, and then moves by Langevin dynamics at a temperature of its own (300, 500, 700 or
-1000 K); a frame is labelled every few steps. Structures of equal size are evaluated together, whatever shards they are
-from: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which `torchmdnet2 train` reads. Frames with forces
-above --largest-force, or where the teacher's networks disagree by more than --largest-spread, are left out and counted.
+Each geometry is labelled as it is, and then moves by Langevin dynamics at a temperature of its own: 300, 500, 700 or
+1000 K for training, 300 or 600 K for validation and test. A frame is labelled every few steps. Structures of equal size
+are evaluated together, whatever shards they are from: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which
+`torchmdnet2 train` reads. Frames with forces above --largest-force, or where the teacher's networks disagree by more
+than --largest-spread, are left out and counted.
 
 With --student MODEL.tmn the student drives the dynamics (active learning): of the frames that it runs into, the half is
 kept where student and teacher disagree most.
@@ -18,7 +19,7 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +33,8 @@ from torch import Tensor
 
 from torchmdnet2.files import written_aside
 
-TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)
+TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
+HELD_OUT = (300.0, 600.0)  # of validation and test frames
 TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs
 BOLTZMANN = 8.617333262e-5  # eV/K
 ACCELERATION = 9.64853321e-3  # Å/fs² of 1 eV/Å on 1 u
@@ -53,8 +55,8 @@ class Sampler:
         self.teacher, self.student, self.options = teacher, student, options
         self.left_out: dict[str, int] = defaultdict(int)
 
-    def frames(self, geometries: list[Geometry], seed: int) -> Iterator[Frames]:
-        """First the geometries as they are, then what dynamics makes of them."""
+    def frames(self, geometries: list[Geometry], temperatures: Sequence[float], seed: int) -> Iterator[Frames]:
+        """First the geometries as they are, then what dynamics at one of the temperatures in K makes of each."""
         device = self.teacher.device  # type: ignore[attr-defined]
         generator = torch.Generator(device).manual_seed(seed)
         numbers = torch.as_tensor(np.array([g.numbers for g in geometries]), device=device)
@@ -68,15 +70,16 @@ class Sampler:
         numbers, charge, positions = numbers[alive], charge[alive], positions[alive]
         self.alive = alive.cpu()
         mass = torch.as_tensor(atomic_masses, device=device)[numbers][:, :, None]
-        pick = torch.randint(len(TEMPERATURES), (len(numbers),), generator=generator, device=device)
-        thermal = (BOLTZMANN * torch.tensor(TEMPERATURES, device=device)[pick].double())[:, None, None]
+        pick = torch.randint(len(temperatures), (len(numbers),), generator=generator, device=device)
+        thermal = (BOLTZMANN * torch.tensor(temperatures, device=device)[pick].double())[:, None, None]
         width = (thermal * ACCELERATION / mass).sqrt()  # of the velocities, Å/fs
 
         def noise() -> Tensor:
             return torch.randn(positions.shape, generator=generator, dtype=torch.float64, device=device)
 
         engine: Any = self.student or self.teacher
-        velocity, forces = width * noise(), engine.forces(numbers, positions, charge).double()
+        # near a minimum, half of the kinetic energy becomes potential energy: twice the temperature at the start
+        velocity, forces = 2**0.5 * width * noise(), engine.forces(numbers, positions, charge).double()
         keep = float(np.exp(-FRICTION * TIMESTEP))
         for step in range(1, self.options.frames * self.options.every + 1):
             # BAOAB: B. Leimkuhler, C. Matthews, Appl. Math. Res. Express 2013, 34
@@ -122,7 +125,7 @@ def jobs_of(folder: Path, batch: int, seed: int) -> list[Job]:
 
     Args:
         folder: of the shards.
-        batch: most structures in a job.
+        batch: most structures of 32 atoms in a job; more of smaller ones.
         seed: of the order.
     """
     found: dict[tuple[str, int], list[tuple[Geometry, str]]] = defaultdict(list)
@@ -133,15 +136,17 @@ def jobs_of(folder: Path, batch: int, seed: int) -> list[Job]:
     jobs = []
     for (subset, size), rows in found.items():
         rows.sort(key=lambda row: seed_of("row", seed, row[0].name))
-        for k, first in enumerate(range(0, len(rows), batch)):
-            geometries, kinds = zip(*rows[first : first + batch], strict=True)
+        count = -(-len(rows) * max(size, 8) // (32 * batch))  # equal ones: few structures are no work for a GPU
+        for k in range(count):
+            geometries, kinds = zip(*rows[k::count], strict=True)
             jobs.append(Job(f"{subset}-{size:03d}-{k:04d}", list(geometries), list(kinds)))
     return sorted(jobs, key=lambda job: (job.name.startswith("train"), seed_of("job", seed, job.name)))
 
 
 def label_job(job: Job, target: Path, sampler: Sampler) -> int:
     """Label a job and write it, one group for each kind; the layout is TorchMD-Net's. Returns the number of frames."""
-    found = list(sampler.frames(job.geometries, seed_of(sampler.options.seed, job.name)))
+    temperatures = TEMPERATURES if job.name.startswith("train") else HELD_OUT
+    found = list(sampler.frames(job.geometries, temperatures, seed_of(sampler.options.seed, job.name)))
     rows = torch.arange(len(job.geometries))
     owners = torch.cat([rows if k == 0 else rows[sampler.alive] for k, _ in enumerate(found)]).numpy()
     good = torch.cat([keep for _, _, keep in found]).cpu().numpy()
@@ -182,7 +187,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=40, help="steps of 0.5 fs between frames")
     parser.add_argument("--largest-force", type=float, default=30.0, help="eV/Å")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
-    parser.add_argument("--batch", type=int, default=512, help="structures at a time")
+    parser.add_argument("--batch", type=int, default=512, help="structures of 32 atoms at a time")
     parser.add_argument("--minutes", type=float, help="begin no file after this time; default: until all are there")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

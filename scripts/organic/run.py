@@ -1,11 +1,13 @@
-"""Stages 3 to 5 in a given time, on all GPUs of one host: labels, both trainings side by side, errors, dynamics.
+"""Stages 3 to 5 in a given time, on the GPUs of one host: labels, trainings one after the other, errors, dynamics.
 
-    python scripts/organic/run.py work/geometries --aimnet2 aimnet2_wb97m-d3_ens.jpt --output shipped --minutes 10
+    python scripts/organic/run.py work/geometries --aimnet2 aimnet2_wb97m-d3_ens.jpt --output potentials \
+        --gpus 0,1 --train-gpus 1 --models organic-small=6.5 organic --minutes 27
 
-The labels come first, for --label-minutes. Then `organic` is trained on all GPUs but the last, `organic-small` on the
-last one, until what is left of the time is needed for the evaluation: the learning rate ends with it. What is there
-already is kept, so that the same command continues: labels by file, trainings by their last state. Without GPUs
-(--gpus 0) everything runs on the CPU, for a trial.
+The labels come first, on all GPUs, for --label-minutes. Then the models are trained on --train-gpus in the order and
+for the minutes given; the last one has what is left, less --reserve for the evaluation. The learning rate ends with
+the time. Each model is evaluated when it is there, beside the next training, and what there is of models, metrics and
+output is copied to --output all the time. What is there already is kept, so that the same command continues: labels
+by file, trainings by their last state. Without GPUs (--gpus none) everything runs on the CPU, for a trial.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+from ase.data import chemical_symbols
 from shards import read_shard
 
 HERE = Path(__file__).resolve().parent
@@ -29,15 +32,20 @@ class Runner:
     """Starts programs, one or several on each GPU.
 
     Args:
-        gpus: how many there are; 0: the CPU.
-        folder: for their output.
-        began: `time.monotonic()` at the start.
+        gpus: their numbers; none: the CPU.
+        options: of the command line.
     """
 
-    def __init__(self, gpus: int, folder: Path, began: float):
-        self.gpus, self.folder, self.began = gpus, folder, began
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, gpus: list[int], options: argparse.Namespace):
+        self.gpus, self.options, self.began = gpus, options, time.monotonic()
+        self.folder = options.work / "logs"
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.device = "cuda" if gpus else "cpu"
+
+    @property
+    def left(self) -> float:
+        """Minutes."""
+        return self.options.minutes - (time.monotonic() - self.began) / 60
 
     def say(self, text: str) -> None:
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
@@ -53,7 +61,12 @@ class Runner:
         """Wait for all, and show the end of what each printed. Returns whether none failed."""
         good = True
         for name, process in running.items():
-            code = process.wait()
+            while process.poll() is None:
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    collect(self)
+            code = process.returncode
             lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
             self.say(f"{name}: {'done' if code == 0 else f'FAILED with {code}'}")
             print("\n".join(f"    {line[:160]}" for line in lines[-(4 if code == 0 else 25) :]), flush=True)
@@ -61,89 +74,135 @@ class Runner:
         return good
 
 
-def label(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
-    parts = max(1, run.gpus) * options.per_gpu
-    names = {k: f"label-{k}" for k in range(parts)}
+def label(run: Runner, labels: Path) -> bool:
+    options, gpus = run.options, run.gpus or [0]
+    parts = len(gpus) * options.per_gpu
     words = [HERE / "label.py", options.geometries, labels, "--aimnet2", options.aimnet2, "--device", run.device,
              "--minutes", options.label_minutes, "--frames", options.frames, "--every", options.every,
-             "--batch", 1024]  # fmt: skip
+             "--largest-force", options.largest_force, "--batch", options.batch]  # fmt: skip
     return run.wait({
-        name: run.start(name, [*words, "--part", f"{k}/{parts}"], [k % max(1, run.gpus)]) for k, name in names.items()
+        f"label-{k}": run.start(f"label-{k}", [*words, "--part", f"{k}/{parts}"], [gpus[k % len(gpus)]])
+        for k in range(parts)
     })  # fmt: skip
 
 
-def train(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
-    left = options.minutes - options.reserve - (time.monotonic() - run.began) / 60
-    run.say(f"training for {left:.1f} minutes")
-    running = {}
-    for name in options.models:
-        gpus = list(range(run.gpus))
-        if len(options.models) > 1:
-            gpus = gpus[-1:] if name == "organic-small" else gpus[:-1] or gpus
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", len(gpus)] if len(gpus) > 1 else []
+class Training:
+    """One model's training, begun again from its last state if it fails early.
+
+    Args:
+        run: starts it.
+        name: of the model.
+        minutes: how long it takes, its preparations included.
+        gpus: that it is on.
+    """
+
+    def __init__(self, run: Runner, name: str, minutes: float, gpus: list[int]):
+        self.run, self.name, self.gpus, self.minutes = run, name, gpus, minutes
+        self.ends = time.monotonic() + 60 * minutes
+        self.process, self.starts = self._start(name), 1
+
+    @property
+    def left(self) -> float:
+        """Minutes."""
+        return (self.ends - time.monotonic()) / 60
+
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        code = self.process.poll()
+        if code and self.starts == 1 and self.left > 0.3 * self.minutes:
+            self.run.say(f"{self.name}: failed with {code}, is begun again")
+            self.process, self.starts = self._start(f"{self.name}-again"), 2
+            return False
+        return code is not None
+
+    def _start(self, log: str) -> subprocess.Popen:
+        work, gpus = self.run.options.work, self.gpus
+        self.run.say(f"{self.name}: training for {self.left:.1f} minutes")
         keys = {
-            "data.train": labels / "train-*.h5",
-            "data.validation": labels / "validation-*.h5",
-            "data.cache": options.work / "cache",
+            "data.train": work / "labels" / "train-*.h5",
+            "data.validation": work / "labels" / "validation-*.h5",
+            "data.cache": work / "cache",
             "training.max_epochs": 1000,
-            "training.max_minutes": f"{left:.3f}",
-            "output.folder": options.work / name,
+            "training.max_minutes": f"{self.left:.3f}",
+            "output.folder": work / self.name,
             "output.report": "false",  # it would take of the time
-            **dict(text.split("=", 1) for text in options.set),
+            **dict(text.split("=", 1) for text in self.run.options.set),
         }
         sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-        words = [*launch, "-m", "torchmdnet2", "train", HERE / f"{name}.yaml", "--resume", "auto", *sets]
-        running[name] = run.start(name, words, gpus)
-    return run.wait(running)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", len(gpus)] if len(gpus) > 1 else []
+        words = [*launch, "-m", "torchmdnet2", "train", HERE / f"{self.name}.yaml", "--resume", "auto", *sets]
+        return self.run.start(log, words, gpus)
 
 
-def evaluate(run: Runner, options: argparse.Namespace, labels: Path) -> bool:
-    running = {}
-    for k, name in enumerate(options.models):
-        model = options.work / name / "best.tmn"
-        if model.is_file():
-            shutil.copy(model, options.output / f"{name}.tmn")
-            words = [HERE / "evaluate.py", model, labels, "--subset", "test", "--device", run.device, "--json",
-                     options.output / f"{name}-errors.json"]  # fmt: skip
-            running[f"evaluate-{name}"] = run.start(f"evaluate-{name}", words, [k % max(1, run.gpus)])
-    return run.wait(running)
+def train(run: Runner, gpus: list[int]) -> bool:
+    """The models in turn, and the evaluation of each. The next one prepares its frames while one ends."""
+    waiting, training, judging = list(run.options.models), list[Training](), dict[str, subprocess.Popen]()
+    good, collected = True, 0.0
+    while waiting or training:
+        if waiting and (not training or training[-1].left < run.options.ahead / 60):
+            (name, minutes), left = waiting.pop(0), run.left - run.options.reserve
+            training.append(Training(run, name, left / (len(waiting) + 1) if minutes is None else minutes, gpus))
+        for one in [one for one in training if one.over()]:
+            training.remove(one)
+            good = run.wait({one.name if one.starts == 1 else f"{one.name}-again": one.process}) and good
+            judging |= judge(run, one.name, gpus[0])
+        if time.monotonic() > collected + 15:
+            collect(run)
+            collected = time.monotonic()
+        time.sleep(0.5)
+    return run.wait(judging) and good
 
 
-def stability(run: Runner, options: argparse.Namespace) -> bool:
-    """Dynamics from geometries of the test subset, as a first look: `torchmdnet2 stability` on a few of them."""
+def judge(run: Runner, name: str, gpu: int) -> dict[str, subprocess.Popen]:
+    """Start the evaluation of a model, and dynamics with it: `torchmdnet2 stability` on molecules of the test set."""
+    options, model, running = run.options, run.options.work / name / "best.tmn", {}
+    if model.is_file():
+        words = [HERE / "evaluate.py", model, options.work / "labels", "--subset", "test", "--device", run.device,
+                 "--json", options.output / f"{name}-errors.json"]  # fmt: skip
+        running[f"evaluate-{name}"] = run.start(f"evaluate-{name}", words, [gpu])
+        count = starts_of_dynamics(options)
+        words = ["-m", "torchmdnet2", "stability", model, options.work / "dynamics.xyz", "--temperatures", "300,500",
+                 "--time", options.picoseconds, "--replicas", count, "--device", run.device, "--output",
+                 options.work / f"stability-{name}"]  # fmt: skip
+        if count:
+            running[f"stability-{name}"] = run.start(f"stability-{name}", words, [gpu])
+    return running
+
+
+def starts_of_dynamics(options: argparse.Namespace) -> int:
+    """Write some conformers of the test subset as dynamics.xyz; returns how many."""
     found = [g for path in sorted(options.geometries.glob("test-conformers-*.npz")) for g in read_shard(path)]
     found = [g for g in found if 20 <= len(g.numbers) <= 60]
-    chosen = found[:: max(1, len(found) // options.dynamics)][: options.dynamics]
-    path = options.work / "dynamics.xyz"
-    with open(path, "w") as file:
+    chosen = found[:: max(1, len(found) // max(1, options.dynamics))][: options.dynamics]
+    with open(options.work / "dynamics.xyz", "w") as file:
         for geometry in chosen:
             file.write(f"{len(geometry.numbers)}\nProperties=species:S:1:pos:R:3 charge={geometry.charge}\n")
             for z, (x, y, w) in zip(geometry.numbers, geometry.positions, strict=True):
-                file.write(f"{_symbols()[int(z)]} {x:.4f} {y:.4f} {w:.4f}\n")
-    running = {}
-    for k, name in enumerate(options.models):
-        words = ["-m", "torchmdnet2", "stability", options.output / f"{name}.tmn", path, "--temperatures", "300,500",
-                 "--time", options.picoseconds, "--replicas", len(chosen), "--device", run.device, "--output",
-                 options.work / f"stability-{name}"]  # fmt: skip
-        if chosen and (options.output / f"{name}.tmn").is_file():
-            running[f"stability-{name}"] = run.start(f"stability-{name}", words, [k % max(1, run.gpus)])
-    return run.wait(running)
+                file.write(f"{chemical_symbols[int(z)]} {x:.4f} {y:.4f} {w:.4f}\n")
+    return len(chosen)
 
 
-def _symbols() -> list[str]:
-    from ase.data import chemical_symbols
-
-    return chemical_symbols
-
-
-def collect(run: Runner, options: argparse.Namespace) -> None:
+def collect(run: Runner) -> None:
     """Models, how they were trained, and what was printed: all in the output folder."""
-    for name in options.models:
+    options = run.options
+    for name in MODELS:
         for source, target in (("best.tmn", f"{name}.tmn"), ("metrics.csv", f"{name}-metrics.csv")):
             if (options.work / name / source).is_file():
                 shutil.copy(options.work / name / source, options.output / target)
     logs = {path.stem: path.read_text(errors="replace") for path in sorted(run.folder.glob("*.log"))}
     (options.output / "logs.json").write_text(json.dumps(logs, indent=1))
+
+
+def numbers(text: str) -> list[int]:
+    return [] if text == "none" else [int(word) for word in text.split(",")]
+
+
+def turn(text: str) -> tuple[str, float | None]:
+    """NAME or NAME=MINUTES."""
+    name, _, minutes = text.partition("=")
+    if name not in MODELS:
+        raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(MODELS)}")
+    return name, float(minutes) if minutes else None
 
 
 def main() -> None:
@@ -152,32 +211,33 @@ def main() -> None:
     parser.add_argument("--aimnet2", required=True, help="TorchScript file of the teacher")
     parser.add_argument("--work", type=Path, default=Path("work"), help="folder for labels, cache and trainings")
     parser.add_argument("--output", type=Path, required=True, help="folder for the models and their errors")
-    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
-    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--models", nargs="+", type=turn, default=[("organic-small", 8.0), ("organic", None)],
+                        metavar="NAME[=MINUTES]", help="in this order")  # fmt: skip
+    parser.add_argument("--gpus", type=numbers, default=[0], help="of the labels, such as 0,1; none: the CPU")
+    parser.add_argument("--train-gpus", type=numbers, help="of the trainings; default: --gpus")
     parser.add_argument("--per-gpu", type=int, default=3, help="labelling processes on each GPU")
-    parser.add_argument("--minutes", type=float, default=10, help="in all")
-    parser.add_argument("--label-minutes", type=float, default=1.7)
-    parser.add_argument("--reserve", type=float, default=1.4, help="minutes kept for the evaluation")
-    parser.add_argument("--frames", type=int, default=6, help="as of label.py")
-    parser.add_argument("--every", type=int, default=40, help="as of label.py")
-    parser.add_argument("--dynamics", type=int, default=64, help="molecules whose dynamics is looked at")
+    parser.add_argument("--minutes", type=float, default=30, help="in all")
+    parser.add_argument("--label-minutes", type=float, default=2)
+    parser.add_argument("--reserve", type=float, default=1.4, help="minutes kept for the evaluation of the last model")
+    parser.add_argument("--ahead", type=float, default=45, help="seconds that a model takes to prepare its frames")
+    parser.add_argument("--frames", type=int, default=3, help="as of label.py")
+    parser.add_argument("--every", type=int, default=25, help="as of label.py")
+    parser.add_argument("--batch", type=int, default=1024, help="as of label.py")
+    parser.add_argument("--largest-force", type=float, default=20, help="as of label.py")
+    parser.add_argument("--dynamics", type=int, default=100, help="molecules whose dynamics is looked at")
     parser.add_argument("--picoseconds", type=float, default=2, help="of dynamics")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change both trainings")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change all trainings")
     options = parser.parse_args()
-    run = Runner(options.gpus, options.work / "logs", time.monotonic())
+    run = Runner(options.gpus, options)
     options.output.mkdir(parents=True, exist_ok=True)
     labels = options.work / "labels"
     try:
-        begun = any((options.work / name / "state.safetensors").is_file() for name in options.models)
-        good = begun or label(run, options, labels)  # a training goes on with the labels that it began with
+        begun = any((options.work / name / "state.safetensors").is_file() for name in MODELS)
+        good = begun or label(run, labels)  # a training goes on with the labels that it began with
         run.say(f"{len(list(labels.glob('*.h5')))} files of labels")
-        good = train(run, options, labels) and good
-        good = evaluate(run, options, labels) and good
-        left = options.minutes - (time.monotonic() - run.began) / 60
-        if options.dynamics and left > options.reserve / 4:
-            good = stability(run, options) and good
+        good = train(run, options.train_gpus or options.gpus or [0]) and good
     finally:
-        collect(run, options)
+        collect(run)
     raise SystemExit(0 if good else 1)
 
 
