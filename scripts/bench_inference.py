@@ -99,9 +99,9 @@ def ours(potential: Potential, system: System, exact: Any, precision: str = "flo
     yield {**row, **errors(exact, result.forces, result.energy), "peak_GB": peak(), "report": evaluator.report()}
 
 
-def composed(system: System) -> Iterator[Row]:
+def composed(system: System, names: str) -> Iterator[Row]:
     """Rows "replay" of the network with priors, one after the other beside the plain network."""
-    for name in (*COMPOSED, "morse"):
+    for name in names.split(",") if names else (*COMPOSED, "morse"):
         potential = make_potential(name).to(system.pos.device)
         try:
             evaluator = Evaluator(potential)
@@ -209,7 +209,7 @@ def run_part(part: str, options: argparse.Namespace) -> None:
             "warm_compile": lambda s=system: warm(potential, s, "compile"),  # type: ignore[misc]
             "ours": lambda s=system, e=exact: ours(potential, s, e),  # type: ignore[misc]
             "tf32": lambda s=system, e=exact: ours(potential, s, e, "tf32"),  # type: ignore[misc]
-            "composed": lambda s=system: composed(s),  # type: ignore[misc]
+            "composed": lambda s=system: composed(s, options.priors),  # type: ignore[misc]
             "potential": lambda s=system, e=exact: eager(potential, s, e),  # type: ignore[misc]
             **{m: lambda s=system, e=exact, m=m: peer(potential, s, e, m) for m in MODES},  # type: ignore[misc]
         }
@@ -262,7 +262,7 @@ def _command(part: str, work: str, deadline: float, options: argparse.Namespace)
     return [
         *(sys.executable, __file__, "--began", str(time.time()), "--part", part, "--work", work),
         *("--deadline", str(deadline), "--water", options.water, "--copies", str(options.copies)),
-        *("--device", options.device, "--largest", str(options.largest)),
+        *("--device", options.device, "--largest", str(options.largest), "--priors", options.priors),
         *(["--systems", str(options.systems)] if options.systems else []),
     ]
 
@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=256, help="alanine dipeptides in a batch")
     parser.add_argument("--largest", type=int, default=10**9, help="leave out systems of more atoms")
     parser.add_argument("--parts", default=",".join(PARTS), help="what is run, in this order")
+    parser.add_argument("--priors", default="", help=f"of part composed: {', '.join((*COMPOSED, 'morse'))}")
     parser.add_argument("--minutes", type=float, default=60, help="for everything")
     parser.add_argument("--output", help="JSON file")
     parser.add_argument("--plot", help="PNG file")

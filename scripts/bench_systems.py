@@ -45,6 +45,9 @@ COMPOSED: dict[str, list[dict[str, Any]]] = {
 }
 """Priors beside the network, by name; "morse" is that of docs/extending.md."""
 COMPOSED["zbl+d3+reaction_field"] = [*COMPOSED["zbl"], *COMPOSED["d3"], *COMPOSED["reaction_field"]]
+_PREDICTED = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 9.0}
+COMPOSED["zbl+d3+predicted"] = [*COMPOSED["zbl"], *COMPOSED["d3"], _PREDICTED]
+COMPOSED["pme"] = [{"name": "coulomb", "charges": CHARGES, "method": "pme", "cutoff": 9.0, "accuracy": 1e-6}]
 
 
 class Morse(Prior):
@@ -61,7 +64,9 @@ class Morse(Prior):
 def make_potential(composed: str = "plain") -> Potential:
     """The model with random weights, always the same, and priors by their name in COMPOSED."""
     torch.manual_seed(1)
-    potential = Potential.from_config({"model": MODEL, "priors": COMPOSED.get(composed, [])})
+    priors = COMPOSED.get(composed, [])
+    heads = [{"name": "charges"}] if any(prior.get("charges") == "predicted" for prior in priors) else []
+    potential = Potential.from_config({"model": MODEL, "priors": priors, "properties": heads})
     if composed == "morse":
         potential.priors = torch.nn.ModuleList([Morse()])  # type: ignore[assignment]
     return potential.eval().requires_grad_(False)
