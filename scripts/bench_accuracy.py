@@ -4,12 +4,12 @@
         [--config configs/acac.yaml] [--set training.lr=1e-3] [--variants FILE.yaml] [--together 4] [--output FOLDER]
 
 FOLDER holds a folder per set with training frames (train_300K.xyz or train.xyz, extxyz, eV and Å), from which as many
-as asked for are drawn, 50 others for validation. The model is chosen by validation alone, and then measured in float64
-on every file test*.xyz of the folder, and on those training frames that were not drawn ("rest"). With fewer frames
-there are more epochs, so that all trainings take as many steps. VARIANTS maps names to settings, each as in the
-configuration (`fast: {training: {lr: 2e-3}}`); every set is trained with each. `--together` trainings share the GPU,
-each in a thread and a stream of its own. At the end of the time trainings stop at their best epoch so far and are
-measured as well; --output keeps results.json, the models and the learning curves.
+as asked for are drawn, and 50 others for validation where there is no file validation.xyz. The model is chosen by
+validation alone, and then measured in float64 on every file test*.xyz of the folder, and on those training frames that
+were not drawn ("rest"). With fewer frames there are more epochs, so that all trainings take as many steps. VARIANTS
+maps names to settings, each as in the configuration (`fast: {training: {lr: 2e-3}}`); every set is trained with each.
+`--together` trainings share the GPU, each in a thread and a stream of its own. At the end of the time trainings stop at
+their best epoch so far and are measured as well; --output keeps results.json, the models and the learning curves.
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ def number_of_frames(path: Path) -> int:
 def config_of(base: Tree, folder: Path, frames: int, most: int, options: argparse.Namespace) -> Config:
     """The configuration of one training: what is drawn, and how long."""
     path = training_file(folder)
-    rest = number_of_frames(path) - frames - VALIDATION
+    own = folder / "validation.xyz"
+    drawn = 0 if own.is_file() else VALIDATION
+    rest = number_of_frames(path) - frames - drawn
     if rest < 0:
-        raise ValueError(f"{path} has too few frames for {frames} and {VALIDATION} to validate")
-    split = {"train": frames, "validation": VALIDATION, "test": rest, "seed": options.split_seed}
-    tree = {**base, "data": {"train": str(path), "keys": KEYS, "split": split}}
+        raise ValueError(f"{path} has too few frames for {frames} and {drawn} to validate")
+    split = {"train": frames, "validation": drawn, "test": rest, "seed": options.split_seed}
+    data: Tree = {"train": str(path), "keys": KEYS, "split": split}
+    tree = {**base, "data": data if drawn else {**data, "validation": str(own)}}
     tree = merged(tree, {"training": {"device": options.device}})
     epochs = tree["training"].get("max_epochs", 300)
     tree["training"]["max_epochs"] = max(1, round(epochs * most / frames))

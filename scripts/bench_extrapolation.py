@@ -1,7 +1,8 @@
 """Train variants of a recipe with several seeds, side by side on several GPUs, and measure them on hotter frames.
 
     python scripts/bench_extrapolation.py label TRAIN.xyz DATA/NAME [--processes 16]     # make a set of hot frames
-    python scripts/bench_extrapolation.py run PLAN.yaml OUTPUT --data DATA [--gpus 4] [--threads 6] [--minutes 25]
+    python scripts/bench_extrapolation.py run PLAN.yaml … OUTPUT --data DATA [--gpus 4] [--threads 6] [--minutes 25]
+    python scripts/bench_extrapolation.py teach DATA/NAME CHEAP.xyz DATA/NAME_taught MODEL.tmn …
 
 `label` makes the surrogate that settings are chosen on, so that published test frames are not looked at: the geometries
 of TRAIN.xyz start GFN2-xTB dynamics at 300 K (train.xyz), 600 K and 1200 K (test_600K.xyz, test_1200K.xyz), all with
@@ -13,6 +14,10 @@ that cannot be finished in the --minutes that are left is not begun. OUTPUT keep
 model of each training, and table.txt: errors as mean ± spread over the seeds, and those of the mean prediction of all
 seeds, which tell variance from bias. A run that was cut off goes on where it was; without a GPU everything runs on the
 CPU.
+
+`teach` makes a set for a student: the 450 training frames of NAME, and the frames of CHEAP.xyz with the labels that
+they have plus the mean prediction of the models, which were trained on the difference of expensive and cheap labels
+(examples/teach_with_xtb.py). Its validation frames are those of NAME, which neither has seen.
 """
 
 from __future__ import annotations
@@ -20,18 +25,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
-from bench_accuracy import KEYS, VALIDATION, Job, OutOfTime, Tree, config_of, merged, training_file
+from ase.io import read, write
+from bench_accuracy import (
+    KEYS,
+    VALIDATION,
+    Job,
+    OutOfTime,
+    Tree,
+    config_of,
+    merged,
+    number_of_frames,
+    training_file,
+)
 
 from torchmdnet2 import Potential
 from torchmdnet2.data import open_dataset
@@ -55,6 +72,25 @@ def label(options: argparse.Namespace) -> None:
             path.with_suffix(".part").rename(path)
 
 
+def teach(options: argparse.Namespace) -> None:
+    """The set of a student."""
+    plan: Tree = {"config": "configs/3bpa.yaml", "sets": [options.given.name], "frames": 450}
+    plan |= {"seeds": [1], "variants": {"": {}}}
+    ((_, job),) = jobs_of(plan, options.given.parent, "cpu")
+    job.make()
+    assert job.setup is not None
+    options.folder.mkdir(parents=True, exist_ok=True)
+    frames = read(training_file(options.given), ":")
+    drawn = {name: [frames[k] for k in job.setup.frames[name].indices] for name in ("train", "validation")}
+    taught = options.folder / "taught.xyz"
+    command = [ROOT / "examples/teach_with_xtb.py", "add", options.cheap, taught, *options.models]
+    subprocess.run([sys.executable, *map(str, command), "--largest-spread", "1"], check=True)
+    write(options.folder / "validation.xyz", drawn["validation"], format="extxyz")
+    for path in options.given.glob("test*.xyz"):
+        shutil.copy(path, options.folder)
+    write(options.folder / "train.xyz", [*drawn["train"], *read(taught, ":")], format="extxyz")
+
+
 def jobs_of(plan: Tree, data: Path, device: str) -> list[tuple[str, Job]]:
     """Variant and training, seed by seed."""
     base = parse_yaml((ROOT / plan["config"]).read_text(encoding="utf-8"), plan["config"])
@@ -65,7 +101,8 @@ def jobs_of(plan: Tree, data: Path, device: str) -> list[tuple[str, Job]]:
                 tree = merged(merged(base, plan.get("settings") or {}), changes or {})
                 tree = merged(tree, {"training": {"seed": seed}})
                 options = argparse.Namespace(split_seed=1, device=device)
-                config = config_of(tree, data / name, plan["frames"], plan["frames"], options)
+                frames = plan["frames"] or number_of_frames(training_file(data / name))
+                config = config_of(tree, data / name, frames, frames, options)
                 jobs.append((f"{name}-{variant}", Job(f"{name}-{variant}-{seed}", data / name, config)))
     return jobs
 
@@ -89,9 +126,9 @@ def rms(energy: np.ndarray, forces: np.ndarray, labels: dict[str, np.ndarray]) -
     return [1e3 * float(np.sqrt(np.mean(d**2))) for d in differences]
 
 
-def _not_taken(plan: Tree, options: argparse.Namespace) -> Iterator[Job]:
+def _not_taken(plans: Sequence[Tree], options: argparse.Namespace) -> Iterator[Job]:
     """Trainings that no other thread or process has begun; they belong to this one."""
-    for _, job in jobs_of(plan, options.data, options.device):
+    for _, job in (job for plan in plans for job in jobs_of(plan, options.data, options.device)):
         try:
             os.close(os.open(options.output / f"{job.name}.taken", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -102,7 +139,7 @@ def _not_taken(plan: Tree, options: argparse.Namespace) -> Iterator[Job]:
 def work(options: argparse.Namespace) -> None:
     """Trainings side by side, each thread taking one after the other, until all are taken."""
     sys.setswitchinterval(1e-4)  # a step is 0.2 ms of Python: others need not wait 5 ms for their turn
-    plan = json.loads((options.output / "plan.json").read_text())
+    plans = json.loads((options.output / "plans.json").read_text())
     lock = threading.Lock()  # torch's random numbers, and what is compiled, belong to the process
     known = [0.0]  # seconds of a step of the last training that was done
 
@@ -127,7 +164,7 @@ def work(options: argparse.Namespace) -> None:
     def in_turn() -> None:
         cuda = options.device.startswith("cuda")
         with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():
-            for job in _not_taken(plan, options):
+            for job in _not_taken(plans, options):
                 print(f"{job.name}: begins", flush=True)
                 try:
                     one(job)
@@ -188,15 +225,15 @@ def _spread(values: list[float], others: list[float] | None = None) -> str:
 
 def run(options: argparse.Namespace) -> None:
     """Start the processes, wait for them, and print the table whenever a training has ended."""
-    plan = parse_yaml(options.plan.read_text(encoding="utf-8"), str(options.plan))
+    plans = [parse_yaml(path.read_text(encoding="utf-8"), str(path)) for path in options.plans]
     for text in options.set:
         key, _, value = text.partition("=")
-        plan[key] = parse_yaml(f"value: {value}", "--set")["value"]
+        for plan in plans:
+            plan[key] = parse_yaml(f"value: {value}", "--set")["value"]
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "plan.json").write_text(json.dumps(plan, indent=1))
-    for name in plan["sets"]:
-        training_file(options.data / name)
-    jobs = jobs_of(plan, options.data, "cpu")  # finds mistakes in the plan before anything is started
+    (options.output / "plans.json").write_text(json.dumps(plans, indent=1))
+    # finds mistakes in the plans before anything is started
+    jobs = [job for plan in plans for job in jobs_of(plan, options.data, "cpu")]
     for taken in options.output.glob("*.taken"):
         row = taken.with_suffix(".json")
         if not row.is_file() or "error" in json.loads(row.read_text()):
@@ -207,6 +244,12 @@ def run(options: argparse.Namespace) -> None:
     until = time.time() + 60 * options.minutes - 30
     print(f"{len(jobs)} trainings, {max(1, gpus)} × {options.threads} at a time, validated on {VALIDATION} frames")
     processes = []
+
+    def write_tables() -> str:
+        text = "\n\n".join(table(plan, options.data, options.output) for plan in plans)
+        (options.output / "table.txt").write_text(text + "\n")
+        return text
+
     for k in range(max(1, gpus)):
         # a queue of its own for every stream that a training may use
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
@@ -220,16 +263,14 @@ def run(options: argparse.Namespace) -> None:
         seen = -1
         while any(process.poll() is None for process in processes) and time.time() < until + 60:
             time.sleep(1)
-            done = len(list(options.output.glob("*.json")))
+            done = len(list(options.output.glob("*-*.json")))
             if done != seen:
                 seen = done
-                (options.output / "table.txt").write_text(table(plan, options.data, options.output) + "\n")
+                write_tables()
     finally:
         for process in processes:
             process.terminate()
-    text = table(plan, options.data, options.output)
-    (options.output / "table.txt").write_text(text + "\n")
-    print(text)
+    print(write_tables())
 
 
 def main() -> None:
@@ -240,8 +281,14 @@ def main() -> None:
     make.add_argument("folder", type=Path)
     make.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     make.set_defaults(do=label)
+    student = verbs.add_parser("teach", help="make the set of a student")
+    student.add_argument("given", type=Path, help="folder of frames with expensive labels")
+    student.add_argument("cheap", type=Path, help="frames with cheap labels")
+    student.add_argument("folder", type=Path)
+    student.add_argument("models", type=Path, nargs="+", help="of the difference")
+    student.set_defaults(do=teach)
     start = verbs.add_parser("run", help="train and measure all variants of a plan")
-    start.add_argument("plan", type=Path)
+    start.add_argument("plans", type=Path, nargs="+", help="the trainings of the first come first")
     start.add_argument("output", type=Path)
     start.add_argument("--data", type=Path, required=True, help="folder of a folder per set")
     start.add_argument("--gpus", type=int, help="default: all that there are")

@@ -33,7 +33,16 @@ variants:
 """
 
 
-@pytest.mark.parametrize("name", ["extrapolation", "extrapolation_variants", "extrapolation_recipe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "extrapolation",
+        "extrapolation_variants",
+        "extrapolation_recipe",
+        "extrapolation_difference",
+        "extrapolation_student",
+    ],
+)
 def test_the_plans_of_the_repository_are_right(name):
     plan = parse_yaml((ROOT / f"scripts/{name}.yaml").read_text(encoding="utf-8"), name)
     base = parse_yaml((ROOT / plan["config"]).read_text(encoding="utf-8"), plan["config"])
