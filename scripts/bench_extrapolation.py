@@ -52,7 +52,7 @@ from bench_accuracy import (
 
 from torchmdnet2 import Potential
 from torchmdnet2.data import open_dataset
-from torchmdnet2.yaml_reader import parse_yaml
+from torchmdnet2.yaml_reader import apply_override, parse_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPERATURES = {"train": (300, 500), "test_600K": (600, 160), "test_1200K": (1200, 160)}
@@ -148,6 +148,8 @@ def work(options: argparse.Namespace) -> None:
             job.make()
         assert job.trainer is not None
         needed = known[0] * job.trainer.total_steps
+        if (minutes := job.config.training.max_minutes) is not None:
+            needed = min(needed, 60 * minutes)
         if time.time() + needed > options.until:
             raise OutOfTime("the time that was left was too short")
         job.train(options.until, lock)
@@ -227,9 +229,8 @@ def run(options: argparse.Namespace) -> None:
     """Start the processes, wait for them, and print the table whenever a training has ended."""
     plans = [parse_yaml(path.read_text(encoding="utf-8"), str(path)) for path in options.plans]
     for text in options.set:
-        key, _, value = text.partition("=")
         for plan in plans:
-            plan[key] = parse_yaml(f"value: {value}", "--set")["value"]
+            apply_override(plan, text)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "plans.json").write_text(json.dumps(plans, indent=1))
     # finds mistakes in the plans before anything is started
@@ -294,7 +295,7 @@ def main() -> None:
     start.add_argument("--gpus", type=int, help="default: all that there are")
     start.add_argument("--threads", type=int, default=6, help="trainings at a time on each GPU (%(default)s)")
     start.add_argument("--minutes", type=float, default=25)
-    start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the plan, as seeds=[1]")
+    start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the plans, as seeds=[1]")
     start.set_defaults(do=run)
     worker = verbs.add_parser("work", help="(what `run` starts)")
     worker.add_argument("output", type=Path)
