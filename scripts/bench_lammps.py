@@ -119,7 +119,7 @@ def worker(options: argparse.Namespace) -> None:
         "mean_parts_ms": {name: total / calls * 1e3 for name, total in watch.seconds.items()},
     }  # fmt: skip
     if options.device == "cuda":
-        facts["memory_gb"] = comm.allreduce(torch.cuda.max_memory_allocated() / 1e9, MPI.MAX)
+        facts["memory_gb"] = comm.allreduce(torch.cuda.max_memory_allocated(device) / 1e9, MPI.MAX)
     if comm.size == 1 and not options.alone:
         evaluator, system = Evaluator(potential.to(device)), System.from_ase(box).to(device)
         evaluator(system), evaluator(system)

@@ -33,14 +33,16 @@ def unchecked(potential):
 
 
 @pytest.mark.parametrize(
-    ("cell", "number", "priors"),
-    [(BOX, 7, PRIORS), (PRISM, 8, ()), (THIN, 3, [D3])],
+    ("cell", "number", "priors", "subtract_isolated"),
+    [(BOX, 7, PRIORS, False), (PRISM, 8, (), True), (THIN, 3, [D3], True)],
     ids=["orthorhombic and pairs", "triclinic", "thin and d3"],
 )
-def test_fused_domain_is_the_potential(cell, number, priors):
+def test_fused_domain_is_the_potential(cell, number, priors, subtract_isolated):
+    """The first potential is one as others train them, of which energies of atoms alone are not subtracted."""
     if D3 in priors:
         pytest.importorskip("tad_dftd3")
     potential, atoms = make(priors), scattered(number, cell, True, 1)
+    potential.subtract_isolated = subtract_isolated
     domain = unchecked(potential)
     pos, _ = set_atoms(domain, atoms)
     found = domain(pos)
@@ -86,8 +88,25 @@ def test_a_wrong_kernel_is_found_on_the_first_use(monkeypatch):
 
     def wrong(buffers, *given):
         run(buffers, *given)
-        buffers.forces *= 1.01
+        buffers.forces.copy_(buffers.forces * 1.01)
 
     monkeypatch.setattr(net, "run", wrong)
     with pytest.raises(RuntimeError, match="does not agree with the reference"):
+        domain(pos)
+
+
+@pytest.mark.parametrize("wrong", [3e6, float("nan")])
+def test_forces_that_no_integer_holds_are_an_error(wrong, monkeypatch):
+    """Forces are summed as integers."""
+    domain, atoms = unchecked(make()), scattered(4, BOX, True, 1)
+    pos, _ = set_atoms(domain, atoms)
+    net = domain._net
+    domain_forces = net._domain_forces
+
+    def with_a_wrong_slope(buffers, *given):
+        buffers.slope[0, 0] = wrong
+        domain_forces(buffers, *given)
+
+    monkeypatch.setattr(net, "_domain_forces", with_a_wrong_slope)
+    with pytest.raises(ValueError, match=r"force of atom \d is not finite"):
         domain(pos)

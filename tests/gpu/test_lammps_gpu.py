@@ -76,7 +76,7 @@ def test_forces_and_pressure(dtype, bound):
 def test_many_atoms_as_the_evaluator_and_along_a_trajectory():
     """27,000 atoms, on the kernels for many: as the Evaluator on one structure, at first and after 24 steps."""
     potential, (atoms, types) = make(), water(30)
-    lmp, _ = started(atoms, types, potential)
+    lmp, attached = started(atoms, types, potential)
     lmp.commands_list(["velocity all create 1500 1 loop geom", "timestep 0.0005", "fix move all nve", "run 0"])
     evaluator = Evaluator(copy.deepcopy(potential).cuda())
     for _ in range(2):
@@ -85,6 +85,9 @@ def test_many_atoms_as_the_evaluator_and_along_a_trajectory():
         expected = evaluator(System.from_ase(atoms).to("cuda"))
         assert np.abs(forces - expected.forces.cpu().numpy()).max() <= 2e-5
         assert lmp.get_thermo("pe") == pytest.approx(float(expected.energy), abs=2e-6 * len(atoms))
+        pos = attached.domain._given.cpu().numpy()
+        first, second = (attached.domain(pos).forces.copy() for _ in range(2))
+        assert np.array_equal(first, second)  # to the last bit: on one GPU sums do not depend on the order
         lmp.command("run 24")
     lmp.close()
 

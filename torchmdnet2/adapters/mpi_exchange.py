@@ -72,7 +72,9 @@ class MpiExchange:
     def reverse(self, rows: Tensor) -> Tensor:
         width = rows.shape[1:].numel()
         received = self._carry(rows.detach().reshape(self.num_ghosts, width), True)
-        sums = received.new_zeros(self.num_local, width).index_add(0, self._send_on(rows.device), received)
+        sums, place = received.new_zeros(self.num_local, width), self._send_on(rows.device)
+        for _rank, first, end in self._to:  # in the order of the processes, each of which asks for an atom once
+            sums.index_add_(0, place[first:end], received[first:end])
         return sums.reshape(self.num_local, *rows.shape[1:])
 
     def reordered(self, place: Tensor) -> MpiExchange:

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from .pair_sums import Pairs
 
 __all__ = [
-    "Atoms", "ChargeNetwork", "Edges", "FastPath", "GpuBuffers", "GpuNetwork", "GpuTerm", "PairBatch", "PairNetwork",
-    "PriorPath", "TermLaunch", "TermSums",
+    "FIXED_POINT", "Atoms", "ChargeNetwork", "Edges", "FastPath", "GpuBuffers", "GpuNetwork", "GpuTerm", "PairBatch",
+    "PairNetwork", "PriorPath", "TermLaunch", "TermSums",
 ]  # fmt: skip
+
+FIXED_POINT = 2.0**32
+"""What the forces of a domain are multiplied by, to be summed as integers: such sums do not depend on the order."""
 
 
 class Atoms(NamedTuple):
@@ -126,7 +129,7 @@ class GpuBuffers(Protocol):
     """Static buffers of a network. The results are in `GpuNetwork.unit`."""
 
     energy: Tensor  # [N] float32
-    forces: Tensor  # [N, 3] float32; of a domain [N + ghosts, 3] float64
+    forces: Tensor  # [N, 3] float32; of a domain [N + ghosts, 3] int64, times FIXED_POINT
     virial: Tensor  # [N, 9] float32
 
     @property

@@ -106,8 +106,8 @@ class Domain(ABC):
         if self._must_list(pos):
             self._list(pos)
         values = self._evaluate(pos)
-        if not np.isfinite(values.forces.sum() + values.energies.sum()):
-            wrong = ~(np.isfinite(values.forces).all(1) & np.isfinite(values.energies))
+        if not all(np.isfinite(field.sum()) for field in values):
+            wrong = ~np.logical_and.reduce([np.isfinite(field.reshape(self.num_local, -1)).all(1) for field in values])
             atom = int(np.flatnonzero(wrong)[0])
             raise ValueError(f"energy or force of atom {self._ids[atom]} is not finite: the simulation has blown up")
         return values

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..fused.fast_path import Atoms, Edges, GpuBuffers, TermLaunch, TermSums
+from ..fused.fast_path import FIXED_POINT, Atoms, Edges, GpuBuffers, TermLaunch, TermSums
 from ..neighbors.triton_skin import SkinList, with_room
 from ..potential import Potential
 from ..refusals import SAME_PLACE
@@ -127,15 +127,15 @@ class FusedDomain(Domain):
         for prior in potential.priors:
             prior.check(everyone)
         self._rows_z = z.int()
-        nothing = torch.zeros(n, dtype=torch.float64, device=device)
-        self._isolated = self._model.isolated.detach()[local.z] if potential.subtract_isolated else nothing
+        self._isolated = self._model.isolated.detach()[local.z] * float(potential.subtract_isolated)
         self._constant = constant_energies(potential, local)
         self._factors = torch.full((n,), self._factor, device=device)
         self._batch = torch.zeros(n, dtype=torch.int32, device=device)
         self._ptr = torch.tensor([0, n], dtype=torch.int32, device=device)
         self._sums: TermSums | None = None
         if self._model.terms:
-            self._sums = TermSums(nothing, torch.zeros(n, 3, device=device), torch.zeros(n, 9, device=device))
+            energy = torch.zeros(n, dtype=torch.float64, device=device)
+            self._sums = TermSums(energy, torch.zeros(n, 3, device=device), torch.zeros(n, 9, device=device))
         self._held = []
         for term in self._model.terms:
             self._held.append(term.allocate(len(z)))
@@ -192,7 +192,7 @@ class FusedDomain(Domain):
             energies = energies.masked_fill(edges.row_ptr[1:] == edges.row_ptr[:-1], 0.0)
         energies = energies + self._constant
         forces = b.forces[:n] + self._placed_exchange.reverse(b.forces[n : n + ghosts])
-        forces, virial = forces * unit, b.virial[:n].double() * unit
+        forces, virial = forces.double() * (unit / FIXED_POINT), b.virial[:n].double() * unit
         if self._sums is not None:
             energies, forces, virial = (
                 energies + self._sums.energy, forces + self._sums.forces, virial + self._sums.virial

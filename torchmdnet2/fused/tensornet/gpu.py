@@ -139,7 +139,7 @@ class FusedTensorNet(FeatureNetwork):
             knot=new(capacity).int(), offset=new(capacity),
             slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
             edge_turn=new(slices, capacity, 3), energy=new(n), virial=new(n, 9),
-            forces=new(n, 3) if num_ghosts is None else new(rows, 3).double(),
+            forces=new(n, 3) if num_ghosts is None else new(rows, 3).long(),
         )  # fmt: skip
 
     def run(self, buffers: Buffers, shapes: Tiles, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:

@@ -1,4 +1,5 @@
-"""Forces and virial from the gradients of the edges: Triton kernels, that of whole structures without atomics.
+"""Forces and virial from the gradients of the edges: Triton kernels, without atomics or with those of integers: the
+same input gives the same bits.
 
 Shapes: N atoms, E edges (capacity).
 """
@@ -9,8 +10,17 @@ import triton
 import triton.language as tl
 
 from ....triton_launch import after_previous
+from ...fast_path import FIXED_POINT
 
 __all__ = ["domain_force_kernel", "force_kernel"]
+
+_FIXED = tl.constexpr(FIXED_POINT)
+_LARGEST = tl.constexpr(2.0**20)  # so that 2,047 of them fit into an integer
+
+
+@triton.jit
+def fixed(x):
+    return (x.to(tl.float64) * _FIXED).to(tl.int64)
 
 
 @triton.jit
@@ -137,7 +147,8 @@ def domain_force_kernel(
     """Adds G = dE/dvec of each edge to the force of its receiver, and subtracts it from that of its sender.
 
     A ghost has no edges of its own, so that there is no reverse edge to be read. forces: [rows of local atoms and
-    ghosts, 3] float64, added to in any order; virial [N, 9] of the rows, as of `force_kernel`.
+    ghosts, 3] int64, in units of 1/FIXED_POINT; virial [N, 9] of the rows, as of `force_kernel`. A gradient that is not
+    finite, or has no place in such integers, is left out, and its row's virial is NaN.
     """
     i = tl.program_id(0)
     start = tl.load(row_ptr + i)
@@ -151,10 +162,13 @@ def domain_force_kernel(
         mask = e < end
         j = tl.load(sender + e, mask, other=0).to(tl.int64)
         gx, gy, gz, x, y, z = edge_gradient(e, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES)
-        gx, gy, gz = tl.where(mask, gx, 0.0), tl.where(mask, gy, 0.0), tl.where(mask, gz, 0.0)
-        tl.atomic_add(forces + j * 3, -gx.to(tl.float64), mask, sem="relaxed")
-        tl.atomic_add(forces + j * 3 + 1, -gy.to(tl.float64), mask, sem="relaxed")
-        tl.atomic_add(forces + j * 3 + 2, -gz.to(tl.float64), mask, sem="relaxed")
+        fits = (tl.abs(gx) < _LARGEST) & (tl.abs(gy) < _LARGEST) & (tl.abs(gz) < _LARGEST)  # not NaN either
+        v0 += tl.where(mask & (fits == 0), float("nan"), 0.0)
+        use = mask & fits
+        gx, gy, gz = tl.where(use, gx, 0.0), tl.where(use, gy, 0.0), tl.where(use, gz, 0.0)
+        tl.atomic_add(forces + j * 3, -fixed(gx), use, sem="relaxed")
+        tl.atomic_add(forces + j * 3 + 1, -fixed(gy), use, sem="relaxed")
+        tl.atomic_add(forces + j * 3 + 2, -fixed(gz), use, sem="relaxed")
         fx += gx
         fy += gy
         fz += gz
@@ -167,9 +181,9 @@ def domain_force_kernel(
         v6 += z * gx
         v7 += z * gy
         v8 += z * gz
-    tl.atomic_add(forces + i * 3, tl.sum(fx, 0).to(tl.float64), sem="relaxed")
-    tl.atomic_add(forces + i * 3 + 1, tl.sum(fy, 0).to(tl.float64), sem="relaxed")
-    tl.atomic_add(forces + i * 3 + 2, tl.sum(fz, 0).to(tl.float64), sem="relaxed")
+    tl.atomic_add(forces + i * 3, fixed(tl.sum(fx, 0)), sem="relaxed")
+    tl.atomic_add(forces + i * 3 + 1, fixed(tl.sum(fy, 0)), sem="relaxed")
+    tl.atomic_add(forces + i * 3 + 2, fixed(tl.sum(fz, 0)), sem="relaxed")
     tl.store(virial + i * 9, tl.sum(v0, 0))
     tl.store(virial + i * 9 + 1, tl.sum(v1, 0))
     tl.store(virial + i * 9 + 2, tl.sum(v2, 0))
