@@ -10,7 +10,8 @@ On a page,
 - a block `text` after a block is what that block printed;
 - a picture `![…](NAME.png)` is a file that the blocks wrote;
 - `<!-- needs: phonopy -->`: what follows runs only where these modules are installed;
-- `<!-- after: train -->`: the page uses files of that page. `quickstart` is the training of README.md.
+- `<!-- after: train -->`: the page uses files of that page. `quickstart` is the training of README.md;
+- `<!-- in tests: max_epochs: 20 | max_epochs: 5 -->`: the tests replace the first text by the second, to be quicker.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ QUICKSTART = "runs/quickstart/best.tmn"
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _OUTPUT = re.compile(r"\n*^```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NEEDS = re.compile(r"^<!-- needs: (.+) -->$", re.MULTILINE)
+_SHORTER = re.compile(r"^<!-- in tests: (.+) \| (.+) -->$", re.MULTILINE)
 _END = "\x1e"  # printed after each block
 
 
@@ -60,6 +62,20 @@ def runnable(text: str) -> str:
     for found in _NEEDS.finditer(text):
         if missing(found[0]):
             return text[: found.start()]
+    return text
+
+
+def shorter(text: str) -> str:
+    """The page as the tests run it: with fewer steps and epochs.
+
+    Raises:
+        ValueError: a text that is to be replaced is not in a block of the page.
+    """
+    code = "".join(found[3] for found in blocks(text))
+    for old, new in _SHORTER.findall(text):
+        if old not in code:
+            raise ValueError(f"'<!-- in tests: {old} | {new} -->': no block has {old!r}")
+        text = text.replace(old, new)
     return text
 
 

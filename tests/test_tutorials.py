@@ -1,4 +1,4 @@
-"""The tutorials run as they stand, write their pictures, and print what they show, numbers aside."""
+"""The tutorials run, with the fewer steps that pages name for tests, and print what they show, numbers aside."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def ran(tutorials, tmp_path_factory):
     """Runs a page, and before it those whose files it uses; gives its text, outputs and the folder."""
     pytest.importorskip("matplotlib")
     work, done = tmp_path_factory.mktemp("tutorials"), {}
-    tutorials.prepare(work, epochs=3)
+    tutorials.prepare(work, epochs=1)
 
     def run(name):
         if name not in done:
-            text = tutorials.page(name)
+            text = tutorials.shorter(tutorials.page(name))
             for earlier in set(tutorials.after(text)) - {"quickstart"}:
                 run(earlier)
             part = tutorials.runnable(text)
@@ -67,6 +67,14 @@ def test_pages_end_in_small_pictures(name, tutorials):
         file = tutorials.PAGES / picture
         assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size <= LARGEST
         assert f'savefig("{picture}"' in text
+
+
+def test_pages_in_tests_differ_in_numbers_only(tutorials):
+    for name in NAMES:
+        text = tutorials.page(name)
+        assert words(tutorials.shorter(text)) == words(text)
+    with pytest.raises(ValueError, match="no block has 'epochs: 9'"):
+        tutorials.shorter('<!-- in tests: epochs: 9 | epochs: 1 -->\n\n```yaml title="a"\nepochs: 8\n```\n')
 
 
 def test_blocks_run_in_order_with_the_lines_of_the_page(tutorials, tmp_path):
