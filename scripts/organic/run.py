@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 from ase.data import chemical_symbols
@@ -123,7 +124,7 @@ class Training:
             "data.validation": work / "labels" / "validation-*.h5",
             "data.cache": work / "cache",
             "training.max_epochs": 1000,
-            "training.max_minutes": f"{self.left:.3f}",
+            "training.max_minutes": f"{max(self.left, 0.1):.3f}",
             "output.folder": work / self.name,
             "output.report": "false",  # it would take of the time
             **dict(text.split("=", 1) for text in self.run.options.set),
@@ -154,9 +155,14 @@ def train(run: Runner, gpus: list[int]) -> bool:
 
 
 def judge(run: Runner, name: str, gpu: int) -> dict[str, subprocess.Popen]:
-    """Start the evaluation of a model, and dynamics with it: `torchmdnet2 stability` on molecules of the test set."""
+    """Start the evaluation of a model, its calibration, and dynamics with molecules of the test set."""
     options, model, running = run.options, run.options.work / name / "best.tmn", {}
     if model.is_file():
+        found = sorted((options.work / "labels").glob("train-*.h5"))
+        words = ["-m", "torchmdnet2", "calibrate", model, model.with_name("calibrated.tmn"), "--device", run.device,
+                 "--train", *found[:: max(1, len(found) // 24)],
+                 "--validation", *sorted((options.work / "labels").glob("validation-*.h5"))]  # fmt: skip
+        running[f"calibrate-{name}"] = run.start(f"calibrate-{name}", words, [gpu])
         words = [HERE / "evaluate.py", model, options.work / "labels", "--subset", "test", "--device", run.device,
                  "--json", options.output / f"{name}-errors.json"]  # fmt: skip
         running[f"evaluate-{name}"] = run.start(f"evaluate-{name}", words, [gpu])
@@ -185,10 +191,10 @@ def starts_of_dynamics(options: argparse.Namespace) -> int:
 def collect(run: Runner) -> None:
     """Models, how they were trained, and what was printed: all in the output folder."""
     options = run.options
-    for name in MODELS:
-        for source, target in (("best.tmn", f"{name}.tmn"), ("metrics.csv", f"{name}-metrics.csv")):
-            if (options.work / name / source).is_file():
-                shutil.copy(options.work / name / source, options.output / target)
+    sources = {"best.tmn": ".tmn", "calibrated.tmn": ".tmn", "metrics.csv": "-metrics.csv"}  # calibrated: the last word
+    for name, (source, suffix) in product(MODELS, sources.items()):
+        if (options.work / name / source).is_file():
+            shutil.copy(options.work / name / source, options.output / f"{name}{suffix}")
     logs = {path.stem: path.read_text(errors="replace") for path in sorted(run.folder.glob("*.log"))}
     (options.output / "logs.json").write_text(json.dumps(logs, indent=1))
 
