@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from torchmdnet2.data import open_dataset
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "organic"
-NAMES = ("shards", "teachers", "label", "geometries", "molecules")
+NAMES = ("shards", "teachers", "label", "geometries", "molecules", "run")
 OPTIONS = argparse.Namespace(frames=2, every=3, largest_force=30.0, largest_spread=1.5, batch=4, seed=0)
 KEYS = {"energy": "energy", "forces": "forces", "charges": "charges"}
 
@@ -144,6 +146,33 @@ def test_what_is_left_out(scripts, tmp_path):
         job = label.Job(name, geometries, ["x"] * len(geometries))
         assert label.label_job(job, tmp_path / f"{name}.h5", sampler) == 1
         assert sampler.left_out["large forces"] == (name == "with")
+
+
+def test_trainings_follow_each_other(scripts, monkeypatch, tmp_path):
+    """The next one starts before one ends, and has what is left; one that fails early is begun again, once."""
+    run, started = scripts("run"), []
+    options = argparse.Namespace(
+        work=tmp_path, output=tmp_path, geometries=tmp_path, models=[("organic-small", 2 / 60), ("organic", None)],
+        minutes=1.0, reserve=0.5, ahead=1.0, set=[], dynamics=0, picoseconds=1,
+    )  # fmt: skip
+    runner = run.Runner([], options)
+
+    def start(name, words, gpus):
+        minutes = next(word.split("=")[1] for word in map(str, words) if word.startswith("training.max_minutes="))
+        started.append((name, time.monotonic() - runner.began, 60 * float(minutes)))
+        (runner.folder / f"{name}.log").write_text("")
+        code = "raise SystemExit(1)" if name == "organic" else "import time; time.sleep(2)"
+        return subprocess.Popen([sys.executable, "-S", "-c", code])
+
+    monkeypatch.setattr(runner, "start", start)
+    assert run.train(runner, [0])  # the second attempt went well
+    assert [name for name, _, _ in started] == ["organic-small", "organic", "organic-again"]
+    at, minutes = [row[1] for row in started], [row[2] for row in started]
+    assert at[1] >= 0.9 and at[1] + minutes[1] == pytest.approx(30, abs=1)  # seconds; the rest is for the evaluation
+    assert at[2] + minutes[2] == pytest.approx(30, abs=1)
+    assert run.turn("organic-small=6.5") == ("organic-small", 6.5) and run.numbers("0,1") == [0, 1]
+    with pytest.raises(argparse.ArgumentTypeError, match="none of organic"):
+        run.turn("orgnic")
 
 
 def test_gfn2_agrees_with_ase(scripts):
