@@ -29,7 +29,8 @@ def python(code):
 
 
 def test_failing_and_hanging_stages(report, tmp_path, monkeypatch, capsys):
-    hanging = python("import time; time.sleep(600)")
+    # in the background SIGINT is ignored, by default also by the processes that are started there
+    hanging = python("import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); time.sleep(600)")
     stages = [
         report.Stage("hangs", 1, {"slow": hanging}),
         report.Stage(
