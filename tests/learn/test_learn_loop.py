@@ -291,7 +291,8 @@ def learn_and_die(raw, module, name, count):
 
 
 def run_in_process(raw, *kill):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torchmdnet2.learn.loop", "ase.io"])
     process = context.Process(target=learn_and_die, args=(raw, *kill))
     process.start()
     process.join()
