@@ -41,14 +41,14 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SCAN: dict[str, list[Any]] = {
     "layer": [
-        Block(128, 64, 32, 8, 3), Block(64, 128, 32, 4, 3), Block(128, 128, 32, 8, 3), Block(64, 64, 64, 4, 2),
-        Block(128, 64, 64, 8, 2),
+        Block(128, 64, 32, 8, 3), Block(64, 128, 32, 4, 3), Block(64, 128, 32, 4, 4), Block(64, 64, 64, 4, 3),
+        Block(128, 64, 64, 8, 2), Block(128, 128, 64, 8, 3),
     ],
     "filter_message": [MessageTile(16, 1, 32, 16), MessageTile(16, 1, 32, 8), MessageTile(8, 2, 32, 8),
                        MessageTile(8, 1, 64, 8), MessageTile(1, 4, 32, 1), MessageTile(1, 8, 32, 2)],
     "filter_gradient": [MessageTile(16, 1, 32, 16), MessageTile(16, 1, 32, 8), MessageTile(8, 2, 32, 8),
                         MessageTile(8, 1, 64, 8), MessageTile(1, 4, 32, 1), MessageTile(1, 8, 32, 2)],
-    "first_product": [None, (64, 64, 8), (32, 64, 8)],
+    "first_gradient": [(16, 64, 4), (32, 64, 4), (32, 32, 8), (64, 64, 8)],
     "kept": [0, 1 << 20],
     "chunk": [16384, 32768, 65536, 262144],
     "first": [(8, 4), (32, 4), (32, 8)],

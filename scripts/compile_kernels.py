@@ -176,7 +176,6 @@ def tensornet2(capability: int, sizes: list[int], channels: int) -> None:
         potential = Potential.from_config({"model": model, "priors": [field]}).eval()
         fused = FusedModel(potential, "native")
         fused.net.can_overlap = capability >= 90  # type: ignore[attr-defined]
-        fused.net.shared_memory = SHARED[capability]  # type: ignore[attr-defined]
         for num_atoms in sizes:
             print(f"TensorNet2, {group}, {num_atoms} atoms")
             fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()

@@ -63,19 +63,12 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
 
     weights: FrozenTensorNet2
 
-    def __init__(self, weights: FrozenTensorNet2, precision: str = "tf32x3"):
-        super().__init__(weights, precision)
-        self.shared_memory = 1 << 20  # bytes of a block
-        if weights.device.type == "cuda":
-            properties = torch.cuda.get_device_properties(weights.device)
-            self.shared_memory = getattr(properties, "shared_memory_per_block_optin", 99 * 1024)
-
     def charge_input(self, charge: Tensor) -> Tensor:
         """The total charge itself."""
         return charge
 
     def launch_shapes(self, num_atoms: int) -> FilterTiles:
-        return FilterTiles.for_gpu(num_atoms, self.weights.channels, self.shared_memory)
+        return FilterTiles.for_gpu(num_atoms, self.weights.channels)
 
     def allocate(self, num_atoms: int, capacity: int, shapes: FilterTiles) -> ChargeBuffers:  # type: ignore[override]
         w = self.weights
@@ -311,19 +304,10 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
     ) -> None:
         w, net = self.weights, self.weights.filters[k]
         read = edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
-        if shapes.first_product is not None:
-            rows, depth, warps = shapes.first_product
-            filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
-                b.second_activity, net.second_t, *read, net.charges_split, slope, b.pair_slope, *chunk, F=w.channels,
-                C=w.charge_channels, BM=rows, BK=depth, num_warps=warps, num_stages=3, **self._options(shapes),
-            )  # fmt: skip
-            return
-        first = b.first_activity.view(torch.float32).view(chunk[2], w.channels)
-        self._layer(b, shapes, edges, chunk, "first", b.second_activity, net.second_t, first, net.second_bias)
-        rows, warps = shapes.first_gradient
-        filters.first_layer_gradient_kernel[(chunk[2] // rows,)](
-            *read, first, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels, C=w.charge_channels, BM=rows,
-            BK=32, PREC=self.precision, num_warps=warps, num_stages=2, **self._options(shapes),
+        rows, depth, warps = shapes.first_gradient
+        filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
+            b.second_activity, net.second_t, *read, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels,
+            C=w.charge_channels, BM=rows, BK=depth, num_warps=warps, num_stages=3, **self._options(shapes),
         )  # fmt: skip
 
     def _options(self, shapes: FilterTiles) -> dict[str, Any]:

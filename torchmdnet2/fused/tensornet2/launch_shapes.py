@@ -15,41 +15,43 @@ class FilterTiles(Tiles):
 
     Args:
         chunk: slots whose filters are held at a time, see triton/filters.py.
+        kept: most slots of a system whose filters are kept for the backward pass.
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
-        first_gradient: the same for its gradient.
-        first_product: rows and depth of the product in the same kernel, and warps; None: two kernels.
-        kept: slots whose filters are kept for the backward pass, if there are no more.
+        first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
         filter_message, filter_gradient: of the messages and their gradients.
         predict: atoms × all channels × depth of the sum at a time of the networks of charges.
         predict_gradient: of their first layer's gradient: atoms, and as many channels as the sum is deep.
     """
 
     chunk: int = 131072
-    layer: Block = Block(128, 128, 64, 8, 3)
-    first: tuple[int, int] = (16, 4)
-    first_gradient: tuple[int, int] = (32, 4)
-    first_product: tuple[int, int, int] | None = (64, 32, 8)
     kept: int = 131072
-    filter_message: MessageTile = MessageTile(1, 4, 128, 4)
-    filter_gradient: MessageTile = MessageTile(1, 4, 128, 4)
+    layer: Block = Block(64, 128, 32, 4, 3)
+    first: tuple[int, int] = (16, 4)
+    first_gradient: tuple[int, int, int] = (32, 64, 8)
+    filter_message: MessageTile = MessageTile(16, 1, 32, 16)
+    filter_gradient: MessageTile = MessageTile(16, 1, 32, 16)
     predict: Block = Block(16, 128, 32, 8)
     predict_gradient: Block = Block(16, 32, 32, 4)
 
     @classmethod
-    def for_gpu(cls, num_atoms: int, channels: int, shared_memory: int) -> FilterTiles:
-        """Shapes for N atoms and F channels on a GPU with this many bytes of shared memory for a block."""
+    def for_gpu(cls, num_atoms: int, channels: int) -> FilterTiles:
+        """Shapes for N atoms and F channels."""
         tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
-        few = num_atoms <= 512
-        layer = tiles.layer
-        if few or 4 * layer.stages * layer.depth * (layer.rows + layer.cols) > shared_memory:
-            layer = Block(64, 64, 64, 4, 3)
-        edges = MessageTile(1, 4, min(32 if few else 128, channels), 4)
+        layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
+        if num_atoms <= 512:
+            layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
+        elif num_atoms > 4000:
+            gradient = MessageTile(1, 4, 32, 1)
         return replace(
             tiles,
             layer=replace(layer, cols=min(layer.cols, channels), depth=min(layer.depth, channels)),
-            first_product=tiles.first_product if channels <= 128 else None,
-            filter_message=edges,
-            filter_gradient=edges,
+            filter_message=message,
+            filter_gradient=gradient,
+            # the sums are as wide as the channels, and more would not fit into shared memory
+            first_gradient=tiles.first_gradient if channels <= 128 else (32, 32, 8),
             chunk=tiles.chunk * 128 // max(channels, 128),
         )
+
+
+_FEW = MessageTile(1, 4, 32, 4)

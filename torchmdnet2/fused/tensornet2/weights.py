@@ -22,7 +22,7 @@ class FilterWeights(NamedTuple):
 
     Attributes:
         charges: [C, 2F], from the charges of the receiver (first F) and the sender to the first layer.
-        charges_t: [F, 2C], the transposes, beside each other; charges_split: [2, F, 2C] float16, the same.
+        charges_t: [2, F, 2C] float16, the transposes, beside each other, see `split`.
         second, third: [2, F, 2F] and [2, 2F, 3F] float16, see `split`; second_bias, third_bias.
         second_t, third_t: [2, 2F, F] and [2, 3F, 2F], the transposes.
     """
@@ -35,7 +35,6 @@ class FilterWeights(NamedTuple):
     third_bias: Tensor
     second_t: Tensor
     third_t: Tensor
-    charges_split: Tensor
 
 
 class ChargeWeights(NamedTuple):
@@ -124,10 +123,9 @@ class FrozenTensorNet2(FrozenTensorNet):
         first, second, third = (linear.weight.detach().float().cpu() for linear in layer.linears_scalar)
         receiver, sender = (self._pad(w, 1) for w in first[:, -2 * self.q_dim :].chunk(2, 1))
         given = (
-            torch.cat([receiver.T, sender.T], 1), torch.cat([receiver, sender], 1),
+            torch.cat([receiver.T, sender.T], 1), self._operand(torch.cat([receiver, sender], 1)),
             self._operand(second.T), layer.linears_scalar[1].bias, self._operand(third.T),
             layer.linears_scalar[2].bias, self._operand(second), self._operand(third),
-            self._operand(torch.cat([receiver, sender], 1)),
         )  # fmt: skip
         return FilterWeights(*(self._give(t) for t in given))
 

@@ -212,7 +212,7 @@ def equilibrate_kernel(
 def pair_slope_kernel(
     row_ptr, reverse, pair_slope, dq, num_atoms, C: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr
 ):
-    """dE/dq [N, C] from those of the slots (first_layer_gradient_kernel): a slot in the row of i is of the message
+    """dE/dq [N, C] from those of the slots (first_gradient_kernel): a slot in the row of i is of the message
     i → j, so that i is its sender, and the receiver of the reverse one."""
     after_previous(PDL)
     i = tl.program_id(0)

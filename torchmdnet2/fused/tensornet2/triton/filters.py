@@ -19,12 +19,10 @@ import triton
 import triton.language as tl
 
 from ....triton_launch import after_previous, before_next
-from ...tensornet.triton.dense import dot, settle, silu, silu_slope
+from ...tensornet.triton.dense import settle, silu, silu_slope
 from ...tensornet.triton.force import reverse_of
 
-__all__ = [
-    "edge_kernel", "first_gradient_kernel", "first_layer_gradient_kernel", "first_layer_kernel", "layer_kernel",
-]  # fmt: skip
+__all__ = ["edge_kernel", "first_gradient_kernel", "first_layer_kernel", "layer_kernel"]
 
 
 @triton.jit
@@ -130,8 +128,8 @@ def layer_kernel(
     """Y = A W for the slots of a chunk; A [2, S, K] and W [2, K, N] are split.
 
     MODE "hidden": out [2, S, N] = silu(Y + bias), split; WITH_SLOPE: slope_out [S, N] = silu'(Y + bias).
-    MODE "last": out [S, N] = Y + bias. MODE "gradient": out [2, S, N] = Y · factor [S, N], split. MODE "first": out
-    [S, N] = Y. REVERSED: factor is of all slots, and that of the message that runs the other way is read.
+    MODE "last": out [S, N] = Y + bias. MODE "gradient": out [2, S, N] = Y · factor [S, N], split; REVERSED: factor is
+    of all slots, and that of the message that runs the other way is read.
     """
     after_previous(PDL)
     alive = tl.minimum(num_atoms + tl.load(row_ptr + num_atoms) - first_slot, num_slots)
@@ -149,14 +147,12 @@ def layer_kernel(
                 tl.store(slope_out + at, silu_slope(y), m)
         elif MODE == "last":
             tl.store(out + at, y + tl.load(bias + cols)[None, :], m)
-        elif MODE == "gradient":
+        else:
             place = at
             if REVERSED:
                 there = reversed_slot(reverse, first_slot + rows, rows < alive, num_atoms)
                 place = there[:, None].to(tl.int64) * N + cols[None, :]
             store_split(out, at, y * tl.load(factor + place, m, other=0.0), m, num_slots * N)
-        else:
-            tl.store(out + at, y, m)
     before_next(PDL)
 
 
@@ -181,14 +177,14 @@ def radial_half_and_slope(p, t, mask, F: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_atoms", "first_slot"])
 def first_gradient_kernel(
-    a, w, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_split, slope, pair_slope, num_atoms,
+    a, w, row_ptr, receiver, sender, knot, offset, table, by_charge, charges_t, slope, pair_slope, num_atoms,
     first_slot, num_slots,
     F: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """From the gradient [2, S, 2F] of what the second activation acts on, split, of reversed slots: dE/dd through T
     into slope [E], and that of the charges of receiver (first C) and sender into pair_slope [N + E, 2C].
 
-    w [2, 2F, F] and charges_split [2, F, 2C] are split.
+    w [2, 2F, F] and charges_t [2, F, 2C] are split.
     """
     after_previous(PDL)
     here = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -208,43 +204,9 @@ def first_gradient_kernel(
         high = g.to(tl.float16)
         low = ((g - high.to(tl.float32)) * 2048.0).to(tl.float16)
         q = tl.arange(0, 2 * C)[None, :]
-        of = charges_split + c[:, None] * (2 * C) + q
+        of = charges_t + c[:, None] * (2 * C) + q
         w_high, w_low = tl.load(of), tl.load(of + F * 2 * C)
         small = tl.dot(high, w_low, tl.dot(low, w_high))
         y = tl.dot(high, w_high) + small * (1.0 / 2048.0)
         tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, y, m)
-    before_next(PDL)
-
-
-@triton.jit(do_not_specialize=["num_atoms", "first_slot"])
-def first_layer_gradient_kernel(
-    row_ptr, receiver, sender, knot, offset, table, by_charge, gradient, charges_t, slope, pair_slope, num_atoms,
-    first_slot, num_slots,
-    F: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """From the gradient [S, F] of silu(h), of reversed slots: dE/dd through T into slope [E], and that of the charges
-    of receiver (first C) and sender into pair_slope [N + E, 2C]. charges_t [F, 2C]."""
-    after_previous(PDL)
-    here = tl.program_id(0) * BM + tl.arange(0, BM)
-    slot = first_slot + here
-    alive = (slot < num_atoms + tl.load(row_ptr + num_atoms)) & (here < num_slots)
-    i, j, k, t = atoms_of_slots(slot, alive, num_atoms, sender, receiver, knot, offset, True)
-    m = alive[:, None]
-    t = t[:, None]
-    q = tl.arange(0, 2 * C)[None, :]
-    total = tl.zeros([BM, BK], tl.float32)
-    of_charges = tl.zeros([BM, 2 * C], tl.float32)
-    for first in range(0, F, BK):
-        c = first + tl.arange(0, BK)
-        p = table + k[:, None] * (4 * F) + c[None, :]
-        c0, c1 = tl.load(p, m, other=0.0), tl.load(p + F, m, other=0.0)
-        c2, c3 = tl.load(p + 2 * F, m, other=0.0), tl.load(p + 3 * F, m, other=0.0)
-        h = c0 + t * (c1 + t * (c2 + t * c3))
-        h += tl.load(by_charge + i[:, None].to(tl.int64) * (2 * F) + c[None, :], m, other=0.0)
-        h += tl.load(by_charge + j[:, None].to(tl.int64) * (2 * F) + F + c[None, :], m, other=0.0)
-        g = tl.load(gradient + here[:, None] * F + c[None, :], m, other=0.0) * silu_slope(h)
-        total += g * (c1 + t * (2.0 * c2 + 3.0 * t * c3))
-        of_charges = dot(g, tl.load(charges_t + c[:, None] * (2 * C) + q), of_charges, PREC)
-    tl.store(slope + slot - num_atoms, tl.sum(total, 1), alive & (slot >= num_atoms))
-    tl.store(pair_slope + slot[:, None].to(tl.int64) * (2 * C) + q, of_charges, m)
     before_next(PDL)
