@@ -126,7 +126,7 @@ def test_ase(model, potential):
 def test_ase_looks_now_and_then(model, monkeypatch):
     from torchmdnet2.adapters import ase
 
-    monkeypatch.setattr(ase, "_LOOK", 3)
+    monkeypatch.setattr(ase, "INTERVAL", 3)
     calculator, looks = TorchMDNet2Calculator(model), []
     for _ in range(7):
         calculator.calculate(KNOWN)

@@ -17,7 +17,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from ..ensemble import Ensemble
 from ..evaluator import Evaluator
-from ..novelty import LARGEST, Watch
+from ..novelty import INTERVAL, LARGEST, Watch
 from ..potential import Potential
 from ..priors.pairs import PairLists
 from ..refusals import rename
@@ -28,8 +28,6 @@ from .hessian import hessian
 from .model import ModelSource, dtype_name, in_memory, open_model
 
 __all__ = ["NoStress", "TorchMDNet2Calculator"]
-
-_LOOK = 1000  # calculations between two looks at the novelty, which takes as long as some compiled steps
 
 
 class NoStress(PropertyNotImplementedError, ValueError):
@@ -108,7 +106,7 @@ class TorchMDNet2Calculator(Calculator):
         if atoms != self._watched:
             self._watch.restart()
             self._watched, self._since = atoms, 0
-        due = self._since % _LOOK == 0 and len(structure.numbers) <= LARGEST
+        due = self._since % INTERVAL == 0 and len(structure.numbers) <= LARGEST
         self._since += 1
         if not (asked or due):
             return {}

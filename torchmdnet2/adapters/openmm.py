@@ -13,6 +13,7 @@ import torch
 
 from ..errors import BadData, UnknownElement
 from ..evaluator import Evaluator
+from ..novelty import INTERVAL, LARGEST, Watch
 from ..potential import SYMBOLS, Potential
 from ..system import _whole_number as whole_number
 from ..units import KJ_MOL, factor
@@ -55,6 +56,9 @@ def create_force(
         device: where the model runs, independent of OpenMM's platform.
         dtype: floating-point type of the network; None keeps the stored one.
         allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
+
+    A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does; at the
+    first evaluation and at every 1000th from there.
 
     Returns:
         openmm.PythonForce; energies in kJ/mol, forces in kJ/mol/nm.
@@ -125,6 +129,11 @@ class TorchMDNet2Energy:
         self._lock = threading.Lock()
         self._numbers = np.array(options["numbers"], dtype=np.int64)
         self._pbc = np.full(3, bool(options["periodic"]))
+        self._watch, self._calls = Watch(), 0
+        self._open(potential)
+
+    def _open(self, potential: Potential | None) -> None:
+        self._potential = potential
         self._arrays = None if potential is None else ArrayEvaluator(Evaluator(potential), potential.device)
 
     def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
@@ -144,8 +153,8 @@ class TorchMDNet2Energy:
         if self._arrays is None:
             assert self.source is not None
             allow = self.options.get("allow_untrained_charge", False)  # XML of before has none
-            potential = self.source.open(self.options["device"], self.options["dtype"], allow)
-            self._arrays = ArrayEvaluator(Evaluator(potential), potential.device)
+            self._open(self.source.open(self.options["device"], self.options["dtype"], allow))
+        assert self._potential is not None and self._arrays is not None
         nanometer = openmm.unit.nanometer
         pos = state.getPositions(asNumpy=True).value_in_unit(nanometer) * _NM
         if not np.isfinite(pos).all():
@@ -156,15 +165,23 @@ class TorchMDNet2Energy:
         cell = np.zeros((3, 3))
         if self.options["periodic"]:
             cell = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(nanometer) * _NM
+        structure = Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])
         try:
-            results = self._arrays(
-                Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])
-            )
+            results = self._arrays(structure)
         except NonFiniteResult as error:
             if error.atom is None:
                 raise
             raise NonFiniteResult(error.name, error.atom, self._name(error.atom)) from None
+        self._look(self._potential, structure)
         return results["energy"] / KJ_MOL, results["forces"] / _KJ_MOL_NM
+
+    def _look(self, potential: Potential, structure: Structure) -> None:
+        """At the novelty of a calibrated model, when it is due."""
+        due = self._calls % INTERVAL == 0 and len(self._numbers) <= LARGEST
+        self._calls += 1
+        if due and potential.calibration is not None:
+            system = structure.to_system(potential.device)
+            self._watch(potential.novelty(system), system, atom_name=self._name)
 
     def _name(self, atom: int) -> str:
         """An atom of the model by its index in the OpenMM system."""

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..system import System
 
-__all__ = ["LARGEST", "NoveltyWarning", "UnknownStructure", "Watch"]
+__all__ = ["INTERVAL", "LARGEST", "NoveltyWarning", "UnknownStructure", "Watch"]
 
 LARGEST = 5000
 """Atoms, of all structures together, beyond which runs are not looked at: the features come from the Potential in plain
 PyTorch, whose memory a run on kernels may not have."""
+
+INTERVAL = 1000
+"""Evaluations between two looks in the programs of others: a look takes as long as some compiled steps."""
 
 _MEAN_OF = 5
 
@@ -49,7 +52,14 @@ class Watch:
         self.told: set[int] = set()
         self._last: dict[int, deque[Tensor]] = {}
 
-    def __call__(self, scores: Tensor, system: System, when: str = "", names: Sequence[str] = ()) -> None:
+    def __call__(
+        self,
+        scores: Tensor,
+        system: System,
+        when: str = "",
+        names: Sequence[str] = (),
+        atom_name: Callable[[int], str] | None = None,
+    ) -> None:
         """Look at a frame.
 
         Args:
@@ -57,6 +67,7 @@ class Watch:
             system: the frame; with the same atoms at every call, unless `restart` comes before.
             when: for the warning, as in " at 1.2 ps".
             names: of the structures, for the warning; empty for a single one.
+            atom_name: of the atom of an index, where that of its structure is not what the user knows.
 
         Warns:
             NoveltyWarning: names the atom of the element with the largest score.
@@ -71,7 +82,7 @@ class Watch:
             last.append(tops)
             if element not in self.told and bool((torch.stack(list(last)).mean(0) > 1).any()):
                 self.told.add(element)
-                warnings.warn(_words(own, system, when, names), NoveltyWarning, stacklevel=2)
+                warnings.warn(_words(own, system, when, names, atom_name), NoveltyWarning, stacklevel=2)
 
     def restart(self) -> None:
         """Another structure comes next."""
@@ -84,12 +95,16 @@ class Watch:
         return f"largest novelty {self.largest:.2f}, above 1 in {self.outside} of {self.looks} frames looked at"
 
 
-def _words(scores: Tensor, system: System, when: str, names: Sequence[str]) -> str:
+def _words(
+    scores: Tensor, system: System, when: str, names: Sequence[str], atom_name: Callable[[int], str] | None
+) -> str:
     from ase.data import chemical_symbols
 
     atom = int(scores.argmax())
     structure = int(system.batch[atom])
     where = f"atom {atom - int((system.batch < structure).sum())} ({chemical_symbols[int(system.z[atom])]})"
+    if atom_name is not None:
+        where = atom_name(atom)
     if names:
         where += f" of {names[structure]}"
     return (

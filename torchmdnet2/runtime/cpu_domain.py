@@ -44,7 +44,7 @@ class CompiledDomain(Domain):
 
     def _prepare(self) -> None:
         num_local = self.num_local
-        everyone = torch.from_numpy(self._z)
+        everyone = torch.from_numpy(self.numbers)
         self.potential.check_elements(everyone)
         somewhere = System(z=everyone, pos=torch.zeros(len(everyone), 3, dtype=torch.float64))
         model = self._model
@@ -72,9 +72,9 @@ class CompiledDomain(Domain):
         net = self._lists[0].rows
         self.num_edges = int(net.row_ptr[-1])
         energy, gradient = self._model.net.run_domain(
-            self._z, net.row_ptr, net.sender, net.vectors, self._charges, self._exchange
+            self.numbers, net.row_ptr, net.sender, net.vectors, self._charges, self._exchange
         )
-        forces, virial = np.zeros((len(self._z), 3)), np.zeros((n, 9))
+        forces, virial = np.zeros((len(self.numbers), 3)), np.zeros((n, 9))
         sum_edges(net.row_ptr, net.sender, net.vectors, gradient, forces, virial)
         energies = energy.astype(np.float64) - self._isolated
         if self.charge == 0 and self.potential.subtract_isolated:
@@ -101,7 +101,7 @@ class CompiledDomain(Domain):
         """Compare the kernels with the potential in float64, on a cluster of local atoms."""
         other = copy.copy(self)
         other._checked, other._lists = True, [_Rows(rows.cutoff) for rows in self._lists]
-        check_on_cluster(other, self._z[: self.num_local], pos, self._model.isolated)
+        check_on_cluster(other, self.numbers[: self.num_local], pos, self._model.isolated)
 
     def describe(self) -> str:
         kind = type(self.potential.representation).__name__

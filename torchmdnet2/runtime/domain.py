@@ -51,6 +51,9 @@ class Domain(ABC):
         charge: total charge in e of the whole structure.
 
     Attributes:
+        num_local: n.
+        ids: [N] by which messages name the atoms.
+        numbers: [M] atomic numbers of the rows.
         num_edges: E of the last evaluation.
 
     Raises:
@@ -90,10 +93,10 @@ class Domain(ABC):
         Raises:
             ValueError, UnknownElement: the potential does not know an element.
         """
-        self._ids, self.num_local, self._exchange = ids, num_local, exchange
+        self.ids, self.num_local, self._exchange = ids, num_local, exchange
         self._row_of = np.arange(len(z)) if row_of is None else np.asarray(row_of, dtype=np.int64)
-        self._z = np.zeros(num_local + exchange.num_ghosts, np.int64)
-        self._z[self._row_of] = z
+        self.numbers = np.zeros(num_local + exchange.num_ghosts, np.int64)
+        self.numbers[self._row_of] = z
         self._listed_at = None
         self._prepare()
 
@@ -109,7 +112,7 @@ class Domain(ABC):
         if not all(np.isfinite(field.sum()) for field in values):
             wrong = ~np.logical_and.reduce([np.isfinite(field.reshape(self.num_local, -1)).all(1) for field in values])
             atom = int(np.flatnonzero(wrong)[0])
-            raise ValueError(f"energy or force of atom {self._ids[atom]} is not finite: the simulation has blown up")
+            raise ValueError(f"energy or force of atom {self.ids[atom]} is not finite: the simulation has blown up")
         return values
 
     def _must_list(self, pos: NDArray[np.float64]) -> bool:
@@ -129,7 +132,7 @@ class Domain(ABC):
         return (forces[:n].double() + self._exchange.reverse(forces[n:].double().contiguous())).cpu().numpy()
 
     def _coincident(self, receiver: int, sender: int) -> ValueError:
-        names = self._ids[receiver], self._ids[sender]
+        names = self.ids[receiver], self.ids[sender]
         other = "its own periodic image" if names[0] == names[1] else f"atom {names[1]}"
         return ValueError(f"atom {names[0]} and {other} are at the same place, where energy and forces mean nothing")
 
@@ -161,7 +164,7 @@ class ReferenceDomain(Domain):
     def _list(self, pos: NDArray[np.float64]) -> None:
         device = self.potential.device
         edges = list_edges(pos, self.num_local, self.cutoff + SKIN)
-        self._edges, self._numbers = edges.to(device), torch.from_numpy(self._z).to(device)
+        self._edges, self._numbers = edges.to(device), torch.from_numpy(self.numbers).to(device)
         self._rows = torch.stack([edges[0], torch.from_numpy(self._row_of)[edges[1]]]).to(device)
 
     def _evaluate(self, pos: NDArray[np.float64]) -> DomainValues:

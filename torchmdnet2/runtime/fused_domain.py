@@ -114,7 +114,7 @@ class FusedDomain(Domain):
         here = row < n
         row[here] = place[row[here]]
         self._row = row.int()
-        z = torch.from_numpy(self._z).to(device)
+        z = torch.from_numpy(self.numbers).to(device)
         self._take_elements(torch.cat([z[:n][order], z[n:]]))
         self._placed_exchange = self._exchange.reordered(place)
 
@@ -226,7 +226,7 @@ class FusedDomain(Domain):
         other = copy.copy(self)
         other._start()
         other._checking, other._checked = self._shapes, {self._shapes}
-        check_on_cluster(other, self._z[: self.num_local], pos, self._model.isolated.detach().cpu())
+        check_on_cluster(other, self.numbers[: self.num_local], pos, self._model.isolated.detach().cpu())
 
     def atoms_that_fit(self) -> int | None:
         if self.device.type != "cuda" or not self.num_local:
