@@ -201,8 +201,9 @@ class Attached:
         self.calls += 1
         sums = np.empty(7)
         sums[0] = values.energies.sum()
-        virial = values.virial * (-1 / self._unit)  # a positive virial pushes outward
-        sums[1:] = virial.sum(0)
+        virial = values.virial
+        virial *= -1 / self._unit  # a positive virial pushes outward
+        sums[1:] = np.ones(n) @ virial  # many times as fast as a sum over rows of six
         self._comm.Allreduce(MPI.IN_PLACE, sums)
         np.divide(values.forces, self._unit, out=forces)
         self._give(sums, values.energies / self._unit, virial)

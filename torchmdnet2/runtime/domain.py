@@ -109,11 +109,14 @@ class Domain(ABC):
         if self._must_list(pos):
             self._list(pos)
         values = self._evaluate(pos)
-        if not all(np.isfinite(field.sum()) for field in values):
+        if not self._is_finite(values):
             wrong = ~np.logical_and.reduce([np.isfinite(field.reshape(self.num_local, -1)).all(1) for field in values])
             atom = int(np.flatnonzero(wrong)[0])
             raise ValueError(f"energy or force of atom {self.ids[atom]} is not finite: the simulation has blown up")
         return values
+
+    def _is_finite(self, values: DomainValues) -> bool:
+        return all(np.isfinite(field.sum()) for field in values)
 
     def _must_list(self, pos: NDArray[np.float64]) -> bool:
         """Whether edges are to be listed, at these positions."""

@@ -204,22 +204,26 @@ class FusedDomain(Domain):
         n = self.num_local
         assert self._order is not None
         order = self._order[:n]
-        told = torch.stack([self._lists[0].row_ptr[-1], self._lists[0].wrong[0]]).double()
         given = [energies[:, None], forces, virial]
-        by_atom = [torch.empty_like(values).index_copy_(0, order, values).reshape(-1) for values in given]
-        packed = torch.cat([*by_atom, told])
+        by_atom = torch.cat([torch.empty_like(field).index_copy_(0, order, field).reshape(-1) for field in given])
+        first = self._lists[0]
+        told = torch.stack([first.row_ptr[-1], first.wrong[0], by_atom.isfinite().all().int()]).double()
+        packed = torch.cat([by_atom, told])
         if self.device.type == "cuda":
             host = self._staging(1, len(packed))
             host.copy_(packed, non_blocking=True)
             torch.cuda.current_stream(self.device).synchronize()
             packed = host
         values = packed.numpy()
-        self.num_edges = int(values[10 * n])
+        self.num_edges, self._finite = int(values[10 * n]), bool(values[10 * n + 2])
         if values[10 * n + 1]:
             pair = self._lists[0].wrong_pair()
             assert pair is not None
             raise self._coincident(*(int(self._order[k]) for k in pair))
         return DomainValues(values[:n], values[n : 4 * n].reshape(n, 3), values[4 * n : 10 * n].reshape(n, 6))
+
+    def _is_finite(self, values: DomainValues) -> bool:
+        return self._finite
 
     def _check(self, pos: NDArray[np.float64]) -> None:
         """Compare the kernels with the potential in float64, on a cluster of local atoms."""
