@@ -195,7 +195,7 @@ LAYERS = """
     refusals potentials
     priors models
     novelty
-    potential edges
+    result potential edges
     checkpoint baseline
     data importers
     fused runtime

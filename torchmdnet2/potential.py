@@ -6,7 +6,6 @@ Shapes: N atoms, E directed edges, B structures.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from .refusals import (
     require_system,
 )
 from .registry import HEADS, PRIORS, REPRESENTATIONS
+from .result import Result
 from .system import System
 
 __all__ = ["Potential", "Result", "require_stress"]
@@ -38,27 +38,6 @@ SYMBOLS = (
     "Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv "
     "Ts Og"
 ).split()
-
-
-@dataclass(eq=False)
-class Result:
-    """What a potential gives.
-
-    Attributes:
-        energy: [B] eV, float64.
-        forces: [N, 3] eV/Å, −dE/dpos; None when not asked for.
-        stress: [B, 3, 3] eV/Å³, (1/V) dE/dε, symmetric, tensile positive; None when not asked for.
-        atom_energies: [N] eV, float64, priors included; their sum is the energy.
-        charges: [N] partial charges in e; None where the model has none.
-        properties: what the property heads predict, by name: [B, …] of each structure or [N, …] of each atom.
-    """
-
-    energy: Tensor
-    forces: Tensor | None = None
-    stress: Tensor | None = None
-    atom_energies: Tensor | None = None
-    charges: Tensor | None = None
-    properties: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Potential(nn.Module):
@@ -253,7 +232,16 @@ class Potential(nn.Module):
             part.check(system)  # type: ignore[operator]
 
     def check_charge_and_spin(self, system: System, charge: bool = True) -> None:
-        """What `check` says about these, or about the spin alone."""
+        """What `check` says about these.
+
+        Args:
+            system: B structures.
+            charge: False: about the spin alone.
+
+        Raises:
+            UntrainedCharge: the model does not know a total charge.
+            ValueError: a spin multiplicity above 2, which the model does not read.
+        """
         refuse_spin(system, self.representation.reads_spin)
         if charge:
             name = type(self.representation).__name__
@@ -301,7 +289,10 @@ class Potential(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable.
 
-        `isolated` as of `compute`.
+        Args:
+            system: N atoms.
+            neighbors: edges within `cutoff`, or lists for several cutoffs.
+            isolated: as of `compute`.
         """
         known = neighbors if isinstance(neighbors, PairLists) else PairLists(system, {self.cutoff: neighbors})
         return self._evaluate(system, known, isolated)[:2]
@@ -350,8 +341,7 @@ class Potential(nn.Module):
     ) -> Tensor:
         """Energies of the priors alone, [N] eV float64, differentiable: the baseline of delta learning.
 
-        The total energy includes it, in training too, so that the network learns the difference of the labels from
-        the priors; a label may also be reduced by it beforehand.
+        The network learns the difference of the labels from it. A label may also be reduced by it beforehand.
 
         Args:
             system: N atoms.
@@ -383,11 +373,22 @@ class Potential(nn.Module):
         return energies.new_zeros(self._known.shape[0]).index_put((z,), energies)
 
     def check_elements(self, z: Tensor, name: Callable[[int], str] = "atom {}".format) -> None:
-        """Raise UnknownElement, with the name of an entry, where the model was not trained on an atomic number."""
+        """Refuse atomic numbers that the model was not trained on.
+
+        Args:
+            z: [N] atomic numbers.
+            name: what the error calls an entry of `z`, by its index.
+
+        Raises:
+            UnknownElement: with the name of the first entry.
+        """
         refuse_elements(z, self._known, self.elements, SYMBOLS, name)
 
     def novelty(self, system: System) -> Tensor:
         """How unlike the atoms of the training each atom is, [N] float64; above 1: outside of what the model knows.
+
+        Args:
+            system: N atoms.
 
         Raises:
             ValueError: the potential is not calibrated, or for other weights; others as `forward`.

@@ -32,7 +32,11 @@ class UnknownName(KeyError):
 
 
 class Registry(Generic[T]):
-    """A dictionary name -> class (or function) of one kind, with an error that helps."""
+    """A dictionary name -> class (or function) of one kind, with an error that helps.
+
+    Args:
+        kind: what error messages call an entry.
+    """
 
     def __init__(self, kind: str):
         self.kind = kind

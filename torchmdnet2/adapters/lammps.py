@@ -154,7 +154,14 @@ def _wait_for_readers(seconds: float = 10.0) -> None:
 
 
 class Attached:
-    """What LAMMPS calls in every step.
+    """What LAMMPS calls in every step; made by `attach`.
+
+    Args:
+        lmp: the running LAMMPS.
+        domain: the local atoms of this process.
+        numbers: atomic number of each atom type, from type 1 on.
+        energy_unit: eV per unit of energy of LAMMPS.
+        fix: identifier of the fix.
 
     Attributes:
         domain: the local atoms of this process.

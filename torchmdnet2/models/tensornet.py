@@ -282,15 +282,27 @@ class TensorNet(Representation):
         return Features(self.read(torch.cat(part_norms(x), 1)), energies=self.linear_energies(isotropic))
 
     def linear_energies(self, isotropic: Sequence[Tensor]) -> Tensor | None:
-        """Energies [N] from the isotropic parts [N, F] of X after the embedding and each layer; None without."""
+        """Energies of the linear read-out, [N] in the head's unit; None for a model without.
+
+        Args:
+            isotropic: isotropic parts of X, [N, F], after the embedding and after each layer.
+        """
         if not len(self.linear_readout):
             return None
         return torch.stack([part @ weight for part, weight in zip(isotropic, self.linear_readout, strict=True)]).sum(0)
 
     def product_factor(self, graph: Graph) -> Tensor:
-        """Factor [N] of the products of the interactions, from the total charge."""
+        """Factor of the products of the interactions, from the total charge, [N].
+
+        Args:
+            graph: N atoms.
+        """
         return (1 + 0.1 * graph.charge)[graph.batch]
 
     def read(self, norms: Tensor) -> Tensor:
-        """Scalar features [N, F] from the squared norms [N, 3F] of I, A and S."""
+        """Scalar features, [N, F].
+
+        Args:
+            norms: squared norms of I, A and S, [N, 3F].
+        """
         return self.act(self.linear(self.out_norm(norms)))

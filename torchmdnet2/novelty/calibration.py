@@ -83,7 +83,11 @@ class Calibration:
         return ((along.square() / variances).sum(1) + beyond.square().sum(1) / rest).sqrt() / limit
 
     def fits(self, representation: Representation) -> bool:
-        """Whether the representation has the weights that this was fitted to."""
+        """Whether a representation has the weights that this was fitted to.
+
+        Args:
+            representation: of the potential.
+        """
         return weights_checksum(representation) == self.facts["weights"]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -96,7 +100,11 @@ class Calibration:
 
     @classmethod
     def stored(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Calibration:
-        """From `tensors` and `stored_facts` of a file.
+        """The calibration that a file holds.
+
+        Args:
+            tensors: of `tensors`.
+            facts: of `stored_facts`.
 
         Raises:
             Exception: the content is not such; of any kind.

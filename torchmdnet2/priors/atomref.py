@@ -46,7 +46,14 @@ class Atomref(Prior):
         return self.initial if self.change is None else self.initial + self.change.double()
 
     def check(self, system: System) -> None:
-        """Raise ValueError for elements beyond the table."""
+        """Refuse elements beyond the table.
+
+        Args:
+            system: the structure, or a batch.
+
+        Raises:
+            ValueError: there are such elements.
+        """
         beyond = system.z >= self.initial.shape[0]
         if bool(beyond.any()):
             raise ValueError(

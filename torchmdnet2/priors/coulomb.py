@@ -80,7 +80,14 @@ class Coulomb(Prior):
         self.register_buffer("per_atom", per_atom)
 
     def check(self, system: System) -> None:
-        """Raise ValueError for another number of atoms than there are charges."""
+        """Refuse another number of atoms than there are charges.
+
+        Args:
+            system: the structure, or a batch.
+
+        Raises:
+            ValueError: there are such structures.
+        """
         if self.source != "atom":
             return
         size = system.atom_counts

@@ -64,7 +64,14 @@ class D2(Prior):
         self.register_buffer("radii", torch.tensor([0.0, *_R0], dtype=torch.float64))
 
     def check(self, system: System) -> None:
-        """Raise ValueError for elements beyond xenon."""
+        """Refuse elements beyond xenon.
+
+        Args:
+            system: the structure, or a batch.
+
+        Raises:
+            ValueError: there are such elements.
+        """
         unknown = system.z >= self.c6.shape[0]
         if bool(unknown.any()):
             raise ValueError(f"the prior 'd2' ends at xenon (Z = 54), and there is Z = {int(system.z[unknown][0])}")

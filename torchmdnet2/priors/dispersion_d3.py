@@ -83,7 +83,15 @@ class D3(Prior):
             self.register_buffer(name, value)
 
     def check(self, system: System) -> None:
-        """Raise ValueError for elements that it was made without, MissingBackend without reference values."""
+        """Refuse elements that this was made without.
+
+        Args:
+            system: the structure, or a batch.
+
+        Raises:
+            ValueError: there are such elements.
+            MissingBackend: it was made without reference values, since tad-dftd3 was not installed.
+        """
         if bool((self.c6 < 0).any()):
             raise MissingBackend("the prior 'd3' needs reference values: pip install tad-dftd3")
         types = self.index[system.z]
