@@ -193,7 +193,7 @@ class _OnMesh(_Periodic):
     def __init__(self, sums: EwaldSum, b: int, atoms: Tensor, cell: Tensor):
         super().__init__(sums, b, atoms)
         self._order, self._spacing = order_and_spacing(sums.accuracy, sums.alpha)
-        self._mesh = Mesh.of(mesh_sizes(cell, self._order, self._spacing), cell.device)
+        self._mesh = Mesh.of(mesh_sizes(cell, self._order, self._spacing), self._order, cell.device)
 
     def _potential(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
         return mesh_potential(pos, cell, q, self.sums.alpha, self._order, self._mesh)

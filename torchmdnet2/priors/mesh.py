@@ -19,14 +19,17 @@ __all__ = ["Mesh", "mesh_potential", "mesh_sizes", "order_and_spacing"]
 
 
 class Mesh(NamedTuple):
-    """M_1, M_2, M_3, on the host and as numbers [3] int64 on the device."""
+    """M_1, M_2, M_3, on the host and as numbers [3] int64 on the device; and |b|² of the splines on half the mesh."""
 
     sizes: tuple[int, ...]
     numbers: Tensor
+    moduli: Tensor
 
     @classmethod
-    def of(cls, sizes: list[int], device: torch.device) -> Mesh:
-        return cls(tuple(sizes), torch.tensor(sizes, device=device))
+    def of(cls, sizes: list[int], order: int, device: torch.device) -> Mesh:
+        x, y, z = (_moduli(size, order, device) for size in sizes)
+        moduli = x[:, None, None] * y[:, None] * z[: sizes[2] // 2 + 1]
+        return cls(tuple(sizes), torch.tensor(sizes, device=device), moduli)
 
 
 def order_and_spacing(accuracy: float, alpha: float) -> tuple[int, float]:
@@ -64,7 +67,7 @@ def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: in
     on_mesh = q.new_zeros(math.prod(sizes), q.shape[1])
     on_mesh = on_mesh.index_add(0, points.flatten(), (weights[:, :, None] * q[:, None]).flatten(0, 1))
     transform = torch.fft.rfftn(on_mesh.unflatten(0, sizes), dim=(0, 1, 2))
-    influence = _influence(cell, alpha, sizes, order)
+    influence = _influence(cell, alpha, mesh)
     potential = torch.fft.irfftn(transform * influence[..., None], s=sizes, dim=(0, 1, 2)) * math.prod(sizes)
     at_points = potential.flatten(0, 2).index_select(0, points.flatten()).unflatten(0, points.shape)
     return (at_points * weights[:, :, None]).sum(1)
@@ -95,16 +98,18 @@ def _spread(fractional: Tensor, mesh: Mesh, order: int) -> tuple[Tensor, Tensor]
 
 def _spline(t: Tensor, order: int) -> Tensor:
     """Cardinal B-splines M_p(t + k), k = 0 … p − 1, for t in [0, 1): [..., p] (Eq. 4.1)."""
-    values = [t, 1 - t]  # M_2(t), M_2(t + 1)
+    values = torch.stack([t, 1 - t], -1)  # M_2(t), M_2(t + 1)
+    t = t[..., None]
     for n in range(3, order + 1):
-        below = [torch.zeros_like(t), *values, torch.zeros_like(t)]  # M_{n−1} at t + k − 1, k = 0 … n
-        values = [((t + k) * below[k + 1] + (n - t - k) * below[k]) / (n - 1) for k in range(n)]
-    return torch.stack(values, -1)
+        k = torch.arange(n, device=t.device)
+        below = torch.nn.functional.pad(values, (1, 1))  # M_{n−1} at t + k − 1, k = 0 … n
+        values = ((t + k) * below[..., 1:] + (n - t - k) * below[..., :-1]) / (n - 1)
+    return values
 
 
-def _influence(cell: Tensor, alpha: float, sizes: tuple[int, ...], order: int) -> Tensor:
+def _influence(cell: Tensor, alpha: float, mesh: Mesh) -> Tensor:
     """4π/V exp(−k²/4α²)/k² |b(k)|² on the half mesh of a real transform, [M_1, M_2, M_3/2 + 1]; 0 at k = 0."""
-    device = cell.device
+    sizes, device = mesh.sizes, cell.device
     n = [torch.fft.fftfreq(m, 1 / m, dtype=torch.float64, device=device) for m in sizes[:2]]
     n.append(torch.fft.rfftfreq(sizes[2], 1 / sizes[2], dtype=torch.float64, device=device))
     index = torch.stack(torch.meshgrid(*n, indexing="ij"), -1)
@@ -113,11 +118,7 @@ def _influence(cell: Tensor, alpha: float, sizes: tuple[int, ...], order: int) -
     zero = k2 == 0
     k2 = torch.where(zero, 1.0, k2)
     strength = torch.where(zero, 0.0, torch.exp(-k2 / (4 * alpha * alpha)) / k2)
-    for axis, m in enumerate(sizes):
-        shape = [1, 1, 1]
-        shape[axis] = -1
-        strength = strength * _moduli(m, order, device)[: index.shape[axis]].view(shape)
-    return 4 * math.pi / volume(cell) * strength
+    return 4 * math.pi / volume(cell) * (strength * mesh.moduli)
 
 
 def _moduli(size: int, order: int, device: torch.device) -> Tensor:
