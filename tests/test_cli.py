@@ -185,7 +185,7 @@ def test_md(capsys, folder, tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"w.traj", "w.csv", "w.png", "w.restart"}
     frames = read(tmp_path / "w.traj", ":")
     assert len(frames) == 5 and frames[-1].info["time_ps"] == 0.01
-    # bars R26, R30: the numbers in the trajectory are those of the ASE calculator
+    # R26, R30: the numbers in the trajectory are those of the ASE calculator
     calc = TorchMDNet2Calculator(folder / "model.tmn", dtype="float64")
     for frame in frames:
         assert calc.get_property("energy", frame) == pytest.approx(frame.get_potential_energy(), rel=1e-9)

@@ -194,3 +194,31 @@ def test_every_bar_that_a_test_names_is_explained():
         named |= {number.upper() for number in re.findall(r"def test_([rw]\d+)_", text)}
         named |= set(re.findall(r"\b(?:R|W)[1-9]\d?\b", text)) if path.name.startswith("test_") else set()
     assert {"R25", "W13", "R3"} <= named <= set(explained)
+
+
+def wrong_options(text: str) -> list[str]:
+    """Commands of a page with options that `torchmdnet2` does not have."""
+    import argparse
+
+    from torchmdnet2.cli import _parser
+
+    (commands,) = (action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction))
+    blocks = re.findall(r"^```(?:sh)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    inline = re.findall(r"`(torchmdnet2 [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    wrong = []
+    for line in (*lines, *inline):
+        found = re.search(r"\btorchmdnet2 ([a-z]+)((?:\s[^#|>&;]*)?)", line)
+        if not found or found[1] not in commands.choices:
+            continue
+        known = commands.choices[found[1]]._option_string_actions
+        wrong += [f"{found[1]} {o}" for o in re.findall(r"(?<!\S)(--[a-z][\w-]*)", found[2]) if o not in known]
+    return wrong
+
+
+@pytest.mark.parametrize("page", sorted(str(page.relative_to(ROOT)) for page in PAGES if page.name != "CHANGELOG.md"))
+def test_commands_have_options_that_exist(page):
+    assert not wrong_options((ROOT / page).read_text(encoding="utf-8"))
+    assert wrong_options("```sh\ntorchmdnet2 md a.tmn --tim 2 \\\n --no-such x\n```\n`torchmdnet2 info --x`") == [
+        "md --tim", "md --no-such", "info --x",
+    ]  # fmt: skip

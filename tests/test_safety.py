@@ -1,4 +1,4 @@
-"""Nothing executes, nothing global changes (bars R22 and R28), nothing imports upward."""
+"""Nothing executes, nothing global changes (R22 and R28), nothing imports upward."""
 
 from __future__ import annotations
 
