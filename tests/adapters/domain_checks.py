@@ -73,7 +73,7 @@ def test_positions_that_move_and_other_atoms():
 
 
 def test_two_atoms_at_the_same_place_are_named():
-    domain, atoms = unchecked(make()), scattered(4, BOX, True, 1)
+    domain, atoms = unchecked(make(num_layers=1)), scattered(4, BOX, True, 1)
     pos, _ = set_atoms(domain, atoms)
     pos[3] = pos[1]
     with pytest.raises(ValueError, match=r"atom (1 and atom 3|3 and atom 1) are at the same place"):
@@ -81,7 +81,7 @@ def test_two_atoms_at_the_same_place_are_named():
 
 
 def test_a_wrong_kernel_is_found_on_the_first_use(monkeypatch):
-    domain, atoms = FusedDomain(make(), 0.0), scattered(4, BOX, True, 1)
+    domain, atoms = FusedDomain(make(num_layers=1), 0.0), scattered(4, BOX, True, 1)
     pos, _ = set_atoms(domain, atoms)
     net = domain._net
     run = net.run
@@ -98,7 +98,7 @@ def test_a_wrong_kernel_is_found_on_the_first_use(monkeypatch):
 @pytest.mark.parametrize("wrong", [3e6, float("nan")])
 def test_forces_that_no_integer_holds_are_an_error(wrong, monkeypatch):
     """Forces are summed as integers."""
-    domain, atoms = unchecked(make()), scattered(4, BOX, True, 1)
+    domain, atoms = unchecked(make(num_layers=1)), scattered(4, BOX, True, 1)
     pos, _ = set_atoms(domain, atoms)
     net = domain._net
     domain_forces = net._domain_forces
