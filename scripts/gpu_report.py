@@ -3,8 +3,9 @@
     python scripts/gpu_report.py OUTPUT [--only tests,memcheck,...] [--minutes 30] [--systems FOLDER] [--data FOLDER]
 
 Each stage has a time limit of its own, writes its log into the folder OUTPUT while it runs and, at the end, an entry of
-report.json: exit code, seconds, the last lines. --systems holds PDB files (see bench_systems.py), --data a folder per
-set of labelled frames (see bench_accuracy.py). With TorchMD-Net and nvalchemi on the path the benchmarks time them too.
+report.json: exit code, seconds, the last lines. --systems holds PDB files (scripts/bench/systems.py names them), --data
+a folder per set of labelled frames (see scripts/bench/accuracy.py). With TorchMD-Net and nvalchemi on the path the
+benchmarks time them too.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def stages(out: Path, systems: Path | None, data: Path | None) -> list[Stage]:
         found.append(Stage(tool, 100, cases, {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, 5))
 
     def bench(name: str, seconds: float, options: str, output: str = "{}.json") -> None:
-        command = f"{python} scripts/bench_{name}.py {options} --output {out / output.format(name)}"
+        command = f"{python} -m scripts.bench {name} {options} --output {out / output.format(name)}"
         found.append(Stage(name, seconds + 30, {name: f"{command} --minutes {seconds / 60:.2f}"}))
 
     bench("inference", 300, f"{pdb} --plot {out}/inference.png")

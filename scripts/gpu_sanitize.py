@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_systems import make_potential, water_box
+from bench.systems import make_potential, water_box
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.evaluator import Precision

@@ -1,4 +1,4 @@
-"""scripts/bench_extrapolation.py: a plan on the CPU gives a table, and a second start trains only what is not there."""
+"""scripts/bench/extrapolation.py: a plan on the CPU gives a table, and a second start trains only what is not there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.yaml_reader import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = ROOT / "scripts/bench_extrapolation.py"
 PLAN = """
 config: configs/acac.yaml
 sets: [small]
@@ -65,11 +64,21 @@ def test_a_plan_on_the_cpu(tmp_path):
     write(folder / "train.xyz", frames[:60], format="extxyz")
     write(folder / "test_600K.xyz", frames[60:], format="extxyz")
     (tmp_path / "plan.yaml").write_text(PLAN)
-    command = [sys.executable, SCRIPT, "run", tmp_path / "plan.yaml", output, "--data", tmp_path / "data"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.bench",
+        "extrapolation",
+        "run",
+        tmp_path / "plan.yaml",
+        output,
+        "--data",
+        tmp_path / "data",
+    ]
 
     def run(threads: str) -> str:
         given = [*map(str, command), "--gpus", "0", "--threads", threads, "--minutes", "3"]
-        return subprocess.run(given, check=True, capture_output=True, text=True, timeout=170).stdout
+        return subprocess.run(given, check=True, capture_output=True, text=True, timeout=170, cwd=ROOT).stdout
 
     table = run("2")
     rows = {line.split()[0]: line for line in table.splitlines() if line.startswith("small-")}

@@ -1,6 +1,6 @@
 """Train potentials side by side on one GPU and measure them on published test frames: learning curves.
 
-    python scripts/bench_accuracy.py --data FOLDER --sets acac,3bpa,ethanol --frames 50,150,450 [--minutes 8]
+    python -m scripts.bench accuracy --data FOLDER --sets acac,3bpa,ethanol --frames 50,150,450 [--minutes 8]
         [--config configs/acac.yaml] [--set training.lr=1e-3] [--variants FILE.yaml] [--together 4] [--output FOLDER]
 
 FOLDER holds a folder per set with training frames (train_300K.xyz or train.xyz, extxyz, eV and Å), from which as many
@@ -39,6 +39,8 @@ from torchmdnet2.training.steps.batches import Frames
 from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.trainer import Hooks, Trainer
 from torchmdnet2.yaml_reader import apply_override, parse_yaml
+
+from .harness import ROOT, shared
 
 VALIDATION = 50
 KEYS = {"energy": "energy", "forces": "forces"}
@@ -257,26 +259,22 @@ def run(jobs: list[Job], options: argparse.Namespace) -> list[Tree]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of a folder per set")
     parser.add_argument("--sets", default="acac,3bpa,ethanol")
     parser.add_argument("--frames", default="50,150,450", help="training frames; the steps are those of 450")
-    parser.add_argument("--config", type=Path, default=Path(__file__).parents[1] / "configs/acac.yaml")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs/acac.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `torchmdnet2 train`")
     parser.add_argument("--variants", type=Path, help="YAML or JSON file: name -> settings")
     parser.add_argument("--together", type=int, default=4, help="trainings at a time")
-    parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--split-seed", type=int, default=1)
-    parser.add_argument("--device", default="cuda")
+    shared(parser, device="cuda", minutes=30.0)
     parser.add_argument("--output", type=Path, help="folder for results and models")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
     rows = run(jobs_of(options), options)
     order = {name: k for k, name in enumerate(sorted(row["name"] for row in rows))}
     print("\n" + table(sorted(rows, key=lambda row: order[row["name"]])))
-
-
-if __name__ == "__main__":
-    main()

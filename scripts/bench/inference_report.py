@@ -1,4 +1,4 @@
-"""Tables and a plot of what bench_inference.py has found."""
+"""Tables and a plot of what the benchmark inference has found."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Time a step through ASE and OpenMM beside the Evaluator alone, on one GPU, and where the time goes.
 
-    python scripts/bench_adapters.py --systems FOLDER_OF_PDB_FILES [--minutes 5] [--output FILE]
+    python -m scripts.bench adapters --systems FOLDER_OF_PDB_FILES [--minutes 5] [--output FILE]
 
 Each row is one system. "bound" is a step that stays on the device, and "call" is `evaluator(system)`; "copies" brings
 positions in and results out without a step; "hand-over" is what the host does without a model (OpenMM: a step with a
@@ -15,18 +15,18 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from ase import Atoms, units
 from ase.md.verlet import VelocityVerlet
-from bench_parts import Row, add_options, attempt, over, run_parts
-from bench_systems import MODEL, once, read_pdb, synchronize, timed, water_box
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+
+from .harness import Row, attempt, over, run_parts, shared
+from .systems import MODEL, once, read_pdb, sides, synchronize, timed, water_box
 
 TINY = 1e-4  # fs, so that a network of random weights does not tear the structure apart
 PARTS = (
@@ -185,7 +185,7 @@ def bench_peer(potential: Potential, system: System, atoms: Atoms, compiled: boo
 
 def systems_of(options: argparse.Namespace) -> dict[str, System]:
     """By name, the smallest first."""
-    systems = {f"water {3 * s**3}": water_box(s) for s in (int(s) for s in options.water.split(",") if s)}
+    systems = {f"water {3 * s**3}": water_box(s) for s in sides(options.water)}
     if options.systems:
         systems = {"alanine dipeptide": read_pdb(options.systems / "alanine_dipeptide.pdb"), **systems}
     return systems
@@ -253,19 +253,13 @@ def speed(milliseconds: float) -> str:
     return f"{86.4 / milliseconds:.0f} ns/day"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", type=Path, help="folder with alanine_dipeptide.pdb")
-    parser.add_argument("--water", default="7,15", help="molecules along each side")
-    parser.add_argument("--device", default="cuda")
-    add_options(parser, PARTS, minutes=5)
-    options = parser.parse_args()
+def arguments(parser: argparse.ArgumentParser) -> None:
+    shared(parser, device="cuda", systems=None, water="7,15", minutes=5.0, output=None, parts=PARTS)
+
+
+def main(options: argparse.Namespace) -> None:
     if options.part:
         run_part(options)
         return
     rows = run_parts(options, {"model": MODEL}, lambda r: f"{r['part']:<22} {r.get('system', ''):<20} {line(r)}")
     print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Time a step of LAMMPS with a model on water, on one process or on many.
 
-    python scripts/bench_lammps.py --atoms 3000 --processes 1,2 --threads 1
+    python -m scripts.bench lammps --atoms 3000 --processes 1,2 --threads 1
 
 Starts itself under mpiexec once for each number of processes, with the same random TensorNet and the same box of water
 at constant energy. Prints JSON: median ms of a step, and ms of its parts in the mean (what a process spends in the
@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 
 import numpy as np
+
+from .harness import again, save_rows, shared
 
 MARK = "RESULT "
 
@@ -103,7 +105,7 @@ def worker(options: argparse.Namespace) -> None:
     ):  # fmt: skip
         watch.watch(owner, method, name)
     calls = attached.calls
-    for _ in range(options.parts):
+    for _ in range(options.groups):
         comm.Barrier()
         start = time.perf_counter()
         lmp.command(f"run {options.steps} post no")
@@ -124,7 +126,7 @@ def worker(options: argparse.Namespace) -> None:
         evaluator, system = Evaluator(potential.to(device)), System.from_ase(box).to(device)
         evaluator(system), evaluator(system)
         alone = []
-        for _ in range(options.parts):
+        for _ in range(options.groups):
             start = time.perf_counter()
             for _ in range(options.steps):
                 evaluator(system).energy.item()
@@ -134,21 +136,19 @@ def worker(options: argparse.Namespace) -> None:
         print(MARK + json.dumps(facts), flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--atoms", type=int, default=3000)
     parser.add_argument("--weak", action="store_true", help="--atoms are those of each process")
     parser.add_argument("--processes", default="1,2")
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
-    parser.add_argument("--channels", type=int, default=64)
+    shared(parser, device="cpu", threads=1, channels=64, output=None)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--parts", type=int, default=5, help="of --steps steps; the median counts")
+    parser.add_argument("--groups", type=int, default=5, help="of --steps steps; the median counts")
     parser.add_argument("--alone", action="store_true", help="do not time the Evaluator")
-    parser.add_argument("--output", help="JSON file")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.worker:
         worker(options)
         return
@@ -157,20 +157,10 @@ def main() -> None:
     results = []
     for processes in map(int, options.processes.split(",")):
         atoms = options.atoms * (processes if options.weak else 1)
-        keep = ("threads", "channels", "dtype", "device", "steps", "parts")
+        keep = ("threads", "channels", "dtype", "device", "steps", "groups")
         arguments = [word for name in keep for word in (f"--{name}", str(getattr(options, name)))]
         arguments += ["--alone"] * options.alone
-        command = [
-            mpiexec,
-            "-n",
-            str(processes),
-            sys.executable,
-            __file__,
-            "--worker",
-            "--atoms",
-            str(atoms),
-            *arguments,
-        ]
+        command = [mpiexec, "-n", str(processes), *again("lammps", "--worker", "--atoms", atoms, *arguments)]
         environment = {"NCCL_NVLS_ENABLE": "0", **os.environ, "OMP_NUM_THREADS": str(options.threads)}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         (line,) = (line for line in done.stdout.splitlines() if line.startswith(MARK))
@@ -178,9 +168,4 @@ def main() -> None:
         work = results[-1]["atoms"] / results[0]["atoms"]
         results[-1]["speed_up"] = results[0]["step_ms"] / results[-1]["step_ms"] * work
         print(json.dumps(results[-1]), flush=True)
-    if options.output:
-        Path(options.output).write_text(json.dumps(results, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    save_rows(options.output, results)

@@ -1,6 +1,6 @@
 """Measure the data layer with very many frames on a CPU: making the cache, opening it, statistics, batches.
 
-    python scripts/bench_data.py FOLDER [--frames 1000000] [--xyz 100000]
+    python -m scripts.bench data FOLDER [--frames 1000000] [--xyz 100000]
 
 Writes FOLDER/many.h5 (SPICE's layout: 50 conformations of each molecule of 10 to 20 atoms, charges of ions in the
 SMILES) and FOLDER/many.xyz, with their caches beside them, and prints a table: step, time, processor time of a process
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,6 +24,8 @@ from torchmdnet2.cli import main as command
 from torchmdnet2.data import make_splits, open_dataset, splits_entry, statistics
 from torchmdnet2.training.config.config import TrainingConfig
 from torchmdnet2.training.steps.batches import Frames, Loader, training_batches
+
+from .harness import again
 
 CUTOFF, BATCH, CONFORMATIONS, XYZ_ATOMS = 5.0, 64, 50, 15
 ELEMENTS, SYMBOLS = np.array([1, 6, 7, 8, 16]), np.array(["H", "C", "N", "O", "S"])
@@ -129,13 +130,14 @@ def run_step(step: str, folder: Path) -> None:
     print(f"| {step} | {seconds:.1f} s | {cpu:.1f} s | {max(most[0], resident()) - before:.0f} MB | {what} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--xyz", type=int, default=100_000)
     parser.add_argument("--only", help="one step, in this process")
-    args = parser.parse_args()
+
+
+def main(args: argparse.Namespace) -> None:
     if args.only:
         return run_step(args.only, args.folder)
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -143,8 +145,4 @@ def main() -> None:
         if not (args.folder / name).exists():
             make(args.folder / name, frames)
     for step in STEPS:
-        subprocess.run([sys.executable, __file__, str(args.folder), "--only", step], check=True)
-
-
-if __name__ == "__main__":
-    main()
+        subprocess.run(again("data", args.folder, "--only", step), check=True)

@@ -1,7 +1,8 @@
-"""Benchmarks in parts, each in a process of its own: one that fails or hangs costs the others nothing.
+"""What all benchmarks share: options, results, and parts, each in a process of its own.
 
-A script calls `run_parts`, which starts it again with `--part NAME` for every part and collects what that process says,
-a row at a time. Rows are on disk as soon as they are known.
+A part that fails or hangs costs the others nothing. A benchmark calls `run_parts`, which starts it again with
+`--part NAME` for every part and collects what that process says, a row at a time. Rows are on disk as soon as they are
+known.
 """
 
 from __future__ import annotations
@@ -13,26 +14,70 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Row", "add_options", "attempt", "machine", "over", "run_parts", "say"]
+__all__ = ["ROOT", "Row", "again", "attempt", "over", "run_parts", "save_rows", "say", "shared", "table"]
+
+ROOT = Path(__file__).resolve().parents[2]
 
 Row = dict[str, Any]
 _MARK = "ROW "  # other programs print to the same stream
 _GRACE = 20.0  # seconds that a part may be late, in the middle of a row
 
 
-def add_options(parser: argparse.ArgumentParser, parts: Sequence[str], minutes: float) -> None:
-    """The options that every benchmark in parts has."""
-    parser.add_argument("--parts", default=",".join(parts), help="what is run, in this order (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=minutes, help="for everything (default: %(default)s)")
-    parser.add_argument("--output", type=Path, help="JSON file, written after every row")
-    parser.add_argument("--part", help=argparse.SUPPRESS)
-    parser.add_argument("--until", type=float, default=float("inf"), help=argparse.SUPPRESS)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "device": {"help": "where models run (default: %(default)s)"},
+    "systems": {"type": Path, "metavar": "FOLDER", "help": "PDB files: alanine_dipeptide.pdb, chignolin.pdb, …"},
+    "water": {"metavar": "SIDES", "help": "boxes of water: molecules along each side (default: %(default)s)"},
+    "threads": {"type": int, "help": "(default: %(default)s)"},
+    "channels": {"type": int, "help": "width of the model (default: %(default)s)"},
+    "parts": {"help": "what is run, in this order (default: %(default)s)"},
+    "minutes": {"type": float, "help": "for everything (default: %(default)s)"},
+    "output": {"type": Path, "metavar": "FILE", "help": "results as JSON"},
+    "plot": {"type": Path, "metavar": "FILE", "help": "plot as PNG"},
+    "redraw": {"type": Path, "metavar": "FILE", "help": "measure nothing: print and plot these earlier results"},
+}
+
+
+def shared(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add options that benchmarks have in common.
+
+    Args:
+        parser: of one benchmark.
+        defaults: name in OPTIONS -> its default here. "parts" takes a sequence.
+    """
+    for name, default in defaults.items():
+        default = ",".join(default) if name == "parts" else default
+        parser.add_argument(f"--{name}", default=default, **OPTIONS[name])
+    if "parts" in defaults:
+        parser.add_argument("--part", help=argparse.SUPPRESS)
+        parser.add_argument("--until", type=float, default=float("inf"), help=argparse.SUPPRESS)
+
+
+def again(*words: object) -> list[str]:
+    """The command of a benchmark, for a process of its own.
+
+    Args:
+        words: name of the benchmark, options.
+    """
+    return [sys.executable, "-m", "scripts.bench", *map(str, words)]
+
+
+def save_rows(path: Path | None, rows: list[Row], known: Row | None = None) -> None:
+    """Results as JSON, where a file is asked for, with what was known before, and what the times belong to."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**machine(), **(known or {}), "rows": rows}, indent=1, default=str) + "\n")
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
 
 
 def over(options: argparse.Namespace) -> bool:
@@ -72,7 +117,7 @@ def run_parts(
     A part gets all the time that is left, but for five seconds for each of those after it.
 
     Args:
-        options: of the command line, with those of `add_options`.
+        options: of the command line, with "parts", "minutes" and "output" of `shared`.
         known: written beside the rows.
         show: what is printed of a row.
     """
@@ -87,15 +132,13 @@ def run_parts(
         for row in _rows_of(part, until):
             rows.append({"part": part, **row})
             print(show(rows[-1]), flush=True)
-            if options.output:
-                options.output.parent.mkdir(parents=True, exist_ok=True)
-                options.output.write_text(json.dumps({**machine(), **(known or {}), "rows": rows}, indent=1) + "\n")
+            save_rows(options.output, rows, known)
         print(f"# {part}: {time.time() - began:.0f} s", flush=True)
     return rows
 
 
 def _rows_of(part: str, until: float) -> Iterator[Row]:
-    command = [sys.executable, *sys.argv, "--part", part, "--until", str(until)]
+    command = again(*sys.argv[1:], "--part", part, "--until", until)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     timer = threading.Timer(max(1.0, until + _GRACE - time.time()), process.kill)
     timer.start()

@@ -1,11 +1,13 @@
-"""How often a calibrated model of ethanol warns about what it knows, and about what it does not.
+r"""How often a calibrated model of ethanol warns about what it knows, and about what it does not.
 
 And whether the novelty follows the error of the forces against GFN2-xTB (needs tblite):
 
     torchmdnet2 train configs/quickstart.yaml
     cd runs/quickstart
     torchmdnet2 calibrate best.tmn calibrated.tmn --train ../../examples/data/ethanol_gfn2.xyz --split splits.json
-    python ../../scripts/bench_novelty.py calibrated.tmn ../../examples/data/ethanol_gfn2.xyz splits.json
+    cd ../..
+    python -m scripts.bench novelty runs/quickstart/calibrated.tmn examples/data/ethanol_gfn2.xyz \
+        runs/quickstart/splits.json
 
 Further models of the same frames after --committee: the spread of their forces is compared, too.
 """
@@ -105,12 +107,13 @@ def per_structure(values: np.ndarray, system: System) -> torch.Tensor:
     return largest(torch.as_tensor(np.linalg.norm(values, axis=1)), system)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     for name, told in (("model", "calibrated"), ("data", "frames of ethanol"), ("split", "splits.json")):
         parser.add_argument(name, help=told)
     parser.add_argument("--committee", nargs="+", default=[], help="further models of the same data")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
     potential = load(options.model)
     committee = Ensemble([potential, *map(load, options.committee)]) if options.committee else None
@@ -141,7 +144,3 @@ def main() -> None:
         error = torch.cat(columns["error"][part])
         ranks = {n: spearmanr(torch.cat(v[part]), error).statistic for n, v in columns.items() if n != "error"}
         print(f"{group:24s} " + "  ".join(f"{name} {value:+.2f}" for name, value in ranks.items()))
-
-
-if __name__ == "__main__":
-    main()

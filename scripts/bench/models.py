@@ -1,6 +1,6 @@
 """Time whole steps of the models without fused kernels of their own on one GPU: captured autograd, and compiled.
 
-    python scripts/bench_models.py [--systems FOLDER] [--output FILE] [--minutes 3]
+    python -m scripts.bench models [--systems FOLDER] [--output FILE] [--minutes 3]
 
 Each row is a step by replay of one CUDA graph (neighbor search, network, autograd, sums) in float32. Ways:
 
@@ -27,7 +27,6 @@ import gc
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -36,14 +35,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_peer import peer_step
-from bench_systems import forget, once, peak, read_pdb, synchronize, timed, water_box
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.priors.pairs import PairLists
 from torchmdnet2.runtime.padded import PaddedList
+
+from .harness import Row, again, save_rows, shared
+from .peer import peer_step
+from .systems import forget, once, peak, read_pdb, synchronize, timed, water_box
 
 SIZE = {"hidden_channels": 128, "num_layers": 6, "num_rbf": 64, "cutoff": 5.0, "max_z": 128}
 TENSORNET2 = {"name": "tensornet2", **SIZE, "num_rbf": 32, "q_dim": 16, "exact_charge": False}
@@ -62,7 +63,6 @@ SHAPES = [
     f"shapes {s}" for s in ("8/4/2/4", "8/8/4/4", "8/2/1/4", "8/4/2/8", "4/4/2/2", "4/8/4/4", "2/8/4/2", "1/8/4/1")
 ]
 WAYS = ("replay", "autograd", "indexed", "joint", "split", "torchmd-net graph", "torchmd-net eager")
-Row = dict[str, Any]
 
 
 # --- a step as one compiled function ---------------------------------------------------------------------------------
@@ -314,19 +314,16 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", help="folder with alanine_dipeptide.pdb")
-    parser.add_argument("--water", default="7,15", help="molecules along each side")
+def arguments(parser: argparse.ArgumentParser) -> None:
+    shared(parser, device="cuda", systems=None, water="7,15", minutes=3.0, output=None)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--ways", default=",".join([*WAYS, *SHAPES]))
-    parser.add_argument("--minutes", type=float, default=3.0)
-    parser.add_argument("--output", help="JSON file")
-    parser.add_argument("--device", default="cuda")
     for name in ("--model", "--rows", "--lock"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=float("inf"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.model:
         run_model(options.model, options)
         return
@@ -336,9 +333,9 @@ def main() -> None:
         for k, name in enumerate(options.models.split(",")):
             # as many compiling threads as there are cores for each model
             environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "4"}
-            command = [sys.executable, __file__, "--model", name, "--rows", f"{work}/{k}", "--lock", f"{work}/lock"]
+            command = again("models", "--model", name, "--rows", f"{work}/{k}", "--lock", f"{work}/lock")
             command += ["--deadline", str(end - 20), "--device", options.device, "--water", options.water]
-            command += ["--ways", options.ways, *(["--systems", options.systems] if options.systems else [])]
+            command += ["--ways", options.ways, *(["--systems", str(options.systems)] if options.systems else [])]
             running.append(subprocess.Popen(command, env=environment))
         for process in running:
             try:
@@ -347,12 +344,5 @@ def main() -> None:
                 process.kill()
         files = [Path(work) / str(k) for k in range(len(running))]
         rows = [json.loads(line) for file in files if file.exists() for line in file.read_text().splitlines()]
-    if options.output:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-        about = {"device": device, "torch": torch.__version__, "models": MODELS, "rows": rows}
-        Path(options.output).write_text(json.dumps(about, indent=1) + "\n")
+    save_rows(options.output, rows, {"models": MODELS})
     print(table(rows))
-
-
-if __name__ == "__main__":
-    main()

@@ -25,6 +25,7 @@ __all__ = [
     "once",
     "peak",
     "read_pdb",
+    "sides",
     "timed",
     "water_box",
 ]
@@ -83,6 +84,11 @@ def read_pdb(path: Path) -> System:
     return System(z=torch.tensor(z), pos=torch.tensor(pos, dtype=torch.float32))
 
 
+def sides(water: str) -> list[int]:
+    """Numbers with commas; none of an empty text."""
+    return [int(side) for side in water.split(",") if side]
+
+
 def named_systems(folder: Path | None, water: str, copies: int = 0) -> dict[str, Callable[[], System]]:
     """What makes each system, by name: PDB files that are there, water boxes, copies of a molecule in one batch."""
 
@@ -96,7 +102,7 @@ def named_systems(folder: Path | None, water: str, copies: int = 0) -> dict[str,
             systems[name] = lambda path=path: read_pdb(path)  # type: ignore[misc]
             if name == "alanine_dipeptide" and copies:
                 systems[f"{copies} x {name}"] = lambda path=path: many(path)  # type: ignore[misc]
-    for side in (int(s) for s in water.split(",") if s):
+    for side in sides(water):
         systems[f"water {3 * side**3}"] = lambda side=side: water_box(side)  # type: ignore[misc]
     return systems
 

@@ -1,13 +1,13 @@
 """Time energy and forces of TensorNet on the CPU: the Evaluator, the Potential and, when it is installed, TorchMD-Net.
 
-    python scripts/bench_cpu.py [--systems FOLDER] [--threads 2] [--repeats 7] [--no-potential] [--priors]
+    python -m scripts.bench cpu [--systems FOLDER] [--threads 2] [--repeats 7] [--no-potential] [--priors]
                                 [--tensornet2 LAYERS] [--only NAME]
 
 FOLDER holds alanine_dipeptide.pdb and chignolin.pdb; the water box of 1,029 atoms is made here. Each step is whole:
 neighbor search, energy, forces. The programs take turns, so that what else runs on the machine meets all of them.
 All have the same weights. Errors are the largest of any force component against the Potential in float64.
 
---priors times the Evaluator with priors beside the network instead (COMPOSED of bench_systems.py), in processor time.
+--priors times the Evaluator with priors beside the network instead (COMPOSED of systems.py), in processor time.
 
 --tensornet2 takes TensorNet2 with 16 charge channels and so many layers; one layer is the shape of AceFF-2. Its priors
 are ZBL with covalent radii and the Coulomb energy of its charges. Processor times are beside those of the clock.
@@ -25,10 +25,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_peer import peer_step
-from bench_systems import COMPOSED, MODEL, make_potential, read_pdb, water_box
 
 from torchmdnet2 import Evaluator, Potential, System
+
+from .harness import shared
+from .peer import peer_step
+from .systems import COMPOSED, MODEL, make_potential, read_pdb, sides, water_box
 
 
 def peer(potential: Potential, atoms: System) -> Callable[[], Any] | None:
@@ -86,21 +88,21 @@ def compare_priors(systems: dict[str, System], repeats: int, layers: int) -> Non
             print(f"{name}, {atoms.num_atoms}: {composed}, {row}", flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", type=Path, default=Path("systems"))
-    parser.add_argument("--threads", type=int, default=2)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    shared(parser, systems=Path("systems"), water="7", threads=2)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--no-potential", action="store_true", help="leave out the Potential, which is slow")
     parser.add_argument("--priors", action="store_true", help="priors beside the network, in processor time")
     parser.add_argument("--tensornet2", type=int, default=0, metavar="LAYERS", help="TensorNet2 with so many layers")
     parser.add_argument("--only", help="one of the systems")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     files = [options.systems / f"{name}.pdb" for name in ("alanine_dipeptide", "chignolin")]
     systems = {file.stem: read_pdb(file) for file in files if file.exists()}
-    systems["water"] = water_box(7)
+    systems |= {f"water {3 * side**3}": water_box(side) for side in sides(options.water)}
     systems = {name: atoms for name, atoms in systems.items() if options.only in (None, name)}
     if options.priors:
         compare_priors(systems, options.repeats, options.tensornet2)
@@ -141,7 +143,3 @@ def main() -> None:
             force = float((known["TorchMD-Net"]().double() - exact.forces).abs().max())
             print(f"  TorchMD-Net: force error {force:.1e} eV/Å")
     print(evaluator.report())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Train variants of a recipe with several seeds, side by side on several GPUs, and measure them on hotter frames.
 
-    python scripts/bench_extrapolation.py label TRAIN.xyz DATA/NAME [--processes 16]     # make a set of hot frames
-    python scripts/bench_extrapolation.py run PLAN.yaml … OUTPUT --data DATA [--gpus 4] [--threads 6] [--minutes 25]
-    python scripts/bench_extrapolation.py teach DATA/NAME CHEAP.xyz DATA/NAME_taught MODEL.tmn …
+    python -m scripts.bench extrapolation label TRAIN.xyz DATA/NAME [--processes 16]     # make a set of hot frames
+    python -m scripts.bench extrapolation run PLAN.yaml … OUTPUT --data DATA [--gpus 4] [--threads 6] [--minutes 25]
+    python -m scripts.bench extrapolation teach DATA/NAME CHEAP.xyz DATA/NAME_taught MODEL.tmn …
 
 `label` makes the surrogate that settings are chosen on, so that published test frames are not looked at: the geometries
 of TRAIN.xyz start GFN2-xTB dynamics at 300 K (train.xyz), 600 K and 1200 K (test_600K.xyz, test_1200K.xyz), all with
@@ -38,7 +38,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from ase.io import read, write
-from bench_accuracy import (
+
+from torchmdnet2 import Potential
+from torchmdnet2.data import open_dataset
+from torchmdnet2.yaml_reader import apply_override, parse_yaml
+
+from .accuracy import (
     KEYS,
     VALIDATION,
     Job,
@@ -49,12 +54,8 @@ from bench_accuracy import (
     number_of_frames,
     training_file,
 )
+from .harness import ROOT, again, shared
 
-from torchmdnet2 import Potential
-from torchmdnet2.data import open_dataset
-from torchmdnet2.yaml_reader import apply_override, parse_yaml
-
-ROOT = Path(__file__).resolve().parents[1]
 TEMPERATURES = {"train": (300, 500), "test_600K": (600, 160), "test_1200K": (1200, 160)}
 """File -> K, frames."""
 
@@ -255,7 +256,7 @@ def run(options: argparse.Namespace) -> None:
         # a queue of its own for every stream that a training may use
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
         environment["CUDA_VISIBLE_DEVICES"] = visible[k] if gpus else ""
-        command = [sys.executable, __file__, "work", str(options.output), "--data", str(options.data)]
+        command = again("extrapolation", "work", options.output, "--data", options.data)
         command += ["--device", "cuda" if gpus else "cpu", "--until", str(until)]
         command += ["--threads", str(options.threads)]
         with (options.output / f"process_{k}.log").open("w") as log:
@@ -274,8 +275,7 @@ def run(options: argparse.Namespace) -> None:
     print(write_tables())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True)
     make = verbs.add_parser("label", help="make a set of hot frames with GFN2-xTB")
     make.add_argument("given", type=Path, help="structures to start from")
@@ -294,7 +294,7 @@ def main() -> None:
     start.add_argument("--data", type=Path, required=True, help="folder of a folder per set")
     start.add_argument("--gpus", type=int, help="default: all that there are")
     start.add_argument("--threads", type=int, default=6, help="trainings at a time on each GPU (%(default)s)")
-    start.add_argument("--minutes", type=float, default=25)
+    shared(start, minutes=25.0)
     start.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the plans, as seeds=[1]")
     start.set_defaults(do=run)
     worker = verbs.add_parser("work", help="(what `run` starts)")
@@ -304,9 +304,7 @@ def main() -> None:
     worker.add_argument("--threads", type=int, default=1)
     worker.add_argument("--until", type=float, required=True)
     worker.set_defaults(do=work)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     options.do(options)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Time whole steps of the fused TensorNet2 on one GPU, and which launch shapes are fastest.
 
-    python scripts/bench_tensornet2.py [--systems FOLDER] [--output FILE] [--minutes 3] [--scan]
+    python -m scripts.bench tensornet2 [--systems FOLDER] [--output FILE] [--minutes 3] [--scan]
 
 Each row is a step by replay of one CUDA graph in float32: L = 1 and 2, F = 128, q_dim 16, and L = 1 with the priors
 "zbl" (covalent) and "coulomb" (predicted charges, reaction field). "peak_GB" is the memory of the step. Errors are the
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_systems import read_pdb, timed, water_box
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.fused.tensornet.launch_shapes import Block, MessageTile
@@ -29,6 +27,9 @@ from torchmdnet2.fused.tensornet2.launch_shapes import FilterTiles
 from torchmdnet2.runtime.fused_model import FusedModel
 from torchmdnet2.runtime.graphed_step import GraphedStep
 from torchmdnet2.runtime.static_inputs import StaticInputs
+
+from .harness import save_rows, shared
+from .systems import read_pdb, timed, water_box
 
 SIZE = {"name": "tensornet2", "hidden_channels": 128, "num_rbf": 32, "cutoff": 5.0, "q_dim": 16}
 FIELD = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 9.0, "damping": "exp"}
@@ -136,22 +137,16 @@ def attempt(measured: Any) -> Row:
         return {"error": f"{type(error).__name__}: {str(error)[:200]}"}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", help="folder with alanine_dipeptide.pdb")
-    parser.add_argument("--water", default="7,15,32", help="molecules along each side")
+def arguments(parser: argparse.ArgumentParser) -> None:
+    shared(parser, systems=None, water="7,15,32", minutes=3.0, output=None)
     parser.add_argument("--scan", action="store_true", help="time other launch shapes, up to 20,000 atoms")
-    parser.add_argument("--minutes", type=float, default=3.0, help="after which no further shapes are tried")
-    parser.add_argument("--output", help="JSON file")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit("this benchmark needs an NVIDIA GPU")
     found = []
     for row in rows(options):
         found.append(row)
         print(row, flush=True)
-        if options.output:
-            about = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "models": MODELS}
-            Path(options.output).write_text(json.dumps({**about, "rows": found}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        save_rows(options.output, found, {"models": MODELS})

@@ -1,6 +1,6 @@
 """Throughput of training on several GPUs of one host, at a fixed number of frames per GPU.
 
-    python scripts/bench_devices.py FILE [--devices 1,2,4] [--batch 64,512] [--minutes 5] [--output FILE]
+    python -m scripts.bench devices FILE [--devices 1,2,4] [--batch 64,512] [--minutes 5] [--output FILE]
 
 FILE holds labelled frames (extxyz, keys energy and forces). For each number of GPUs torchrun starts as many processes,
 which do whole training steps of TensorNet (forces, second derivatives, sums over the GPUs, update) on random batches of
@@ -20,13 +20,14 @@ import time
 from pathlib import Path
 
 import torch
-from bench_parts import Row, machine
 
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import device_of, make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state
 from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.loop import pack_trainer
+
+from .harness import Row, again, save_rows, shared, table
 
 GROUPS = 5
 GOAL = 0.85  # of perfect: 3.4 times on four GPUs
@@ -84,8 +85,9 @@ def run(devices: int, batch: int, seconds: float, options: argparse.Namespace) -
     found = Path(f"{options.output or 'bench_devices'}.row")
     found.unlink(missing_ok=True)
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices), __file__),
-        *(str(options.file), "--worker", str(found), "--each", str(batch), "--steps", str(options.steps)),
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices), "--module"),
+        *again("devices", options.file)[2:],
+        *("--worker", str(found), "--each", str(batch), "--steps", str(options.steps)),
         *("--device", options.device, "--channels", str(options.channels)),
     ]
     known = {"devices": devices, "batch": batch}
@@ -103,35 +105,33 @@ def run(devices: int, batch: int, seconds: float, options: argparse.Namespace) -
     return row
 
 
-def table(rows: list[Row]) -> str:
+def throughput(rows: list[Row]) -> str:
     """Throughput, and how it grows."""
     one = {row["batch"]: row["frames_per_s"] for row in rows if row["devices"] == 1 and "ms" in row}
-    lines = ["| frames per GPU | GPUs | ms per step | frames/s | of one GPU | goal | GB |", "|---" * 7 + "|"]
+    lines = []
     for row in rows:
-        start = f"| {row['batch']} | {row['devices']} |"
+        start = [row["batch"], row["devices"]]
         if "ms" not in row:
-            lines.append(f"{start} {row['error']} |")
+            lines.append([*start, row["error"]])
             continue
         ratio = f"{row['frames_per_s'] / one[row['batch']]:.2f}" if row["batch"] in one else ""
-        times = f"{row['ms']:.2f} ({row['low']:.2f} to {row['high']:.2f}) | {row['frames_per_s']:,.0f}"
+        times = f"{row['ms']:.2f} ({row['low']:.2f} to {row['high']:.2f})"
         goal = f"{GOAL * row['devices']:.2f}" if row["devices"] > 1 else ""
-        lines.append(f"{start} {times} | {ratio} | {goal} | {row['peak_GB']:.1f} |")
-    return "\n".join(lines)
+        lines.append([*start, times, f"{row['frames_per_s']:,.0f}", ratio, goal, f"{row['peak_GB']:.1f}"])
+    return table(["frames per GPU", "GPUs", "ms per step", "frames/s", "of one GPU", "goal", "GB"], lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--devices", default="1,2,4", help="numbers of GPUs")
     parser.add_argument("--batch", default="512,64", help="frames per GPU")
     parser.add_argument("--steps", type=int, default=40, help="of a group")
-    parser.add_argument("--channels", type=int, default=128, help="width of the model")
-    parser.add_argument("--minutes", type=float, default=5)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--output", type=Path, help="JSON file, written after every row")
+    shared(parser, device="cuda", channels=128, minutes=5.0, output=None)
     parser.add_argument("--each", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.worker:
         measure(options)
         return
@@ -141,10 +141,5 @@ def main() -> None:
         for devices in (n for n in map(int, options.devices.split(",")) if n <= there):
             rows.append(run(devices, batch, end - time.time(), options))
             print(rows[-1], flush=True)
-            if options.output:
-                options.output.write_text(json.dumps({**machine(), "rows": rows}, indent=1) + "\n")
-    print(table(rows))
-
-
-if __name__ == "__main__":
-    main()
+            save_rows(options.output, rows)
+    print(throughput(rows))

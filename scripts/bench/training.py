@@ -1,6 +1,6 @@
 """Time a training step (forces, second derivatives, update), and check the losses.
 
-    python scripts/bench_training.py acac.xyz 3bpa.xyz [--batches 8,64,512] [--minutes 5] [--output FILE]
+    python -m scripts.bench training acac.xyz 3bpa.xyz [--batches 8,64,512] [--minutes 5] [--output FILE]
 
 Each file holds labelled frames (extxyz, keys energy and forces). "replay" is a step from packed frames in one CUDA
 graph, "tf32" the same with matrix products in TF32, "eager" the plain loop, "torchmd-net" its eager step with the
@@ -10,7 +10,7 @@ atomic. Each of these runs in a process of its own.
 
 They are of TensorNet. A mode of another model is a part named like "replay@tensornet2":
 
-    python scripts/bench_training.py acac.xyz --parts replay@tensornet2,torchmd-net@tensornet2,losses@tensornet2
+    python -m scripts.bench training acac.xyz --parts replay@tensornet2,torchmd-net@tensornet2,losses@tensornet2
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_parts import Row, add_options, attempt, over, run_parts
 
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state
 from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import Trainer
+
+from .harness import Row, attempt, over, run_parts, shared
 
 _TWO_LAYERS = {"num_layers": 2, "num_rbf": 32, "cutoff": 5.0}
 _SIX_LAYERS = {"num_layers": 6, "num_rbf": 64, "cutoff": 5.0}
@@ -113,7 +114,7 @@ def plain(trainer: Trainer, batch: int) -> Callable[[], Any]:
 
 
 def peer(trainer: Trainer, batch: int) -> Callable[[], Any]:
-    from bench_peer import peer_model
+    from .peer import peer_model
 
     frames = next(iter(trainer.train_loader([first_batch(trainer, batch)]))).to(trainer.device)
     system, labels = frames.sample.system, frames.sample.labels
@@ -212,8 +213,7 @@ def summary(rows: list[Row]) -> str:
     return "\n".join([*lines, *(line(r) for r in rows if "replayed" in r)])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+")
     parser.add_argument("--batches", default="8,64,512")
     parser.add_argument("--repeats", type=int, default=0, help="timed steps (default: 40 replayed, 12 others)")
@@ -222,17 +222,11 @@ def main() -> None:
         "--lr", type=float, default=1e-4, help="their learning rate; the higher, the faster rounding grows"
     )
     parser.add_argument("--optimizer", default="adamw", help="adamw or muon, of our steps")
-    parser.add_argument("--channels", type=int, default=128, help="width of the model")
-    parser.add_argument("--device", default="cuda")
-    add_options(parser, PARTS, minutes=5)
-    options = parser.parse_args()
+    shared(parser, device="cuda", channels=128, minutes=5.0, output=None, parts=PARTS)
+
+
+def main(options: argparse.Namespace) -> None:
     if options.part:
         run_part(options)
         return
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        parser.error("no NVIDIA GPU here: choose --device cpu")
     print(summary(run_parts(options, {"models": MODELS}, line)))
-
-
-if __name__ == "__main__":
-    main()

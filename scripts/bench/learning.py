@@ -1,6 +1,6 @@
 """Labels that active learning needs until dynamics are stable, compared with random frames of the same dynamics.
 
-    python scripts/bench_learning.py OUTPUT --time 20 --seeds 0,1
+    python -m scripts.bench learning OUTPUT --time 20 --seeds 0,1
 
 Ethanol or another molecule of ASE's G2 set, GFN2-xTB, from frames at 300 K. Prints a table and writes
 OUTPUT/result.json.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from ase.io import read, write
 from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.optimize import BFGS
+
+from .harness import save_rows, shared, table
 
 TRAINING = {
     "num_threads": 1, "batch_size": 4, "max_epochs": 100, "optimizer": {"name": "muon"}, "lr": 1e-2,
@@ -66,10 +67,7 @@ def configuration(options: argparse.Namespace, start: Path, selection: str, seed
     }
 
 
-def main() -> None:
-    from torchmdnet2.learn import parse_learn_config, run_learning
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("output", help="folder")
     parser.add_argument("--molecule", default="CH3CH2OH", help="name in ASE's G2 set, or a file")
     parser.add_argument("--frames", type=int, default=20, help="labelled frames to begin with")
@@ -80,11 +78,16 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--channels", type=int, default=32)
+    shared(parser, channels=32)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", default="0", help="with commas")
     parser.add_argument("--selections", default="disagreement,random", help="with commas")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    from torchmdnet2.learn import parse_learn_config, run_learning
+
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     folder, results = Path(options.output), []
     folder.mkdir(parents=True, exist_ok=True)
     given = Path(options.molecule)
@@ -105,15 +108,8 @@ def main() -> None:
                     "stopped": result.reason,
                 }  # fmt: skip
                 results.append(row)
-            (folder / "result.json").write_text(json.dumps({"options": vars(options), "rows": results}, indent=1))
-    print("seed  selection     round  labels  whole  99 % spread, eV/Å")
-    for row in results:
-        print(
-            f"{row['seed']:4d}  {row['selection']:12s} {row['round']:6d} {row['labels']:7d}  "
-            f"{row['whole']:2d}/{row['replicas']:2d}  {row['spread_high']:.3f}"
-        )
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    main()
+            save_rows(folder / "result.json", results, {"options": vars(options)})
+    titles = ["seed", "selection", "round", "labels", "whole", "99 % spread, eV/Å"]
+    known = ([row[name] for name in titles[:4]] for row in results)
+    found = ([f"{row['whole']}/{row['replicas']}", f"{row['spread_high']:.3f}"] for row in results)
+    print(table(titles, map(list.__add__, known, found)))

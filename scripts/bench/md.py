@@ -1,7 +1,7 @@
 """Time `torchmdnet2 md` beside the Evaluator's own step, and measure the drift of a trained model.
 
-    python scripts/bench_md.py --systems FOLDER [--model FILE --start FILE] [--minutes 5] [--output FILE]
-    python scripts/bench_md.py --systems FOLDER --device cpu --parts systems --water "" --channels 32 --layers 1
+    python -m scripts.bench md --systems FOLDER [--model FILE --start FILE] [--minutes 5] [--output FILE]
+    python -m scripts.bench md --systems FOLDER --device cpu --parts systems --water "" --channels 32 --layers 1
 
 "step" is a step of the Evaluator without an integrator (`Evaluator.bind`, float64 positions as in dynamics); the others
 are whole runs of `run_md` with everything it writes. The timed model is untrained and its forces next to nothing: cold
@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 from ase.io import read
-from bench_parts import add_options, attempt, over, run_parts, say
-from bench_systems import MODEL, read_pdb, timed, water_box
 from rich.console import Console
 
 from torchmdnet2 import Evaluator, Potential, System
@@ -30,8 +28,11 @@ from torchmdnet2.md.run import Simulation
 from torchmdnet2.md.state import State
 from torchmdnet2.runtime.reference import BoundStep
 
+from .harness import ROOT, attempt, over, run_parts, say, shared
+from .systems import MODEL, read_pdb, sides, timed, water_box
+
 PDB = ("alanine_dipeptide", "chignolin")
-ETHANOL = Path(__file__).parents[1] / "examples/data/ethanol_gfn2.xyz"
+ETHANOL = ROOT / "examples/data/ethanol_gfn2.xyz"
 COLD = 1e-4  # K
 PARTS = ("systems", "drift", "replicas")
 
@@ -78,7 +79,7 @@ def bench_cpu(potential: Potential, name: str, system: System, options: argparse
             setup = MDOptions(
                 steps, timestep=1.0, ensemble=ensemble, temperature=COLD, every=options.every, output=f"{folder}/md"
             )
-            simulation = TimedSimulation(potential, atoms, setup, "cpu", None, None, None, None)
+            simulation = TimedSimulation((potential, None), atoms, setup, None, None, None)
             simulation.run_beside(bound)
         ms, step = (seconds / steps * 1e3 for seconds in (simulation.blocks, simulation.bare))
         return {"ms": ms, "ratio": ms / step, "step_ms": step, "ns_per_day": 86400 * 1e-3 / ms, "steps": steps}
@@ -174,7 +175,7 @@ def run_part(options: argparse.Namespace) -> None:
                     attempt(known, lambda e=ensemble, dt=timestep: drift(options, e, dt))
         return
     systems = {n: read_pdb(options.systems / f"{n}.pdb") for n in PDB} if options.systems else {}
-    for side in (int(s) for s in options.water.split(",") if s):
+    for side in sides(options.water):
         systems[f"water {3 * side**3}"] = water_box(side)
     on_cpu = options.device == "cpu"
     if on_cpu:
@@ -192,22 +193,20 @@ def run_part(options: argparse.Namespace) -> None:
             (bench_cpu if on_cpu else bench)(potential, name, system, options)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", type=Path, help="folder of PDB files: " + ", ".join(PDB))
-    parser.add_argument("--water", default="7,15", help="molecules along each side")
+def arguments(parser: argparse.ArgumentParser) -> None:
+    shared(parser, device="cuda", systems=None, water="7,15", channels=MODEL["hidden_channels"])
+    shared(parser, minutes=5.0, output=None, parts=PARTS)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each timed run")
     parser.add_argument("--every", type=int, default=100, help="steps between frames")
     parser.add_argument("--replicas", type=int, default=256, help="of the smallest system")
     parser.add_argument("--model", help="trained .tmn file, whose drift is measured")
     parser.add_argument("--start", help="structure for it")
     parser.add_argument("--time", type=float, default=10.0, help="ps for the drift")
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"), help="of the timed model")
-    parser.add_argument("--channels", type=int, default=MODEL["hidden_channels"], help="of the timed model")
     parser.add_argument("--layers", type=int, default=MODEL["num_layers"], help="of the timed model")
-    add_options(parser, PARTS, minutes=5)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.part:
         run_part(options)
         return
@@ -215,7 +214,3 @@ def main() -> None:
     rows = run_parts(options, {"model": model}, line)
     print(f"\n{'system':<22} {'atoms':>7} {'run':<12} {'ms/step':>9} {'/ step':>7} {'ns/day':>8}")
     print("\n".join(line(row) for row in rows))
-
-
-if __name__ == "__main__":
-    main()

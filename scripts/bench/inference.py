@@ -1,6 +1,6 @@
 """Time energy and forces of TensorNet on one GPU: the Evaluator and, when it is installed, TorchMD-Net.
 
-    python scripts/bench_inference.py [--systems FOLDER] [--parts exact,ours,eager,graph,compile] [--output FILE]
+    python -m scripts.bench inference [--systems FOLDER] [--parts exact,ours,eager,graph,compile] [--output FILE]
 
 Each system is evaluated as a whole step: neighbor search, energy, forces. "replay" is a step without leaving the device
 (`Evaluator.bind`); "call" is `evaluator(system)` with its results back in Python; "potential" is the reference path,
@@ -21,7 +21,6 @@ import copy
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -31,9 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_peer import MODES, peer_step
-from bench_report import plot, summary, table
-from bench_systems import (
+from safetensors.torch import load_file, save_file
+
+from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.errors import MissingBackend
+from torchmdnet2.neighbors import neighbor_list
+
+from .harness import Row, again, save_rows, shared
+from .inference_report import plot, summary, table
+from .peer import MODES, peer_step
+from .systems import (
     COMPOSED,
     MODEL,
     WATER,
@@ -47,11 +53,6 @@ from bench_systems import (
     timed,
     water_box,
 )
-from safetensors.torch import load_file, save_file
-
-from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.errors import MissingBackend
-from torchmdnet2.neighbors import neighbor_list
 
 __all__ = ["MODEL", "once", "read_pdb", "timed", "water_box"]
 
@@ -61,7 +62,6 @@ EXACT_UP_TO = 31_000  # atoms; in float64
 EAGER_UP_TO = 31_000
 PEER_UP_TO = 100_000
 WARM_UP_TO = {"float32": 100_000, "tf32": 100_000, "compile": 31_000}
-Row = dict[str, Any]
 
 
 def errors(exact: dict[str, torch.Tensor] | None, forces: torch.Tensor, energy: torch.Tensor | None = None) -> Row:
@@ -249,8 +249,7 @@ def run_all(options: argparse.Namespace) -> list[Row]:
                 found = Path(work) / _file_name(part)
                 rows += [json.loads(line) for line in found.read_text().splitlines()] if found.exists() else []
             print(f"{'+'.join(group)}: {time.time() - started:.0f} s", flush=True)
-            if options.output:
-                write_output(rows, options)
+            save_rows(options.output, rows, {"model": MODEL})
     return rows
 
 
@@ -260,48 +259,39 @@ def _file_name(part: str) -> str:
 
 def _command(part: str, work: str, deadline: float, options: argparse.Namespace) -> list[str]:
     return [
-        *(sys.executable, __file__, "--began", str(time.time()), "--part", part, "--work", work),
+        *again("inference", "--began", time.time(), "--part", part, "--work", work),
         *("--deadline", str(deadline), "--water", options.water, "--copies", str(options.copies)),
         *("--device", options.device, "--largest", str(options.largest), "--priors", options.priors),
         *(["--systems", str(options.systems)] if options.systems else []),
     ]
 
 
-def write_output(rows: list[Row], options: argparse.Namespace) -> None:
-    import triton
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    text = json.dumps({"device": device, **versions, "model": MODEL, "rows": rows}, indent=1)
-    Path(options.output).write_text(text + "\n")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--systems", type=Path, help="folder of PDB files")
-    parser.add_argument("--water", default=",".join(map(str, WATER)), help="molecules along each side")
+def arguments(parser: argparse.ArgumentParser) -> None:
+    shared(
+        parser,
+        device="cuda",
+        systems=None,
+        water=",".join(map(str, WATER)),
+        minutes=60.0,
+        output=None,
+        plot=None,
+        redraw=None,
+    )
     parser.add_argument("--copies", type=int, default=256, help="alanine dipeptides in a batch")
     parser.add_argument("--largest", type=int, default=10**9, help="leave out systems of more atoms")
     parser.add_argument("--parts", default=",".join(PARTS), help="what is run, in this order")
     parser.add_argument("--priors", default="", help=f"of part composed: {', '.join((*COMPOSED, 'morse'))}")
-    parser.add_argument("--minutes", type=float, default=60, help="for everything")
-    parser.add_argument("--output", help="JSON file")
-    parser.add_argument("--plot", help="PNG file")
-    parser.add_argument("--table", help="JSON file of an earlier run: only print and plot it")
-    parser.add_argument("--device", default="cuda")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=float("inf"), help=argparse.SUPPRESS)
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.part:
         run_part(options.part, options)
         return
-    rows = json.loads(Path(options.table).read_text())["rows"] if options.table else run_all(options)
+    rows = json.loads(options.redraw.read_text())["rows"] if options.redraw else run_all(options)
     print(table(rows), summary(rows), sep="\n\n")
     if options.plot:
         plot(rows, options.plot)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Time every installed neighbor search on boxes of water, 24 to 1,000,000 atoms: one table, one plot, one JSON file.
 
-    python scripts/bench_neighbors.py --output docs/bench/neighbors.json --plot docs/bench/neighbors.png
-    python scripts/bench_neighbors.py --redraw docs/bench/neighbors.json --plot docs/bench/neighbors.png
+    python -m scripts.bench neighbors --output docs/bench/neighbors.json --plot docs/bench/neighbors.png
+    python -m scripts.bench neighbors --redraw docs/bench/neighbors.json --plot docs/bench/neighbors.png
 
 A number is the median of nine repetitions, in µs: "graph" of replays of a captured CUDA graph, "eager" of the whole
 call as a user makes it. On the CPU it is processor time of one thread, the least of many rounds in which the searches
@@ -22,10 +22,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bench_parts import Row, add_options, attempt, over, run_parts, say
 
 from torchmdnet2 import System
 from torchmdnet2.neighbors import neighbor_list
+
+from .harness import Row, attempt, over, run_parts, say, shared
 
 CUTOFF = 5.0
 SPACING = 3.104  # Å between molecules: the density of water
@@ -296,13 +297,12 @@ def summary(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sides", type=int, nargs="+", default=SIDES, help="molecules along an edge of the box")
-    parser.add_argument("--plot", type=Path, help="write the plot as PNG")
-    parser.add_argument("--redraw", type=Path, help="take the times from this JSON file instead of measuring")
-    add_options(parser, PARTS, minutes=5)
-    options = parser.parse_args()
+    shared(parser, minutes=5.0, output=None, plot=None, redraw=None, parts=PARTS)
+
+
+def main(options: argparse.Namespace) -> None:
     warnings.filterwarnings("ignore")
     if options.part:
         run_part(options)
@@ -315,7 +315,3 @@ def main() -> None:
     print(table(rows), summary(rows), sep="\n\n")
     if options.plot:
         plot(rows, options.plot)
-
-
-if __name__ == "__main__":
-    main()
