@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from ..exchange import Exchange, with_ghosts
 from .base import Graph
-from .layers import activation as make_activation
 from .layers import safe_divide
 from .radial import CosineCutoff
 
-__all__ = ["Attention", "DistanceInfluence", "EdgesWithSelf", "NeighborEmbedding", "check_heads"]
+__all__ = ["DistanceInfluence", "EdgesWithSelf", "NeighborEmbedding", "check_heads"]
 
 DistanceInfluence = Literal["keys", "values", "both", "none"]
 
@@ -71,63 +70,6 @@ class EdgesWithSelf:
     def senders(self, rows: Tensor) -> Tensor:
         """As of the graph."""
         return with_ghosts(rows, self.exchange)
-
-
-class Attention(nn.Module):
-    """The maps of an update by attention: a_ij = act(Σ q_i k_j dk_ij) per head, values v_j dv_ij (Eqs. 4 and 5).
-
-    Args:
-        hidden_channels: F.
-        num_rbf: R.
-        num_heads: H.
-        act, attn_act: activation functions of the filters and of the attention weights.
-        influence: where the distance enters.
-        vectors: values and outputs have three parts of F, and vector features [N, 3, F] are mapped too.
-    """
-
-    def __init__(
-        self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str,
-        influence: DistanceInfluence, vectors: bool,
-    ):  # fmt: skip
-        super().__init__()
-        f, out = hidden_channels, 3 * hidden_channels if vectors else hidden_channels
-        self.num_heads = num_heads
-        self.layernorm = nn.LayerNorm(f)
-        self.act = make_activation(act)
-        self.attn_activation = make_activation(attn_act)
-        self.q_proj = nn.Linear(f, f)
-        self.k_proj = nn.Linear(f, f)
-        self.v_proj = nn.Linear(f, out)
-        self.o_proj = nn.Linear(f, out)
-        if vectors:
-            self.vec_proj = nn.Linear(f, out, bias=False)
-        self.dk_proj = nn.Linear(num_rbf, f) if influence in ("keys", "both") else None
-        self.dv_proj = nn.Linear(num_rbf, out) if influence in ("values", "both") else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        self.layernorm.reset_parameters()
-        for linear in self.children():
-            if isinstance(linear, nn.Linear):
-                nn.init.xavier_uniform_(linear.weight)
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
-
-    def weights(self, x: Tensor, edges: EdgesWithSelf) -> tuple[Tensor, Tensor]:
-        """Normalised x [N, F] → attention weights [E, H] without the cutoff function, values [E, H, ·] of senders."""
-        senders = edges.senders(x)
-        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
-        q, k, values = (p(rows).unflatten(1, (self.num_heads, -1)) for p, rows in maps)
-        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
-        if self.dk_proj is not None:
-            score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (self.num_heads, -1))
-        return self.attn_activation(score.sum(2)), values.index_select(0, edges.sender)
-
-    def filtered(self, values: Tensor, edges: EdgesWithSelf) -> Tensor:
-        """Values [E, H, ·] times those of the distances."""
-        if self.dv_proj is None:
-            return values
-        return values * self.act(self.dv_proj(edges.rbf)).unflatten(1, (self.num_heads, -1))
 
 
 class NeighborEmbedding(nn.Module):

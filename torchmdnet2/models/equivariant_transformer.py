@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import REPRESENTATIONS
-from .attention import Attention, DistanceInfluence, EdgesWithSelf, NeighborEmbedding, check_heads
+from .attention import DistanceInfluence, EdgesWithSelf, NeighborEmbedding, check_heads
 from .base import Features, Graph, Representation
+from .layers import activation as make_activation
 from .radial import CosineCutoff, radial_basis
 
 __all__ = ["EquivariantTransformer"]
 
 
-class EquivariantAttention(Attention):
+class EquivariantAttention(nn.Module):
     """One update of x [N, F] and v [N, 3, F] (paper Eqs. 4–9).
 
     a_ij = act(Σ q_i k_j dk_ij) per head; (m_x, s1, s2) = v_j dv_ij; x gets Σ_j a_ij m_x; v gets Σ_j (s1 v_j + s2 u_ij).
@@ -28,22 +29,52 @@ class EquivariantAttention(Attention):
     """
 
     def __init__(
-        self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str,
-        influence: DistanceInfluence, vector_cutoff: bool,
+        self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str, influence: str,
+        vector_cutoff: bool,
     ):  # fmt: skip
-        super().__init__(hidden_channels, num_rbf, num_heads, act, attn_act, influence, vectors=True)
-        self.vector_cutoff = vector_cutoff
+        super().__init__()
+        f = hidden_channels
+        self.num_heads, self.vector_cutoff = num_heads, vector_cutoff
+        self.layernorm = nn.LayerNorm(f)
+        self.act = make_activation(act)
+        self.attn_activation = make_activation(attn_act)
+        self.q_proj = nn.Linear(f, f)
+        self.k_proj = nn.Linear(f, f)
+        self.v_proj = nn.Linear(f, 3 * f)
+        self.o_proj = nn.Linear(f, 3 * f)
+        self.vec_proj = nn.Linear(f, 3 * f, bias=False)
+        self.dk_proj = nn.Linear(num_rbf, f) if influence in ("keys", "both") else None
+        self.dv_proj = nn.Linear(num_rbf, 3 * f) if influence in ("values", "both") else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.layernorm.reset_parameters()
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.vec_proj, self.dk_proj, self.dv_proj):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, v: Tensor, edges: EdgesWithSelf) -> tuple[Tensor, Tensor]:
         """x [N, F], v [N, 3, F] → their changes."""
+        num_heads = self.num_heads
         x = self.layernorm(x)
-        attention, value = self.weights(x, edges)
+        senders = edges.senders(x)
+        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
+        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
         v1, v2, v3 = self.vec_proj(v).chunk(3, 2)
+
+        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
+        if self.dk_proj is not None:
+            score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
+        attention = self.attn_activation(score.sum(2))
+        value = values.index_select(0, edges.sender)
         if self.vector_cutoff:
             value = value * edges.envelope[:, None, None]
         else:
             attention = attention * edges.envelope[:, None]
-        value = self.filtered(value, edges)
+        if self.dv_proj is not None:
+            value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
         message, s1, s2 = value.chunk(3, 2)
         message = (message * attention[:, :, None]).flatten(1)
         vectors = edges.senders(v).index_select(0, edges.sender) * s1.flatten(1)[:, None]

@@ -12,22 +12,54 @@ import torch
 from torch import Tensor, nn
 
 from ..registry import REPRESENTATIONS
-from .attention import Attention, DistanceInfluence, EdgesWithSelf, NeighborEmbedding, check_heads
+from .attention import DistanceInfluence, EdgesWithSelf, NeighborEmbedding, check_heads
 from .base import Features, Graph, Representation
+from .layers import activation as make_activation
 from .radial import CosineCutoff, radial_basis
 
 __all__ = ["Transformer"]
 
 
-class ScalarAttention(Attention):
-    """One update of x [N, F]: o_proj of Σ_j C(d_ij) a_ij v_j dv_ij (Eq. 4)."""
+class Attention(nn.Module):
+    """One update of x [N, F]: o_proj of Σ_j a_ij v_j dv_ij, a_ij = C(d_ij) act(Σ q_i k_j dk_ij) per head (Eq. 4)."""
+
+    def __init__(self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str, influence: str):
+        super().__init__()
+        f = hidden_channels
+        self.num_heads = num_heads
+        self.layernorm = nn.LayerNorm(f)
+        self.act = make_activation(act)
+        self.attn_activation = make_activation(attn_act)
+        self.q_proj = nn.Linear(f, f)
+        self.k_proj = nn.Linear(f, f)
+        self.v_proj = nn.Linear(f, f)
+        self.o_proj = nn.Linear(f, f)
+        self.dk_proj = nn.Linear(num_rbf, f) if influence in ("keys", "both") else None
+        self.dv_proj = nn.Linear(num_rbf, f) if influence in ("values", "both") else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.layernorm.reset_parameters()
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.dk_proj, self.dv_proj):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor, edges: EdgesWithSelf) -> Tensor:
         """x [N, F] → its change [N, F]."""
+        num_heads = self.num_heads
         x = self.layernorm(x)
-        attention, values = self.weights(x, edges)
-        attention = attention * edges.envelope[:, None]
-        messages = (self.filtered(values, edges) * attention[:, :, None]).flatten(1)
+        senders = edges.senders(x)
+        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
+        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
+        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
+        if self.dk_proj is not None:
+            score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
+        attention = self.attn_activation(score.sum(2)) * edges.envelope[:, None]
+        value = values.index_select(0, edges.sender)
+        if self.dv_proj is not None:
+            value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
+        messages = (value * attention[:, :, None]).flatten(1)
         return self.o_proj(torch.zeros_like(x).index_add(0, edges.receiver, messages))
 
 
@@ -78,8 +110,7 @@ class Transformer(Representation):
         self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)
         self.neighbor_embedding = NeighborEmbedding(f, num_rbf, self.envelope, max_z) if neighbor_embedding else None
         self.attention_layers = nn.ModuleList(
-            ScalarAttention(f, num_rbf, num_heads, activation, attn_activation, distance_influence, vectors=False)
-            for _ in range(num_layers)
+            Attention(f, num_rbf, num_heads, activation, attn_activation, distance_influence) for _ in range(num_layers)
         )
         self.out_norm = nn.LayerNorm(f)
 
