@@ -14,10 +14,7 @@ import torch
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.units import AMU_A2_FS2
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 ELEMENTS = torch.tensor([1, 6, 7, 8])
 
 
@@ -58,11 +55,9 @@ def random_atoms(n, seed=0, cell=False, dtype=torch.float32, **given):
         if not len(pos) or (np.linalg.norm(d, axis=1) > 0.9).all():
             pos = np.vstack([pos, new])
     return System(
-        z=ELEMENTS[torch.from_numpy(rng.integers(0, 4, n))],
-        pos=torch.tensor(pos, dtype=dtype),
-        cell=edge * torch.eye(3) if cell else None,
-        **given,
-    ).to("cuda")
+        z=ELEMENTS[torch.from_numpy(rng.integers(0, 4, n))], pos=torch.tensor(pos, dtype=dtype),
+        cell=edge * torch.eye(3) if cell else None, **given,
+    ).to("cuda")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
