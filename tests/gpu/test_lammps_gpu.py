@@ -26,7 +26,7 @@ NAMES = ["orthorhombic", "triclinic", "slab", "cluster", "thin", "empty", "charg
 
 
 def make(total_charges=(0,)):
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Potential.from_config({**CONFIG, "total_charges": list(total_charges)}).eval()
 
