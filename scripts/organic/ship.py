@@ -24,7 +24,7 @@ DATA = (
     "Conformers, strained molecules, dimers and clusters with water of molecules from the NCI AIDS antiviral screen "
     "(NIH/NCI Developmental Therapeutics Program, from DeepChem's repository), of analogues with B, Si, As, Se and I, "
     "of small molecules and ions, and monomers and solvated amino acids of SPICE (CC0); frames of dynamics with the "
-    "teacher at 300 to 1000 K. Subsets share no scaffold. Made by scripts/organic."
+    "teacher at 300 to 1000 K (validation and test: 300 and 600 K). Subsets share no scaffold. Made by scripts/organic."
 )
 USE = (
     "Closed-shell molecules of H, B, C, N, O, F, Si, P, S, Cl, As, Se, Br and I with total charges −2 to +2: "

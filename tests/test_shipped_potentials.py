@@ -1,0 +1,73 @@
+"""The shipped potentials on frames of unseen molecules that the teacher labelled: they must not change unnoticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from torchmdnet2 import System, load
+from torchmdnet2.checkpoint import read_header
+from torchmdnet2.potentials import find_model
+
+FROZEN = Path(__file__).parent / "golden" / "organic" / "frozen.npz"
+ELEMENTS = [1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53]
+NAMES = ("organic", "organic-small")
+AT_ONCE = 10  # frames
+
+
+@pytest.fixture(scope="module")
+def frozen():
+    """The arrays, and the frames in batches."""
+    data = dict(np.load(FROZEN, allow_pickle=False))
+    ends = data["atoms"].astype(np.int64).cumsum()
+    frames = []
+    for k, (end, atoms) in enumerate(zip(ends, data["atoms"], strict=True)):
+        rows = slice(end - atoms, end)
+        z, pos = data["numbers"][rows].astype(np.int64), data["positions"][rows].astype(np.float64)
+        frames.append(System(torch.from_numpy(z), torch.from_numpy(pos), charge=float(data["charge"][k])))
+    return data, [System.concatenate(frames[first : first + AT_ONCE]) for first in range(0, len(frames), AT_ONCE)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_predictions_are_those_that_were_stored(frozen, name):
+    data, systems = frozen
+    potential, energy, forces = load(name, dtype=torch.float64), [], []
+    for system in systems:
+        found = potential(system)
+        energy.append(found.energy.detach().numpy())
+        forces.append(found.forces.detach().numpy())
+        charges = torch.zeros(system.num_systems, dtype=torch.float64)
+        charges.index_add_(0, system.batch, found.charges.detach())
+        assert float((charges - system.charge).abs().max()) < 1e-6
+    assert np.abs(np.concatenate(energy) - data[f"energy_{name}"]).max() < 1e-6
+    assert np.abs(np.concatenate(forces) - data[f"forces_{name}"]).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_errors_against_the_teacher_are_those_of_the_card(frozen, name):
+    """Half as much again as the errors of the card: the frozen frames are few, and a part has rare elements."""
+    data, _ = frozen
+    error = np.abs(data[f"forces_{name}"] - data["forces"])
+    card = read_header(find_model(name))["metadata"]["errors"]
+    assert error.mean() < 1.5 * max(card[f"test {kind.decode()}"]["forces"]["mae"] for kind in set(data["kind"]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_card(name):
+    header = read_header(find_model(name))
+    assert header["config"]["elements"] == ELEMENTS and header["config"]["total_charges"] == [-2, -1, 0, 1, 2]
+    assert header["metadata"]["licence"] == "MIT" and "AIMNet2" in header["metadata"]["about"]["Teacher"]
+    assert find_model(name).stat().st_size < 4.1e6
+
+
+def test_a_molecule_in_a_trajectory_out(tmp_path, capsys):
+    """As on the first screen of README.md."""
+    from torchmdnet2.cli import main
+
+    start = Path(__file__).parents[1] / "examples" / "data" / "ibuprofen.xyz"
+    options = ["--time", "0.005", "--temperature", "300", "--output", str(tmp_path / "md"), "--device", "cpu"]
+    assert main(["md", "organic-small", str(start), *options]) == 0, capsys.readouterr().err
+    assert (tmp_path / "md.xyz").read_text().startswith("33\n")
