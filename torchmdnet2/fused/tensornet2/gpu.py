@@ -152,24 +152,37 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
             "num_warps": block.warps, "num_stages": block.stages, **self._options(shapes),
         }  # fmt: skip
 
+    def _charge_layer(self, shapes: FilterTiles) -> dict[str, Any]:
+        block = shapes.charge_layer
+        return {
+            "F": self.weights.channels, "BM": block.rows, "BK": block.depth, "PREC": self.precision,
+            "num_warps": block.warps, "num_stages": block.stages, **self._options(shapes),
+        }  # fmt: skip
+
     def _predict_charges(self, b: Any, shapes: FilterTiles, atoms: Atoms, edges: Edges, stage: int) -> None:
         w, n, last = self.weights, len(atoms.z), stage == self.weights.num_layers
-        net, block = w.charge_networks[stage], shapes.predict
-        common = self._charge_constants(shapes, n, last)
-        chosen = {k: v for k, v in common.items() if k not in ("K", "GIVEN", "EXACT", "PART")}
-        blocks = (-(-n // block.rows),)
-        charges.predict_kernel[blocks](
-            b.x[stage], b.inverse[0 if last else stage], *net[:8], b.in_hidden[stage], b.out_hidden[stage],
-            b.predicted[stage], b.moments[stage], n, w.norm_eps, NORMALISED=not last, **chosen,
+        net = w.charge_networks[stage]
+        rows = -(-n // shapes.charge_layer.rows)
+        options = self._charge_layer(shapes)
+        charges.charge_hidden_kernel[rows, w.channels // shapes.charge_layer.cols](
+            b.x[stage], b.inverse[0 if last else stage], *net[:4], b.in_hidden[stage], b.moments[stage], n, w.norm_eps,
+            NORMALISED=not last, BN=shapes.charge_layer.cols, **options,
+        )  # fmt: skip
+        charges.charge_layer_kernel[rows, w.channels // shapes.charge_layer.cols](
+            b.in_hidden[stage], *net[4:6], b.out_hidden[stage], n, N=w.channels, BN=shapes.charge_layer.cols, **options
+        )  # fmt: skip
+        charges.charge_layer_kernel[rows, 1](
+            b.out_hidden[stage], *net[6:8], b.predicted[stage], n, N=2 * w.charge_channels, BN=2 * w.charge_channels,
+            **options,
         )  # fmt: skip
         charges.charge_sums_kernel[self._parts(atoms)](
             atoms.ptr, b.predicted[stage], b.sums[stage], C=w.charge_channels, EXACT=w.exact_charge, PART=part_size(n),
             BM=128, num_warps=8, **self._options(shapes),
         )  # fmt: skip
-        charges.equilibrate_kernel[blocks](
+        charges.equilibrate_kernel[(-(-n // shapes.predict.rows),)](
             atoms.batch, atoms.ptr, atoms.charge_input, b.predicted[stage], b.sums[stage],
             w.filters[0 if last else stage].charges, b.by_charge[0 if last else stage], b.charges, b.charges64, n,
-            **common,
+            **self._charge_constants(shapes, n, last),
         )  # fmt: skip
 
     def _charge_gradient(

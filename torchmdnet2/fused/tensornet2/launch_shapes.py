@@ -20,7 +20,8 @@ class FilterTiles(Tiles):
         first: slots of a program of the first layer, and warps.
         first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
         filter_message, filter_gradient: of the messages and their gradients.
-        predict: atoms × all channels × depth of the sum at a time of the networks of charges.
+        charge_layer: atoms × channels × depth of the sum at a time of a layer of the networks of charges.
+        predict: the same of what follows them, of all channels, and of the gradient of their second layer.
         predict_gradient: of their first layer's gradient: atoms, and as many channels as the sum is deep.
     """
 
@@ -31,6 +32,7 @@ class FilterTiles(Tiles):
     first_gradient: tuple[int, int, int] = (32, 64, 8)
     filter_message: MessageTile = MessageTile(16, 1, 32, 16)
     filter_gradient: MessageTile = MessageTile(16, 1, 32, 16)
+    charge_layer: Block = Block(16, 64, 32, 4)
     predict: Block = Block(16, 128, 32, 8)
     predict_gradient: Block = Block(16, 32, 32, 4)
 
@@ -39,13 +41,19 @@ class FilterTiles(Tiles):
         """Shapes for N atoms and F channels."""
         tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
         layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
+        charge_layer = tiles.charge_layer
         if num_atoms <= 512:
             layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
+            charge_layer = Block(16, 32, 64, 4)
         elif num_atoms > 4000:
             gradient = MessageTile(1, 4, 32, 1)
+            charge_layer = Block(16, 128, 32, 8)
         return replace(
             tiles,
             layer=replace(layer, cols=min(layer.cols, channels), depth=min(layer.depth, channels)),
+            charge_layer=replace(
+                charge_layer, cols=min(charge_layer.cols, channels), depth=min(charge_layer.depth, channels)
+            ),
             filter_message=message,
             filter_gradient=gradient,
             # the sums are as wide as the channels, and more would not fit into shared memory

@@ -22,11 +22,12 @@ from ...tensornet.triton.dense import dot, silu, silu_slope
 
 __all__ = [
     "add_gradient_kernel",
+    "charge_hidden_kernel",
+    "charge_layer_kernel",
     "charge_sums_kernel",
     "equilibrate_kernel",
     "pair_slope_kernel",
     "predict_gradient_kernel",
-    "predict_kernel",
     "slope_sums_kernel",
 ]
 
@@ -70,53 +71,64 @@ def statistics(x, inverse, rows, m, eps, F: tl.constexpr, BM: tl.constexpr, BK: 
 
 @triton.jit
 def layer(
-    y, a, w, rows, m, K: tl.constexpr, N: tl.constexpr, BK: tl.constexpr, ACTIVE: tl.constexpr, PREC: tl.constexpr
-):
-    """y + A W for A [., K], of which silu is taken (ACTIVE), and W [K, N]: [BM, N]."""
-    n = tl.arange(0, N)[None, :]
+    a, w, rows, cols, m, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    ACTIVE: tl.constexpr, PREC: tl.constexpr,
+):  # fmt: skip
+    """A W for A [., K], of which silu is taken (ACTIVE), and columns of W [K, N]: [BM, BN]."""
+    y = tl.zeros([BM, BN], tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
         x = tl.load(a + rows[:, None].to(tl.int64) * K + k[None, :], m, other=0.0)
         if ACTIVE:
             x = silu(x)
-        y = dot(x, tl.load(w + k[:, None] * N + n), y, PREC)
+        y = dot(x, tl.load(w + k[:, None] * N + cols[None, :]), y, PREC)
     return y
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
-def predict_kernel(
-    x, inverse, gamma, beta, w1, b1, w2, b2, w3, b3, h1_out, h2_out, out, moments, num_atoms, eps,
-    F: tl.constexpr, C: tl.constexpr, NORMALISED: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+def charge_hidden_kernel(
+    x, inverse, gamma, beta, w1, b1, hidden, moments, num_atoms, eps,
+    F: tl.constexpr, NORMALISED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out [N, 2C] = c beside f; h1 and h2 [N, F] are what the activations act on; moments [N, 4] = mean and 1/σ."""
+    """hidden [N, F] = W1 LN(I, ‖A‖², ‖S‖²) + b1, which an activation acts on; moments [N, 4] = mean and 1/σ."""
     after_previous(PDL)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
     m = (rows < num_atoms)[:, None]
     row = rows[:, None].to(tl.int64)
-    c = tl.arange(0, F)
     mean, rstd = statistics(x, inverse, rows, m, eps, F, BM, BK, NORMALISED)
-    tl.store(moments + row * 4, mean, m)
-    tl.store(moments + row * 4 + 1, rstd, m)
-    h = tl.zeros([BM, F], tl.float32)
+    if tl.program_id(1) == 0:
+        tl.store(moments + row * 4, mean, m)
+        tl.store(moments + row * 4 + 1, rstd, m)
+    h = tl.zeros([BM, BN], tl.float32)
     for first in range(0, F, BK):
         i, a, s = features(x, inverse, rows, first, m, F, BK, NORMALISED)
         k = first + tl.arange(0, BK)
-        w = w1 + k[:, None] * F + c[None, :]
+        w = w1 + k[:, None] * F + cols[None, :]
         i = (i - mean) * rstd * tl.load(gamma + k)[None, :] + tl.load(beta + k)[None, :]
         h = dot(i, tl.load(w), h, PREC)
         a = (a - mean) * rstd * tl.load(gamma + F + k)[None, :] + tl.load(beta + F + k)[None, :]
         h = dot(a, tl.load(w + F * F), h, PREC)
         s = (s - mean) * rstd * tl.load(gamma + 2 * F + k)[None, :] + tl.load(beta + 2 * F + k)[None, :]
         h = dot(s, tl.load(w + 2 * F * F), h, PREC)
-    tl.store(h1_out + row * F + c[None, :], h + tl.load(b1 + c)[None, :], m)
-    tl.debug_barrier()  # what the other threads have written is read
-    h = layer(tl.zeros([BM, F], tl.float32), h1_out, w2, rows, m, F, F, BK, True, PREC)
-    tl.store(h2_out + row * F + c[None, :], h + tl.load(b2 + c)[None, :], m)
-    tl.debug_barrier()
-    k = tl.arange(0, 2 * C)
-    y = layer(tl.zeros([BM, 2 * C], tl.float32), h2_out, w3, rows, m, F, 2 * C, BK, True, PREC)
-    tl.store(out + row * (2 * C) + k[None, :], y + tl.load(b3 + k)[None, :], m)
+    tl.store(hidden + row * F + cols[None, :], h + tl.load(b1 + cols)[None, :], m)
+    before_next(PDL)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def charge_layer_kernel(
+    hidden, w, b, out, num_atoms,
+    F: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """out [N_atoms, N] = W silu(hidden) + b."""
+    after_previous(PDL)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    m = (rows < num_atoms)[:, None]
+    y = layer(hidden, w, rows, cols, m, F, N, BM, BN, BK, True, PREC)
+    tl.store(out + rows[:, None].to(tl.int64) * N + cols[None, :], y + tl.load(b + cols)[None, :], m)
     before_next(PDL)
 
 
@@ -295,7 +307,7 @@ def predict_gradient_kernel(
     at = h2 + row * F + n[None, :]
     tl.store(at, a * silu_slope(tl.load(at, m, other=0.0)), m)
     tl.debug_barrier()  # what the other threads have written is read
-    a = layer(tl.zeros([BM, F], tl.float32), h2, w2t, rows, m, F, F, BK, False, PREC)
+    a = layer(h2, w2t, rows, n, m, F, F, BM, F, BK, False, PREC)
     at = h1 + row * F + n[None, :]
     h = tl.load(at, m, other=0.0)
     a *= silu_slope(h)
