@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from torchmdnet2 import System
+from torchmdnet2.priors.pairs import all_pairs
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer
+from torchmdnet2.training.steps.further_tables import EdgeRows
 from torchmdnet2.training.steps.loop import pack_trainer
 
 
@@ -27,3 +31,13 @@ def test_room_for_lists_of_charges(raw_config):
     exact = network(step.store.batch(torch.tensor(chosen), need))
     assert float((found.energy[:3] - exact.energy[:3]).abs().max()) < 1e-10
     assert float((found.forces[: need.atoms] - exact.forces[: need.atoms]).abs().max()) < 1e-10
+
+
+def test_rows_of_all_pairs():
+    """Those of molecules are made by size; they are the rows of the list that priors get, in its order."""
+    sizes = np.array([3, 1, 5, 3])
+    batch = np.repeat(np.arange(4), sizes)
+    system = System(torch.ones(12, dtype=torch.long), torch.randn(12, 3), torch.from_numpy(batch))
+    rows, wanted = EdgeRows.of_all_pairs(sizes), EdgeRows.of_list(all_pairs(system), batch, 4)
+    assert np.array_equal(rows.rows, wanted.rows) and rows.rows.dtype == wanted.rows.dtype == np.int32
+    assert rows.count.tolist() == wanted.count.tolist() == [6, 0, 20, 6]

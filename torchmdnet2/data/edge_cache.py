@@ -11,6 +11,7 @@ from .columns import Column, ColumnWriter, expand
 from .dataset import Dataset
 from .edges import FrameEdges, search
 from .folders import build_folder, read_index, write_index
+from .threads import in_threads
 
 __all__ = ["CachedEdges", "write_edges"]
 
@@ -37,9 +38,9 @@ def write_edges(folder: Path, data: Dataset, cutoff: float) -> None:
         try:
             columns["starts"].append(np.zeros(1, dtype=np.int64))
             total, least, most, periodic = 0, 2**62, 0, False
-            for first in range(0, len(data), _CHUNK):
-                frames = np.arange(first, min(first + _CHUNK, len(data)))
-                found = search(data.batch(frames).system, cutoff)
+            starts = range(0, len(data), _CHUNK)
+            chunks = (np.arange(first, min(first + _CHUNK, len(data))) for first in starts)
+            for found in in_threads(lambda frames: search(data.batch(frames).system, cutoff), chunks):
                 columns["starts"].append(total + np.cumsum(found.count))
                 columns["degree"].append(found.degree)
                 columns["sender"].append(found.sender)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -23,10 +24,43 @@ from ...runtime.padded import PaddedList
 from ...system import System
 from .frame_rows import Gathered, Rows
 
-__all__ = ["Further", "FurtherPart", "FurtherTables"]
+__all__ = ["EdgeRows", "Further", "FurtherPart", "FurtherTables"]
 
 _FAR = 10.0
 """Å between the images of the atom that takes the unused edges, for lists that reach any distance."""
+
+
+@dataclass(eq=False)
+class EdgeRows:
+    """The directed edges of some frames, B of them with E edges.
+
+    Attributes:
+        rows: [E, 5] int32: receiver and sender within the frame, and the shift.
+        count: [B] edges of each frame.
+    """
+
+    rows: np.ndarray
+    count: np.ndarray
+
+    @classmethod
+    def of_list(cls, edges: NeighborList, batch: np.ndarray, num_frames: int) -> EdgeRows:
+        """The edges of a list; batch: [N] number of the frame of each atom, ascending."""
+        start = np.searchsorted(batch, np.arange(num_frames))[batch]
+        ends, shift = edges.edge_index.numpy(), edges.shift.numpy()
+        rows = np.concatenate([ends - start[ends[0]], shift.T]).T.astype(np.int32)
+        return cls(rows, np.bincount(batch[ends[0]], minlength=num_frames))
+
+    @classmethod
+    def of_all_pairs(cls, sizes: np.ndarray) -> EdgeRows:
+        """All pairs of each molecule, as `priors.pairs.all_pairs`; sizes: [B] its atoms."""
+        return cls(np.concatenate([_pairs_within(n) for n in sizes.tolist()]), sizes * (sizes - 1))
+
+
+@lru_cache(maxsize=64)
+def _pairs_within(atoms: int) -> np.ndarray:
+    """Rows of `EdgeRows` for all pairs of a molecule."""
+    ends = np.argwhere(~np.eye(atoms, dtype=bool))
+    return np.concatenate([ends, np.zeros((len(ends), 3))], 1).astype(np.int32)
 
 
 @dataclass(eq=False)
@@ -45,13 +79,13 @@ class FurtherPart:
     pos: np.ndarray
     cell: np.ndarray
     pbc: np.ndarray
-    lists: dict[float, NeighborList]
+    lists: dict[float, EdgeRows]
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes on a device, without what each frame has."""
         rows = [self.pos, *self.labels.values()]
-        return sum(8 * x.size for x in rows) + sum(20 * each.num_edges for each in self.lists.values())
+        return sum(8 * x.size for x in rows) + sum(each.rows.nbytes for each in self.lists.values())
 
 
 @dataclass(eq=False)
@@ -165,16 +199,11 @@ class _List:
     """One list of all frames; a row of `table` is receiver and sender within the frame, and the shift."""
 
     def __init__(self, parts: Sequence[FurtherPart], cutoff: float, device: torch.device):
-        rows, counts = [], []
-        for part in parts:
-            frames, edges = np.arange(len(part.cell)), part.lists[cutoff]
-            start = np.searchsorted(part.batch, frames)[part.batch]
-            ends, shift = edges.edge_index.numpy(), edges.shift.numpy()
-            rows.append(np.concatenate([ends - start[ends[0]], shift.T]).T.astype(np.int32))
-            counts.append(np.bincount(part.batch[ends[0]], minlength=len(frames)))
-        self.num_edges = np.concatenate(counts)
+        found = [part.lists[cutoff] for part in parts]
+        self.num_edges = np.concatenate([each.count for each in found])
         self.rows = Rows(self.num_edges, device)
-        self.table = torch.from_numpy(np.concatenate([*rows, np.array([[0, 0, 1, 0, 0]], np.int32)])).to(device)
+        last = torch.tensor([[0, 0, 1, 0, 0]], dtype=torch.int32, device=device)
+        self.table = torch.cat([*(torch.from_numpy(each.rows).to(device) for each in found), last])
 
     def batch(self, cutoff: float, frame: Tensor, atoms: Gathered, num_atoms: int, room: int) -> PaddedList:
         """The edges of a batch; unused ones, from the table's last row, join atom N to its next image."""

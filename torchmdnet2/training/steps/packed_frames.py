@@ -114,6 +114,7 @@ class Part:
         energy: [B] eV, forces: [N, 3] eV/Å, stress: [B, 3, 3] eV/Å³: labels less the baseline, NaN where absent.
         weight: [B] what each frame counts for in the loss; None: 1.
         further: what property heads and priors that read charges need; None: nothing.
+        flat: rows of `flatten`; None: not yet made.
     """
 
     z: np.ndarray
@@ -127,6 +128,13 @@ class Part:
     stress: np.ndarray
     weight: np.ndarray | None = None
     further: FurtherPart | None = None
+    flat: _Flat | None = None
+
+    def flatten(self, elements: Sequence[int]) -> _Flat:
+        """Its rows of tables, made once; elements: as of `PackedFrames`."""
+        if self.flat is None:
+            self.flat = _flat(self, elements)
+        return self.flat
 
 
 @dataclass(eq=False)
@@ -198,7 +206,7 @@ class PackedFrames:
         flats, labels, further = [], [], []
         for part in parts:
             further.append(part.further)
-            flats.append(_flat(part, self.elements))
+            flats.append(part.flatten(self.elements))
             weight = np.ones(len(part.charge)) if part.weight is None else part.weight
             labels.append((part.energy, part.forces, part.stress, part.charge, part.volume, weight))
         energy, forces, tension, charge, volume, weight = map(np.concatenate, zip(*labels, strict=True))

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import Lock
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...data.edges import EdgeMemory
 from ...data.labels import LABELS, label_names
+from ...data.threads import in_threads
 from ...derivatives import gradients_of, with_leaves
 from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
 from ...potential import Potential
-from ...priors.pairs import PairLists
+from ...priors.pairs import PairLists, require_molecules
 from ...system import System
 from ..config.build_potential import predicted_shapes
 from ..config.labels import DIPOLE_NORM, property_of
 from ..config.loss_config import LossConfig
 from .batches import Batch, Frames, in_order
-from .further_tables import FurtherPart
+from .further_tables import EdgeRows, FurtherPart
 from .loss import frame_weights
 from .packed_frames import PackedFrames, Part
 
@@ -85,14 +91,32 @@ def pack(
         loss: with the weights of kinds of frames.
         labels: of `further_labels`.
     """
-    order = in_order(len(frames), _AT_ONCE)
-    parts = (pack_part(frames.batch(positions), potential, stress, loss, labels) for positions in order)
+    one = Lock()
+
+    def part(positions: Sequence[int]) -> Part:
+        made = pack_part(frames.batch(positions), potential, stress, loss, labels, one)
+        made.flatten(potential.elements)
+        return made
+
+    order, device = in_order(len(frames), _AT_ONCE), potential.device
+    if isinstance(frames.lists, EdgeMemory):  # which is not shared by threads
+        parts: Iterable[Part] = map(part, order)
+    else:
+        parts = in_threads(part, order, partial(torch.cuda.set_device, device) if device.type == "cuda" else None)
     return PackedFrames(parts, potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
 
 
-def pack_part(batch: Batch, potential: Potential, stress: bool, loss: LossConfig, further: Sequence[str]) -> Part:
-    """Some frames; arguments as of `pack`."""
-    energy, forces, tension = _baseline(batch.sample.system, potential)
+def pack_part(
+    batch: Batch,
+    potential: Potential,
+    stress: bool,
+    loss: LossConfig,
+    further: Sequence[str],
+    one: AbstractContextManager | None = None,
+) -> Part:
+    """Some frames; arguments as of `pack`; one: a lock, held while the priors are evaluated."""
+    with one or nullcontext():
+        energy, forces, tension = _baseline(batch.sample.system, potential)
     system, labels = batch.sample.system, batch.sample.labels
 
     weight = frame_weights(labels, loss)
@@ -125,15 +149,22 @@ def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> Furthe
     system, labels = batch.sample.system, batch.sample.labels
     for prior in readers:
         prior.check(system)
-    lists = PairLists(system, {potential.cutoff: batch.neighbors})
+    lists, molecules = PairLists(system, {potential.cutoff: batch.neighbors}), system.batch.numpy()
+
+    def edges(cutoff: float) -> EdgeRows:
+        if math.isinf(cutoff):  # many, and the same for all molecules of a size
+            require_molecules(system)
+            return EdgeRows.of_all_pairs(system.atom_counts.numpy())
+        return EdgeRows.of_list(lists(cutoff), molecules, system.num_systems)
+
     absent = {name: torch.full(LABELS[name].of(system), torch.nan) for name in names}
     return FurtherPart(
-        batch=system.batch.numpy(),
+        batch=molecules,
         labels={name: labels.get(name, absent[name]).numpy() for name in names},
         pos=system.pos.numpy(),
         cell=system.cell.numpy(),
         pbc=system.pbc.numpy(),
-        lists={cutoff: lists(cutoff) for cutoff in sorted(cutoffs)},
+        lists={cutoff: edges(cutoff) for cutoff in sorted(cutoffs)},
     )
 
 
