@@ -17,7 +17,9 @@ from torchmdnet2.data import open_dataset
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "organic"
 NAMES = ("shards", "teachers", "label", "geometries", "molecules", "run")
-OPTIONS = argparse.Namespace(frames=2, every=3, largest_force=30.0, largest_spread=1.5, batch=4, seed=0)
+OPTIONS = argparse.Namespace(
+    frames=2, every=3, timestep=0.5, keep=0.5, largest_force=30.0, largest_spread=1.5, batch=4, seed=0
+)
 KEYS = {"energy": "energy", "forces": "forces", "charges": "charges"}
 
 
@@ -150,16 +152,20 @@ def test_what_is_left_out(scripts, tmp_path):
 
 def test_trainings_follow_each_other(scripts, monkeypatch, tmp_path):
     """The next one starts before one ends, and has what is left; one that fails early is begun again, once."""
-    run, started = scripts("run"), []
+    run, started, said = scripts("run"), [], []
     options = argparse.Namespace(
-        work=tmp_path, output=tmp_path, geometries=tmp_path, models=[("organic-small", 2 / 60), ("organic", None)],
-        minutes=1.0, reserve=0.5, ahead=1.0, set=[], dynamics=0, picoseconds=1,
+        work=tmp_path, output=tmp_path, geometries=tmp_path,
+        models=[("organic-small", 2 / 60, []), ("organic", None, [0, 1])],
+        minutes=1.0, reserve=0.5, ahead=1.0, dynamics=0, picoseconds=1,
+        init={"organic": "a.tmn"}, set=[("organic", "training.lr", "1e-4"), (None, "training.precision", "tf32")],
     )  # fmt: skip
     runner = run.Runner([], options)
 
     def start(name, words, gpus):
         minutes = next(word.split("=")[1] for word in map(str, words) if word.startswith("training.max_minutes="))
         started.append((name, time.monotonic() - runner.began, 60 * float(minutes)))
+        given = ("init", "training.lr", "training.precision")
+        said.append((gpus, {word for word in map(str, words) if word.startswith(given)}))
         (runner.folder / f"{name}.log").write_text("")
         code = "raise SystemExit(1)" if name == "organic" else "import time; time.sleep(2)"
         return subprocess.Popen([sys.executable, "-S", "-c", code])
@@ -170,9 +176,52 @@ def test_trainings_follow_each_other(scripts, monkeypatch, tmp_path):
     at, minutes = [row[1] for row in started], [row[2] for row in started]
     assert at[1] >= 0.9 and at[1] + minutes[1] == pytest.approx(30, abs=1)  # seconds; the rest is for the evaluation
     assert at[2] + minutes[2] == pytest.approx(30, abs=1)
-    assert run.turn("organic-small=6.5") == ("organic-small", 6.5) and run.numbers("0,1") == [0, 1]
-    with pytest.raises(argparse.ArgumentTypeError, match="none of organic"):
-        run.turn("orgnic")
+    everywhere, own = "training.precision=tf32", {"init.file=a.tmn", "training.lr=1e-4"}
+    assert said == [([0], {everywhere}), ([0, 1], {everywhere, *own}), ([1], {everywhere, *own})]
+    assert {path.name for path in tmp_path.glob("*.done")} == {"organic-small.done", "organic.done"}
+
+
+def test_words_of_the_command_line(scripts):
+    run = scripts("run")
+    assert run.turn("organic-small=6.5") == ("organic-small", 6.5, []) and run.numbers("0,1") == [0, 1]
+    assert run.turn("organic@0,1") == ("organic", None, [0, 1])
+    assert run.begin("organic=old.tmn") == ("organic", "old.tmn")
+    assert run.setting("organic:training.lr=1e-3") == ("organic", "training.lr", "1e-3")
+    assert run.setting("data.cache=c:/x") == (None, "data.cache", "c:/x")
+    for read, text in ((run.turn, "orgnic"), (run.begin, "organic"), (run.setting, "x:a=1"), (run.setting, "a")):
+        with pytest.raises(argparse.ArgumentTypeError):
+            read(text)
+
+
+@pytest.mark.parametrize("subset", ["train", "test"])
+def test_a_student_drives_training_frames(scripts, tmp_path, subset):
+    """Where it drives: larger steps, frames where it is most wrong, and a structure that runs away is stopped."""
+    label, teacher, given = scripts("label"), springs(scripts), molecules(scripts)[:6]
+
+    class Student:
+        description, sha256, calls = "student", "0", 0
+
+        def forces(self, numbers, positions, charge):
+            self.calls += 1
+            forces = teacher.forces(numbers, positions, charge)
+            forces[:3] *= 1.5
+            forces[5] = float("nan")
+            return forces
+
+    student = Student()
+    options = argparse.Namespace(**{**vars(OPTIONS), "frames": 4, "every": 4, "timestep": 1.0})
+    sampler = label.Sampler(teacher, student, options)
+    job = label.Job(f"{subset}-003-0000", given, ["x"] * 6)
+    count = label.label_job(job, tmp_path / "a.h5", sampler)
+    if subset == "test":  # by the teacher, at most three frames, whatever the seed
+        assert student.calls == 0 and count == 6 * (1 + label.HELD_OUT_FRAMES)
+        options.seed = 5
+        label.label_job(job, tmp_path / "b.h5", sampler)
+        one, other = (open_dataset(tmp_path / f"{name}.h5", keys=KEYS) for name in "ab")
+        assert all(torch.equal(one[k].system.pos, other[k].system.pos) for k in range(count))
+    else:
+        assert student.calls == 1 + 4 * 2 and sampler.left_out["ran away"] == 4
+        assert count == 6 + 4 * 3 and sampler.left_out["student is right"] == 4 * 2
 
 
 def test_gfn2_agrees_with_ase(scripts):

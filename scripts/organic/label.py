@@ -8,8 +8,9 @@ are evaluated together, whatever shards they are from: their labels are in one H
 `torchmdnet2 train` reads. Frames with forces above --largest-force, or where the teacher's networks disagree by more
 than --largest-spread, are left out and counted.
 
-With --student MODEL.tmn the student drives the dynamics (active learning): of the frames that it runs into, the half is
-kept where student and teacher disagree most.
+With --student MODEL.tmn the student drives the dynamics of training frames (active learning): of the frames that it
+runs into, the --keep share is kept where student and teacher disagree most. Frames of validation and test are always
+made in one way (teacher, steps of 0.5 fs, seed 0, three frames at most), so that errors of different runs compare.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from torchmdnet2.files import written_aside
 TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
 HELD_OUT = (300.0, 600.0)  # of validation and test frames
 TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs
+HELD_OUT_FRAMES = 3  # of the dynamics from a geometry, at most
 BOLTZMANN = 8.617333262e-5  # eV/K
 ACCELERATION = 9.64853321e-3  # Å/fs² of 1 eV/Å on 1 u
 Frames = tuple[Tensor, Labels, Tensor]
@@ -55,8 +57,13 @@ class Sampler:
         self.teacher, self.student, self.options = teacher, student, options
         self.left_out: dict[str, int] = defaultdict(int)
 
-    def frames(self, geometries: list[Geometry], temperatures: Sequence[float], seed: int) -> Iterator[Frames]:
-        """First the geometries as they are, then what dynamics at one of the temperatures in K makes of each."""
+    def frames(
+        self, geometries: list[Geometry], temperatures: Sequence[float], seed: int, held_out: bool = False
+    ) -> Iterator[Frames]:
+        """First the geometries as they are, then what dynamics at one of the temperatures in K makes of each.
+
+        A structure with a force of three times the largest one that is kept stops, and no more frames are taken of it.
+        """
         device = self.teacher.device  # type: ignore[attr-defined]
         generator = torch.Generator(device).manual_seed(seed)
         numbers = torch.as_tensor(np.array([g.numbers for g in geometries]), device=device)
@@ -64,8 +71,10 @@ class Sampler:
         positions = torch.as_tensor(np.array([g.positions for g in geometries]), device=device)
         first = self._labelled(numbers, positions, charge)
         yield first
-        alive = torch.isfinite(first[1].energy) & (first[1].forces.abs().amax((1, 2)) < 3 * self.options.largest_force)
-        if not self.options.frames or not bool(alive.any()):
+        too_large = 3 * self.options.largest_force
+        alive = torch.isfinite(first[1].energy) & (first[1].forces.abs().amax((1, 2)) < too_large)
+        count = min(self.options.frames, HELD_OUT_FRAMES) if held_out else self.options.frames
+        if not count or not bool(alive.any()):
             return
         numbers, charge, positions = numbers[alive], charge[alive], positions[alive]
         self.alive = alive.cpu()
@@ -77,34 +86,51 @@ class Sampler:
         def noise() -> Tensor:
             return torch.randn(positions.shape, generator=generator, dtype=torch.float64, device=device)
 
-        engine: Any = self.student or self.teacher
-        # near a minimum, half of the kinetic energy becomes potential energy: twice the temperature at the start
-        velocity, forces = 2**0.5 * width * noise(), engine.forces(numbers, positions, charge).double()
-        keep = float(np.exp(-FRICTION * TIMESTEP))
-        for step in range(1, self.options.frames * self.options.every + 1):
-            # BAOAB: B. Leimkuhler, C. Matthews, Appl. Math. Res. Express 2013, 34
-            velocity = velocity + TIMESTEP / 2 * ACCELERATION * forces / mass
-            positions = positions + TIMESTEP / 2 * velocity
-            velocity = keep * velocity + (1 - keep**2) ** 0.5 * width * noise()
-            positions = positions + TIMESTEP / 2 * velocity
-            forces = engine.forces(numbers, positions, charge).double()
-            # what runs away, or is not finite, is left out by its forces; the others must not suffer from it
-            forces = torch.nan_to_num(forces, 0.0, 0.0, 0.0).clamp(-100, 100)
-            velocity = velocity + TIMESTEP / 2 * ACCELERATION * forces / mass
-            if step % self.options.every == 0:
-                yield self._labelled(numbers, positions, charge, forces)
+        engine: Any = self.teacher if held_out else self.student or self.teacher
+        timestep = TIMESTEP if held_out else self.options.timestep
+        every = max(1, round(self.options.every * TIMESTEP / timestep))
 
-    def _labelled(self, numbers: Tensor, positions: Tensor, charge: Tensor, student: Tensor | None = None) -> Frames:
+        def pushed(moving: Tensor) -> tuple[Tensor, Tensor]:
+            """Forces, 0 on what stands; what still moves: the others must not suffer from what runs away."""
+            forces = engine.forces(numbers, positions, charge).double()
+            moving = moving & (forces.abs().amax((1, 2)) < too_large)  # not of NaN either
+            return torch.where(moving[:, None, None], forces, 0.0), moving
+
+        # near a minimum, half of the kinetic energy becomes potential energy: twice the temperature at the start
+        velocity = 2**0.5 * width * noise()
+        forces, moving = pushed(torch.ones_like(pick, dtype=torch.bool))
+        keep = float(np.exp(-FRICTION * timestep))
+        for step in range(1, count * every + 1):
+            # BAOAB: B. Leimkuhler, C. Matthews, Appl. Math. Res. Express 2013, 34
+            last = positions
+            velocity = velocity + timestep / 2 * ACCELERATION * forces / mass
+            positions = positions + timestep / 2 * velocity
+            velocity = keep * velocity + (1 - keep**2) ** 0.5 * width * noise()
+            positions = torch.where(moving[:, None, None], positions + timestep / 2 * velocity, last)
+            forces, moving = pushed(moving)
+            velocity = velocity + timestep / 2 * ACCELERATION * forces / mass
+            if step % every == 0:
+                yield self._labelled(numbers, positions, charge, moving, None if held_out else forces)
+
+    def _labelled(
+        self,
+        numbers: Tensor,
+        positions: Tensor,
+        charge: Tensor,
+        moving: Tensor | None = None,
+        student: Tensor | None = None,
+    ) -> Frames:
         labels = self.teacher.label(numbers, positions, charge)
         largest = labels.forces.norm(dim=2).amax(1)
         tests = {
+            "ran away": torch.zeros_like(largest, dtype=torch.bool) if moving is None else ~moving,
             "not finite": ~torch.isfinite(labels.energy) | ~torch.isfinite(largest),
             "large forces": ~(largest < self.options.largest_force),
             "teacher is not sure": ~(labels.spread < self.options.largest_spread),
         }
         if self.student is not None and student is not None:
-            error = (student - labels.forces).norm(dim=2).amax(1)
-            tests["student is right"] = ~(error >= error.nanmedian())
+            error = (student - labels.forces).norm(dim=2).amax(1).masked_fill(tests["ran away"], torch.nan)
+            tests["student is right"] = ~(error >= error.nanquantile(1 - self.options.keep))
         good = torch.ones_like(largest, dtype=torch.bool)
         for reason, bad in tests.items():
             self.left_out[reason] += int((good & bad).sum())
@@ -135,7 +161,7 @@ def jobs_of(folder: Path, batch: int, seed: int) -> list[Job]:
             found[subset, len(geometry.numbers)].append((geometry._replace(name=f"{path.stem} {k}"), kind))
     jobs = []
     for (subset, size), rows in found.items():
-        rows.sort(key=lambda row: seed_of("row", seed, row[0].name))
+        rows.sort(key=lambda row: seed_of("row", _seed(subset, seed), row[0].name))
         count = -(-len(rows) * max(size, 8) // (32 * batch))  # equal ones: few structures are no work for a GPU
         for k in range(count):
             geometries, kinds = zip(*rows[k::count], strict=True)
@@ -143,10 +169,17 @@ def jobs_of(folder: Path, batch: int, seed: int) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.name.startswith("train"), seed_of("job", seed, job.name)))
 
 
+def _seed(subset: str, seed: int) -> int:
+    """Held-out frames do not depend on the seed."""
+    return seed if subset == "train" else 0
+
+
 def label_job(job: Job, target: Path, sampler: Sampler) -> int:
     """Label a job and write it, one group for each kind; the layout is TorchMD-Net's. Returns the number of frames."""
-    temperatures = TEMPERATURES if job.name.startswith("train") else HELD_OUT
-    found = list(sampler.frames(job.geometries, temperatures, seed_of(sampler.options.seed, job.name)))
+    subset = job.name.split("-")[0]
+    temperatures = TEMPERATURES if subset == "train" else HELD_OUT
+    seed = seed_of(_seed(subset, sampler.options.seed), job.name)
+    found = list(sampler.frames(job.geometries, temperatures, seed, held_out=subset != "train"))
     rows = torch.arange(len(job.geometries))
     owners = torch.cat([rows if k == 0 else rows[sampler.alive] for k, _ in enumerate(found)]).numpy()
     good = torch.cat([keep for _, _, keep in found]).cpu().numpy()
@@ -168,6 +201,8 @@ def label_job(job: Job, target: Path, sampler: Sampler) -> int:
                 for key, (values, unit) in on_host.items():
                     group.create_dataset(key, data=values[chosen]).attrs["units"] = np.bytes_(unit)
         settings = {"teacher": sampler.teacher.description, "level_of_theory": sampler.teacher.level}
+        if sampler.student is not None and subset == "train":
+            settings |= {"dynamics": sampler.student.description, "student_sha256": sampler.student.sha256}
         facts = {**settings, "frames": int(good.sum()), "left_out": sampler.left_out}
         file.create_group("_metadata").attrs["json"] = json.dumps(facts)
     return int(good.sum())
@@ -180,11 +215,13 @@ def main() -> None:
     teacher = parser.add_mutually_exclusive_group(required=True)
     teacher.add_argument("--aimnet2", help="TorchScript file of an AIMNet2 ensemble")
     teacher.add_argument("--gfn2", action="store_true", help="GFN2-xTB, for a trial on the CPU")
-    parser.add_argument("--student", help="a .tmn file that drives the dynamics")
+    parser.add_argument("--student", help="a .tmn file that drives the dynamics of training frames")
+    parser.add_argument("--keep", type=float, default=0.5, help="share of the student's frames, the most wrong ones")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--part", default="0/1", help="i/n: of n processes this is the i-th, from 0 on")
     parser.add_argument("--frames", type=int, default=6, help="of the dynamics, from each geometry")
-    parser.add_argument("--every", type=int, default=40, help="steps of 0.5 fs between frames")
+    parser.add_argument("--every", type=int, default=40, help="times 0.5 fs between frames")
+    parser.add_argument("--timestep", type=float, default=TIMESTEP, help="fs, of training frames")
     parser.add_argument("--largest-force", type=float, default=30.0, help="eV/Å")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
     parser.add_argument("--batch", type=int, default=512, help="structures of 32 atoms at a time")
@@ -195,10 +232,9 @@ def main() -> None:
     torch.set_default_dtype(torch.float32)
     chosen: Teacher = GFN2() if options.gfn2 else AIMNet2(options.aimnet2, options.device)
     student = Student(options.student, options.device) if options.student else None
-    names = ("frames", "every", "largest_force", "largest_spread", "batch", "seed")
+    names = ("frames", "every", "timestep", "keep", "largest_force", "largest_spread", "batch", "seed")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"teacher": chosen.description, "teacher_sha256": chosen.sha256}
-    settings |= {} if student is None else {"student": student.description, "student_sha256": student.sha256}
     keep_settings(options.output, "labels", settings, ["torch", "numpy", "h5py", "tblite"])
     part, parts = map(int, options.part.split("/"))
     left_out: Counter[str] = Counter()

@@ -8,6 +8,14 @@ for the minutes given; the last one has what is left, less --reserve for the eva
 the time. Each model is evaluated when it is there, beside the next training, and what there is of models, metrics and
 output is copied to --output all the time. What is there already is kept, so that the same command continues: labels
 by file, trainings by their last state. Without GPUs (--gpus none) everything runs on the CPU, for a trial.
+
+With --init the models begin from others, and with --student every second labelling process lets a model drive the
+dynamics. A model may have GPUs of its own, NAME=MINUTES@GPUS; --set NAME:KEY=VALUE changes the training of one model:
+
+        --init organic=organic organic-small=organic-small --student organic \
+        --models organic=12@0,1 organic-small=6@1 --set training.precision=tf32 --set organic:training.lr=1.5e-3
+
+WORK/NAME.done appears when WORK/NAME/best.tmn is final.
 """
 
 from __future__ import annotations
@@ -19,7 +27,6 @@ import shutil
 import subprocess
 import sys
 import time
-from itertools import product
 from pathlib import Path
 
 from ase.data import chemical_symbols
@@ -80,11 +87,14 @@ def label(run: Runner, labels: Path) -> bool:
     parts = len(gpus) * options.per_gpu
     words = [HERE / "label.py", options.geometries, labels, "--aimnet2", options.aimnet2, "--device", run.device,
              "--minutes", options.label_minutes, "--frames", options.frames, "--every", options.every,
-             "--largest-force", options.largest_force, "--batch", options.batch]  # fmt: skip
-    return run.wait({
-        f"label-{k}": run.start(f"label-{k}", [*words, "--part", f"{k}/{parts}"], [gpus[k % len(gpus)]])
-        for k in range(parts)
-    })  # fmt: skip
+             "--largest-force", options.largest_force, "--batch", options.batch, "--timestep", options.timestep,
+             "--keep", options.keep, "--seed", options.seed]  # fmt: skip
+    running = {}
+    for k in range(parts):
+        student = ["--student", options.student] if options.student and k // len(gpus) % 2 else []
+        part = [*words, "--part", f"{k}/{parts}", *student]
+        running[f"label-{k}"] = run.start(f"label-{k}", part, [gpus[k % len(gpus)]])
+    return run.wait(running)
 
 
 class Training:
@@ -111,7 +121,8 @@ class Training:
         """Whether it has ended, well or not."""
         code = self.process.poll()
         if code and self.starts == 1 and self.left > 0.3 * self.minutes:
-            self.run.say(f"{self.name}: failed with {code}, is begun again")
+            self.gpus = self.gpus[-1:]  # what fails on several GPUs may go on one
+            self.run.say(f"{self.name}: failed with {code}, is begun again on one GPU")
             self.process, self.starts = self._start(f"{self.name}-again"), 2
             return False
         return code is not None
@@ -127,8 +138,10 @@ class Training:
             "training.max_minutes": f"{max(self.left, 0.1):.3f}",
             "output.folder": work / self.name,
             "output.report": "false",  # it would take of the time
-            **dict(text.split("=", 1) for text in self.run.options.set),
         }
+        if self.name in self.run.options.init:  # same teacher: its reference energies are known
+            keys |= {"init.file": self.run.options.init[self.name], "priors.0.energies": "keep"}
+        keys |= {key: value for name, key, value in self.run.options.set if name in (None, self.name)}
         sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", len(gpus)] if len(gpus) > 1 else []
         words = [*launch, "-m", "torchmdnet2", "train", HERE / f"{self.name}.yaml", "--resume", "auto", *sets]
@@ -141,12 +154,15 @@ def train(run: Runner, gpus: list[int]) -> bool:
     good, collected = True, 0.0
     while waiting or training:
         if waiting and (not training or training[-1].left < run.options.ahead / 60):
-            (name, minutes), left = waiting.pop(0), run.left - run.options.reserve
-            training.append(Training(run, name, left / (len(waiting) + 1) if minutes is None else minutes, gpus))
+            (name, minutes, own), left = waiting.pop(0), run.left - run.options.reserve
+            minutes = left / (len(waiting) + 1) if minutes is None else minutes
+            training.append(Training(run, name, minutes, own or gpus))
         for one in [one for one in training if one.over()]:
             training.remove(one)
             good = run.wait({one.name if one.starts == 1 else f"{one.name}-again": one.process}) and good
-            judging |= judge(run, one.name, gpus[0])
+            if one.process.returncode == 0:
+                (run.options.work / f"{one.name}.done").touch()
+            judging |= judge(run, one.name, one.gpus[-1])
         if time.monotonic() > collected + 15:
             collect(run)
             collected = time.monotonic()
@@ -191,10 +207,13 @@ def starts_of_dynamics(options: argparse.Namespace) -> int:
 def collect(run: Runner) -> None:
     """Models, how they were trained, and what was printed: all in the output folder."""
     options = run.options
-    sources = {"best.tmn": ".tmn", "calibrated.tmn": ".tmn", "metrics.csv": "-metrics.csv"}  # calibrated: the last word
-    for name, (source, suffix) in product(MODELS, sources.items()):
-        if (options.work / name / source).is_file():
-            shutil.copy(options.work / name / source, options.output / f"{name}{suffix}")
+    for name in MODELS:
+        folder = options.work / name
+        models = [path for path in (folder / "calibrated.tmn", folder / "best.tmn") if path.is_file()]
+        if models:  # as calibrated where it is
+            shutil.copy(models[0], options.output / f"{name}.tmn")
+        if (folder / "metrics.csv").is_file():
+            shutil.copy(folder / "metrics.csv", options.output / f"{name}-metrics.csv")
     logs = {path.stem: path.read_text(errors="replace") for path in sorted(run.folder.glob("*.log"))}
     (options.output / "logs.json").write_text(json.dumps(logs, indent=1))
 
@@ -203,12 +222,34 @@ def numbers(text: str) -> list[int]:
     return [] if text == "none" else [int(word) for word in text.split(",")]
 
 
-def turn(text: str) -> tuple[str, float | None]:
-    """NAME or NAME=MINUTES."""
-    name, _, minutes = text.partition("=")
-    if name not in MODELS:
-        raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(MODELS)}")
-    return name, float(minutes) if minutes else None
+def model_name(text: str) -> str:
+    if text not in MODELS:
+        raise argparse.ArgumentTypeError(f"'{text}' is none of {', '.join(MODELS)}")
+    return text
+
+
+def turn(text: str) -> tuple[str, float | None, list[int]]:
+    """NAME or NAME=MINUTES, and @GPUS."""
+    words, _, gpus = text.partition("@")
+    name, _, minutes = words.partition("=")
+    return model_name(name), float(minutes) if minutes else None, numbers(gpus) if gpus else []
+
+
+def begin(text: str) -> tuple[str, str]:
+    """NAME=MODEL."""
+    name, _, model = text.partition("=")
+    if not model:
+        raise argparse.ArgumentTypeError(f"'{text}' should be NAME=MODEL")
+    return model_name(name), model
+
+
+def setting(text: str) -> tuple[str | None, str, str]:
+    """KEY=VALUE of all trainings, or NAME:KEY=VALUE of one."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"'{text}' should be KEY=VALUE or NAME:KEY=VALUE")
+    name, colon, rest = key.partition(":")
+    return (model_name(name), rest, value) if colon else (None, key, value)
 
 
 def main() -> None:
@@ -217,8 +258,10 @@ def main() -> None:
     parser.add_argument("--aimnet2", required=True, help="TorchScript file of the teacher")
     parser.add_argument("--work", type=Path, default=Path("work"), help="folder for labels, cache and trainings")
     parser.add_argument("--output", type=Path, required=True, help="folder for the models and their errors")
-    parser.add_argument("--models", nargs="+", type=turn, default=[("organic-small", 8.0), ("organic", None)],
-                        metavar="NAME[=MINUTES]", help="in this order")  # fmt: skip
+    parser.add_argument("--models", nargs="+", type=turn, default=[("organic-small", 8.0, []), ("organic", None, [])],
+                        metavar="NAME[=MINUTES][@GPUS]", help="in this order")  # fmt: skip
+    parser.add_argument("--init", nargs="+", type=begin, default=[], metavar="NAME=MODEL",
+                        help="begin from a .tmn file, or from the name of a potential")  # fmt: skip
     parser.add_argument("--gpus", type=numbers, default=[0], help="of the labels, such as 0,1; none: the CPU")
     parser.add_argument("--train-gpus", type=numbers, help="of the trainings; default: --gpus")
     parser.add_argument("--per-gpu", type=int, default=3, help="labelling processes on each GPU")
@@ -229,11 +272,17 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=3, help="as of label.py")
     parser.add_argument("--every", type=int, default=25, help="as of label.py")
     parser.add_argument("--batch", type=int, default=1024, help="as of label.py")
+    parser.add_argument("--timestep", type=float, default=0.5, help="as of label.py")
+    parser.add_argument("--student", help="as of label.py, for every second labelling process")
+    parser.add_argument("--keep", type=float, default=0.5, help="as of label.py")
+    parser.add_argument("--seed", type=int, default=0, help="as of label.py")
     parser.add_argument("--largest-force", type=float, default=20, help="as of label.py")
     parser.add_argument("--dynamics", type=int, default=100, help="molecules whose dynamics is looked at")
     parser.add_argument("--picoseconds", type=float, default=2, help="of dynamics")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change all trainings")
+    parser.add_argument("--set", action="append", type=setting, default=[], metavar="[NAME:]KEY=VALUE",
+                        help="change all trainings, or that of one model")  # fmt: skip
     options = parser.parse_args()
+    options.init = dict(options.init)
     run = Runner(options.gpus, options)
     options.output.mkdir(parents=True, exist_ok=True)
     labels = options.work / "labels"

@@ -24,7 +24,8 @@ DATA = (
     "Conformers, strained molecules, dimers and clusters with water of molecules from the NCI AIDS antiviral screen "
     "(NIH/NCI Developmental Therapeutics Program, from DeepChem's repository), of analogues with B, Si, As, Se and I, "
     "of small molecules and ions, and monomers and solvated amino acids of SPICE (CC0); frames of dynamics with the "
-    "teacher at 300 to 1000 K (validation and test: 300 and 600 K). Subsets share no scaffold. Made by scripts/organic."
+    "teacher, or in training also with an earlier model, at 300 to 1000 K (validation and test: teacher, 300 and 600 "
+    "K). Subsets share no scaffold. Made by scripts/organic."
 )
 USE = (
     "Closed-shell molecules of H, B, C, N, O, F, Si, P, S, Cl, As, Se, Br and I with total charges −2 to +2: "
@@ -34,18 +35,20 @@ USE = (
 NOT_FOR = (
     "Radicals and other open shells, metals, other elements or charges. Periodic cells: the Coulomb energy is a sum "
     "over all pairs. Bulk water and other liquids: not tested. Reactions: the training data have stretched bonds, and "
-    "no transition states. Reaction energies beyond conformers and isomers. It does not say where it is not sure."
+    "no transition states. Reaction energies beyond conformers and isomers."
 )
+NOT_CALIBRATED = " It does not say where it is not sure."
 
 
-def described(metadata: dict[str, Any], errors: dict[str, Any]) -> dict[str, Any]:
+def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool) -> dict[str, Any]:
     """The metadata of a training without paths, with errors by kind and the sections of the card."""
     config = metadata["config"]
     config["data"].update(train="labels/train-*.h5", validation="labels/validation-*.h5", cache="auto")
     config["output"]["folder"] = f"work/{Path(config['output']['folder']).name}"
     data = {name: value for name, value in metadata["data"].items() if name != "files"}
     by_kind = {f"test {kind}": {k: v for k, v in found.items() if k != "frames"} for kind, found in errors.items()}
-    about = {"Meant for": USE, "Not for": NOT_FOR, "Teacher": TEACHER, "Training data": DATA}
+    not_for = NOT_FOR if calibrated else NOT_FOR + NOT_CALIBRATED
+    about = {"Meant for": USE, "Not for": not_for, "Teacher": TEACHER, "Training data": DATA}
     split = {"split": "by Bemis-Murcko scaffold, scripts/organic/molecules.py"}
     return {**metadata, "config": config, "data": {**data, **split}, "errors": by_kind, "about": about}
 
@@ -60,7 +63,8 @@ def main() -> None:
     if errors["subset"] != "test":
         raise SystemExit(f"{options.errors}: errors of the test subset are expected, not of {errors['subset']}")
     potential = load(options.model)
-    checkpoint.save(potential, options.target, described(dict(potential.metadata), errors["errors"]))
+    calibrated = potential.calibration is not None
+    checkpoint.save(potential, options.target, described(dict(potential.metadata), errors["errors"], calibrated))
     print(f"{options.target}: {options.target.stat().st_size / 1e6:.2f} MB")
 
 

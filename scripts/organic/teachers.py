@@ -113,13 +113,14 @@ class GFN2(Teacher):
 
 
 class Student:
-    """A trained model that drives dynamics, so that the teacher labels what the student runs into."""
+    """A trained model, by file or name, that drives dynamics, so that the teacher labels what it runs into."""
 
     def __init__(self, path: str | os.PathLike, device: str):
         from torchmdnet2 import Evaluator, load
+        from torchmdnet2.potentials import find_model
 
         self.evaluator, self.device = Evaluator(load(path, device)), torch.device(device)
-        self.description, self.sha256 = f"student {os.path.basename(path)}", file_sha256(path)
+        self.description, self.sha256 = f"student {os.path.basename(path)}", file_sha256(find_model(path))
 
     def forces(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
         from torchmdnet2 import System
