@@ -3,6 +3,7 @@
     python -m scripts.bench extrapolation label TRAIN.xyz DATA/NAME [--processes 16]     # make a set of hot frames
     python -m scripts.bench extrapolation run PLAN.yaml … OUTPUT --data DATA [--gpus 4] [--threads 6] [--minutes 25]
     python -m scripts.bench extrapolation teach DATA/NAME CHEAP.xyz DATA/NAME_taught MODEL.tmn …
+    python -m scripts.bench extrapolation replay STRUCTURES.xyz NUMBER LABELS.h5 …
 
 `label` makes the surrogate that settings are chosen on, so that published test frames are not looked at: the geometries
 of TRAIN.xyz start GFN2-xTB dynamics at 300 K (train.xyz), 600 K and 1200 K (test_600K.xyz, test_1200K.xyz), all with
@@ -18,6 +19,8 @@ CPU.
 `teach` makes a set for a student: the 450 training frames of NAME, and the frames of CHEAP.xyz with the labels that
 they have plus the mean prediction of the models, which were trained on the difference of expensive and cheap labels
 (examples/teach_with_xtb.py). Its validation frames are those of NAME, which neither has seen.
+
+`replay` draws structures from data files, at most ten of each, for `init.replay`.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from ase import Atoms
 from ase.io import read, write
 
 from torchmdnet2 import Potential
@@ -90,6 +94,23 @@ def teach(options: argparse.Namespace) -> None:
     for path in options.given.glob("test*.xyz"):
         shutil.copy(path, options.folder)
     write(options.folder / "train.xyz", [*drawn["train"], *read(taught, ":")], format="extxyz")
+
+
+def replay(options: argparse.Namespace) -> None:
+    """Structures for `init.replay`: some of each of a few files, which hold molecules of one size each."""
+    rng = np.random.default_rng(0)
+    drawn: list[Atoms] = []
+    for k in rng.permutation(len(options.files)).tolist():
+        data = open_dataset(str(options.files[k]), keys={}, cache="off")
+        for index in rng.permutation(len(data))[: min(10, options.number - len(drawn))].tolist():
+            system = data[index].system
+            (atoms,) = system.to_ase()
+            atoms.info["charge"] = int(system.charge[0])
+            drawn.append(atoms)
+    part = options.structures.with_suffix(".part")
+    write(part, drawn, format="extxyz")
+    part.rename(options.structures)
+    print(f"{options.structures}: {len(drawn)} structures")
 
 
 def jobs_of(plan: Tree, data: Path, device: str) -> list[tuple[str, Job]]:
@@ -288,6 +309,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     student.add_argument("folder", type=Path)
     student.add_argument("models", type=Path, nargs="+", help="of the difference")
     student.set_defaults(do=teach)
+    draw = verbs.add_parser("replay", help="draw structures for init.replay")
+    draw.add_argument("structures", type=Path, help="extxyz file to write")
+    draw.add_argument("number", type=int)
+    draw.add_argument("files", type=Path, nargs="+", help="data files, as the labels of scripts/organic")
+    draw.set_defaults(do=replay)
     start = verbs.add_parser("run", help="train and measure all variants of a plan")
     start.add_argument("plans", type=Path, nargs="+", help="the trainings of the first come first")
     start.add_argument("output", type=Path)

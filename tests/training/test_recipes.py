@@ -69,8 +69,10 @@ def test_check(name, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     given = parse_yaml((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     changes = {**SMALL, "data.train": data}
-    if "q_dim" in given["model"]:
+    if "q_dim" in given.get("model", {}):
         changes["model.q_dim"] = 4
+    if "init" in given:  # the model is that of the file
+        changes = {key: value for key, value in changes.items() if not key.startswith("model.")}
     config = load_config(FOLDER / f"{name}.yaml", [f"{key}={value}" for key, value in changes.items()])
     run_training(config, check=True)
     said = capsys.readouterr().out

@@ -146,6 +146,11 @@ class InitConfig(Section):
     freeze: list[str] = Field(
         default=[], description="freeze parameters whose names start with these, as [representation.tensor_embedding]"
     )
+    replay: str | None = Field(
+        default=None,
+        description="a data file of structures that are trained with the labels that the model gives them before, so "
+        "that it forgets less",
+    )
     energy_unit: str = Field(default="eV", description="of a .ckpt, which does not say it")
 
     @model_validator(mode="before")
@@ -202,7 +207,7 @@ class Config(Section):
         default=-1, description="atoms up to this atomic number have no energy of their own; -1: all have"
     )
     init: InitConfig | None = Field(
-        default=None, description="fine-tuning: {file, freeze, energy_unit}; model, head and priors from the file"
+        default=None, description="fine-tuning: {file, freeze, replay}; model, head and priors from the file"
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     output: OutputConfig = Field(default_factory=OutputConfig)

@@ -138,6 +138,8 @@ def _inputs(config: Config) -> Iterator[tuple[str, str]]:
         yield "priors: atomref.energies", file
     if config.init is not None:
         yield "init.file", str(find_model(config.init.file))
+        if config.init.replay is not None:
+            yield "init.replay", config.init.replay
     for k, prior in enumerate(config.priors):
         if "file" in prior:
             yield f"priors.{k}.file", prior["file"]

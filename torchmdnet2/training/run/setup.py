@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from .fine_tuning import fine_tuned, freeze, refit_references
 from .isolated import atom_files, reference_notes, trusted, with_isolated
 from .pair_potential_fit import with_pair_fit
 from .references import potential_config
+from .replayed import with_replay
 from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, require_searchable, survey
 from .weights import weight_keys, weight_notes
 
@@ -101,6 +103,11 @@ def make_setup(config: Config) -> Setup:
         else:
             potential, begun = from_base_model(known, frames["train"], facts)
             notes += begun
+            if config.init.replay is not None:
+                own = len(frames["train"])
+                frames["train"] = with_replay(frames["train"], config.init.replay, potential)
+                found["train"] = statistics(frames["train"].data, frames["train"].indices)
+                notes.append(f"replay: {len(frames['train']) - own} structures, labelled by the model as it starts")
     notes += [] if atoms is None else reference_notes(atoms, facts["elements"])
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits = {
@@ -112,6 +119,8 @@ def make_setup(config: Config) -> Setup:
     given = [config.init.file if config.init else None, config.data.split.file]
     for file in [*models, *atom_files(config), *filter(None, given)]:
         digests[file] = hashlib.sha256(find_model(file).read_bytes()).hexdigest()
+    if config.init and config.init.replay:
+        digests[config.init.replay] = hashlib.sha256(Path(config.init.replay).read_bytes()).hexdigest()
     asked = [
         "stress" if name == "virial" else name
         for name in keys
