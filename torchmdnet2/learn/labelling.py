@@ -20,9 +20,9 @@ from .pool import Outcome, Task, label_all
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["FAILED", "LABELLED", "label_frames"]
+__all__ = ["FAILED", "LABELLED", "LABELS", "label_frames", "put_aside"]
 
-RESULTS, LABELLED, FAILED = "labels.jsonl", "labelled.xyz", "failed.xyz"
+RESULTS, LABELLED, FAILED, LABELS = "labels.jsonl", "labelled.xyz", "failed.xyz", "labels"
 
 
 def label_frames(frames: Sequence[Atoms], folder: Path, config: LabelsConfig, say: Callable[[str], None]) -> None:
@@ -40,7 +40,7 @@ def label_frames(frames: Sequence[Atoms], folder: Path, config: LabelsConfig, sa
     tasks = []
     for number, atoms in enumerate(frames):
         if number not in done:
-            aside = folder / "labels" / f"{number:04d}"
+            aside = folder / LABELS / f"{number:04d}"
             shutil.rmtree(aside, ignore_errors=True)  # of an interrupted attempt
             aside.mkdir(parents=True)
             tasks.append(Task(number, atoms, aside))
@@ -49,7 +49,7 @@ def label_frames(frames: Sequence[Atoms], folder: Path, config: LabelsConfig, sa
             row = _row(outcome, frames[outcome.number], config.max_force)
             append(file, (json.dumps(row) + "\n").encode())
             done[outcome.number] = row
-            aside = folder / "labels" / f"{outcome.number:04d}"
+            aside = folder / LABELS / f"{outcome.number:04d}"
             if "error" in row:
                 say(f"frame {outcome.number} was not labelled: {row['error']}; files: {aside}")
             else:
@@ -65,6 +65,18 @@ def label_frames(frames: Sequence[Atoms], folder: Path, config: LabelsConfig, sa
             good.append(with_labels(atoms, Labels(row["energy"], np.array(row["forces"]))))
     write_frames(folder / FAILED, bad)
     write_frames(folder / LABELLED, good)  # last: it marks the end
+
+
+def put_aside(folder: Path) -> None:
+    """Undo the end of a round of which no frame was labelled: `label_frames` tries all of them again.
+
+    The results are kept as failed.jsonl.
+
+    Args:
+        folder: of the round.
+    """
+    (folder / LABELLED).unlink()  # first: what is killed here ends with the same failures once more, and loses nothing
+    (folder / RESULTS).replace(folder / "failed.jsonl")
 
 
 def _row(outcome: Outcome, atoms: Atoms, max_force: float | None) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from .config import LearnConfig
 from .dynamics import explore
 from .frames import read_frames, write_frames
 from .labellers import make_labeller
-from .labelling import FAILED, LABELLED, label_frames
+from .labelling import FAILED, LABELLED, LABELS, label_frames, put_aside
 from .report import write_report
 from .seeds import seed_of
 from .selected import frames_of, keys_of, unlabelled
@@ -170,12 +170,19 @@ class _Loop:
     def _label(self, number: int) -> tuple[list[Atoms], dict[str, float] | None]:
         """Label what was selected, and divide all frames; returns the new ones and the errors of the last models."""
         own, asked = self._of(number), self._asked(number)
+        if asked and (own / LABELLED).is_file() and not read_frames(own / LABELLED):
+            self.say(f"round {number}: no frame was labelled before; all of {len(asked)} are tried again")
+            put_aside(own)
         if asked and not (own / LABELLED).is_file():
             label_frames(asked, own, self.config.labels, self.say)
         new = read_frames(own / LABELLED) if asked else []
         if asked and not new:
             first = read_frames(own / FAILED)[0].info["error"]
-            raise BadData(f"round {number}: none of {len(asked)} frames could be labelled; the first: {first}")
+            raise BadData(
+                f"round {number}: none of {len(asked)} frames could be labelled; the first: {first}. Files of the "
+                f"calculations are in {own / LABELS}. --resume auto tries all of them again; if the configuration is "
+                "the cause, correct it and choose another output.folder"
+            )
         if number == 0 and self.config.start.labelled:
             new = read_frames(self.folder / START)
         self._divide(number, new)
