@@ -25,8 +25,7 @@ from ase.optimize import BFGS
 from .harness import save_rows, shared, table
 
 TRAINING = {
-    "num_threads": 1, "batch_size": 4, "max_epochs": 100, "optimizer": {"name": "muon"}, "lr": 1e-2,
-    "warmup_steps": 20, "device": "cpu",
+    "num_threads": 1, "batch_size": 4, "optimizer": {"name": "muon"}, "lr": 1e-2, "warmup_steps": 20,
 }  # fmt: skip
 
 
@@ -51,17 +50,20 @@ def start_frames(start, count: int, seed: int) -> list:
 
 
 def configuration(options: argparse.Namespace, start: Path, selection: str, seed: int) -> dict:
-    training = copy.deepcopy(TRAINING)
-    model = {"name": "tensornet", "hidden_channels": options.channels, "num_layers": 1, "num_rbf": 16, "cutoff": 5.0}
+    training = {**copy.deepcopy(TRAINING), "max_epochs": options.epochs, "device": options.device}
+    model = {
+        "name": "tensornet", "hidden_channels": options.channels, "num_layers": options.layers, "num_rbf": 16,
+        "cutoff": 5.0,
+    }  # fmt: skip
     return {
         "start": {"file": str(start), "level_of_theory": "GFN2-xTB"},
         "labels": {"budget": options.budget, "per_round": options.per_round, "processes": options.processes},
         "dynamics": {"temperatures": [options.temperature], "time": options.time, "replicas": options.replicas},
         "selection": {"name": selection},
         "stop": {"whole": 1.0, "rounds": options.rounds, "spread": options.spread},
-        "members": 3,
+        "members": options.members,
         "train": {"model": model, "training": training},
-        "refine": {"max_epochs": 40, "lr": 5e-3},
+        "refine": {"max_epochs": options.refine, "lr": 5e-3},
         "seed": seed,
         "output": {"folder": str(Path(options.output) / f"{selection}_{seed}")},
     }
@@ -78,7 +80,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-round", type=int, default=10)
     parser.add_argument("--budget", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=20)
-    shared(parser, channels=32)
+    shared(parser, channels=32, device="cpu")
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--members", type=int, default=3, help="of the committee")
+    parser.add_argument("--epochs", type=int, default=100, help="of the first training")
+    parser.add_argument("--refine", type=int, default=40, help="epochs of later trainings")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seeds", default="0", help="with commas")
     parser.add_argument("--selections", default="disagreement,random", help="with commas")

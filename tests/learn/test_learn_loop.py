@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -39,19 +38,6 @@ def changed(raw, **keys):
             node = node[name]
         node[last] = value
     return raw
-
-
-FRAIL = """
-import sys
-from pathlib import Path
-from ase.calculators.singlepoint import SinglePointCalculator
-from ase.io import read, write
-if not Path({licence!r}).exists():
-    sys.exit("no licence")
-atoms = read(sys.argv[1])
-atoms.calc = SinglePointCalculator(atoms, energy=0.0, forces=0.0 * atoms.positions)
-write(sys.argv[2], atoms, format="extxyz")
-"""
 
 
 LOOK = loop.explore
@@ -185,24 +171,6 @@ def test_a_round_without_any_label_ends_the_run(raw_learn, brittle):
     raw = changed(raw_learn, labels__max_force=1e-6, start__verify=0)
     with pytest.raises(BadData, match="round 1: none of 3 frames could be labelled; the first: a force of"):
         run_learning(parse_learn_config(raw))
-
-
-def test_a_round_without_any_label_is_tried_again(raw_learn, brittle, tmp_path):
-    """A labeller that does not work while a file is missing, as a licence server that is down."""
-    program, licence = tmp_path / "label.py", tmp_path / "licence"
-    program.write_text(FRAIL.format(licence=str(licence)))
-    labeller = {"name": "command", "command": [sys.executable, str(program), "{input}", "{output}"],
-                "level_of_theory": "Morse"}  # fmt: skip
-    raw = changed(raw_learn, labels__labeller=labeller, labels__budget=3, start__verify=0)
-    for _ in range(2):
-        with pytest.raises(BadData, match=r"none of 3 frames .*: no licence\. .*--resume auto tries all of them again"):
-            run_learning(parse_learn_config(raw), resume="auto")
-    licence.touch()
-    result = run_learning(parse_learn_config(raw), resume="auto")
-    assert result.rounds[-1].asked == 3 and result.rounds[-1].failed == 0
-    own = Path(raw["output"]["folder"]) / "round_001"
-    assert len(read(own / "labelled.xyz", ":")) == 3
-    assert all("no licence" in row for row in (own / "failed.jsonl").read_text().splitlines())
 
 
 def test_nothing_left_to_select(raw_learn, monkeypatch):
