@@ -11,6 +11,7 @@ from test_evaluator_gpu import make, no_waiting, random_atoms
 
 from torchmdnet2 import Evaluator, System
 from torchmdnet2.priors.base import Prior
+from torchmdnet2.priors.pairs import pair_list
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -194,6 +195,33 @@ def test_ewald_of_predicted_charges(method):
         for _ in range(5):
             bound.replay()
     assert bound.check()
+
+
+@pytest.mark.parametrize("n", [1029, 5000])
+def test_particle_mesh_on_kernels(n):
+    """R15: the prior alone in float64 is the reference; the same bits twice; the network's error is not part of it."""
+    sums = {**CHARGES, "method": "pme", "cutoff": 9.0, "accuracy": 1e-6}
+    with_sum, exact = model([sums])
+    without, _ = model([])
+    system = random_atoms(n, seed=n, cell=True)
+    found, plain = (Evaluator(p, graphs=True)(system, stress=True) for p in (with_sum, without))
+    double = system.to(dtype=torch.float64)
+    leaves = double.pos.clone().requires_grad_()
+    prior = exact.priors[-1]
+    moved = double.replace(pos=leaves)
+    energies = prior(moved, pair_list(moved, 9.0))
+    forces = -torch.autograd.grad(energies.sum(), leaves)[0]
+    eager = with_sum(system).forces.double() - without(system).forces.double() - forces
+    error = found.forces.double() - plain.forces.double() - forces
+    print(f"{n} atoms: force error {float(error.abs().max()):.2e}, eager {float(eager.abs().max()):.2e} eV/Å")
+    assert float(error.abs().max()) <= max(2 * float(eager.abs().max()), 2e-5)
+    difference = found.atom_energies - plain.atom_energies - energies.detach()
+    assert float(difference.abs().max()) <= 2e-5
+    evaluator = Evaluator(with_sum, graphs=True)
+    first, second = evaluator(system, stress=True), evaluator(system, stress=True)
+    assert "on kernels of their own: Coulomb" in evaluator.report()
+    for name in ("forces", "atom_energies", "stress"):
+        assert torch.equal(getattr(first, name), getattr(second, name)), name
 
 
 def test_a_prior_that_no_graph_can_hold():

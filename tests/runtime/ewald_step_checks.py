@@ -47,7 +47,8 @@ def test_beside_kernels(method):
     atoms = System.concatenate([system(3, 1, 5.0), system(2, 2, 6.0), system(2, 3, 4.0, False)])
     evaluator = Evaluator(model)
     assert_same(evaluator(atoms), model, atoms, stress=False)
-    assert evaluator.fused and "by autograd of themselves alone: Coulomb" in evaluator.report()
+    line = "on kernels of their own: Coulomb, D2" if method == "pme" else "by autograd of themselves alone: Coulomb"
+    assert evaluator.fused and line in evaluator.report()
     ((graphed, _),) = evaluator._active.steps.values()
     for scale, grown in ((1.02, False), (1.2, True), (1.23, False)):
         version = graphed.step.version
@@ -84,17 +85,18 @@ def test_a_cell_without_room_is_flagged(method):
     assert_same(bound, model, strained, error=2e-6 if method == "ewald" else 2e-5)
 
 
-@pytest.mark.parametrize("method", ["ewald", "reaction_field"])
+@pytest.mark.parametrize("method", ["ewald", "pme", "reaction_field"])
 def test_charges_that_the_network_predicts(method):
-    """Two terms give dE/dq, by autograd of one alone and by kernels of the other."""
+    """Two terms give dE/dq, by autograd of one alone and by kernels of the other, or both by kernels."""
     from fused.tensornet_heads_checks import CHARGES as HEAD
     from fused.tensornet_heads_checks import assert_same as same
     from fused.tensornet_heads_checks import make
 
     listed = [
-        {"name": "coulomb", "charges": "predicted", "method": m, "cutoff": 4.5} for m in ("ewald", "reaction_field")
+        {"name": "coulomb", "charges": "predicted", "method": m, "cutoff": 4.5}
+        for m in (*(["pme"] if method == "pme" else ["ewald"]), "reaction_field")
     ]
-    model = make([HEAD], listed if method == "ewald" else [*reversed(listed)][:1])
+    model = make([HEAD], listed[1:] if method == "reaction_field" else listed)
     if method == "reaction_field":
         model.priors.append(Hardness())
     atoms = system(3, 1, 5.0).replace(charge=torch.tensor([1.0]).double())

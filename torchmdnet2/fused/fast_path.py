@@ -204,6 +204,7 @@ class GpuTerm(ABC):
             Infinity: it takes all pairs of a structure itself, and gets no list.
         uses_charges: it needs the charges that the network predicts.
         by_autograd: PyTorch launches what it needs, on a list that ends at its cutoff (0: none) and has shifts.
+        allocates: PyTorch launches a part of it, and takes memory beside the buffers, which a graph then holds.
         name: in reports.
     """
 
@@ -211,6 +212,7 @@ class GpuTerm(ABC):
     cutoff: float
     uses_charges: bool = False
     by_autograd: bool = False
+    allocates: bool = False
 
     def launch_shapes(self, num_atoms: int) -> Any:
         """As `GpuNetwork.launch_shapes`."""
@@ -314,6 +316,10 @@ class PriorPath(ABC):
     @abstractmethod
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         """ "" when `gpu` (on a CUDA device) or `cpu` can evaluate it, else the reason in words."""
+
+    def on_cpu(self, prior: nn.Module) -> bool:
+        """Whether there is `cpu` for it; else it runs by autograd of itself alone there."""
+        return True
 
     @abstractmethod
     def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:

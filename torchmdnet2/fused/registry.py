@@ -18,6 +18,7 @@ from .fast_path import FastPath, PriorPath
 from .matgl_tensornet.path import MatglPath
 from .messages.path import MessagePath
 from .pair_priors.path import PairPriorPath
+from .particle_mesh.path import CoulombPath
 from .tensornet.path import TensorNetPath
 from .tensornet2.path import TensorNet2Path
 
@@ -31,7 +32,10 @@ _PATHS: dict[type[nn.Module], FastPath] = {
     Transformer: MessagePath(),
     GraphNetwork: MessagePath(),
 }
-_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = dict.fromkeys((ZBL, PairPotential, D2, D3, Coulomb), PairPriorPath())
+_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = {
+    **dict.fromkeys((ZBL, PairPotential, D2, D3), PairPriorPath()),
+    Coulomb: CoulombPath(),
+}
 
 
 def register_fast_path(representation: type[nn.Module], path: FastPath) -> None:

@@ -112,11 +112,20 @@ class Coulomb(Prior):
             if charges is None:
                 raise ValueError("the prior 'coulomb' needs charges, and this model predicts none: give fixed charges")
             q = charges
-        elif self.source == "element":
-            q = self.table[system.z]
         else:
-            q = self._repeat(system)
+            q = self.fixed_charges(system)
         return self.energy(system, neighbors, q[:, None], torch.ones(1, device=q.device))
+
+    def fixed_charges(self, system: System) -> Tensor:
+        """The charges that are not predicted.
+
+        Args:
+            system: N atoms.
+
+        Returns:
+            [N] e, float64.
+        """
+        return self.table[system.z] if self.source == "element" else self._repeat(system)
 
     def _repeat(self, system: System) -> Tensor:
         """The charges of the atoms of every structure, in the order of the batch."""

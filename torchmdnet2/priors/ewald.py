@@ -25,7 +25,7 @@ from .lattice import inverse, volume
 from .mesh import Mesh, mesh_potential, mesh_sizes, order_and_spacing
 from .pairs import MIN_DISTANCE, all_pairs, sum_pairs
 
-__all__ = ["EwaldPlan", "EwaldSum", "active_plan", "with_plans"]
+__all__ = ["EwaldPlan", "EwaldSum", "active_plan", "require_all_or_none", "with_plans"]
 
 _active: ContextVar[Mapping[int, EwaldPlan] | None] = ContextVar("_active", default=None)
 
@@ -44,6 +44,22 @@ def active_plan(module: Any) -> EwaldPlan | None:
     """The plan that a module is to use now."""
     plans = _active.get()
     return None if plans is None else plans.get(id(module))
+
+
+def require_all_or_none(system: System) -> Tensor:
+    """Which structures are periodic, [B] bool.
+
+    Raises:
+        ValueError: one is periodic in some directions only.
+    """
+    periodic = system.pbc.all(1)
+    mixed = system.pbc.any(1) & ~periodic
+    if bool(mixed.any()):
+        raise ValueError(
+            f"system {int(mixed.nonzero()[0, 0])} is periodic in one or two directions only; Ewald summation needs "
+            "all three (put enough vacuum between the layers) or none"
+        )
+    return periodic
 
 
 class EwaldSum(NamedTuple):
@@ -84,13 +100,7 @@ class EwaldPlan:
     """
 
     def __init__(self, sums: EwaldSum, system: System, room: float = 0.0, mesh_room: float = 0.0):
-        self.sums, self.periodic = sums, system.pbc.all(1)
-        mixed = system.pbc.any(1) & ~self.periodic
-        if bool(mixed.any()):
-            raise ValueError(
-                f"system {int(mixed.nonzero()[0, 0])} is periodic in one or two directions only; Ewald summation needs "
-                "all three (put enough vacuum between the layers) or none"
-            )
+        self.sums, self.periodic = sums, require_all_or_none(system)
         self._notes = room > 0 or mesh_room > 0
         self.lacking = torch.zeros(1, dtype=torch.bool, device=system.device)
         self.unfit = torch.zeros_like(system.cell, dtype=torch.float64)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .lattice import inverse, volume
 
-__all__ = ["Mesh", "mesh_potential", "mesh_sizes", "order_and_spacing"]
+__all__ = ["Mesh", "mesh_potential", "mesh_sizes", "order_and_spacing", "spline_moduli"]
 
 
 class Mesh(NamedTuple):
@@ -27,7 +27,7 @@ class Mesh(NamedTuple):
 
     @classmethod
     def of(cls, sizes: list[int], order: int, device: torch.device) -> Mesh:
-        x, y, z = (_moduli(size, order, device) for size in sizes)
+        x, y, z = (spline_moduli(size, order, device) for size in sizes)
         moduli = x[:, None, None] * y[:, None] * z[: sizes[2] // 2 + 1]
         return cls(tuple(sizes), torch.tensor(sizes, device=device), moduli)
 
@@ -121,7 +121,7 @@ def _influence(cell: Tensor, alpha: float, mesh: Mesh) -> Tensor:
     return 4 * math.pi / volume(cell) * (strength * mesh.moduli)
 
 
-def _moduli(size: int, order: int, device: torch.device) -> Tensor:
+def spline_moduli(size: int, order: int, device: torch.device) -> Tensor:
     """|b(n)|² = 1/|Σ_k M_p(k + 1) exp(2πi n k/M)|², [M] (Eq. 4.4)."""
     at_integers = _spline(torch.zeros(1, dtype=torch.float64, device=device), order)[0, 1:]  # M_p(1) … M_p(p − 1)
     n = torch.arange(size, dtype=torch.float64, device=device)

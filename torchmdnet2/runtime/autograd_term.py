@@ -54,7 +54,7 @@ class AutogradTerm(TermWithRoom):
         prior: one that `autograd_unsupported_reason` finds nothing against.
     """
 
-    by_autograd = True
+    by_autograd = allocates = True
 
     def __init__(self, prior: Prior, element: int):
         self.prior, self.element = prior, element

@@ -40,7 +40,7 @@ def compiled_reason(potential: Potential) -> str:
     """Why compiled kernels cannot evaluate domains of a potential, "" where they can."""
     if potential.device.type != "cpu":
         return f"the model is on {potential.device}"
-    return unsupported_reason(potential, compiled=True) or _reason(potential)
+    return unsupported_reason(potential, compiled=True) or _reason(potential, compiled=True)
 
 
 def fused_reason(potential: Potential) -> str:
@@ -50,12 +50,12 @@ def fused_reason(potential: Potential) -> str:
     return unsupported_reason(potential) or _reason(potential)
 
 
-def _reason(potential: Potential) -> str:
+def _reason(potential: Potential, compiled: bool = False) -> str:
     """Why domains are not for kernels that evaluate the potential elsewhere."""
     path = fast_path(potential.representation)
     if path is None or not path.takes_ghosts:
         return f"the kernels for {type(potential.representation).__name__} take no ghosts"
-    if any(kernels_of(prior, potential.device) is None and not prior.constant for prior in potential.priors):
+    if any(kernels_of(p, potential.device, compiled) is None and not p.constant for p in potential.priors):
         return "a prior has no kernels"
     if any(prior.uses_charges for prior in potential.priors):
         return "charges are predicted for whole structures"

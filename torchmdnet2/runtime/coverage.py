@@ -65,18 +65,24 @@ def _prior_reason(prior: Prior, device: torch.device) -> str:
     return "" if kernels_of(prior, device) is not None else autograd_unsupported_reason(prior)
 
 
-def kernels_of(prior: Prior, device: torch.device) -> PriorPath | None:
-    """The fast path of a prior; None where it has none, or none for its options."""
+def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> PriorPath | None:
+    """The fast path of a prior; None where it has none, or none for its options.
+
+    Args:
+        compiled: by kernels of the CPU, not of the GPU.
+    """
     path = prior_path(prior)
-    return None if path is None or path.unsupported_reason(prior, device) else path
+    if path is None or path.unsupported_reason(prior, device) or (compiled and not path.on_cpu(prior)):
+        return None
+    return path
 
 
-def describe_priors(potential: Potential) -> list[str]:
+def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
     """How the priors that depend on positions are evaluated beside a network on kernels, in words."""
     listed = [prior for prior in potential.priors if not prior.constant]
-    device = potential.device
-    kernels = [type(prior).__name__ for prior in listed if kernels_of(prior, device) is not None]
-    others = [type(prior).__name__ for prior in listed if kernels_of(prior, device) is None]
+    paths = [kernels_of(prior, potential.device, compiled) for prior in listed]
+    kernels = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is not None]
+    others = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is None]
     lines = [f"  priors on kernels of their own: {', '.join(kernels)}"] if kernels else []
     return lines + ([f"  priors by autograd of themselves alone: {', '.join(others)}"] if others else [])
 

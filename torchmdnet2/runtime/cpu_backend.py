@@ -70,7 +70,7 @@ class CompiledCpuBackend(Backend):
         threads = "1 thread" if number == 1 else f"up to {number} threads, or 1 where that is faster"
         kind = type(self.task.potential.representation).__name__
         lines = [f"compiled {kind} kernels (numba) on {self.task.device}, float32, {threads}"]
-        lines += describe_priors(self.task.potential)
+        lines += describe_priors(self.task.potential, compiled=True)
         return lines + (["precision='tf32' has no effect there"] if self.task.precision == "tf32" else [])
 
 

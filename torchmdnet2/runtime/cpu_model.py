@@ -131,7 +131,7 @@ def _terms(potential: Potential) -> list[CpuTerm]:
     """The priors with kernels."""
     found: list[CpuTerm] = []
     for prior in potential.priors:
-        path = kernels_of(prior, potential.device)
+        path = kernels_of(prior, potential.device, compiled=True)
         if not prior.constant and path is not None:
             found.append(path.cpu(prior, potential.elements))
             found[-1].name = type(prior).__name__

@@ -89,7 +89,8 @@ class CpuStep:
         same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
         self._list = _Rows(potential.cutoff, system, dense, True)
-        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, potential.device) is None]
+        device = potential.device
+        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device, True) is None]
         self._reads_charges = any(prior.uses_charges for prior in potential.priors)
         cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
         self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]

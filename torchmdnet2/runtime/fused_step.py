@@ -84,7 +84,8 @@ class FusedStep(Step):
     ):
         super().__init__(num_atoms, num_systems, dtype, stress, net.device)
         N, B = num_atoms, num_systems
-        terms = sorted(terms, key=lambda term: term.by_autograd)  # those last, so that kernels follow on kernels
+        # those last that PyTorch has a part in, so that kernels follow on kernels
+        terms = sorted(terms, key=lambda term: (term.by_autograd, term.allocates))
         self.net, self.cutoff, self.subtract, self.local = net, float(cutoff), subtract, local
 
         def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -107,8 +108,8 @@ class FusedStep(Step):
             sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B and not any(term.by_autograd for term in terms)
         self.order = SpatialOrder(N, B, self.pos, self.z) if sort else None
         self._batch = new(N, dtype=torch.int32)
-        self._by_autograd = any(term.by_autograd for term in terms)
-        self.measures_graph = self._by_autograd or net.allocates
+        self._with_pytorch = any(term.allocates for term in terms)
+        self.measures_graph = self._with_pytorch or net.allocates
         self._exact = {float(term.cutoff) for term in terms if term.by_autograd and term.cutoff > 0}
         shared = [float(term.cutoff) for term in terms if not term.by_autograd]
         cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
@@ -328,7 +329,7 @@ class FusedStep(Step):
         order = self.z if self.order is None else self.order.order
         most = self._most[0]
         launch = self.net.launch_options(self._shapes)
-        if self._by_autograd:
+        if self._with_pytorch:
             launch = {"PDL": 0}  # launches of PyTorch lie between
         sums = self._sums or TermSums(b.energy, b.energy, b.energy)
         wide = self.num_atoms > 256 * self.num_systems * parts

@@ -5,6 +5,7 @@ Shapes: N atoms, T elements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from ...priors.zbl import ZBL
 from ...system import System
 from ...units import COULOMB
 
-__all__ = ["D3Parameters", "PairParameters", "describe", "unsupported_reason"]
+__all__ = ["D3Parameters", "PairParameters", "describe", "ewald_parameters", "unsupported_reason"]
 
 _NO_TAPER = 1e30, 0.0
 _DAMPINGS = {"none": 0, "exp": 1, "cosine": 2}
@@ -53,7 +54,7 @@ class PairParameters:
     def numbers_of(self, system: System) -> Tensor:
         """A of each atom, [N, 1] float64, where it is by atom."""
         assert isinstance(self.prior, Coulomb)
-        return self.prior._repeat(system)[:, None]
+        return self.prior.fixed_charges(system)[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,10 +130,27 @@ def _d2(prior: D2, elements: list[int]) -> PairParameters:
     return PairParameters(prior, prior.cutoff, "d2", 0, constants, -prior.s6, "element", table)
 
 
-def _coulomb(prior: Coulomb, elements: list[int]) -> PairParameters:
+def ewald_parameters(prior: Coulomb) -> tuple[PairParameters, PairParameters]:
+    """The short-range pairs of Ewald summation, and all pairs of molecules. Their charges are given, as predicted ones.
+
+    On GPUs only.
+    """
+    e, damping = prior.energy, _damping(prior)
+    mode, short = _DAMPINGS[e.damping], (*damping, e.alpha, 0.0, 0.0, 0.0)
+    molecules = (*damping, 0.0, 0.0, 0.0, 0.0)
+    return (
+        PairParameters(prior, e.cutoff, "ewald", mode, short, COULOMB, "predicted", None),
+        PairParameters(prior, math.inf, "all_pairs", mode, molecules, COULOMB, "predicted", None),
+    )
+
+
+def _damping(prior: Coulomb) -> tuple[float, float]:
     e = prior.energy
-    width = e.damping_upper - e.damping_lower if e.damping == "cosine" else e.damping_upper
-    damping = e.damping_lower, 1 / width
+    return e.damping_lower, 1 / (e.damping_upper - e.damping_lower if e.damping == "cosine" else e.damping_upper)
+
+
+def _coulomb(prior: Coulomb, elements: list[int]) -> PairParameters:
+    e, damping = prior.energy, _damping(prior)
     table = prior.table.double().cpu()[:, None] if prior.source == "element" else None
     if e.method == "all_pairs":
         name, constants = "all_pairs", (*damping, 0.0, 0.0, 0.0, 0.0)
