@@ -48,13 +48,9 @@ from .systems import (
     named_systems,
     once,
     peak,
-    read_pdb,
     synchronize,
     timed,
-    water_box,
 )
-
-__all__ = ["MODEL", "once", "read_pdb", "timed", "water_box"]
 
 _COMPILATION = "+".join(f"{part}:{k}/2" for part in ("warm", "warm_tf32", "warm_compile") for k in range(2))
 PARTS = (f"exact+{_COMPILATION}", "ours", "composed", "eager", "graph", "compile", "potential", "tf32", "startup")

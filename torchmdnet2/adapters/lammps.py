@@ -23,7 +23,7 @@ import torch
 from mpi4py import MPI
 
 from ..errors import BadConfig
-from ..novelty import INTERVAL, LARGEST, Watch
+from ..novelty import Watch
 from ..potential import SYMBOLS, Potential
 from ..runtime.choose_domain import choose_domain
 from ..runtime.domain import Domain
@@ -231,8 +231,7 @@ class Attached:
     def _look(self, step: int) -> None:
         """At the novelty of a calibrated model, when it is due; by the first process, which gets all atoms."""
         d, lmp = self.domain, self._lmp
-        due = (self.calls - 1) % INTERVAL == 0 and lmp.get_natoms() <= LARGEST
-        if not due or d.potential.calibration is None:
+        if d.potential.calibration is None or not self._watch.due(lmp.get_natoms()):
             return
         n = d.num_local
         pos = lmp.numpy.extract_atom("x", nelem=n, dim=3)

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import BadData, UnknownElement
 from ..evaluator import Evaluator
-from ..novelty import INTERVAL, LARGEST, Watch
+from ..novelty import Watch
 from ..potential import SYMBOLS, Potential
 from ..system import _whole_number as whole_number
 from ..units import KJ_MOL, factor
@@ -129,7 +129,7 @@ class TorchMDNet2Energy:
         self._lock = threading.Lock()
         self._numbers = np.array(options["numbers"], dtype=np.int64)
         self._pbc = np.full(3, bool(options["periodic"]))
-        self._watch, self._calls = Watch(), 0
+        self._watch = Watch()
         self._open(potential)
 
     def _open(self, potential: Potential | None) -> None:
@@ -177,9 +177,7 @@ class TorchMDNet2Energy:
 
     def _look(self, potential: Potential, structure: Structure) -> None:
         """At the novelty of a calibrated model, when it is due."""
-        due = self._calls % INTERVAL == 0 and len(self._numbers) <= LARGEST
-        self._calls += 1
-        if due and potential.calibration is not None:
+        if potential.calibration is not None and self._watch.due(len(self._numbers)):
             system = structure.to_system(potential.device)
             self._watch(potential.novelty(system), system, atom_name=self._name)
 

@@ -1,6 +1,6 @@
 """Whether a structure is like those that a model was trained on: the distance of its features from theirs."""
 
 from .calibration import Calibration, calibrate
-from .watch import INTERVAL, LARGEST, NoveltyWarning, UnknownStructure, Watch
+from .watch import LARGEST, NoveltyWarning, UnknownStructure, Watch
 
-__all__ = ["INTERVAL", "LARGEST", "Calibration", "NoveltyWarning", "UnknownStructure", "Watch", "calibrate"]
+__all__ = ["LARGEST", "Calibration", "NoveltyWarning", "UnknownStructure", "Watch", "calibrate"]

@@ -51,6 +51,14 @@ class Watch:
         self.largest, self.looks, self.outside = 0.0, 0, 0
         self.told: set[int] = set()
         self._last: dict[int, deque[Tensor]] = {}
+        self._evaluations = 0
+
+    def due(self, num_atoms: int) -> bool:
+        """Count an evaluation in the program of another, and tell whether to look at it: the first, and each
+        `INTERVAL`-th from there, of up to `LARGEST` atoms."""
+        due = self._evaluations % INTERVAL == 0 and num_atoms <= LARGEST
+        self._evaluations += 1
+        return due
 
     def __call__(
         self,
@@ -86,7 +94,7 @@ class Watch:
 
     def restart(self) -> None:
         """Another structure comes next."""
-        self._last = {}
+        self._last, self._evaluations = {}, 0
 
     def summary(self) -> str:
         """In words; "" before the first look."""
