@@ -162,7 +162,7 @@ def main() -> None:
         done.add(name)
         text = page(name)
         for earlier in after(text):
-            if not (work / f"{earlier}.py").exists():  # of an earlier start in the same folder
+            if not (work / f"tutorial_{earlier}.py").exists():  # of an earlier start in the same folder
                 update(earlier)
         print(name, flush=True)
         part = runnable(text)
