@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Evaluator, Potential
-from torchmdnet2.benchmark import standard_potential, time_steps, timed, water_box
+from torchmdnet2.benchmark import Timing, standard_potential, time_steps, timed, water_box
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 
@@ -72,7 +72,23 @@ def test_stops_in_time(potential, tmp_path):
     seen = []
     found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 1), seconds=0.0, tell=seen.append)
     assert [t.atoms for t in found.timings] == [3] == [t.atoms for t in seen]
-    assert found.stopped == "0 s have passed"
+    assert found.stopped == "24 atoms would take longer than 0 s"
+
+
+def test_compilation_takes_none_of_the_time(potential, tmp_path, monkeypatch):
+    """The first box takes 100 s, a step of 24 atoms 1 s: 81 atoms fit into 60 s, 192 atoms do not."""
+    save(potential, tmp_path / "m.tmn")
+    clock = [0.0]
+
+    def time_box(evaluator, system):
+        clock[0] += 100.0
+        return Timing(system.num_atoms, 1e3 * system.num_atoms / 24, 0.0, 0.0, 0.0, None)
+
+    monkeypatch.setattr("torchmdnet2.benchmark.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("torchmdnet2.benchmark._time_box", time_box)
+    found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 3, 4), seconds=60.0)
+    assert [t.atoms for t in found.timings] == [24, 81]
+    assert found.stopped == "192 atoms would take longer than 60 s"
 
 
 @pytest.mark.parametrize("sides", ["", "2,x", "0"])

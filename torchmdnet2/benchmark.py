@@ -37,6 +37,7 @@ STANDARD_MODEL = {
     "name": "tensornet", "hidden_channels": 128, "num_layers": 2, "num_rbf": 32, "cutoff": 5.0, "max_z": 128,
 }  # fmt: skip
 _TIMESTEP = 0.5  # fs
+_LEAST_STEPS = 9  # that `timed` takes of a box
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,8 @@ def time_steps(
         model: .tmn file or the name of a potential; None takes the model of docs/performance.md, random weights.
         device: where it runs.
         sides: molecules along each side of the boxes.
-        seconds: no further box once this much time has passed.
+        seconds: time for the boxes after the first one, which also compiles kernels. A box that is expected to take
+            longer is not begun.
         tell: is called with each result.
 
     Raises:
@@ -127,17 +129,21 @@ def time_steps(
     missing = [symbol for z, symbol in ((1, "H"), (8, "O")) if potential.elements and z not in potential.elements]
     if missing:
         raise BadData(f"{model}: the benchmark is of water, and this model does not know {' and '.join(missing)}")
-    evaluator, start = Evaluator(potential), time.perf_counter()
+    evaluator, start = Evaluator(potential), 0.0
     timings: list[Timing] = []
     stopped, path = "", ""
     for side in sorted(sides):
-        if timings and time.perf_counter() - start > seconds:
-            stopped = f"{seconds:g} s have passed"
-            break
+        atoms = 3 * side**3
+        if timings:
+            expected = _LEAST_STEPS * timings[-1].ms * 1e-3 * atoms / timings[-1].atoms
+            if time.perf_counter() - start + expected > seconds:
+                stopped = f"{atoms:,d} atoms would take longer than {seconds:g} s"
+                break
         try:
             timings.append(_time_box(evaluator, water_box(side).to(device)))
+            start = start or time.perf_counter()
         except torch.OutOfMemoryError:
-            stopped = f"{3 * side**3} atoms do not fit into the memory of the GPU"
+            stopped = f"{atoms:,d} atoms do not fit into the memory of the GPU"
             break
         path = evaluator.report()
         tell(timings[-1])

@@ -22,7 +22,8 @@ def add(command: Command) -> None:
     bench.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
     bench.add_argument("--sides", default="2,4,7,15,32", help="molecules along each side of the boxes, separated by "
                        "commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
-    bench.add_argument("--seconds", type=float, default=60.0, help="start no box after this time (default: 60)")
+    bench.add_argument("--seconds", type=float, default=60.0, help="time for all boxes but the first, which also "
+                       "compiles kernels; what would take longer is left out (default: 60)")  # fmt: skip
     bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
 
 
