@@ -124,7 +124,7 @@ def plot(
         above.set(ylabel="temperature (K)", title=title)
         above.legend(loc="upper right")
         below.set(xlabel="time (ps)", ylabel="total energy − first (meV/atom)")
-        below.text(0.01, 0.95, words, transform=below.transAxes, va="top")
+        below.set_title(words, fontsize="medium")
 
     path.write_bytes(figure_png(draw, (7, 5)))
 

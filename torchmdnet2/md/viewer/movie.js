@@ -15,7 +15,8 @@
     viewer.addUnitCell(viewer.getModel(), { box: { color: "gray" } });
   }
   viewer.setStyle({}, data.style);
-  viewer.zoomTo();
+  viewer.zoomTo(); // fits the height
+  viewer.zoom(Math.min(1, 0.9 * box.clientWidth / box.clientHeight));
   let playing = true, current = 0;
   function show(frame) {
     current = frame;
