@@ -1,7 +1,8 @@
 """Hooks of mkdocs: the repository's own pages (README, CHANGELOG …) become pages of the site, links stay right.
 
-On the site README.md is the first page and docs/README.md the table of contents. A link to a file that is no page
-(an example, a test) becomes its path as code, or a link into the repository where mkdocs.yml has a `repo_url`.
+On the site README.md is the first page, without its badges, and docs/README.md the table of contents. A link to a file
+that is no page (an example, a test) becomes its path as code, or a link into the repository where mkdocs.yml has a
+`repo_url`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ PAGES = {  # page of the site -> file of the repository
 }
 _PAGE_OF = {source: page for page, source in PAGES.items()}
 _CODE = r"^```.*?^```|`[^`\n]*`"  # stays as it is
+_BADGES = re.compile(r"^(?:\[!\[[^]]*\]\(https?:[^)]*\)\]\([^)]*\)\n)+\n", re.MULTILINE)  # pictures of another host
 _LINK = re.compile(_CODE + r"|\[([^\]\[]*)\]\(([^)\s]+)\)", re.DOTALL | re.MULTILINE)  # pictures too
 
 
@@ -59,7 +61,7 @@ def site_links(markdown: str, page: str, pages: Container[str], repository: str 
             return f"[{text}]({repository.rstrip('/')}/blob/main/{path})"
         return text if path.split("/")[-1] in text else f"{text} (`{path}`)"
 
-    return _LINK.sub(link, markdown)
+    return _LINK.sub(link, _BADGES.sub("", markdown))
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -39,6 +39,8 @@ def test_links_between_files_of_the_repository(monkeypatch):
     both = "[home](../../README.md) [data](../data.md)"
     assert site_links(both, "dev/bars.md", every) == "[home](../index.md) [data](../data.md)"
     assert site_links("![plot](docs/bench/a.png)", "index.md", {"bench/a.png"}) == "![plot](bench/a.png)"
+    badge = "# name\n\n[![MIT](https://host.invalid/MIT)](LICENSE)\n\nText\n"
+    assert site_links(badge, "index.md", every) == "# name\n\nText\n"  # no requests to other hosts
     script = "[run](../examples/train.py)"
     assert site_links(script, "contents.md", every) == "run (`examples/train.py`)"
     found = site_links(script, "contents.md", every, "https://host.invalid/project/")
