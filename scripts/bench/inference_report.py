@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["floor", "plot", "summary", "table"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["draw", "floor", "plot", "summary", "table"]
 
 Row = dict[str, Any]
+
+_NAMES = {
+    "replay": "torchmdnet2",
+    "replay tf32": "torchmdnet2, TF32",
+    "potential": "torchmdnet2, plain PyTorch",
+    "torchmd-net eager": "TorchMD-Net",
+    "torchmd-net graph": "TorchMD-Net, CUDA graph",
+    "torchmd-net compile": "TorchMD-Net, compiled",
+}
 
 # one NVIDIA H200, TensorNet with F = 128 and L = 2; docs/performance.md counts them
 _LAUNCHES, _LAUNCH_US = 31, 2.0
@@ -64,18 +76,22 @@ def plot(rows: list[Row], path: str) -> None:
     """Milliseconds against atoms, both logarithmic, with the floor."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 5))
-    names = {"replay": "Evaluator", "replay tf32": "Evaluator, TF32", "potential": "Potential, eager"}
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    draw(rows, axes)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def draw(rows: list[Row], axes: Axes) -> None:
+    """The same into axes."""
     for mode in dict.fromkeys(r["mode"] for r in rows if "ms" in r and not r["mode"].startswith("call")):
         points = sorted(
             (r["atoms"], r["ms"]) for r in rows if r["mode"] == mode and "ms" in r and " x " not in r["system"]
         )
         style = "--" if mode.startswith("torchmd-net") else "-"
-        axes.loglog(*zip(*points, strict=True), f"o{style}", label=names.get(mode, mode), markersize=4)
+        axes.loglog(*zip(*points, strict=True), f"o{style}", label=_NAMES.get(mode, mode), markersize=4)
     floors = sorted((r["atoms"], floor(r["atoms"], r["edges"])) for r in rows if "edges" in r)
     if floors:
-        axes.loglog(*zip(*floors, strict=True), "k:", label="floor")
+        axes.loglog(*zip(*floors, strict=True), "k:", label="lower limit")
     axes.set(xlabel="atoms", ylabel="ms per step (neighbor search, energy, forces)")
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
-    figure.savefig(path, dpi=150, bbox_inches="tight")

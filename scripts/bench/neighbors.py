@@ -226,14 +226,14 @@ def plot(rows: list[dict], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 5))
+    figure, axes = plt.subplots(figsize=(9, 4.5))
     for name in dict.fromkeys(name for row in rows for name in row["us"]):
         points = [(r["atoms"], r["us"][name]) for r in rows if isinstance(r["us"].get(name), int | float)]
         if points:
             own = name.startswith("triton")
             axes.loglog(*zip(*points, strict=True), "o-" if own else "x--", lw=2 if own else 1, ms=4, label=name)
     axes.set(xlabel="atoms", ylabel="time of one search / µs", title="water, cutoff 5 Å, float32")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
