@@ -233,8 +233,8 @@ class TorchMDNet2Calculator(Calculator):
             skip_default: for ASE, ignored.
 
         Returns:
-            "models": of each member "file" and "sha256" (None for one in memory), "level_of_theory" (None where it is
-            not stated) and "dtype"; "charge", "spin", "torchmdnet2" (the version).
+            A list "models", of each member "file" and "sha256" (None for one in memory), "level_of_theory" (None where
+            it is not stated) and "dtype"; "charge", "spin", "torchmdnet2" (the version).
         """
         models = []
         for potential, source in zip(self._potentials, self._sources, strict=True):
