@@ -279,7 +279,14 @@ def _per_system(value: Any, num: int, dtype: torch.dtype, device: torch.device, 
     return value
 
 
+def is_flag(value: Any) -> bool:
+    """Whether a value is a truth value: ASE reads the word "charge" in a comment line so, and int(True) is 1."""
+    return isinstance(value, bool) or getattr(value, "dtype", None) in (bool, torch.bool)
+
+
 def _whole_number(value: Any, name: str) -> int:
+    if is_flag(value):
+        raise ValueError(f"{name} must be a whole number, got {value}: in the comment line of a file, write {name}=0")
     try:
         whole = int(value)
         exact = whole == float(value)

@@ -182,7 +182,8 @@ def test_charge_and_spin_of_a_frame(tmp_path):
         ("energy=1 note='energy=2' other={energy = 3}", ""),
         ("energy=1 charge=1e20", r"frame 1: charge must be a whole number, got 1e\+20; .* keys: {charge: null}"),
         ("energy=1 charge=0.5", "frame 1: charge must be a whole number, got 0.5"),
-        ("energy=1 charge=T", None),
+        ("energy=1 charge", "frame 1: charge must be a whole number, got True; correct it, as in charge=0, or"),
+        ("energy=1 charge=T", "frame 1: charge must be a whole number, got True"),
         ("energy=1 spin=nan", "frame 1: spin must be a whole number, got nan"),
         ('energy="1 2"', "frame 1: energy has the shape"),
         ('energy=1 Lattice="nan 0 0 0 1 0 0 0 1"', "frame 1: .*not finite"),
@@ -191,8 +192,8 @@ def test_charge_and_spin_of_a_frame(tmp_path):
 )
 def test_bad_entries_name_file_and_frame(tmp_path, comment, message):
     path = write(tmp_path / "a.xyz", "energy=1", comment)
-    if not message:  # ASE reads T as True, which is 1
-        assert AseDataset(path, {"energy": "energy"})[1].system.charge.item() == (message is None)
+    if not message:
+        assert AseDataset(path, {"energy": "energy"})[1].system.charge.item() == 0
         return
     with pytest.raises(BadData, match=r"a\.xyz, " + message):
         AseDataset(path, {"energy": "energy"})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import BadData
 from ..registry import did_you_mean
-from ..system import System
+from ..system import System, is_flag
 from .collate import select
 from .labels import LABELS
 from .sample import Sample
@@ -110,8 +110,8 @@ def whole_number(value: Any, name: str, where: str) -> int:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not (number.is_integer() and abs(number) <= _LARGEST):
-        remedy = f"correct it, or leave it out with keys: {{{name}: null}}"
+    if is_flag(value) or not (number.is_integer() and abs(number) <= _LARGEST):
+        remedy = f"correct it, as in {name}=0, or leave it out with keys: {{{name}: null}}"
         raise BadData(f"{where}: {name} must be a whole number, got {value}; {remedy}")
     return int(number)
 
