@@ -13,7 +13,7 @@ import yaml
 from ase import Atoms
 from ase.build import molecule
 from ase.calculators.singlepoint import SinglePointCalculator
-from ase.io import write
+from ase.io import read, write
 from tiny import ethanol, tiny_potential
 from variants import VARIANTS, variant
 
@@ -97,6 +97,44 @@ def test_untrained_charge_on_purpose():
             evaluator(system)
 
 
+def test_odd_numbers_of_electrons_are_refused_by_models_of_closed_shells(tmp_path):
+    """A forgotten charge or H atom: by the potential, its steps, ASE and OpenMM, and in a batch; also from a file."""
+    potential = tiny_potential(total_charges=[0, 1], closed_shell=True)
+    words = r"an odd number of electrons, 25 with the total charge 1, .* closed shells only: look at the charge and"
+    for call in (potential, Evaluator(potential), Evaluator(potential).bind):
+        with pytest.raises(UntrainedCharge, match="system 0 has " + words):
+            call(ion())
+        with pytest.raises(UntrainedCharge, match="system 1 has " + words):
+            call(System.concatenate([ion(0.0), ion()]))
+        call(ion(0.0))
+    save(potential, tmp_path / "m.tmn")
+    assert load(tmp_path / "m.tmn").closed_shell
+    with pytest.raises(UntrainedCharge, match=words):
+        TorchMDNet2Calculator(tmp_path / "m.tmn", charge=1).get_potential_energy(ethanol())
+    with pytest.warns(UntrainedChargeWarning, match="an odd number of electrons"):
+        allowing(potential)(ion())
+    with pytest.raises(ValueError, match="closed_shell: the potential has False, and its config"):
+        potential.closed_shell = False
+        save(potential, tmp_path / "m.tmn")
+    tiny_potential(total_charges=[0, 1])(ion())
+
+
+def test_the_word_charge_in_a_comment_is_no_charge(tmp_path, capsys):
+    """ASE reads "ethanol, charge 0" as charge=True, which is 1: ethanol was simulated as a cation."""
+    save(tiny_potential(total_charges=[0, 1]), tmp_path / "m.tmn")
+    write(tmp_path / "start.xyz", ethanol(), format="xyz", comment="ethanol, charge 0")
+    atoms = read(tmp_path / "start.xyz")
+    words = "charge must be a whole number, got True: in the comment line of a file, write charge=0"
+    with pytest.raises(ValueError, match=words):
+        System.from_ase(atoms)
+    with pytest.raises(ValueError, match=words):
+        TorchMDNet2Calculator(tmp_path / "m.tmn").get_potential_energy(atoms)
+    with pytest.raises(ValueError, match=words):
+        TorchMDNet2Calculator(tmp_path / "m.tmn").get_potential_energy(charged(ethanol(), np.bool_(True)))
+    assert main(["md", str(tmp_path / "m.tmn"), str(tmp_path / "start.xyz"), "--time", "0.001"]) == 1
+    assert words in capsys.readouterr().err
+
+
 def test_untrained_charge_in_an_ensemble(model_file, tmp_path):
     other = tmp_path / "other.tmn"
     save(tiny_potential(seed=1, total_charges=[0, 1]), other)
@@ -128,7 +166,7 @@ def test_untrained_charge_in_ase(model_file):
             assert same.get_potential_energy(ethanol()) != neutral
 
 
-def test_untrained_charge_in_openmm(model_file):
+def test_untrained_charge_in_openmm(model_file, tmp_path):
     """When the force or the system is made; the permission is in the XML."""
     openmm = pytest.importorskip("openmm")
     from adapters.openmm_cases import context_of, evaluate, ml_system
@@ -137,6 +175,10 @@ def test_untrained_charge_in_openmm(model_file):
         ml_system(model_file, ethanol(), charge=1)
     with pytest.raises(ValueError, match="spin multiplicity 3"):
         ml_system(model_file, ethanol(), spin=3)
+    closed = tmp_path / "closed.tmn"
+    save(tiny_potential(total_charges=[0, 1], closed_shell=True), closed)
+    with pytest.raises(UntrainedCharge, match="an odd number of electrons, 25"):
+        ml_system(closed, ethanol(), charge=1)
     with pytest.warns(UntrainedChargeWarning):
         system = ml_system(model_file, ethanol(), charge=1, allow_untrained_charge=True)
     again = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))

@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ase.build import molecule
+from ase.io import read
 
-from torchmdnet2 import System, load
+from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.checkpoint import read_header
+from torchmdnet2.errors import UnknownElement, UntrainedCharge
 from torchmdnet2.potentials import find_model
+from torchmdnet2.system import is_flag
 
 FROZEN = Path(__file__).parent / "golden" / "organic" / "frozen.npz"
 ELEMENTS = [1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53]
@@ -59,8 +63,27 @@ def test_errors_against_the_teacher_are_those_of_the_card(frozen, name):
 def test_card(name):
     header = read_header(find_model(name))
     assert header["config"]["elements"] == ELEMENTS and header["config"]["total_charges"] == [-2, -1, 0, 1, 2]
+    assert header["config"]["closed_shell"]
     assert header["metadata"]["licence"] == "MIT" and "AIMNet2" in header["metadata"]["about"]["Teacher"]
     assert find_model(name).stat().st_size < 4.1e6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_the_teacher_did_not_know_is_refused(name):
+    """Radicals, charges, metals, and crystals, whose Coulomb energy has no end."""
+    potential, water = load(name), molecule("H2O")
+    radical = System.from_ase(molecule("CH3"))
+    with pytest.raises(UntrainedCharge, match="9 with the total charge 0, and this model was trained on closed shells"):
+        Evaluator(potential)(radical)
+    assert torch.isfinite(potential(radical.replace(charge=torch.ones(1, dtype=torch.float64))).energy).all()
+    with pytest.raises(UntrainedCharge, match="the total charge 4"):
+        potential(System.from_ase(water).replace(charge=torch.full((1,), 4.0, dtype=torch.float64)))
+    with pytest.raises(UnknownElement, match="atom 1 is Fe"):
+        potential(System(z=[8, 26], pos=[[0.0, 0, 0], [0, 0, 1.6]]))
+    water.center(5.0)
+    water.pbc = True
+    with pytest.raises(ValueError, match=r"periodic.* Coulomb energy.*\(pbc=False\)"):
+        potential(System.from_ase(water))
 
 
 def test_a_molecule_in_a_trajectory_out(tmp_path, capsys):
@@ -70,4 +93,5 @@ def test_a_molecule_in_a_trajectory_out(tmp_path, capsys):
     start = Path(__file__).parents[1] / "examples" / "data" / "ibuprofen.xyz"
     options = ["--time", "0.005", "--temperature", "300", "--output", str(tmp_path / "md"), "--device", "cpu"]
     assert main(["md", "organic-small", str(start), *options]) == 0, capsys.readouterr().err
-    assert (tmp_path / "md.xyz").read_text().startswith("33\n")
+    first = read(tmp_path / "md.xyz", 0)
+    assert len(first) == 33 and first.info.get("charge", 0) == 0 and is_flag(first.info.get("charge")) is False

@@ -185,7 +185,9 @@ def _require_as_configured(potential: Potential) -> None:
 
 def _parts(potential: Potential) -> dict[str, Any]:
     """What a config decides on."""
-    names = ("energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges")
+    names = (
+        "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges", "closed_shell",
+    )  # fmt: skip
     return {
         **{name: getattr(potential, name) for name in names},
         "cutoff": potential.cutoff,

@@ -34,11 +34,11 @@ class UnknownElement(ValueError):
 
 
 class UntrainedCharge(ValueError):
-    """A structure's total charge is not one that the model was trained on, or the model does not use it."""
+    """A structure's total charge or odd number of electrons is not what the model was trained on, or not used by it."""
 
 
 class UntrainedChargeWarning(UserWarning):
-    """A structure's total charge is not one that the model knows, and it is evaluated as the user asked for it."""
+    """A structure's total charge or number of electrons is unknown to the model; it is evaluated as the user asked."""
 
 
 class BadCheckpoint(ValueError):

@@ -18,10 +18,12 @@ from .novelty import Calibration
 from .priors.base import Prior
 from .priors.pairs import PairLists
 from .refusals import (
+    SYMBOLS,
     refuse_charge,
     refuse_coincident,
     refuse_elements,
     refuse_neighbors,
+    refuse_odd_electrons,
     refuse_spin,
     require_stress,
     require_system,
@@ -30,14 +32,7 @@ from .registry import HEADS, PRIORS, REPRESENTATIONS
 from .result import Result
 from .system import System
 
-__all__ = ["Potential", "Result", "require_stress"]
-
-SYMBOLS = (
-    "X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr "
-    "Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt "
-    "Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv "
-    "Ts Og"
-).split()
+__all__ = ["SYMBOLS", "Potential", "Result", "require_stress"]
 
 
 class Potential(nn.Module):
@@ -60,11 +55,11 @@ class Potential(nn.Module):
         atom_filter: atoms with atomic numbers up to this one take part in the messages, and have no energy and no
             share in properties of their own; −1 keeps all.
         total_charges: total charges in e of the structures that the model was trained on; None: not stated.
+        closed_shell: trained on closed shells only: an odd number of electrons is refused.
         config: what `from_config` would need to build this potential, kept in the checkpoint.
 
     Attributes:
-        allow_untrained_charge: evaluate other total charges too, and those that the model does not use, with a
-            warning. They are refused otherwise.
+        allow_untrained_charge: evaluate what is refused as UntrainedCharge otherwise, with a warning.
         calibration: what `novelty` reads, kept in model files; None: not calibrated.
     """
 
@@ -83,6 +78,7 @@ class Potential(nn.Module):
         properties: Iterable[PropertyHead] = (),
         atom_filter: int = -1,
         total_charges: Iterable[float] | None = None,
+        closed_shell: bool = False,
         config: Mapping[str, Any] | None = None,
     ):
         super().__init__()
@@ -101,6 +97,7 @@ class Potential(nn.Module):
         if self.elements and not 0 < self.elements[0] <= self.elements[-1] < top:
             raise ValueError(f"elements must be atomic numbers 1 … {top - 1} (max_z − 1), got {self.elements}")
         self.total_charges = None if total_charges is None else sorted({float(q) for q in total_charges})
+        self.closed_shell = bool(closed_shell)
         self.allow_untrained_charge = False
         self.calibration: Calibration | None = None
         known = torch.zeros(top, dtype=torch.bool)
@@ -116,8 +113,8 @@ class Potential(nn.Module):
         Args:
             config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
                 …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
-                "subtract_isolated", "elements", "atom_filter", "total_charges"}; all but "model" may be absent. A head
-                that predicts no energy may be given as "head" too.
+                "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell"}; all but "model" may be
+                absent. A head that predicts no energy may be given as "head" too.
 
         Raises:
             KeyError: a name is not registered.
@@ -144,6 +141,7 @@ class Potential(nn.Module):
             properties=[head for head in built if isinstance(head, PropertyHead)],
             atom_filter=config.get("atom_filter", -1),
             total_charges=config.get("total_charges"),
+            closed_shell=config.get("closed_shell", False),
             config=config,
         )
 
@@ -203,7 +201,7 @@ class Potential(nn.Module):
             ValueError: a position, cell or charge is not finite (names the atom); two atoms at the same place; stress
                 without a cell; a spin state that the model does not know; neighbors that lack edges.
             UnknownElement: an atom's element is not one the model was trained on.
-            UntrainedCharge: a total charge is not one that it was trained on, or it does not use charges.
+            UntrainedCharge: a total charge or odd number of electrons that it was not trained on, or does not use.
         """
         create_graph = self.training if create_graph is None else create_graph
         self.check(system)
@@ -228,6 +226,8 @@ class Potential(nn.Module):
         system.validate()
         self.check_elements(system.z)
         self.check_charge_and_spin(system, charge)
+        if charge and self.closed_shell:
+            refuse_odd_electrons(system, self.allow_untrained_charge)
         for part in (*([] if self.head is None else [self.head]), *self.properties.values(), *self.priors):
             part.check(system)  # type: ignore[operator]
 
@@ -382,7 +382,7 @@ class Potential(nn.Module):
         Raises:
             UnknownElement: with the name of the first entry.
         """
-        refuse_elements(z, self._known, self.elements, SYMBOLS, name)
+        refuse_elements(z, self._known, self.elements, name)
 
     def novelty(self, system: System) -> Tensor:
         """How unlike the atoms of the training each atom is, [N] float64; above 1: outside of what the model knows.

@@ -19,17 +19,26 @@ from .system import System
 
 __all__ = [
     "SAME_PLACE",
+    "SYMBOLS",
     "coincident",
     "refuse_charge",
     "refuse_coincident",
     "refuse_elements",
     "refuse_neighbors",
+    "refuse_odd_electrons",
     "refuse_spin",
     "rename",
     "require_potential",
     "require_stress",
     "require_system",
 ]
+
+SYMBOLS = (
+    "X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr "
+    "Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt "
+    "Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv "
+    "Ts Og"
+).split()
 
 
 def rename(error: Exception, name: str) -> None:
@@ -108,8 +117,35 @@ def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, 
         words += f"and this model was trained on structures of charge {listed} only"
     else:
         words += f"which this model ({model}) does not use: its results are the same for all"
+    _refuse(first, words, allow)
+
+
+def refuse_odd_electrons(system: System, allow: bool) -> None:
+    """Refuse structures that have an unpaired electron, for a model of closed shells.
+
+    Args:
+        system: B structures.
+        allow: warn instead.
+
+    Raises:
+        UntrainedCharge: names the structure.
+    """
+    charge = system.charge.detach()
+    electrons = torch.zeros_like(charge).index_add_(0, system.batch, system.z.to(charge.dtype)) - charge
+    odd = electrons.round() % 2 == 1
+    if bool(odd.any()):
+        first = int(odd.nonzero()[0, 0])
+        words = (
+            f"an odd number of electrons, {float(electrons[first]):g} with the total charge {float(charge[first]):g}, "
+            "and this model was trained on closed shells only: look at the charge and at the H atoms"
+        )
+        _refuse(first, words, allow)
+
+
+def _refuse(first: int, words: str, allow: bool) -> None:
+    """Raise UntrainedCharge about a structure, or warn."""
     if allow:
-        warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=2)
+        warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=3)
         return
     raise UntrainedCharge(
         f"system {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "
@@ -117,16 +153,13 @@ def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, 
     )
 
 
-def refuse_elements(
-    z: torch.Tensor, known: torch.Tensor, trained: Sequence[int], symbols: Sequence[str], name: Callable[[int], str]
-) -> None:
+def refuse_elements(z: torch.Tensor, known: torch.Tensor, trained: Sequence[int], name: Callable[[int], str]) -> None:
     """Refuse atoms whose element the model was not trained on.
 
     Args:
         z: [N] atomic numbers.
         known: booleans by atomic number.
         trained: atomic numbers, for the message.
-        symbols: by atomic number.
         name: what an atom is called in the message, by its index.
 
     Raises:
@@ -137,8 +170,8 @@ def refuse_elements(
     if bool(unknown.any()):
         atom = int(unknown.nonzero()[0, 0])
         number = int(z[atom])
-        found = f"{symbols[number]} (Z = {number})" if 0 < number < len(symbols) else f"Z = {number}"
-        listed = ", ".join(symbols[e] if e < len(symbols) else str(e) for e in trained)
+        found = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
+        listed = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in trained)
         raise UnknownElement(f"{name(atom)} is {found}, and this model knows only {listed}")
 
 

@@ -64,6 +64,7 @@ def main() -> None:
         raise SystemExit(f"{options.errors}: errors of the test subset are expected, not of {errors['subset']}")
     potential = load(options.model)
     calibrated = potential.calibration is not None
+    potential.closed_shell = potential.config["closed_shell"] = True  # as the teacher
     checkpoint.save(potential, options.target, described(dict(potential.metadata), errors["errors"], calibrated))
     print(f"{options.target}: {options.target.stat().st_size / 1e6:.2f} MB")
 

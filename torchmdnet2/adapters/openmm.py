@@ -103,7 +103,7 @@ def create_force(
         np.array(numbers), np.zeros((len(numbers), 3)), np.zeros((3, 3)), np.zeros(3, dtype=bool),
         whole_number(charge, "charge"), whole_number(spin, "spin"),
     ).to_system(potential.device)  # fmt: skip
-    potential.check_charge_and_spin(alone)
+    potential.check(alone)
     force = openmm.PythonForce(TorchMDNet2Energy(source, options, potential))
     force.setName("TorchMDNet2")
     force.setUsesPeriodicBoundaryConditions(bool(periodic))

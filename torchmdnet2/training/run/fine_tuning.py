@@ -56,6 +56,7 @@ def fine_tuned(
         "priors": [with_baseline(_with_references(p, references, elements, isolated or {})) for p in parts["priors"]],
         "elements": sorted({*base.elements, *elements}),
         "total_charges": None if base.total_charges is None else sorted({*base.total_charges, *charges}),
+        "closed_shell": False,  # the new data may have radicals
     }
     potential = Potential.from_config(config).to(base.dtype)
     load_baselines(potential, parts["priors"])
