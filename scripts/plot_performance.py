@@ -1,7 +1,7 @@
 """Draw docs/bench/training.png and docs/bench/cpu.png from the tables of docs/performance.md.
 
     python scripts/plot_performance.py
-    python scripts/plot_performance.py --trajectory runs/ibuprofen.xyz     README.md's figure, docs/bench/front.png
+    python scripts/plot_performance.py --trajectory runs/ibuprofen.xyz     README.md's figures
 
 Run it after a change of the tables of training on a GPU or inference on a CPU. The trajectory is that of README.md.
 """
@@ -54,18 +54,20 @@ def draw(name: str, labels: list[str], series: dict[str, list[str]]) -> None:
 
 
 def front(trajectory: Path) -> None:
-    """A molecule in motion beside the time of a step."""
+    """A molecule in motion, motion.png, and the time of a step, speed.png; they fit side by side on a page."""
     sys.path.insert(0, str(DOCS.parent))
     from scripts.bench.inference_report import draw as draw_times
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=[1.1, 1])
-    draw_motion(left, trajectory)
+    figure, axes = plt.subplots(figsize=(4.1, 3), layout="constrained")
+    draw_motion(axes, trajectory)
+    figure.savefig(DOCS / "bench" / "motion.png", dpi=100)
+    figure, axes = plt.subplots(figsize=(4.1, 3), layout="constrained")
     rows = json.loads((DOCS / "bench" / "inference.json").read_text(encoding="utf-8"))["rows"]
-    draw_times([row for row in rows if row["mode"] != "replay tf32" and "edges" not in row], right)
-    right.set_title("one step of TensorNet on an NVIDIA H200", fontsize=10)
-    right.set_ylabel("ms")
-    figure.tight_layout()
-    figure.savefig(DOCS / "bench" / "front.png", dpi=120)
+    draw_times([row for row in rows if row["mode"] != "replay tf32" and "edges" not in row], axes)
+    axes.legend(fontsize=7, loc="lower right")
+    axes.set_title("one step of TensorNet on an NVIDIA H200", fontsize=10)
+    axes.set_ylabel("ms")
+    figure.savefig(DOCS / "bench" / "speed.png", dpi=100)
 
 
 def draw_motion(axes: Axes, trajectory: Path) -> None:
@@ -93,7 +95,7 @@ def draw_motion(axes: Axes, trajectory: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trajectory", type=Path, help="draw README.md's figure with this motion, and nothing else")
+    parser.add_argument("--trajectory", type=Path, help="draw README.md's figures, with this motion, and nothing else")
     options = parser.parse_args()
     if options.trajectory:
         front(options.trajectory)
