@@ -21,7 +21,7 @@ from ..cpu_interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuR
 from ..numba_pool import run_on_threads
 from ..thread_tuner import ThreadChoice, amount_of_work
 from .cpu_buffers import BufferPool, CpuBuffers
-from .numba.node import ROWS
+from .numba.products import ROWS, panels
 from .numba.steps import forces, kernels
 from .weights import FrozenTensorNet
 
@@ -49,13 +49,12 @@ class CpuTensorNet(CpuChargeNetwork):
         self.kernels = kernels(w.channels, w.is_o3, w.log_norm)
         self.decay, self.scale = np.float32(w.table.decay), np.float32(w.table.scale)
         self.knots = w.knots.numpy()
-        f = w.channels
 
         def table(t: Tensor) -> Array:
             return t.reshape(t.shape[0], -1).numpy()
 
         def maps(pair: tuple[Tensor, Tensor]) -> tuple[Array, Array]:
-            return pair[0].reshape(3 * f, f).numpy(), pair[1].reshape(3 * f, f).numpy()
+            return panels(pair[0].numpy()), panels(pair[1].numpy())
 
         def norm(parts: tuple[Tensor, Tensor, float]) -> tuple[Array, Array, np.float32]:
             return parts[0].numpy(), parts[1].numpy(), np.float32(parts[2])
@@ -66,9 +65,10 @@ class CpuTensorNet(CpuChargeNetwork):
         self.embedding_mix = maps((w.embedding_mix, w.embedding_mix_t))
         self.mix_in, self.mix_out = [maps(m) for m in w.mix_in], [maps(m) for m in w.mix_out]
         self.gate_norm, self.out_norm = norm(w.gate_norm), norm(w.out_norm)
-        self.gate, self.gate_t = [t.numpy() for t in w.gate], [t.numpy() for t in w.gate_t]
-        self.readout, self.readout_t = [t.numpy() for t in w.readout[:2]], w.readout_t[0].numpy()
-        none = torch.zeros(w.num_layers + 1, f, device="cpu")
+        (w1, b1, w2, b2), (w3, b3) = ([t.numpy() for t in parts] for parts in (w.gate, w.readout[:2]))
+        self.gate, self.gate_t = (panels(w1), b1, panels(w2), b2), [panels(t.numpy()) for t in w.gate_t]
+        self.readout, self.readout_t = (panels(w3), b3), panels(w.readout_t[0].numpy())
+        none = torch.zeros(w.num_layers + 1, w.channels, device="cpu")
         self.has_linear, self.linear = w.linear is not None, (none if w.linear is None else w.linear).numpy()
         self.has_charges = False
         self._set_heads([w.readout[2:]])
@@ -85,7 +85,7 @@ class CpuTensorNet(CpuChargeNetwork):
         """K networks F → H → 1 on the features, given as [F, H], [H], [H], [1]; the first is the energy's."""
         self._energy = heads[0]
         w2, b2, w3, b3 = (torch.stack(parts).detach().numpy() for parts in zip(*heads, strict=True))
-        self.heads, self.heads_t = (w2, b2, w3, b3[:, 0]), np.ascontiguousarray(w2.transpose(0, 2, 1))
+        self.heads, self.heads_t = (panels(w2), b2, w3, b3[:, 0]), panels(w2.transpose(0, 2, 1))
         self._pool = self._new_pool()
 
     def _new_pool(self) -> BufferPool:

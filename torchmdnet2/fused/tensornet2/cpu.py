@@ -16,6 +16,7 @@ from torch import Tensor
 from ..cpu_interfaces import Array, CpuAtoms, CpuOutputs, CpuRows, ReadCharges
 from ..tensornet.cpu import CpuTensorNet
 from ..tensornet.cpu_buffers import BufferPool, CpuBuffers, Shape
+from ..tensornet.numba.products import panels
 from .numba.charges import equilibrate, equilibrate_adjoint
 from .numba.steps import charge_rows, gather_slopes, kernels, prepare_edges
 from .weights import FrozenTensorNet2
@@ -42,7 +43,7 @@ class CpuTensorNet2(CpuTensorNet):
         self.own = kernels(w.channels, w.charge_channels, w.is_o3)
         self.cutoff, self.q_dim, self.exact_charge = w.cutoff, w.q_dim, w.exact_charge
         self.norm_eps = np.float32(w.norm_eps)
-        self.filters = [_arrays(f) for f in w.filters]
+        self.filters = [_arrays(f)._replace(charges=f.charges.numpy()) for f in w.filters]
         self.charge_networks = [_arrays(c) for c in w.charge_networks]
 
     def _new_pool(self) -> BufferPool:
@@ -137,8 +138,8 @@ class CpuTensorNet2(CpuTensorNet):
 
 
 def _arrays(weights: Any) -> Any:
-    """The same tuple, of arrays."""
-    return type(weights)(*(t.numpy() for t in weights))
+    """The same tuple, of arrays; matrices as panels."""
+    return type(weights)(*(panels(t.numpy()) if t.dim() > 1 else t.numpy() for t in weights))
 
 
 class _CpuBuffers(CpuBuffers):

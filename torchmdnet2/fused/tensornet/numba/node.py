@@ -1,4 +1,4 @@
-"""Operations of single atoms on the CPU: channel mixing, layer norms, activations, products and their gradients.
+"""Operations of single atoms on the CPU: layer norms, activations, products of tensors and their gradients.
 
 These are numba functions, inlined into the kernels of steps.py. They process ROWS atoms at a time: the weights are read
 once for all of them, and results are still in the cache for the next function.
@@ -26,76 +26,21 @@ from .algebra import (
     store9,
     store9_scaled,
 )
+from .products import ROWS, mix
 
 __all__ = [
-    "ROWS",
     "ascend",
-    "dense",
     "descend",
     "layer_norm",
     "layer_norm_adjoint",
     "log_norm",
     "log_norm_adjoint",
-    "mix",
     "sigmoid",
     "silu",
     "silu_slope",
 ]
 
-ROWS = 4
-"""Atoms at a time."""
-
 ZERO = np.float32(0)
-
-
-@inline
-def multiply(p, q, a, b, w, first, low, high, K, N):
-    """a += p @ W and b += q @ W for blocks low … high − 1: p, q are rows of blocks of K numbers, a, b of N.
-
-    W [K, N] are the rows of w from `first` on. Four of them at a time: eight products for two numbers written.
-    """
-    for k in range(0, K, 4):
-        w0, w1, w2, w3 = w[first + k], w[first + k + 1], w[first + k + 2], w[first + k + 3]
-        for block in range(low, high):
-            i, o = block * K + k, block * N
-            p0, p1, p2, p3 = p[i], p[i + 1], p[i + 2], p[i + 3]
-            q0, q1, q2, q3 = q[i], q[i + 1], q[i + 2], q[i + 3]
-            for c in range(N):
-                a[o + c] += p0 * w0[c] + p1 * w1[c] + p2 * w2[c] + p3 * w3[c]
-                b[o + c] += q0 * w0[c] + q1 * w1[c] + q2 * w2[c] + q3 * w3[c]
-
-
-@call
-def mix(x, at_x, w, y, at_y, F):
-    """Y = mix(X) of ROWS atoms from row at_x of x and at_y of y; w [3F, F] are the maps of I, A and S."""
-    for r in range(0, ROWS, 2):
-        p, q, a, b = x[at_x + r], x[at_x + r + 1], y[at_y + r], y[at_y + r + 1]
-        a[:] = ZERO
-        b[:] = ZERO
-        multiply(p, q, a, b, w, 0, 0, 1, F, F)
-        multiply(p, q, a, b, w, F, 1, 4, F, F)
-        multiply(p, q, a, b, w, 2 * F, 4, 9, F, F)
-
-
-@call
-def dense(x, at_x, w, bias, y, at_y, K, N, rows=ROWS):
-    """Y = X @ W + bias of an even number of rows; W [K, N], K a multiple of 4.
-
-    Four rows of W at a time, for all rows of X: they are read once from the caches beyond the first.
-    """
-    for r in range(rows):
-        a = y[at_y + r]
-        for c in range(N):
-            a[c] = bias[c]
-    for k in range(0, K, 4):
-        w0, w1, w2, w3 = w[k], w[k + 1], w[k + 2], w[k + 3]
-        for r in range(0, rows, 2):
-            p, q, a, b = x[at_x + r], x[at_x + r + 1], y[at_y + r], y[at_y + r + 1]
-            p0, p1, p2, p3 = p[k], p[k + 1], p[k + 2], p[k + 3]
-            q0, q1, q2, q3 = q[k], q[k + 1], q[k + 2], q[k + 3]
-            for c in range(N):
-                a[c] += p0 * w0[c] + p1 * w1[c] + p2 * w2[c] + p3 * w3[c]
-                b[c] += q0 * w0[c] + q1 * w1[c] + q2 * w2[c] + q3 * w3[c]
 
 
 @inline

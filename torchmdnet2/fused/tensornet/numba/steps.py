@@ -30,19 +30,17 @@ from .algebra import (
 )
 from .message import edge_gradients, embed, gather, gather_adjoint, place_edges, row_force
 from .node import (
-    ROWS,
     ascend,
-    dense,
     descend,
     layer_norm,
     layer_norm_adjoint,
     log_norm,
     log_norm_adjoint,
-    mix,
     sigmoid,
     silu,
     silu_slope,
 )
+from .products import ROWS, dense, mix
 
 __all__ = ["Kernels", "forces", "kernels"]
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...tensornet.numba.algebra import ONE, THREE, call
-from ...tensornet.numba.node import dense, sigmoid, silu, silu_slope
+from ...tensornet.numba.algebra import ONE, THREE, call, inline
+from ...tensornet.numba.node import sigmoid, silu, silu_slope
+from ...tensornet.numba.products import ROWS, dense
 
 __all__ = [
     "SLOTS",
@@ -22,9 +23,10 @@ __all__ = [
     "gradient_layers",
     "layers",
     "message_adjoint",
+    "whole",
 ]
 
-SLOTS = 8
+SLOTS = 16
 """Edges at a time: weights are read once for all of them, and results stay in the cache."""
 
 ZERO = np.float32(0)
@@ -37,25 +39,31 @@ def first_layer(p, t, receiver, sender, h, F):
         h[c] = p[c] + t * (p[c + F] + t * (p[c + 2 * F] + t * p[c + 3 * F])) + (receiver[c] + sender[c + F])
 
 
+@inline
+def whole(slots):
+    """The number of rows that products take for so many edges; what those beyond them hold does not matter."""
+    return -(-slots // ROWS) * ROWS
+
+
 @call
-def layers(h1, active1, w2, b2, h2, active2, w3, b3, h3, F):
+def layers(slots, h1, active1, w2, b2, h2, active2, w3, b3, h3, F):
     """h2 and h3 from h1."""
-    for s in range(SLOTS):
+    for s in range(slots):
         silu(h1[s], active1[s], F)
-    dense(active1, 0, w2, b2, h2, 0, F, 2 * F, SLOTS)
-    for s in range(SLOTS):
+    dense(active1, 0, w2, b2, h2, 0, F, 2 * F, whole(slots))
+    for s in range(slots):
         silu(h2[s], active2[s], 2 * F)
-    dense(active2, 0, w3, b3, h3, 0, 2 * F, 3 * F, SLOTS)
+    dense(active2, 0, w3, b3, h3, 0, 2 * F, 3 * F, whole(slots))
 
 
 @call
-def gradient_layers(g3, w3t, h2, g2, w2t, h1, g1, none, F):
-    """g1 [SLOTS, F], the gradient of h1, from g3, that of h3."""
-    dense(g3, 0, w3t, none, g2, 0, 3 * F, 2 * F, SLOTS)
-    for s in range(SLOTS):
+def gradient_layers(slots, g3, w3t, h2, g2, w2t, h1, g1, none, F):
+    """g1 [slots, F], the gradient of h1, from g3, that of h3."""
+    dense(g3, 0, w3t, none, g2, 0, 3 * F, 2 * F, whole(slots))
+    for s in range(slots):
         silu_slope(h2[s], g2[s], 2 * F)
-    dense(g2, 0, w2t, none, g1, 0, 2 * F, F, SLOTS)
-    for s in range(SLOTS):
+    dense(g2, 0, w2t, none, g1, 0, 2 * F, F, whole(slots))
+    for s in range(slots):
         silu_slope(h1[s], g1[s], F)
 
 

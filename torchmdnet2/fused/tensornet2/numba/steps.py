@@ -30,8 +30,9 @@ from ...tensornet.numba.algebra import (
     store9,
 )
 from ...tensornet.numba.message import lower_bound
-from ...tensornet.numba.node import ROWS, ascend, dense, descend, layer_norm, layer_norm_adjoint, mix, silu, silu_slope
-from .filters import SLOTS, add_message, first_layer, first_slope, gradient_layers, layers, message_adjoint
+from ...tensornet.numba.node import ascend, descend, layer_norm, layer_norm_adjoint, silu, silu_slope
+from ...tensornet.numba.products import ROWS, dense, mix
+from .filters import SLOTS, add_message, first_layer, first_slope, gradient_layers, layers, message_adjoint, whole
 
 __all__ = ["Kernels", "charge_rows", "gather_slopes", "kernels", "prepare_edges"]
 
@@ -90,14 +91,14 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
         filters are stored."""
         for chunk in prange(x.shape[0] // ROWS):
             first = chunk * ROWS
-            h1, a1 = np.zeros((SLOTS, F), np.float32), np.empty((SLOTS, F), np.float32)
-            h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.empty((SLOTS, 2 * F), np.float32)
+            h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
+            h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
             h3, g = np.empty((SLOTS, 3 * F), np.float32), np.empty(3 * F, np.float32)
             for r in range(ROWS):
                 q, row = by_charge[first + r], h1[r]
                 for c in range(F):
                     row[c] = self_first[c] + (q[c] + q[c + F])
-            layers(h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
             for r in range(ROWS):
                 m_row = m[first + r]
                 m_row[:] = ZERO
@@ -108,7 +109,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                 for s in range(slots):
                     e = e0 + s
                     first_layer(table[knot[e]], offset[e], by_charge[receiver[e]], by_charge[sender[e]], h1[s], F)
-                layers(h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+                layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
                 for s in range(slots):
                     e = e0 + s
                     add_message(envelope[e], h3[s], g, y[sender[e]], m[receiver[e]], F)
@@ -159,21 +160,21 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
         pair_slope [E, C] of the other atom of each edge."""
         for chunk in prange(x.shape[0] // ROWS):
             first = chunk * ROWS
-            h1, a1 = np.zeros((SLOTS, F), np.float32), np.empty((SLOTS, F), np.float32)
-            h2, a2 = np.zeros((SLOTS, 2 * F), np.float32), np.empty((SLOTS, 2 * F), np.float32)
-            h3, g3 = np.zeros((SLOTS, 3 * F), np.float32), np.zeros((SLOTS, 3 * F), np.float32)
+            h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
+            h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
+            h3, g3 = np.empty((SLOTS, 3 * F), np.float32), np.zeros((SLOTS, 3 * F), np.float32)
             none, by_pair = np.zeros(2 * F + 2 * C, np.float32), np.empty((SLOTS, 2 * C), np.float32)
             dx = np.empty((ROWS, 9 * F), np.float32)
             for r in range(ROWS):
                 q, row = by_charge[first + r], h1[r]
                 for c in range(F):
                     row[c] = self_first[c] + (q[c] + q[c + F])
-            layers(h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
             for r in range(ROWS):
                 i = first + r
                 message_adjoint(ONE, ZERO, h3[r], g3[r], dm[i], y[i], dy[i], F)
-            gradient_layers(g3, w3t, h2, a2, w2t, h1, a1, none, F)
-            dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C, SLOTS)
+            gradient_layers(ROWS, g3, w3t, h2, a2, w2t, h1, a1, none, F)
+            dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C)
             for r in range(ROWS):
                 for k in range(C):
                     own_slope[first + r, k] = by_pair[r, k] + by_pair[r, k + C]
@@ -187,15 +188,15 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                         h2[s, :] = kept2[reverse[e]]
                         h3[s, :] = kept3[reverse[e]]
                 if not kept:
-                    layers(h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+                    layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
                 for s in range(slots):
                     e = e0 + s
                     i = receiver[e]
                     slope[e] += message_adjoint(
                         envelope[e], envelope_slope[e], h3[s], g3[s], dm[sender[e]], y[i], dy[i], F
                     )
-                gradient_layers(g3, w3t, h2, a2, w2t, h1, a1, none, F)
-                dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C, SLOTS)
+                gradient_layers(slots, g3, w3t, h2, a2, w2t, h1, a1, none, F)
+                dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C, whole(slots))
                 for s in range(slots):
                     e = e0 + s
                     i = receiver[e]
