@@ -120,7 +120,10 @@ def refuse_global(potential: Potential) -> None:
     if getattr(potential.head, "reduce", "sum") != "sum":
         raise ValueError("the head takes a mean over the structure, which domains do not know")
     if potential.properties:
-        raise ValueError("properties are those of whole structures: leave them out of a model for domains")
+        raise ValueError(
+            f"this model predicts {', '.join(potential.properties)}, properties of whole structures, which domains do "
+            "not know: LAMMPS needs a model trained without; md, ASE and OpenMM run this one"
+        )
     if math.isinf(list_cutoff(potential)):
         raise ValueError("a prior sums over all pairs of the structure, which domains do not know")
     for prior in potential.priors:

@@ -49,7 +49,7 @@ def simulation():
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}}]}, "sums over all pairs"),
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}, "method": "ewald"}]}, "'ewald' sums over the whole"),
         ({"priors": [{"name": "coulomb", "charges": {"1": 0.1}, "method": "pme"}]}, "'pme' sums over the whole"),
-        ({"properties": [{"name": "charges"}]}, "properties are those of whole structures"),
+        ({"properties": [{"name": "charges"}]}, "this model predicts charges, .* md, ASE and OpenMM run this one"),
     ],
 )
 def test_what_is_global_is_refused(simulation, config, words):
