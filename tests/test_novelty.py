@@ -243,6 +243,7 @@ def test_command_with_the_frames_of_a_split(folder):
         (["m.tmn", "c.tmn", "--train", "train.xyz"], "--validation or --split"),
         (["m.tmn", "--train", "train.xyz", "--validation", "validation.xyz"], "give the file to write"),
         (["m.tmn"], "nothing to do"),
+        (["m.tmn", "c.tmn", "--train", "train.xyz", "--validation", "./train.xyz"], "is among the files of --train"),
         (["m.tmn", "--test", "train.xyz", "other.xyz"], "not calibrated"),
         (["m.tmn", "c.tmn", "--train", "no.xyz", "--validation", "validation.xyz"], "no.xyz"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .common import Command, add_device, device_name, keeping, output_file
@@ -51,6 +52,13 @@ def _calibrate(options: argparse.Namespace) -> None:
     if options.frames < 1:
         raise BadConfig(f"--frames must be at least 1, got {options.frames}")
     files = [*(options.train or []), *(options.validation or []), *(options.test or [])]
+    if shared := {Path(f).resolve() for f in _files(options.train or [])} & {
+        Path(f).resolve() for f in _files(options.validation or [])
+    }:
+        raise BadConfig(
+            f"--validation: {min(shared)} is among the files of --train, and frames of the training tell nothing about "
+            "others: give other frames, or --split"
+        )
     inputs = [options.model, *_files(files), *([options.split] if options.split else [])]
     output = output_file(options.output, (".tmn",), inputs, "output") if fits else None
     potential = load(options.model, device_name(options.device), options.dtype)
