@@ -100,6 +100,31 @@ def test_bench_keeps_earlier_results(tmp_path):
     assert (tmp_path / "times.json.old").read_text() == "mine"
 
 
+@pytest.mark.parametrize("command", ["md", "scan"])
+@pytest.mark.parametrize(("own", "given"), [("charge=1", "charge 1, not 0"), ("spin=2", "spin 2, not 1")])
+def test_a_charge_that_is_not_the_file_s(capsys, folder, command, own, given):
+    """The file's would count, and the option be for nothing."""
+    (folder / "ion.xyz").write_text(f"2\n{own}\nO 0 0 0\nH 0 0 1\n")
+    name, value = own.split("=")[0], given[-1]
+    code, _, err = run(capsys, command, "m.tmn", "ion.xyz", f"--{name}", value)
+    assert code == 2 and f"--{name}: ion.xyz has the {given}" in err, err
+
+
+@pytest.mark.parametrize(("command", "done"), [("scan", "scan.scan_molecule"), ("stability", "md.check_stability")])
+def test_where_nothing_can_be_written(capsys, folder, monkeypatch, command, done):
+    """Said before hours of work, not after."""
+
+    def forgotten(*_args, **_options):
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr(f"torchmdnet2.{done}", forgotten)
+    code, _, err = run(capsys, command, "m.tmn", "data.xyz", "--output", "m.tmn/x")
+    assert code == 1 and "m.tmn: File exists" in err, err
+    monkeypatch.setattr("os.access", lambda *_: False)
+    code, _, err = run(capsys, command, "m.tmn", "data.xyz", "--output", "new/x")
+    assert code == 1 and "new: Permission denied" in err, err
+
+
 def test_export_to_lammps_allows_a_charge_on_purpose(capsys, folder):
     """The message about the charge names an option, which this command has."""
     save(Potential.from_config({"model": MODEL, "elements": [1, 8], "total_charges": [0]}), "neutral.tmn")

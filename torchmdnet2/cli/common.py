@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -31,6 +32,7 @@ __all__ = [
     "print_table",
     "read_frames",
     "read_structure",
+    "refuse_other_charge",
     "split_index",
 ]
 
@@ -43,6 +45,25 @@ def add_charges(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--charge", type=int, help="total charge in e, where a structure has none (default: 0)")
     parser.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure has none")
     add_allow_untrained_charge(parser)
+
+
+def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) -> None:
+    """Refuse a --charge or --spin that is not the structure's own, which counts.
+
+    Args:
+        options: of `add_charges`.
+        atoms: the only structure of the command.
+        source: what it was read from, for the message.
+
+    Raises:
+        BadConfig: names both.
+    """
+    from ..errors import BadConfig
+
+    for name in ("charge", "spin"):
+        own, given = atoms.info.get(name), getattr(options, name)
+        if None not in (own, given) and own != given:
+            raise BadConfig(f"--{name}: {source} has the {name} {own}, not {given}")
 
 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:
@@ -106,6 +127,7 @@ def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]
 
     Raises:
         BadConfig: a file would be written that is read.
+        OSError: nothing can be written there; better now than when the results are there.
     """
     from ..files import spare_inputs
 
@@ -113,6 +135,9 @@ def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]
     if output.endswith(("/", "\\")) or prefix.is_dir():
         prefix /= name
     spare_inputs(files(prefix), map(Path, inputs), "choose another --output")
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(prefix.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(prefix.parent))
     return prefix
 
 

@@ -13,6 +13,7 @@ from .common import (
     device_name,
     make_console,
     read_structure,
+    refuse_other_charge,
     split_index,
 )
 
@@ -120,12 +121,12 @@ def _start(options: argparse.Namespace) -> Atoms:
             "give a start structure, or a molecule by --smiles" + ("" if options.start is None else ", not both")
         )
     if options.smiles is None:
-        return read_structure(options.start)
-    from ..data.smiles import from_smiles
+        atoms = read_structure(options.start)
+    else:
+        from ..data.smiles import from_smiles
 
-    atoms = from_smiles(options.smiles, options.seed)
-    if options.charge not in (None, atoms.info["charge"]):
-        raise BadConfig(f"--charge: the SMILES has the charge {atoms.info['charge']}, not {options.charge}")
+        atoms = from_smiles(options.smiles, options.seed)
+    refuse_other_charge(options, atoms, options.start or "the SMILES")
     return atoms
 
 

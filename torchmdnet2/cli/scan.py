@@ -15,6 +15,7 @@ from .common import (
     output_prefix,
     print_table,
     read_structure,
+    refuse_other_charge,
     split_index,
 )
 
@@ -50,6 +51,7 @@ def _scan(options: argparse.Namespace) -> int:
     inputs = [*options.model, split_index(options.molecule)[0], *([options.reference] if options.reference else [])]
     prefix = output_prefix(options.output, "scan", ScanReport.files, inputs)
     atoms = read_structure(options.molecule)
+    refuse_other_charge(options, atoms, options.molecule)
     console = make_console()
     report = scan_molecule(
         options.model if len(options.model) > 1 else options.model[0],
