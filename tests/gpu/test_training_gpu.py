@@ -99,7 +99,7 @@ def test_captured_steps_of_aggregations(file, tmp_path, aggregation):  # noqa: F
 def test_what_looks_at_values_is_not_captured(file, tmp_path):  # noqa: F811
     raw = raw_for(file, tmp_path, "cuda", "tensornet2")
     raw["priors"] = [{**COULOMB, "damping": "none", "method": "ewald", "cutoff": 5.0}]
-    assert "'EwaldPlan.__init__'" in pack_trainer(made(raw, False))
+    assert "'require_all_or_none'" in pack_trainer(made(raw, False))
 
 
 def test_tensornet2_gives_the_same_bits(file, tmp_path):  # noqa: F811

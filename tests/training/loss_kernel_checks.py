@@ -26,13 +26,14 @@ def test_more_blocks_than_are_added_at_once(monkeypatch):
     check("cpu", sizes=[150, 250], dtype=torch.float32)
 
 
-def by_kernels(result, batch):
+def by_kernels(result, batch, weights=3, over_processes=None):
     labels = Labels(
         batch.energy, batch.forces, batch.stress, batch.atom_ptr, batch.element, batch.z[len(batch.forces) :]
     )
-    table, weights = torch.zeros(128, 3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+    table, weights = torch.zeros(128, 3, dtype=torch.float64), torch.ones(weights, dtype=torch.float64)
     predictions = [t.requires_grad_() for t in (result.energy, result.forces, result.stress)]
-    loss = BatchErrors(labels, Penalties("mse", "huber", "l1", 0.1, True), table, weights)(*predictions)
+    penalties = Penalties("mse", "huber", "l1", 0.1, True)
+    loss = BatchErrors(labels, penalties, table, weights, over_processes)(*predictions)
     return loss, torch.autograd.grad(loss, predictions), table
 
 
@@ -50,6 +51,15 @@ def test_what_is_predicted_without_a_label_does_not_matter():
     assert torch.equal(found[0], expected[0]) and torch.equal(found[2], expected[2])
     for one, other in zip(found[1], expected[1], strict=True):
         assert torch.equal(one, other)
+
+
+def test_several_processes_with_labels_of_other_properties():
+    """The weights of further labels, such as charges, follow those of energies, forces and stress."""
+    alone, gradients, table = by_kernels(*given())
+    loss, found, sums = by_kernels(*given(), weights=4, over_processes=lambda counts: counts)
+    assert loss.item() == pytest.approx(alone.item(), rel=1e-12) and torch.equal(sums, table)
+    for one, other in zip(found, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-12)
 
 
 def test_a_prediction_that_is_not_finite_is_seen():

@@ -75,7 +75,7 @@ class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
         n, f, q, layers = max(num_atoms, 1), w.channels, w.charge_channels, w.num_layers
         capacity = max(capacity, 1)
         most = -(-(n + capacity) // 128) * 128
-        slots = min(shapes.chunk, most)
+        slots = -(-most // (128 * -(-most // shapes.chunk))) * 128  # chunks of one size
         base = vars(super().allocate(num_atoms, capacity, shapes))
         slices = f // shapes.filter_gradient.channels
 

@@ -41,23 +41,29 @@ class FilterTiles(Tiles):
         """Shapes for N atoms and F channels."""
         tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
         layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
-        charge_layer = tiles.charge_layer
+        charge_layer, predict, first_gradient = tiles.charge_layer, tiles.predict, tiles.first_gradient
         if num_atoms <= 512:
             layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
-            charge_layer = Block(16, 32, 64, 4)
+            charge_layer, predict, first_gradient = Block(16, 32, 64, 4), Block(16, 128, 128, 8), (16, 128, 8)
         elif num_atoms > 4000:
             gradient = MessageTile(1, 4, 32, 1)
             charge_layer = Block(16, 128, 32, 8)
+
+        def within(block: Block) -> Block:
+            return replace(block, cols=min(block.cols, channels), depth=min(block.depth, channels))
+
+        # sums are as wide as the channels, and more would not fit into shared memory
+        wide = channels > 128
         return replace(
             tiles,
-            layer=replace(layer, cols=min(layer.cols, channels), depth=min(layer.depth, channels)),
-            charge_layer=replace(
-                charge_layer, cols=min(charge_layer.cols, channels), depth=min(charge_layer.depth, channels)
-            ),
+            layer=within(layer),
+            charge_layer=within(charge_layer),
+            predict=tiles.predict if wide else within(predict),
             filter_message=message,
             filter_gradient=gradient,
-            # the sums are as wide as the channels, and more would not fit into shared memory
-            first_gradient=tiles.first_gradient if channels <= 128 else (32, 32, 8),
+            first_gradient=(32, 32, 8)
+            if wide
+            else (first_gradient[0], min(first_gradient[1], 2 * channels), first_gradient[2]),
             chunk=tiles.chunk * 128 // max(channels, 128),
         )
 

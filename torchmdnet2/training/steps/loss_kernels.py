@@ -75,7 +75,7 @@ class BatchErrors:
         labels: of the batch, contiguous.
         penalties: how the loss is made.
         sums: [8 + Z, 3] float64, see ROWS; added to in place.
-        weights: [3] float64 of the means of energy, forces and stress.
+        weights: [3 or more] float64 of the means of energy, forces, stress, and of what other code adds up.
         over_processes: adds up a tensor over the processes that have a part of the batch each, in place; None: one
             process.
     """
@@ -128,7 +128,7 @@ class BatchErrors:
         if self.over_processes is None:
             return loss
         self.over_processes(self.counts)
-        return (self.weights * totals / self.counts.clamp(min=1)).sum()
+        return (self.weights[:3] * totals / self.counts.clamp(min=1)).sum()
 
     def gradients(self, gradient: Tensor, predicted: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Of the loss that `add` gave, with respect to its arguments; None for those without a weight."""
