@@ -125,6 +125,27 @@ def test_where_nothing_can_be_written(capsys, folder, monkeypatch, command, done
     assert code == 1 and "new: Permission denied" in err, err
 
 
+def test_a_crystal_with_a_sum_over_all_pairs_is_refused_before_it_begins(capsys, folder):
+    """In md before files are written, in OpenMM when the force is made."""
+    coulomb = {"name": "coulomb", "charges": {"H": 0.1, "O": -0.2}}
+    save(Potential.from_config({"model": MODEL, "elements": [1, 8], "priors": [coulomb]}), "pairs.tmn")
+    (folder / "box.xyz").write_text('2\nLattice="9 0 0 0 9 0 0 0 9" pbc="T T T"\nO 0 0 0\nH 0 0 1\n')
+    code, _, err = run(capsys, "md", "pairs.tmn", "box.xyz", "--time", "0.001")
+    assert code == 1 and "system 0 is periodic" in err and not list(folder.glob("md.*")), err
+    app = pytest.importorskip("openmm.app")
+    from torchmdnet2.adapters.openmm import create_force
+
+    topology = app.Topology()
+    residue = topology.addResidue("OH", topology.addChain())
+    for symbol in "OH":
+        topology.addAtom(symbol, app.Element.getBySymbol(symbol), residue)
+    create_force("pairs.tmn", topology)
+    topology.setUnitCellDimensions((1, 1, 1))
+    with pytest.raises(ValueError, match="periodic=False in OpenMM"):
+        create_force("pairs.tmn", topology)
+    create_force("pairs.tmn", topology, periodic=False)
+
+
 def test_export_to_lammps_allows_a_charge_on_purpose(capsys, folder):
     """The message about the charge names an option, which this command has."""
     save(Potential.from_config({"model": MODEL, "elements": [1, 8], "total_charges": [0]}), "neutral.tmn")

@@ -100,7 +100,7 @@ def create_force(
     }
     # now, and not at the first step
     alone = Structure(
-        np.array(numbers), np.zeros((len(numbers), 3)), np.zeros((3, 3)), np.zeros(3, dtype=bool),
+        np.array(numbers), np.zeros((len(numbers), 3)), np.eye(3), np.full(3, bool(periodic)),
         whole_number(charge, "charge"), whole_number(spin, "spin"),
     ).to_system(potential.device)  # fmt: skip
     potential.check(alone)

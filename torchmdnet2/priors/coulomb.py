@@ -14,6 +14,7 @@ from ..registry import PRIORS
 from ..system import System
 from .base import Prior, atomic_number
 from .electrostatics import Damping, Electrostatics, Method
+from .pairs import require_molecules
 
 __all__ = ["Coulomb"]
 
@@ -80,7 +81,7 @@ class Coulomb(Prior):
         self.register_buffer("per_atom", per_atom)
 
     def check(self, system: System) -> None:
-        """Refuse another number of atoms than there are charges.
+        """Refuse another number of atoms than there are charges, and periodic structures of a sum over all pairs.
 
         Args:
             system: the structure, or a batch.
@@ -88,6 +89,8 @@ class Coulomb(Prior):
         Raises:
             ValueError: there are such structures.
         """
+        if self.energy.method == "all_pairs":
+            require_molecules(system)
         if self.source != "atom":
             return
         size = system.atom_counts
