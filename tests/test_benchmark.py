@@ -12,10 +12,11 @@ from torchmdnet2.benchmark import Timing, standard_potential, time_steps, timed,
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 
+MODEL = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0, "max_z": 16}
+
 
 def make(elements: list[int]) -> Potential:
-    model = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0, "max_z": 16}
-    return Potential.from_config({"model": model, "elements": elements}).eval()
+    return Potential.from_config({"model": MODEL, "elements": elements}).eval()
 
 
 @pytest.fixture
@@ -73,6 +74,21 @@ def test_stops_in_time(potential, tmp_path):
     found = time_steps(str(tmp_path / "m.tmn"), sides=(2, 1), seconds=0.0, tell=seen.append)
     assert [t.atoms for t in found.timings] == [3] == [t.atoms for t in seen]
     assert found.stopped == "24 atoms would take longer than 0 s"
+
+
+@pytest.mark.parametrize("part", ["prior", "head"])
+def test_droplets_for_sums_over_all_pairs(tmp_path, capsys, part):
+    head = {"name": "scalar_coulomb", "q_weights": [1.0] * 8}
+    config = {"model": {**MODEL, "name": "tensornet2", "q_dim": 4}, "head": head, "elements": [1, 8]}
+    if part == "prior":
+        charges = {"H": 0.4, "O": -0.8}
+        priors = [{"name": "coulomb", "charges": charges, "method": "all_pairs"}]
+        config = {"model": MODEL, "elements": [1, 8], "priors": priors}
+    save(Potential.from_config(config).eval(), tmp_path / "m.tmn")
+    found = time_steps(str(tmp_path / "m.tmn"), sides=(1, 2))
+    assert [t.atoms for t in found.timings] == [3, 24] and not found.periodic
+    assert main(["bench", str(tmp_path / "m.tmn"), "--sides", "1", "--device", "cpu"]) == 0
+    assert "droplets were timed" in capsys.readouterr().out
 
 
 def test_compilation_takes_none_of_the_time(potential, tmp_path, monkeypatch):

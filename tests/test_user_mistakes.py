@@ -94,7 +94,7 @@ def test_bench_prints_no_table_above_an_error(capsys, folder):
 
 
 def test_bench_keeps_earlier_results(tmp_path):
-    found = Benchmark("standard", "cpu", "", [Timing(24, 1.0, 1.0, 1.0, 43.2, None)], "", {})
+    found = Benchmark("standard", "cpu", "", True, [Timing(24, 1.0, 1.0, 1.0, 43.2, None)], "", {})
     (tmp_path / "times.json").write_text("mine")
     assert found.write(tmp_path / "times")[0] == tmp_path / "times.json"
     assert (tmp_path / "times.json.old").read_text() == "mine"

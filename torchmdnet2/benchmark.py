@@ -6,6 +6,7 @@ different machines can be compared.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ class Benchmark:
         model: its file or name; "standard" for the model of docs/performance.md with random weights.
         device: its name.
         path: what ran, in the words of `Evaluator.report()`, at the largest size.
+        periodic: boxes were timed; False: droplets, as the model has a sum over all pairs.
         timings: by size.
         stopped: why larger systems were not timed; "" where all were.
         surroundings: versions and devices.
@@ -77,6 +79,7 @@ class Benchmark:
     model: str
     device: str
     path: str
+    periodic: bool
     timings: Sequence[Timing]
     stopped: str
     surroundings: dict[str, Any]
@@ -101,7 +104,8 @@ class Benchmark:
     def _draw(self, figure: Figure) -> None:
         axes = figure.subplots()
         axes.loglog([t.atoms for t in self.timings], [t.ms for t in self.timings], "o-")
-        axes.set(xlabel="atoms (water)", ylabel="ms per step", title=f"{self.model} on {self.device}")
+        water = "periodic" if self.periodic else "droplets"
+        axes.set(xlabel=f"atoms (water, {water})", ylabel="ms per step", title=f"{self.model} on {self.device}")
         axes.grid(alpha=0.4, which="both")
 
 
@@ -112,7 +116,7 @@ def time_steps(
     seconds: float = 60.0,
     tell: Callable[[Timing], None] = lambda timing: None,
 ) -> Benchmark:
-    """Time boxes of water, the smallest first.
+    """Time boxes of water, the smallest first; droplets where a model sums over all pairs.
 
     Args:
         model: .tmn file or the name of a potential; None takes the model of docs/performance.md, random weights.
@@ -130,17 +134,21 @@ def time_steps(
     if missing:
         raise BadData(f"{model}: the benchmark is of water, and this model does not know {' and '.join(missing)}")
     evaluator, start = Evaluator(potential), 0.0
+    cutoffs = [prior.cutoff for prior in potential.priors]
+    cutoffs += [] if potential.head is None else [potential.head.pair_cutoff]
+    periodic = math.inf not in cutoffs
     timings: list[Timing] = []
     stopped, path = "", ""
     for side in sorted(sides):
         atoms = 3 * side**3
         if timings:
-            expected = _LEAST_STEPS * timings[-1].ms * 1e-3 * atoms / timings[-1].atoms
+            expected = _LEAST_STEPS * timings[-1].ms * 1e-3 * (atoms / timings[-1].atoms) ** (1 if periodic else 2)
             if time.perf_counter() - start + expected > seconds:
                 stopped = f"{atoms:,d} atoms would take longer than {seconds:g} s"
                 break
         try:
-            timings.append(_time_box(evaluator, water_box(side).to(device)))
+            system = water_box(side) if periodic else water_box(side).replace(cell=None, pbc=None)
+            timings.append(_time_box(evaluator, system.to(device)))
             start = start or time.perf_counter()
         except torch.OutOfMemoryError:
             stopped = f"{atoms:,d} atoms do not fit into the memory of the GPU"
@@ -149,7 +157,7 @@ def time_steps(
         tell(timings[-1])
     names = surroundings()
     where = names["devices"].get("cuda:0" if device == "cuda" else device, device)
-    return Benchmark(model or "standard", where, path, timings, stopped, names)
+    return Benchmark(model or "standard", where, path, periodic, timings, stopped, names)
 
 
 def standard_potential() -> Potential:

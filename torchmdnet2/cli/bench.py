@@ -52,7 +52,9 @@ def _bench(options: argparse.Namespace) -> None:
 
     found = time_steps(options.model, device_name(options.device), sides, options.seconds, tell)
     lines = [f"{found.model} on {found.device}", f"path: {found.path.splitlines()[0] if found.path else ''}"]
-    lines += [f"larger boxes were left out: {found.stopped}"] if found.stopped else []
+    if not found.periodic:
+        lines.append("droplets were timed, not periodic boxes: the Coulomb energy of the model is a sum over all pairs")
+    lines += [f"larger systems were left out: {found.stopped}"] if found.stopped else []
     if options.output:
         lines.append("wrote " + ", ".join(map(str, found.write(Path(options.output)))))
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
