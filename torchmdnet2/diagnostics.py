@@ -24,7 +24,7 @@ def surroundings() -> dict[str, Any]:
     from .version import __version__
 
     load_plugins()
-    devices = {"cpu": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads in torch"}
+    devices = {"cpu": f"{platform.machine()}, cores: {os.cpu_count()}, threads in torch: {torch.get_num_threads()}"}
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         devices[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
