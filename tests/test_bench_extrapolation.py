@@ -18,7 +18,7 @@ from torchmdnet2.yaml_reader import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = """
-config: configs/acac.yaml
+config: configs/acac-scratch.yaml
 sets: [small]
 frames: 8
 seeds: [1, 2]
@@ -40,6 +40,10 @@ variants:
         "extrapolation_recipe",
         "extrapolation_difference",
         "extrapolation_student",
+        "finetuning",
+        "finetuning_50",
+        "finetuning_acac",
+        "finetuning_replay",
     ],
 )
 def test_the_plans_of_the_repository_are_right(name):

@@ -1,7 +1,8 @@
 """Train potentials side by side on one GPU and measure them on published test frames: learning curves.
 
     python -m scripts.bench accuracy --data FOLDER --sets acac,3bpa,ethanol --frames 50,150,450 [--minutes 8]
-        [--config configs/acac.yaml] [--set training.lr=1e-3] [--variants FILE.yaml] [--together 4] [--output FOLDER]
+        [--config configs/acac-scratch.yaml] [--set training.lr=1e-3] [--variants FILE.yaml] [--together 4]
+        [--output FOLDER]
 
 FOLDER holds a folder per set with training frames (train_300K.xyz or train.xyz, extxyz, eV and Å), from which as many
 as asked for are drawn, and 50 others for validation where there is no file validation.xyz. The model is chosen by
@@ -263,7 +264,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of a folder per set")
     parser.add_argument("--sets", default="acac,3bpa,ethanol")
     parser.add_argument("--frames", default="50,150,450", help="training frames; the steps are those of 450")
-    parser.add_argument("--config", type=Path, default=ROOT / "configs/acac.yaml")
+    parser.add_argument("--config", type=Path, default=ROOT / "configs/acac-scratch.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as for `torchmdnet2 train`")
     parser.add_argument("--variants", type=Path, help="YAML or JSON file: name -> settings")
     parser.add_argument("--together", type=int, default=4, help="trainings at a time")

@@ -79,7 +79,7 @@ def label(options: argparse.Namespace) -> None:
 
 def teach(options: argparse.Namespace) -> None:
     """The set of a student."""
-    plan: Tree = {"config": "configs/3bpa.yaml", "sets": [options.given.name], "frames": 450}
+    plan: Tree = {"config": "configs/acac-scratch.yaml", "sets": [options.given.name], "frames": 450}
     plan |= {"seeds": [1], "variants": {"": {}}}
     ((_, job),) = jobs_of(plan, options.given.parent, "cpu")
     job.make()

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
-from torchmdnet2 import checkpoint
+from torchmdnet2 import checkpoint, load
 from torchmdnet2.errors import BadConfig
+from torchmdnet2.priors import Atomref
 from torchmdnet2.training.config.config import load_config, parse_config
 from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.setup import make_setup
 
 from .conftest import make_frames
 from .test_resume import weights_hash
@@ -119,6 +122,10 @@ def test_a_budget_of_atoms_trains_and_resumes(raw_config, tmp_path):
 
 FORMULAS = {"acac": "C5H8O2", "3bpa": "C12H12N2O"}
 TEST_SETS = {"acac": "test_MD_300K", "3bpa": "test_300K"}
+SMALL = [  # and from random weights
+    "init=null", "model.name=tensornet", "model.hidden_channels=8", "model.num_layers=1", "model.num_rbf=4",
+    "model.cutoff=2.5",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -142,8 +149,8 @@ def springs(formula, seed):
 
 
 def recipe(name, root, *more):
+    """The configuration for few frames."""
     small = {"data.root": root, "data.download": "false", "data.split": "{train: 6, validation: 3, seed: 1}"}
-    small |= {"model.hidden_channels": 8, "model.num_layers": 1, "model.num_rbf": 4, "model.cutoff": 2.5}
     small |= {"training.max_epochs": 1, "training.device": "cpu", "output.report": "false"}
     return load_config(CONFIGS / f"{name}.yaml", [*(f"{key}={value}" for key, value in small.items()), *more])
 
@@ -151,13 +158,31 @@ def recipe(name, root, *more):
 @pytest.mark.parametrize("name", FORMULAS)
 def test_a_published_test_set_by_its_name(name, molecules, tmp_path):
     """configs/acac.yaml and configs/3bpa.yaml: test frames are those of the test file."""
-    path = run_training(recipe(name, molecules, f"output.folder={tmp_path / 'run'}"))
+    path = run_training(recipe(name, molecules, *SMALL, f"output.folder={tmp_path / 'run'}"))
     data = checkpoint.read_header(path)["metadata"]["data"]
     assert data["frames"] == {"train": 6, "validation": 3, "test": 4} and data["licence"] == "MIT"
     assert {file.rsplit("/", 1)[1] for file in data["files"]} == {"train_300K.xyz", f"{TEST_SETS[name]}.xyz"}
     splits = json.loads((path.parent / "splits.json").read_text())
     assert splits["test"]["files"] == [str(molecules / name / f"{TEST_SETS[name]}.xyz")]
     assert splits["train"]["files"] == [str(molecules / name / "train_300K.xyz")]
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_recipes_start_from_the_network_of_organic(name, molecules):
+    """And have none of its other terms, so that they cost what a TensorNet costs."""
+    ours = make_setup(recipe(name, molecules)).potential
+    organic = load("organic").state_dict()
+    assert [type(prior) for prior in ours.priors] == [Atomref] and not ours.properties
+    network = {key: value for key, value in ours.state_dict().items() if not key.startswith("priors.")}
+    assert len(network) > 20
+    for key, value in network.items():
+        assert torch.equal(value, organic[key]), key
+
+
+def test_another_form_than_that_of_the_start_is_refused(molecules):
+    message = "model.hidden_channels: is 64 here and 128 in the file of `init`; leave `model` out.*or `init`"
+    with pytest.raises(BadConfig, match=message):
+        run_training(recipe("acac", molecules, "model.hidden_channels=64"), check=True)
 
 
 def test_wrong_test_sets_are_refused(molecules):
@@ -167,4 +192,4 @@ def test_wrong_test_sets_are_refused(molecules):
         (f"[test_MD_300K, {molecules}/acac/train_300K.xyz]", "give subsets of botnet or files, not both"),
     ):
         with pytest.raises(BadConfig, match=re.escape(message)):
-            run_training(recipe("acac", molecules, f"data.test={test}"), check=True)
+            run_training(recipe("acac", molecules, *SMALL, f"data.test={test}"), check=True)

@@ -75,7 +75,7 @@ def _same_model(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         if name != "max_z" and name in theirs and theirs[name] != ours[name]:
             raise BadConfig(
                 f"model.{name}: is {ours[name]!r} here and {theirs[name]!r} in the file of `init`; leave `model` out, "
-                "to take it from there"
+                "to take it from there, or `init`, to start from random weights"
             )
 
 
