@@ -134,7 +134,7 @@ def shown(text: str, printed: list[str]) -> str:
 
 
 def prepare(work: Path, epochs: int | None = None) -> None:
-    """The files of the repository that pages use, and the model of the quickstart (24 epochs, or fewer)."""
+    """The files of the repository that pages use, and the model of the quickstart (30 epochs, or fewer)."""
     for name in ("examples", "configs"):
         if not (work / name).exists():
             (work / name).symlink_to(ROOT / name)

@@ -15,9 +15,10 @@ from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import ZBL, PairPotential
+from torchmdnet2.priors.pair_potential import FITTED
 from torchmdnet2.scan import scan_molecule
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.pair_potential_fit import fit_pair_potential
+from torchmdnet2.training.run.pair_potential_fit import FITS, fit_pair_potential
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.steps.batches import Frames
@@ -26,13 +27,13 @@ CH = [0.5, 0.0, 2.0, 0.0, 0.0, 1.0, 0.0, 2.5]
 HH = [0.0, 3.0, 0.0, 0.0, 0.1, 0.0, 0.0, 0.0]
 
 
-def labelled(count, table, cutoff=3.0, others=()):
-    """CH3 of random shapes, with the energies and forces of a pair potential and of other priors."""
+def labelled(count, table, cutoff=3.0, others=(), symbols="CH3"):
+    """Four atoms in random shapes, with the energies and forces of a pair potential and of other priors."""
     potential = without_network([PairPotential(table, cutoff), *others], [1, 6]).double().eval()
     random, corners = np.random.default_rng(1), np.array([[0, 0, 0], [1.1, 0, 0], [0, 1.1, 0], [0, 0, 1.1]])
     frames = []
     for _ in range(count):
-        atoms = Atoms("CH3", corners + random.normal(0, 0.15, (4, 3)))
+        atoms = Atoms(symbols, corners + random.normal(0, 0.15, (4, 3)))
         result = potential(System.from_ase(atoms))
         atoms.calc = SinglePointCalculator(atoms, energy=float(result.energy), forces=result.forces.numpy())
         frames.append(atoms)
@@ -93,8 +94,18 @@ def test_every_pair_gets_a_wall(frames):
     for pair in ("C-C", "H-H"):
         assert repulsion(found[pair], pair) == pytest.approx(10, rel=0.1), pair
     assert sum(found["H-H"][4:]) > 0.5  # the attraction is there as well
-    found = fit_pair_potential(frames({"C-H": CH, "H-H": HH}), [1, 6], 3.0, attraction=False)
+    found = fit_pair_potential(frames({"C-H": CH, "H-H": HH}), [1, 6], 3.0, "repulsion")
     assert not any(sum(values[4:]) for values in found.values()) and repulsion(found["H-C"], "H-C") >= 9
+
+
+def test_attraction_of_heavy_atoms_only(frames):
+    """Pairs with hydrogen only repel; all have a wall of 20 eV/Å."""
+    found = fit_pair_potential(
+        frames({"C-C": CH, "C-H": HH, "H-H": HH}, symbols="C3H"), [1, 6], 3.0, "heavy_attraction"
+    )
+    assert sum(found["C-C"][4:]) > 0.5 and not sum(found["H-C"][4:]) and not sum(found["H-H"][4:])
+    assert all(repulsion(values, pair) >= 18 for pair, values in found.items())
+    assert set(FITS) == set(FITTED)
 
 
 def test_training(raw_config, tmp_path):
@@ -114,6 +125,9 @@ def test_training(raw_config, tmp_path):
     assert parse_config(raw_config).priors[0]["parameters"] == {"C-H": CH}
     raw_config["priors"][0]["parameters"] = "repulsion"
     assert float(make_setup(parse_config(raw_config)).potential.priors[0].table.min()) == 0
+    raw_config["priors"][0]["parameters"] = "heavy_attraction"
+    table = make_setup(parse_config(raw_config)).potential.priors[0]
+    assert parse_config(raw_config).priors[0]["parameters"] == "heavy_attraction" and float(table.table.max()) > 0
     raw_config["priors"][0]["parameters"] = "best"
     with pytest.raises(BadConfig, match="parameters"):
         parse_config(raw_config)

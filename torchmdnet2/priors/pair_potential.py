@@ -17,13 +17,16 @@ from ..system import System
 from .base import Prior, atomic_number
 from .pairs import pair_distances, sum_pairs
 
-__all__ = ["ATTRACTIVE", "REPULSIVE", "PairPotential", "radial_functions"]
+__all__ = ["ATTRACTIVE", "FITTED", "REPULSIVE", "PairPotential", "radial_functions"]
 
 REPULSIVE = (3.2, 4.0, 5.0, 6.5)
 """1/Å. Exponents of the repulsion, around those of Born and Mayer."""
 
 ATTRACTIVE = (1.0, 1.5, 2.0, 2.6)
 """1/Å. Exponents of the attraction, all smaller than those of the repulsion."""
+
+FITTED = ("fit", "repulsion", "heavy_attraction")
+"""What `parameters` may be in a training configuration (`training.run.pair_potential_fit`)."""
 
 
 @PRIORS.register("pair_potential")
@@ -37,7 +40,8 @@ class PairPotential(Prior):
 
     Args:
         parameters: pair of elements, as "C-H" → [A of the 4 repulsive exponents, B of the 4 attractive ones] in eV;
-            none for pairs that are not listed. In a training configuration also "fit", or "repulsion" (B = 0).
+            none for pairs that are not listed. In a training configuration also "fit", "repulsion" (B = 0), or
+            "heavy_attraction" (B = 0 for pairs with hydrogen).
         cutoff: Å, where the energy ends with two continuous derivatives.
 
     Raises:

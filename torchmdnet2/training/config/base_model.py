@@ -25,7 +25,7 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
         found = find_model(file)
     except UnknownModel as error:
         raise BadConfig(f"init.file: {error}") from None
-    if not found.is_file():
+    if not found.exists():
         raise BadConfig(f"init.file: there is no model file {file}")
     if Path(file).suffix == ".ckpt":
         from ...importers.torchmd_net import import_checkpoint

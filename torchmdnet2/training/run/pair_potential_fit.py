@@ -6,7 +6,8 @@ Shapes: N atoms, E directed edges, P pairs of elements, K functions of the dista
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +24,37 @@ from ..config.config import Config
 from ..steps.batches import Frames
 from .references import of_priors
 
-__all__ = ["fit_pair_potential", "with_pair_fit"]
+__all__ = ["FITS", "fit_pair_potential", "with_pair_fit"]
 
 _FRAMES = 500  # that are fitted to, evenly spread
 _AT_ONCE = 32
-_RIDGE = 1e-9  # of the scaled diagonal, so that the solution is unique
-_WALL, _FORCE = 0.8, 10.0  # of the sum of the covalent radii; eV/Å by which every pair repels there
+_WALL = 0.8  # of the sum of the covalent radii: where every pair repels at least so much
+
+
+class Fit(NamedTuple):
+    """What a pair potential may be.
+
+    Args:
+        attracts: of two atomic numbers: whether such atoms may attract each other.
+        wall: eV/Å by which every pair repels at 0.8 times the sum of the covalent radii, at least.
+        ridge: added to the scaled diagonal of the normal equations; the smallest makes the solution unique.
+    """
+
+    attracts: Callable[[int, int], bool]
+    wall: float = 10.0
+    ridge: float = 1e-9
+
+
+FITS = {
+    "fit": Fit(lambda one, two: True),
+    "repulsion": Fit(lambda one, two: False),
+    "heavy_attraction": Fit(lambda one, two: min(one, two) > 1, wall=20.0, ridge=1e-3),
+}
+"""`parameters` of the prior in a training configuration -> what it means."""
 
 
 def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Config:
-    """The configuration with numbers in the place of `parameters: fit` and `parameters: repulsion`.
+    """The configuration with numbers in the place of a name of `FITS` as `parameters`.
 
     Args:
         config: of the run.
@@ -48,7 +70,7 @@ def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Co
     priors = [
         {
             **prior,
-            "parameters": fit_pair_potential(frames, elements, prior["cutoff"], prior["parameters"] == "fit", others),
+            "parameters": fit_pair_potential(frames, elements, prior["cutoff"], prior["parameters"], others),
         }
         if prior["name"] == "pair_potential" and isinstance(prior["parameters"], str)
         else prior
@@ -61,25 +83,27 @@ def fit_pair_potential(
     frames: Frames,
     elements: Sequence[int],
     cutoff: float,
-    attraction: bool = True,
+    kind: str = "fit",
     others: Potential | None = None,
 ) -> dict[str, list[float]]:
     """Coefficients of `PairPotential` by least squares of the forces, all of them at least 0.
 
     Where the frames say too little (no pair of these elements that close, or attraction alone), the steepest repulsion
-    is raised until the pair repels by 10 eV/Å at 0.8 times the sum of the covalent radii.
+    is raised until the pair repels enough at 0.8 times the sum of the covalent radii.
 
     Args:
         frames: labelled with forces.
         elements: atomic numbers.
         cutoff: Å.
-        attraction: whether pairs may attract.
+        kind: one of `FITS`.
         others: its priors are subtracted from the forces first.
 
     Returns:
         "C-H" -> K numbers, eV, of every pair of the elements.
     """
+    fit = FITS[kind]
     pairs = list(itertools.combinations_with_replacement(sorted(elements), 2))
+    repelling = torch.tensor([not fit.attracts(one, two) for one, two in pairs])
     number = torch.zeros(128, 128, dtype=torch.long)
     for p, (one, two) in enumerate(pairs):
         number[one, two] = number[two, one] = p
@@ -97,8 +121,7 @@ def fit_pair_potential(
             forces = forces - _forces_of_priors(others, sample.system)
         forces = forces.flatten()
         design = _design(sample.system, number, len(pairs), cutoff)
-        if not attraction:
-            design.view(len(design), len(pairs), -1)[:, :, len(REPULSIVE) :] = 0
+        design.view(len(design), len(pairs), -1)[:, repelling, len(REPULSIVE) :] = 0
         known = torch.isfinite(forces)
         labelled += int(known.sum())
         gram += design[known].T @ design[known]
@@ -106,10 +129,12 @@ def fit_pair_potential(
     if not labelled:
         raise BadConfig("priors: pair_potential.parameters: the fit needs forces, and no training frame has any")
     sign = np.tile(signs, len(pairs))
-    found = _nonnegative(sign[:, None] * gram.numpy() * sign, sign * moment.numpy()).reshape(len(pairs), len(signs))
+    found = _nonnegative(sign[:, None] * gram.numpy() * sign, sign * moment.numpy(), fit.ridge)
     return {
-        f"{SYMBOLS[one]}-{SYMBOLS[two]}": _with_wall(values, float(covalent_radii[one] + covalent_radii[two])).tolist()
-        for (one, two), values in zip(pairs, found, strict=True)
+        f"{SYMBOLS[one]}-{SYMBOLS[two]}": _with_wall(
+            values, float(covalent_radii[one] + covalent_radii[two]), fit.wall
+        ).tolist()
+        for (one, two), values in zip(pairs, found.reshape(len(pairs), len(signs)), strict=True)
     }
 
 
@@ -136,8 +161,8 @@ def _design(system: System, number: Tensor, count: int, cutoff: float) -> Tensor
     return table.view(n, count, 3, k).transpose(1, 2).reshape(3 * n, count * k)
 
 
-def _with_wall(values: NDArray[np.float64], radii: float) -> NDArray[np.float64]:
-    """The same with as much of the steepest repulsion as it needs to repel at short distance.
+def _with_wall(values: NDArray[np.float64], radii: float, wall: float) -> NDArray[np.float64]:
+    """The same with as much of the steepest repulsion as it needs to repel by `wall` eV/Å at short distance.
 
     Nearer than that it then repels more, since all repulsive exponents are the larger ones.
     """
@@ -146,11 +171,11 @@ def _with_wall(values: NDArray[np.float64], radii: float) -> NDArray[np.float64]
     force = values @ (slopes * np.repeat([1, -1], [len(REPULSIVE), len(ATTRACTIVE)]))
     steepest = int(np.argmax(REPULSIVE))
     raised = values.copy()
-    raised[steepest] += max(0.0, _FORCE - force) / slopes[steepest]
+    raised[steepest] += max(0.0, wall - force) / slopes[steepest]
     return raised
 
 
-def _nonnegative(gram: NDArray[np.float64], moment: NDArray[np.float64]) -> NDArray[np.float64]:
+def _nonnegative(gram: NDArray[np.float64], moment: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
     """x ≥ 0 that minimises ½ x·G x − m·x, G being scaled to a unit diagonal; 0 for columns of zeros."""
     from scipy.optimize import nnls  # ASE needs SciPy
 
@@ -158,6 +183,6 @@ def _nonnegative(gram: NDArray[np.float64], moment: NDArray[np.float64]) -> NDAr
     x = np.zeros(len(moment))
     if used.any():
         scale = np.sqrt(gram.diagonal()[used])
-        lower = np.linalg.cholesky(gram[np.ix_(used, used)] / scale[:, None] / scale + _RIDGE * np.eye(len(scale)))
+        lower = np.linalg.cholesky(gram[np.ix_(used, used)] / scale[:, None] / scale + ridge * np.eye(len(scale)))
         x[used] = nnls(lower.T, np.linalg.solve(lower, moment[used] / scale), maxiter=100 * len(scale))[0] / scale
     return x
