@@ -16,7 +16,7 @@ import torch
 from torchmdnet2.data import open_dataset
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "organic"
-NAMES = ("shards", "teachers", "label", "geometries", "molecules", "run")
+NAMES = ("shards", "teachers", "label", "protons", "geometries", "molecules", "run")
 OPTIONS = argparse.Namespace(
     frames=2, every=3, timestep=0.5, keep=0.5, largest_force=30.0, largest_spread=1.5, batch=4, seed=0
 )
@@ -224,6 +224,24 @@ def test_a_student_drives_training_frames(scripts, tmp_path, subset):
         assert count == 6 + 4 * 3 and sampler.left_out["student is right"] == 4 * 2
 
 
+def test_kinds_that_come_first(scripts, tmp_path):
+    """They are in the first jobs of training, filled up with others of their size; nothing is lost or doubled."""
+    shards, label = scripts("shards"), scripts("label")
+    given = molecules(scripts)
+    shards.write_shard(tmp_path / "train-x-0000.npz", [*given[:6] * 8, *given[6:] * 8])
+    shards.write_shard(tmp_path / "train-y-0000.npz", given[:5])
+    shards.write_shard(tmp_path / "test-y-0000.npz", given[:1])
+    jobs = label.jobs_of(tmp_path, 1, 0, ["y"])  # four to a job
+    assert jobs[0].name.startswith("test")
+    assert [job.kinds.count("y") for job in jobs[1:3]] in ([4, 1], [1, 4], [3, 2], [2, 3])
+    assert all(len(job.kinds) in (3, 4) for job in jobs[1:]) and not any("y" in job.kinds for job in jobs[3:])
+    names = [g.name for job in jobs for g in job.geometries]
+    assert len(names) == len(set(names)) == 48 + 8 + 5 + 1
+    without = label.jobs_of(tmp_path, 1, 0)
+    assert any("y" in job.kinds for job in without[3:])  # otherwise this shows nothing
+    assert [g.name for g in without[0].geometries] == [g.name for g in jobs[0].geometries]
+
+
 def test_gfn2_agrees_with_ase(scripts):
     pytest.importorskip("tblite")
     from ase import Atoms
@@ -311,6 +329,7 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
     ]
     run(monkeypatch, scripts("geometries"), *arguments)
     made = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
+    assert any(name.startswith("train-protons") for name in made)
     assert any(name.startswith("train-conformers") for name in made)
     for name in made:
         for geometry in scripts("shards").read_shard(tmp_path / "g" / name):

@@ -4,9 +4,10 @@
 
 Kinds: `conformers` (distance geometry, relaxed with a force field), `strained` (stretched or compressed bonds,
 displaced atoms), `dimers` (two molecules of one subset at random orientations, from hard contact to separation),
-`clusters` (a molecule in one to eight waters) and `water` (clusters of 2 to 20 molecules of water, one in four with
-hydronium, hydroxide or a halide). A shard holds all kinds that are made from its molecules, so that a part of the
-shards is as balanced as all of them.
+`clusters` (a molecule in one to eight waters), `water` (clusters of 2 to 20 molecules of water, one in four with
+hydronium, hydroxide or a halide) and `protons` (a proton on its way within a molecule or between two, see protons.py).
+A shard holds all kinds that are made from its molecules, so that a part of the shards is as balanced as all of them.
+`protons` are made last, of all files of conformers that have none, which includes those of earlier versions.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from pathlib import Path
 
 import numpy as np
 from molecules import scaffold_of, subset_of
+from protons import shared_protons
 from rdkit import Chem, rdBase
 from rdkit.Chem import AllChem
-from shards import ELEMENTS, SUBSETS, Geometry, keep_settings, read_shard, seed_of, write_shard
+from shards import ELEMENTS, SUBSETS, Geometry, keep_settings, read_shard, rotation, seed_of, write_shard
 
 RADII = {1: 1.1, 5: 1.92, 6: 1.7, 7: 1.55, 8: 1.52, 9: 1.47, 14: 2.1, 15: 1.8, 16: 1.8, 17: 1.75, 33: 1.85, 34: 1.9,
          35: 1.85, 53: 1.98}  # fmt: skip
@@ -38,6 +40,7 @@ IONS = (
 )  # fmt: skip
 CONTACTS = (0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.4, 2.0)
 """Closest distances of dimers, relative to the sums of van der Waals radii."""
+PROTONS = 90  # shared ones of a shard
 LARGEST = 64  # atoms of a dimer or cluster
 
 
@@ -78,13 +81,6 @@ def _side(molecule: Chem.Mol, a: int, b: int) -> set[int]:
                 side.add(k)
                 left.append(k)
     return {b} if a in side else side
-
-
-def rotation(rng: np.random.Generator) -> np.ndarray:
-    """A random one, [3, 3] (uniform: G. Stewart, SIAM J. Numer. Anal. 17, 403 (1980))."""
-    q, r = np.linalg.qr(rng.normal(size=(3, 3)))
-    q = q * np.sign(np.diag(r))
-    return q if np.linalg.det(q) > 0 else -q
 
 
 def beside(one: Geometry, other: Geometry, closeness: float, rng: np.random.Generator) -> Geometry:
@@ -166,6 +162,19 @@ def _write(folder: str, subset: str, name: str, found: dict[str, list[Geometry]]
     return f"{subset} {name}: { ({kind: len(made) for kind, made in found.items()}) }"
 
 
+def protons(conformers: Path, options: dict) -> int:
+    """Write the shared protons of a file of conformers beside it, for folders of earlier versions too; how many."""
+    target = conformers.with_name(conformers.name.replace("-conformers-", "-protons-"))
+    if target.exists():
+        return 0
+    rng = np.random.default_rng(seed_of(options["seed"], target.stem))
+    found = list(read_shard(conformers))
+    small = [g for g in found if len(g.numbers) <= options["dimer_atoms"]]
+    partners = small + [WATER, *IONS] * max(1, len(small) // (2 * len(IONS) + 2))  # a third of the partners
+    found += [WATER, IONS[0]] * (len(found) // 40)  # these give protons, too
+    return write_shard(target, shared_protons(found, partners, RADII, PROTONS, LARGEST, rng))
+
+
 def others(path: Path, folder: str, options: dict, held_out: float) -> Iterator[str]:
     """Geometries of a file in the form of a shard, with `smiles`: divided by scaffold, with dimers and clusters."""
     by_subset: dict[str, list[Geometry]] = {subset: [] for subset in SUBSETS}
@@ -218,6 +227,8 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         for text in pool.map(shard, *zip(*work, strict=True)) if work else ():
             print(text, flush=True)
+    for path in sorted(options.output.glob("*-conformers-*.npz")):
+        protons(path, settings)
     files = list(options.output.glob("*.npz"))
     print(f"{len(files)} shards, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
 

@@ -146,13 +146,16 @@ class Job(NamedTuple):
     kinds: list[str]
 
 
-def jobs_of(folder: Path, batch: int, seed: int) -> list[Job]:
+def jobs_of(folder: Path, batch: int, seed: int, first: Sequence[str] = ()) -> list[Job]:
     """All geometries of a folder in batches, the small subsets first and then at random: a GPU wants many equal ones.
+
+    Kinds in `first` come before the others of their size, and the jobs of training with them before other jobs.
 
     Args:
         folder: of the shards.
         batch: most structures of 32 atoms in a job; more of smaller ones.
         seed: of the order.
+        first: kinds of training frames to begin with, where the time may not be enough for all.
     """
     found: dict[tuple[str, int], list[tuple[Geometry, str]]] = defaultdict(list)
     for path in sorted(folder.glob("*.npz")):
@@ -162,11 +165,20 @@ def jobs_of(folder: Path, batch: int, seed: int) -> list[Job]:
     jobs = []
     for (subset, size), rows in found.items():
         rows.sort(key=lambda row: seed_of("row", _seed(subset, seed), row[0].name))
+        early = subset == "train" and any(kind in first for _, kind in rows)
+        if early:
+            rows.sort(key=lambda row: row[1] not in first)
         count = -(-len(rows) * max(size, 8) // (32 * batch))  # equal ones: few structures are no work for a GPU
         for k in range(count):
-            geometries, kinds = zip(*rows[k::count], strict=True)
+            chosen = rows[k::count] if not early else rows[k * len(rows) // count : (k + 1) * len(rows) // count]
+            geometries, kinds = zip(*chosen, strict=True)
             jobs.append(Job(f"{subset}-{size:03d}-{k:04d}", list(geometries), list(kinds)))
-    return sorted(jobs, key=lambda job: (job.name.startswith("train"), seed_of("job", seed, job.name)))
+
+    def place(job: Job) -> tuple[bool, bool, int]:
+        train = job.name.startswith("train")
+        return train, train and not set(first) & set(job.kinds), seed_of("job", seed, job.name)
+
+    return sorted(jobs, key=place)
 
 
 def _seed(subset: str, seed: int) -> int:
@@ -175,7 +187,10 @@ def _seed(subset: str, seed: int) -> int:
 
 
 def label_job(job: Job, target: Path, sampler: Sampler) -> int:
-    """Label a job and write it, one group for each kind; the layout is TorchMD-Net's. Returns the number of frames."""
+    """Label a job and write it, one group for each kind; the layout is TorchMD-Net's. Returns the number of frames.
+
+    Where all frames are left out, the empty file SUBSET-SIZE-NUMBER.none says so: training refuses HDF5 without frames.
+    """
     subset = job.name.split("-")[0]
     temperatures = TEMPERATURES if subset == "train" else HELD_OUT
     seed = seed_of(_seed(subset, sampler.options.seed), job.name)
@@ -183,6 +198,9 @@ def label_job(job: Job, target: Path, sampler: Sampler) -> int:
     rows = torch.arange(len(job.geometries))
     owners = torch.cat([rows if k == 0 else rows[sampler.alive] for k, _ in enumerate(found)]).numpy()
     good = torch.cat([keep for _, _, keep in found]).cpu().numpy()
+    if not good.any():
+        target.with_suffix(".none").touch()
+        return 0
     arrays = {
         "pos": (torch.cat([p for p, _, _ in found]), np.float32, "angstrom"),
         "energy": (torch.cat([labels.energy for _, labels, _ in found]), np.float64, "eV"),
@@ -225,6 +243,7 @@ def main() -> None:
     parser.add_argument("--largest-force", type=float, default=30.0, help="eV/Å")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
     parser.add_argument("--batch", type=int, default=512, help="structures of 32 atoms at a time")
+    parser.add_argument("--first", nargs="*", default=[], help="kinds of training geometries to begin with")
     parser.add_argument("--minutes", type=float, help="begin no file after this time; default: until all are there")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -235,16 +254,18 @@ def main() -> None:
     names = ("frames", "every", "timestep", "keep", "largest_force", "largest_spread", "batch", "seed")
     settings = {name: getattr(options, name) for name in names}
     settings |= {"teacher": chosen.description, "teacher_sha256": chosen.sha256}
+    if options.first:  # it decides which geometries are in one file
+        settings["first"] = options.first
     keep_settings(options.output, "labels", settings, ["torch", "numpy", "h5py", "tblite"])
     part, parts = map(int, options.part.split("/"))
     left_out: Counter[str] = Counter()
     frames = files = 0
-    for job in jobs_of(options.geometries, options.batch, options.seed)[part::parts]:
+    for job in jobs_of(options.geometries, options.batch, options.seed, options.first)[part::parts]:
         target = options.output / f"{job.name}.h5"
         if time.monotonic() > ends:
             print(f"part {options.part}: the time is up; run the same command again for the rest", flush=True)
             break
-        if not target.exists():
+        if not target.exists() and not target.with_suffix(".none").exists():
             sampler = Sampler(chosen, student, options)
             frames, files = frames + label_job(job, target, sampler), files + 1
             left_out.update(sampler.left_out)

@@ -88,7 +88,7 @@ def label(run: Runner, labels: Path) -> bool:
     words = [HERE / "label.py", options.geometries, labels, "--aimnet2", options.aimnet2, "--device", run.device,
              "--minutes", options.label_minutes, "--frames", options.frames, "--every", options.every,
              "--largest-force", options.largest_force, "--batch", options.batch, "--timestep", options.timestep,
-             "--keep", options.keep, "--seed", options.seed]  # fmt: skip
+             "--keep", options.keep, "--seed", options.seed, "--first", *options.first]  # fmt: skip
     running = {}
     for k in range(parts):
         student = ["--student", options.student] if options.student and k // len(gpus) % 2 else []
@@ -273,6 +273,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=25, help="as of label.py")
     parser.add_argument("--batch", type=int, default=1024, help="as of label.py")
     parser.add_argument("--timestep", type=float, default=0.5, help="as of label.py")
+    parser.add_argument("--first", nargs="*", default=[], help="as of label.py")
     parser.add_argument("--student", help="as of label.py, for every second labelling process")
     parser.add_argument("--keep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--seed", type=int, default=0, help="as of label.py")

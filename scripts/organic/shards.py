@@ -37,6 +37,13 @@ def seed_of(*words: object) -> int:
     return int.from_bytes(hashlib.sha256(" ".join(map(str, words)).encode()).digest()[:4], "little") % 2**31
 
 
+def rotation(rng: np.random.Generator) -> np.ndarray:
+    """A random one, [3, 3] (uniform: G. Stewart, SIAM J. Numer. Anal. 17, 403 (1980))."""
+    q, r = np.linalg.qr(rng.normal(size=(3, 3)))
+    q = q * np.sign(np.diag(r))
+    return q if np.linalg.det(q) > 0 else -q
+
+
 def write_shard(path: Path, geometries: Iterable[Geometry]) -> int:
     """Write a shard, compressed and all or nothing. Returns the number of geometries."""
     found = list(geometries)
