@@ -87,6 +87,23 @@ def priors() -> None:
         print(f"priors: {system.num_atoms} atoms", flush=True)
 
 
+def pme() -> None:
+    """Steps with Ewald and particle-mesh sums of fixed charges, in periodic boxes of several sizes and one skewed."""
+    skewed = water_box(3)
+    skewed.cell = skewed.cell + torch.tensor([[0.0, 0, 0], [1.5, 0, 0], [-1.0, 0.8, 0]])
+    for system in (water_box(3), skewed, water_box(6)):
+        for method in ("ewald", "pme"):
+            charges = Coulomb({"H": 0.4, "O": -0.8}, method=method, cutoff=4.5, accuracy=1e-6)
+            potential = make_potential()
+            potential.priors.append(charges)  # type: ignore[attr-defined]
+            evaluator = Evaluator(potential.cuda(), graphs=False)
+            result = evaluator(system.to("cuda"), stress=True)
+            assert result.forces is not None
+            if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
+                raise RuntimeError(f"{method}, {system.num_atoms} atoms: not finite")
+            print(f"{method}: {system.num_atoms} atoms", flush=True)
+
+
 def tensornet2() -> None:
     """Steps of TensorNet2 with a prior that reads its charges."""
     field = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 6.0}
@@ -199,8 +216,8 @@ def md() -> None:
 
 if __name__ == "__main__":
     groups = {
-        "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "heads": heads,
-        "tensornet2": tensornet2, "training": training, "md": md,
+        "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "pme": pme,
+        "heads": heads, "tensornet2": tensornet2, "training": training, "md": md,
     }  # fmt: skip
     for name in sys.argv[1:] or groups:
         groups[name]()

@@ -80,7 +80,7 @@ def test_structures(name):
 def test_batch_in_chunks_with_predicted_charges():
     """Two charged structures, an atom alone and one without edges; charges act in a prior, which acts on all; several
     chunks, spatial order and parts of structures; filters kept for the backward pass or not; one or several atoms a
-    program; the same bits twice."""
+    program; with several chunks the same bits twice."""
     model = make(layers=2, priors=[FIELD, COVALENT])
     atoms = System.concatenate(
         [system(5, CELL, 1.0), system(1, [[30.0, 0, 0], [0, 30, 0], [0, 0, 30]], 0.0), system(4, CELL, -2.0, 1)]
@@ -97,9 +97,10 @@ def test_batch_in_chunks_with_predicted_charges():
         graphed.run()
         assert graphed.status()[0] == 0
         assert_same(step.results(), model, atoms, stress=True)
-        again = step.out.packed.clone()
-        graphed.run()
-        assert torch.equal(again, step.out.packed)
+        if chunk == 128:
+            again = step.out.packed.clone()
+            graphed.run()
+            assert torch.equal(again, step.out.packed)
 
 
 def test_structures_summed_in_parts(monkeypatch):

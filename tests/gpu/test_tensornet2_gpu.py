@@ -105,7 +105,7 @@ def test_overflow_under_replay():
 
 
 def test_memory_of_many_atoms():
-    """24,576 atoms of water at L = 1, F = 128: a quarter of 12 GB, the bound for 98,304, and 0.7 GB for a chunk."""
+    """24,576 atoms of water at L = 1, F = 128: a quarter of 12 GB, the bound for 98,304, and the rest of a chunk."""
     potential = make(**MODELS["L = 1"])
     edge = (24576 / 3 * 29.9) ** (1 / 3)
     random = torch.Generator().manual_seed(0)
@@ -120,4 +120,4 @@ def test_memory_of_many_atoms():
     bound = Evaluator(potential).bind(system)
     bound.replay()
     assert bound.check() and bound.forces.isfinite().all()
-    assert torch.cuda.max_memory_allocated() - before < 3.7e9
+    assert torch.cuda.max_memory_allocated() - before < 3.2e9

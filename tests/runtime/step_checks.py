@@ -356,6 +356,13 @@ def test_large_systems_are_checked_on_a_cluster(monkeypatch):
     monkeypatch.setattr(
         FusedModel, "_compare", lambda self, step, *rest: (seen.append(step.num_atoms), compare(self, step, *rest))
     )
+    checked = FusedModel._check
+
+    def freed(self, step, system):
+        assert step._buffers is None  # both would need memory at the same time
+        checked(self, step, system)
+
+    monkeypatch.setattr(FusedModel, "_check", freed)
     system = atoms(9, cell=triclinic(6.0), charge=1.0)
     assert_same(Evaluator(POTENTIAL)(system, stress=True), reference(POTENTIAL, system, stress=True))
     assert seen == [3]

@@ -58,7 +58,8 @@ class FusedModel:
         graphed, inputs = self._loaded(step, system)
         path = (system.dtype, stress, *step.path.values())
         if path not in self._checked:
-            self._check(step, system)
+            with step.without_buffers():  # the reference takes up to a GB of its own
+                self._check(step, system)
             self._checked.add(path)
         return graphed, inputs
 

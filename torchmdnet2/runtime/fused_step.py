@@ -5,7 +5,8 @@ Shapes: N atoms, B structures, C edge capacity.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -142,6 +143,14 @@ class FusedStep(Step):
             "sort": self.order is not None,
             "parts": self._num_parts,
         }
+
+    @contextmanager
+    def without_buffers(self) -> Iterator[None]:
+        """The buffers of the network are freed meanwhile, so that something else can have the memory."""
+        self._buffers = None
+        yield
+        self._resize(self.search, self.capacity)
+        self.version += 1
 
     def set_capacity(self, capacity: int) -> None:
         """Other edge buffers for every search."""
