@@ -212,7 +212,7 @@ def work(options: argparse.Namespace) -> None:
 def table(plan: Tree, data: Path, output: Path) -> str:
     """Force errors in meV/Å (energies in meV) of each variant: mean ± spread over the seeds; of the mean prediction."""
     tests = sorted({path.stem for name in plan["sets"] for path in (data / name).glob("test*.xyz")})
-    lines = [f"{'':<32} {'seeds':>5} {'ms/step':>8} {'training':>14} {'validation':>14}"
+    lines = [f"{'':<32} {'seeds':>5} {'ms/step':>8} {'training':>20} {'validation':>20}"
              + "".join(f" {name:>22} {'of the mean':>15}" for name in tests)]  # fmt: skip
     for name in plan["sets"]:
         for variant in plan["variants"]:
@@ -225,8 +225,10 @@ def table(plan: Tree, data: Path, output: Path) -> str:
                 continue
             cells = [f"{name}-{variant}"[:32].ljust(32), f"{len(rows):>5}"]
             cells.append(f"{np.mean([row['ms_per_step'] for row in rows]):>8.2f}")
-            own = ([row["errors"][subset]["forces_rmse"] for row in rows] for subset in ("train", "validation"))
-            cells += [f"{_spread(errors):>14}" for errors in own]
+            for subset in ("train", "validation"):
+                own = [row["errors"][subset] for row in rows]
+                energies, forces = ([errors[key] for errors in own] for key in ("energy_rmse", "forces_rmse"))
+                cells.append(f"{_spread(forces, energies):>20}")
             for test in tests:
                 if any(test not in row["hot"] for row in rows):  # of another set
                     cells.append(f"{'':>22} {'':>15}")
