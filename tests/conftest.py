@@ -21,6 +21,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with long tests first: no process of pytest-xdist then waits for another one at the end."""
-    long = {i.path for i in items if i.get_closest_marker("slow") or hasattr(getattr(i, "module", None), "run_checks")}
-    items.sort(key=lambda item: item.path not in long)
+    """Files with long tests first: no process of pytest-xdist then waits for another one at the end.
+
+    The first of all compiles TensorNet for the CPU, which numba keeps on disk; meanwhile the other process is busy in
+    Triton's interpreter, and does not compile the same. So it is, later, with TensorNet2.
+    """
+    compiling = {"test_examples.py": 0, "test_tensornet2_cpu.py": 2}
+    names = {"run_checks", "printed_cases"}  # of tests/interpreter.py
+    interpreted = {item.path for item in items if names & vars(getattr(item, "module", item)).keys()}
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def place(item: pytest.Item) -> int:
+        other = 1 if item.path in interpreted else 3 if item.path in long else 4
+        return compiling.get(item.path.name, other)
+
+    items.sort(key=place)

@@ -1,8 +1,9 @@
 """Triton's interpreter without what it does again in every call; what it computes is the same.
 
-It replaces the functions of triton.language before each launch and each call of a function of a kernel, makes a table
-of all types whenever it needs one of them, and scans element by element even where there is one element to scan.
-tests/conftest.py uses this for checks; python quick_interpreter.py SCRIPT runs a script with it.
+It replaces the functions of triton.language before each launch and each call of a function of a kernel, makes the types
+and shapes of all intermediate tensors anew, looks for overflow of integers without using what it finds, and reduces and
+scans element by element. tests/conftest.py uses this for checks; python quick_interpreter.py SCRIPT runs a script with
+it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
+import numpy as np
 import triton.language as tl
-from triton.language import core  # noqa: F401  the interpreter looks for both among the globals of a function
+from triton.language import core  # the interpreter looks for both among the globals of a function
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 __all__ = ["speed_up"]
@@ -25,8 +28,26 @@ __all__ = ["speed_up"]
 def speed_up() -> None:
     """Change the interpreter of this process, in which all kernels are interpreted."""
     assert os.environ["TRITON_INTERPRET"] == "1"
-    numpy_type, replace, scan = interpreter._get_np_dtype, interpreter._patch_lang, interpreter.ScanOps.generic_scan
-    type_of_scalar = cache(numpy_type)
+    gc.freeze()  # modules stay, and each interpreted operation makes many small objects: fewer searches for garbage
+    gc.set_threshold(50_000, 20, 20)
+    _replace_functions_once()
+    _keep_types()
+    interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter.ScanOps.generic_scan = _scan
+
+
+def _replace_functions_once() -> None:
+    replace, wrapper = interpreter._patch_lang, core.builtin(lambda: None).__code__
+
+    def replace_one(package: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        semantic = interpreter.interpreter_semantic
+        function = member.__wrapped__ if member.__code__ is wrapper else member  # which only looks for _semantic
+
+        def call(*given: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return function(*given, **options)
+
+        scope.set_attr(package, name, call)
 
     @cache
     def replace_all() -> None:
@@ -38,17 +59,81 @@ def speed_up() -> None:
         scope.restore = scope.close  # nothing is put back
         return scope
 
+    interpreter._patch_attr = replace_one
+    interpreter._patch_lang = replace_once
+
+
+def _keep_types() -> None:
+    numpy_type, make_block, unwrap = interpreter._get_np_dtype, tl.block_type.__init__, core._unwrap_if_constexpr
+    broadcast = TritonSemantic.broadcast_impl_value
+    type_of_scalar = cache(numpy_type)
+    blocks: dict[Any, dict[str, Any]] = {}
+
     def type_of_elements(kind: tl.dtype) -> Any:
         return numpy_type(kind) if kind.scalar.is_ptr() else type_of_scalar(kind.scalar)
 
-    def scan_of_several(self: Any, given: Any) -> Any:
-        return given if given[0].shape[self.axis] == 1 else scan(self, given)
+    def unwrap_value(given: Any) -> Any:
+        kind = type(given)
+        if kind is tl.constexpr:
+            return given.value
+        return given if kind is int or kind is tl.tensor or kind is tl.dtype else unwrap(given)
 
-    gc.freeze()  # modules stay, and each interpreted operation makes many small objects: fewer searches for garbage
-    gc.set_threshold(50_000, 20, 20)
+    def block_type(self: Any, element: Any, shape: Any) -> None:
+        key = (element.name, getattr(element, "address_space", ""), *(unwrap_value(size) for size in shape))
+        if key not in blocks:
+            make_block(self, element, shape)
+            blocks[key] = self.__dict__
+        self.__dict__ = blocks[key]
+
+    @cache
+    def sizes(shape: tuple[int, ...]) -> tuple[Any, Any]:
+        return tl.constexpr(int(np.prod(shape))), tl.tuple([tl.constexpr(size) for size in shape])
+
+    def tensor(self: Any, handle: Any, kind: Any) -> None:
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.numel, self.shape = sizes(tuple(kind.shape.values) if kind.is_block() else ())
+
+    def broadcast_others(self: Any, left: Any, right: Any) -> Any:
+        a, b = left.type, right.type
+        same = a.shape.values == b.shape.values if a.is_block() and b.is_block() else a.is_block() == b.is_block()
+        return (left, right) if same else broadcast(self, left, right)
+
+    assert not interpreter.interpreter_builder.options.debug  # the check for overflow would be used
+    TritonSemantic.binary_op_sanitize_overflow_impl = lambda *given: None
+    TritonSemantic.broadcast_impl_value = broadcast_others
     interpreter._get_np_dtype = type_of_elements
-    interpreter._patch_lang = replace_once
-    interpreter.ScanOps.generic_scan = scan_of_several
+    core._unwrap_if_constexpr = unwrap_value
+    tl.block_type.__init__ = block_type
+    tl.tensor.__init__ = tensor
+
+
+def _accumulated(self: Any, given: Any, axis: int) -> list[list[np.ndarray]]:
+    """Of each tensor an array for each place along the axis: all up to there, combined in the order of the axis."""
+    numbers = [np.moveaxis(tensor.handle.data, axis, 0) for tensor in given]
+    results = [[array[0]] for array in numbers]
+    for place in range(1, len(numbers[0])):
+        before = [self.to_tensor(array[-1], tensor.dtype) for array, tensor in zip(results, given, strict=True)]
+        here = [self.to_tensor(array[place], tensor.dtype) for array, tensor in zip(numbers, given, strict=True)]
+        combined = self.combine_fn.fn(*before, *here)
+        for array, one in zip(results, combined if isinstance(combined, tuple) else (combined,), strict=True):
+            array.append(one.handle.data.reshape(array[0].shape))
+    return results
+
+
+def _reduce(self: Any, given: Any) -> list[Any]:
+    tensors, axis = self.unravel(given, self.axis)
+    results = [array[-1] for array in _accumulated(self, tensors, axis)]
+    if self.keep_dims:
+        every = tuple(range(given[0].handle.data.ndim)) if self.axis is None else axis
+        results = [np.expand_dims(array, every) for array in results]
+    return [self.to_tensor(array, tensor.dtype) for array, tensor in zip(results, given, strict=True)]
+
+
+def _scan(self: Any, given: Any) -> list[Any]:
+    results = _accumulated(self, given, self.axis)
+    return [
+        self.to_tensor(np.stack(array, self.axis), tensor.dtype) for array, tensor in zip(results, given, strict=True)
+    ]
 
 
 if __name__ == "__main__":

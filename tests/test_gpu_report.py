@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -29,9 +30,17 @@ def python(code):
     return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
 
 
+@pytest.fixture
+def interruptible():
+    """In the background SIGINT is ignored, also by the processes that are started there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_failing_and_hanging_stages(report, tmp_path, monkeypatch, capsys):
-    # in the background SIGINT is ignored, by default also by the processes that are started there
-    hanging = python("import signal, time; signal.signal(signal.SIGINT, signal.SIG_DFL); time.sleep(600)")
+    hanging = python("import time; time.sleep(600)")
     stages = [
         report.Stage("hangs", 1, {"slow": hanging}),
         report.Stage(

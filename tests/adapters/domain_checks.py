@@ -56,7 +56,7 @@ def test_fused_domain_is_the_potential(cell, number, priors, subtract_isolated):
 
 def test_positions_that_move_and_other_atoms():
     """Edges are kept while atoms move by less than half of the skin; buffers are kept for fewer atoms."""
-    potential = make()
+    potential = make(num_layers=1)
     fused, reference = unchecked(potential), ReferenceDomain(potential, 0.0)
     random = np.random.default_rng(0)
     for number in (5, 3, 0):

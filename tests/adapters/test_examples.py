@@ -63,6 +63,17 @@ def test_short_and_documented(script):
     assert f"python examples/{script.name}" in text.split('"""')[1]
 
 
+# the first that compiles kernels, soon after the start: tests/conftest.py
+def test_new_prior(run, water, monkeypatch):
+    from torchmdnet2.registry import PRIORS
+
+    assert "zbl" in PRIORS  # the built-in priors are there
+    monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
+    out = run("new_prior.py", water)
+    energies = [float(value) for value in re.findall(r": +(-?[\d.]+) eV", out)]
+    assert len(energies) == 3 and energies == sorted(energies)
+
+
 def test_train(run, tmp_path, potential):
     frames = []
     calc = TorchMDNet2Calculator(potential)
@@ -229,13 +240,3 @@ def test_torch_sim_relax(run, model_file, tmp_path):
     energies = [tuple(map(float, pair)) for pair in re.findall(r": (-?[\d.]+) -> (-?[\d.]+) eV", out)]
     assert len(energies) == 2 and all(after < before for before, after in energies)
     assert [len(atoms) for atoms in read(tmp_path / "relaxed.xyz", ":")] == [3, 5]
-
-
-def test_new_prior(run, water, monkeypatch):
-    from torchmdnet2.registry import PRIORS
-
-    assert "zbl" in PRIORS  # the built-in priors are there
-    monkeypatch.setattr(PRIORS, "_classes", dict(PRIORS._classes))
-    out = run("new_prior.py", water)
-    energies = [float(value) for value in re.findall(r": +(-?[\d.]+) eV", out)]
-    assert len(energies) == 3 and energies == sorted(energies)
