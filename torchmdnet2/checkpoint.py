@@ -23,7 +23,8 @@ from .errors import BadCheckpoint
 from .files import atomic_write
 from .novelty import Calibration
 from .potential import Potential
-from .potentials import find_model
+from .potentials import find_model, is_name
+from .refusals import require_potential
 
 __all__ = ["FORMAT_VERSION", "from_bytes", "load", "read_header", "save", "to_bytes"]
 
@@ -59,7 +60,7 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
     """
     from safetensors.torch import save as to_safetensors
 
-    if "model" not in potential.config:
+    if "model" not in require_potential(potential).config:
         raise ValueError("only a potential built by Potential.from_config can be saved: its config is stored")
     _require_as_configured(potential)
     tensors = {name: value.detach().cpu().contiguous() for name, value in potential.state_dict().items()}
@@ -240,7 +241,7 @@ def _read(path: str | os.PathLike) -> bytes:
     if file.is_dir():
         raise BadCheckpoint(f"{file} is a folder, and a model file is needed{_in_folder(file)}")
     if not file.is_file():
-        raise FileNotFoundError(f"{file}: no such model file")
+        raise FileNotFoundError(f"{file}: no such model file{_alike(file)}")
     return file.read_bytes()
 
 
@@ -250,6 +251,13 @@ def _in_folder(folder: Path) -> str:
         return f": give {folder / 'best.tmn'}"
     if (folder / "model.json").is_file():
         return "; a model of matgl is converted by `torchmdnet2 import`"
+    return ": give a .tmn file, or the name of a potential (`torchmdnet2 models`)"
+
+
+def _alike(file: Path) -> str:
+    """What may be meant by a file that is not there."""
+    if file.suffix == ".tmn" and is_name(file.stem):
+        return f": the potential '{file.stem}' is given by its name alone"
     return ""
 
 

@@ -17,7 +17,7 @@ def device_of(device: torch.device | str) -> torch.device:
     """
     try:
         found = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ValueError(f"device '{device}' cannot be used here: give cpu, cuda, cuda:1, …") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         why = "this PyTorch is built without CUDA" if torch.version.cuda is None else "PyTorch finds no NVIDIA GPU"

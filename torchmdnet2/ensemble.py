@@ -96,6 +96,8 @@ class Ensemble:
             from .ensemble_file import read_ensemble
 
             paths = read_ensemble(paths)
+        elif not isinstance(paths, Iterable) or isinstance(paths, bytes):
+            raise TypeError(f"an ensemble is a list of model files or an ensemble.json, got {type(paths).__name__}")
         return cls(load(path, device, dtype, allow_untrained_charge) for path in paths)
 
     @property

@@ -40,8 +40,10 @@ def read_ensemble(path: str | os.PathLike) -> list[Path]:
         BadCheckpoint: not such a file, or a model is not the one that was listed.
     """
     path = Path(path)
+    if path.suffix == ".tmn":
+        raise BadCheckpoint(f"{path}: a single model has no spread: give a list of models, or an ensemble.json")
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such ensemble file")
+        raise FileNotFoundError(f"{path}: no such ensemble file; `torchmdnet2 train --members` writes ensemble.json")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != _FORMAT:
@@ -50,7 +52,8 @@ def read_ensemble(path: str | os.PathLike) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, BadCheckpoint):
             raise
-        raise BadCheckpoint(f"{path}: not an ensemble file: {error}") from error
+        words = "not an ensemble file, as `torchmdnet2 train --members` writes (ensemble.json)"
+        raise BadCheckpoint(f"{path}: {words}") from error
     for model, sha256 in listed:
         if read_header(model)["sha256"] != sha256:
             raise BadCheckpoint(f"{model}: not the model that {path} lists: its checksum differs")

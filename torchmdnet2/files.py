@@ -37,6 +37,8 @@ def written_aside(path: str | os.PathLike, keep: bool = False) -> Iterator[Binar
     Args, Raises: as `atomic_write`.
     """
     path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; name a file", str(path))
     if not path.parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, f"there is no folder {path.parent}", str(path))
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -120,18 +120,21 @@ def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, 
     _refuse(first, words, allow)
 
 
-def refuse_odd_electrons(system: System, allow: bool) -> None:
+def refuse_odd_electrons(system: System, allow: bool, protons: torch.Tensor | None = None) -> None:
     """Refuse structures that have an unpaired electron, for a model of closed shells.
 
     Args:
         system: B structures.
         allow: warn instead.
+        protons: [B] sums of their atomic numbers, where the system does not hold all atoms.
 
     Raises:
         UntrainedCharge: names the structure.
     """
     charge = system.charge.detach()
-    electrons = torch.zeros_like(charge).index_add_(0, system.batch, system.z.to(charge.dtype)) - charge
+    if protons is None:
+        protons = torch.zeros_like(charge).index_add_(0, system.batch, system.z.to(charge.dtype))
+    electrons = protons - charge
     odd = electrons.round() % 2 == 1
     if bool(odd.any()):
         first = int(odd.nonzero()[0, 0])

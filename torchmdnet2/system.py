@@ -5,7 +5,7 @@ Shapes: N atoms of all structures together, B structures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -160,10 +160,18 @@ class System:
 
         Raises:
             ValueError: a charge or spin in `info` is not a whole number.
+            TypeError: something else is given.
         """
         import numpy as np
 
-        frames: list[Any] = [atoms] if hasattr(atoms, "get_positions") else list(atoms)
+        several = isinstance(atoms, Iterable) and not hasattr(atoms, "get_positions")
+        frames: list[Any] = list(atoms) if several else [atoms]
+        for frame in frames:
+            if not hasattr(frame, "get_positions"):
+                kind = type(atoms if isinstance(atoms, str) else frame).__name__
+                raise TypeError(
+                    f"System.from_ase takes ase.Atoms or a list of them, got {kind}; ase.io.read reads files"
+                )
         sizes = [len(a) for a in frames]
         pos = np.concatenate([a.get_positions() for a in frames]) if frames else np.zeros((0, 3))
         z = np.concatenate([a.get_atomic_numbers() for a in frames]) if frames else np.zeros(0, dtype=int)

@@ -17,7 +17,7 @@ import yaml
 
 from .errors import BadConfig
 
-__all__ = ["apply_override", "parse_yaml", "read_config"]
+__all__ = ["apply_override", "parse_yaml", "read_config", "read_text"]
 
 
 class _PlainLoader(yaml.SafeLoader):
@@ -122,15 +122,36 @@ def read_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Any:
         FileNotFoundError: there is no such file.
         BadConfig: not YAML, or an override that does not fit.
     """
-    if Path(path).is_dir():
-        raise BadConfig(f"{path} is a folder; name a configuration file in it")
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path}: no such configuration file")
-    try:
-        raw = parse_yaml(Path(path).read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise BadConfig(f"{path}: not a text file: {error}") from error
+    raw = parse_yaml(read_text(path), str(path))
     raw = {} if raw is None else raw
     for override in overrides:
         apply_override(raw, override)
     return raw
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """The text of a configuration file.
+
+    Args:
+        path: YAML.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadConfig: it is a folder, or a file of another kind.
+    """
+    file = Path(path)
+    if file.is_dir():
+        raise BadConfig(f"{path} is a folder; name a configuration file in it")
+    if file.suffix == ".tmn":
+        raise BadConfig(
+            f"{path} is a model file, and a configuration (YAML) is needed here; the line `init: {path}` in one of "
+            "`torchmdnet2 train` starts from this model"
+        )
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such configuration file; `torchmdnet2 config --help` tells how to print one"
+        )
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"{path}: not a text file, and a configuration (YAML) is needed here") from error

@@ -19,7 +19,8 @@ from torchmdnet2 import Potential
 from torchmdnet2.adapters import lammps as adapter
 from torchmdnet2.adapters.lammps import LammpsError, attach
 from torchmdnet2.adapters.mpi_exchange import MpiExchange
-from torchmdnet2.errors import BadConfig, UnknownElement, UntrainedCharge
+from torchmdnet2.checkpoint import save
+from torchmdnet2.errors import BadConfig, UnknownElement, UntrainedCharge, UntrainedChargeWarning
 
 
 def make(model="tensornet", **config):
@@ -71,6 +72,62 @@ def test_bad_arguments_are_named(simulation):
         attach(simulation(units="lj"), potential, TYPES)
 
 
+def test_odd_numbers_of_electrons_are_refused_by_models_of_closed_shells(simulation):
+    """Those of the whole simulation, and only there where the model is for closed shells."""
+    atoms = scattered(12, BOX, True, 0)
+    wrong = float(atoms.numbers.sum() % 2 == 0)
+    potential = make(total_charges=[0, 1], closed_shell=True)
+    words = f"an odd number of electrons, {atoms.numbers.sum() - wrong:g} with the total charge {wrong:g}, .* closed"
+    for model, charge in ((make(total_charges=[0, 1]), wrong), (potential, 1 - wrong)):
+        lmp = simulation()
+        attach(lmp, model, TYPES, charge=charge)
+        lmp.command("run 0")
+    lmp = simulation()
+    attached = attach(lmp, potential, TYPES, charge=wrong)
+    with pytest.raises(Exception, match=words):
+        lmp.command("run 0")
+    assert isinstance(attached.error, UntrainedCharge) and attached.calls == 0
+    lmp = simulation()
+    attached = attach(lmp, potential, TYPES, charge=wrong, allow_untrained_charge=True)
+    with pytest.warns(UntrainedChargeWarning, match="an odd number of electrons"):
+        lmp.command("run 0")
+    assert attached.calls == 1
+
+
+ODD = """
+import sys
+from lammps_cases import TYPES, BOX, lammps_of, scattered
+from mpi4py import MPI
+from torchmdnet2 import load
+from torchmdnet2.adapters import lammps
+def told(comm, error):
+    print(f"process {comm.rank}: {error}", flush=True)
+    comm.Barrier()
+    end_all(comm, error)
+end_all, lammps.end_all = lammps.end_all, told
+lmp = lammps_of({"atoms": scattered(24, BOX, True, 0)})
+lammps.attach(lmp, load(sys.argv[1]), TYPES, charge=float(sys.argv[2]))
+lmp.command("run 0")
+print("went on")
+"""
+
+
+def test_an_odd_number_of_electrons_is_the_same_error_on_all_processes(tmp_path):
+    """Each domain alone may have an even number of them, and the other way round."""
+    save(make(total_charges=[0, 1], closed_shell=True), tmp_path / "model.tmn")
+    (tmp_path / "odd.py").write_text(ODD)
+    electrons = int(scattered(24, BOX, True, 0).numbers.sum())
+    for charge in (0, 1):
+        done = mpiexec(2, str(tmp_path / "odd.py"), str(tmp_path / "model.tmn"), str(charge), timeout=120)
+        if (electrons - charge) % 2:
+            words = f"system 0 has an odd number of electrons, {electrons - charge} with the total charge {charge}, "
+            for process in (0, 1):
+                assert f"process {process}: {words}" in done.stdout, done
+            assert done.returncode != 0 and "went on" not in done.stdout
+        else:
+            assert done.returncode == 0 and done.stdout.count("went on") == 2, done
+
+
 def test_settings_that_would_give_wrong_forces_end_the_run(simulation):
     lmp = simulation()
     attached = attach(lmp, make(), TYPES)
@@ -97,6 +154,16 @@ def test_atoms_at_the_same_place_are_named(simulation):
         lmp = simulation(atoms=atoms)
         attach(lmp, make(), TYPES)
         lmp.command("run 0")
+
+
+def test_lost_atoms_are_an_error_of_lammps(simulation):
+    """Not one of the model, which sees fewer atoms."""
+    lmp = simulation(atoms=scattered(12, BOX, False, 0))
+    attached = attach(lmp, make(), TYPES)
+    lmp.commands_list(["velocity all set 100 0 0", "timestep 0.01", "fix move all nve", "thermo 1"])
+    with pytest.raises(Exception, match="Lost atoms: original 12 current"):
+        lmp.command("run 20")
+    assert attached.error is None and attached.domain.num_local < 12
 
 
 def test_a_mass_of_another_element_is_warned_of(simulation):
@@ -173,8 +240,6 @@ print("went on")
     ],
 )
 def test_a_process_that_fails_ends_all(tmp_path, what, words):
-    from torchmdnet2.checkpoint import save
-
     save(make(), tmp_path / "model.tmn")
     script = tmp_path / "fail.py"
     script.write_text(FAILING.replace("WHAT", what))

@@ -55,8 +55,8 @@ def test_the_seed_decides():
         ((10, float("nan"), 0), "validation = nan is not a fraction"),
         ((True, 0, 0), "train must be a number of frames"),
         (("80", 0, 0), "train must be a number of frames"),
-        ((None, 50, 50), "no frame is left to train on"),
-        ((0.001, 0, 0), "no frame is left to train on"),
+        ((None, 50, 50), "none is left to train on with train = the rest, validation = 50, test = 50"),
+        ((0.001, 0, 0), "none is left to train on"),
     ],
 )
 def test_sizes_that_cannot_be(asked, message):

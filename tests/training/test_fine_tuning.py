@@ -12,7 +12,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
 from torchmdnet2 import System, checkpoint
-from torchmdnet2.errors import BadConfig
+from torchmdnet2.errors import BadConfig, UntrainedCharge
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.fine_tuning import _same_model
 from torchmdnet2.training.run.run import run_training
@@ -117,6 +117,48 @@ def test_new_elements(raw, data_file, tmp_path):
     errors = checkpoint.read_header(path)["metadata"]["errors"]["test"]
     assert errors["energy_per_atom"]["mae"] < 1.0
     assert float(checkpoint.read_header(path)["config"]["priors"][0]["energies"]["16"]) < -1000
+
+
+def test_models_of_closed_shells_stay_so_unless_the_data_have_radicals(raw, base, data_file, tmp_path):
+    """An odd number of electrons is refused as by the file's model; where training frames have it, the log says so."""
+    closed = checkpoint.load(base)
+    closed.closed_shell = closed.config["closed_shell"] = True
+    raw["init"]["file"] = str(tmp_path / "closed.tmn")
+    checkpoint.save(closed, raw["init"]["file"])
+    frames = read(data_file, ":")
+    odd = [bool(atoms.numbers.sum() % 2) for atoms in frames]
+    assert any(odd) and not all(odd)
+    raw["data"] = {"split": {"validation": 4}}
+    raw["training"]["max_epochs"] = 1
+
+    def trained(name, **files):
+        for subset, chosen in files.items():
+            raw["data"][subset] = str(tmp_path / f"{name}_{subset}.xyz")
+            write(raw["data"][subset], chosen, format="extxyz")
+        raw["output"]["folder"] = str(tmp_path / name)
+        path = run_training(parse_config(raw))
+        return checkpoint.load(path), (path.parent / "log.txt").read_text()
+
+    even = [atoms for atoms, is_odd in zip(frames, odd, strict=True) if not is_odd]
+    radicals = [atoms for atoms, is_odd in zip(frames, odd, strict=True) if is_odd]
+    potential, log = trained("even", train=even, test=radicals[:2])
+    assert potential.closed_shell and "note: 2 test frames have an odd number of electrons, which no training" in log
+    with pytest.raises(UntrainedCharge, match="an odd number of electrons"):
+        potential(System.from_ase(radicals[0]))
+    words = "training frames have an odd number of electrons: radicals, or ions whose total charge is not read"
+    assert words not in log
+    potential, log = trained("mixed", train=even[4:] + 8 * radicals[:1])
+    assert not potential.closed_shell and words in log
+    for atoms in frames:
+        atoms.info["charge"] = int(atoms.numbers.sum() % 2)
+    potential, log = trained("ions", train=frames, test=radicals[:2])
+    assert potential.closed_shell and words not in log and "odd number" not in log
+    assert potential.total_charges == [0.0, 1.0]
+    raw["init"]["file"] = str(base)  # any number of electrons, as before
+    for atoms in frames:
+        del atoms.info["charge"]
+    potential, log = trained("open", train=frames, test=radicals[:2])
+    assert not potential.closed_shell and "odd number" not in log
 
 
 def test_frozen_parts_stay_and_others_move(raw, base, tmp_path):

@@ -25,6 +25,7 @@ from mpi4py import MPI
 from ..errors import BadConfig
 from ..novelty import Watch
 from ..potential import SYMBOLS, Potential
+from ..refusals import refuse_odd_electrons
 from ..runtime.choose_domain import choose_domain
 from ..runtime.domain import Domain
 from ..system import System
@@ -85,7 +86,8 @@ def attach(
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
         ValueError: a part of the model needs the whole structure; units, or another setting of LAMMPS, do not fit.
         UnknownElement, BadConfig: the model does not know an element; there are more or fewer than atom types.
-        UntrainedCharge: the model does not know the charge.
+        UntrainedCharge: the model does not know the charge. An odd number of electrons ends the first run instead, if
+            the model is for closed shells.
     """
     if not lmp.extract_setting("box_exist"):
         raise LammpsError("attach needs a simulation box: call it after read_data, read_restart or create_box")
@@ -257,6 +259,7 @@ class Attached:
         lmp = self._lmp
         if self._exchange is None:
             self._check_masses()
+            self._check_electrons(n)
         self._check_settings()
         types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
         ids = lmp.numpy.extract_atom("id", nelem=total).reshape(-1)[:total].astype(np.int64)
@@ -288,6 +291,17 @@ class Attached:
                     f"{usual:g}: are the elements in the order of the types?",
                     stacklevel=2,
                 )
+
+    def _check_electrons(self, n: int) -> None:
+        """Refuse an odd number of electrons of all processes together, if the model is for closed shells."""
+        d = self.domain
+        if not d.potential.closed_shell:
+            return
+        types = self._lmp.numpy.extract_atom("type", nelem=n).reshape(-1)[:n]
+        protons = torch.tensor([self._comm.allreduce(float(self._numbers[types].sum()))], dtype=torch.float64)
+        charge = torch.tensor([d.charge], dtype=torch.float64)
+        nobody = System(z=torch.zeros(0, dtype=torch.long), pos=torch.zeros(0, 3), charge=charge)
+        refuse_odd_electrons(nobody, d.potential.allow_untrained_charge, protons)
 
     def _fail(self, error: BaseException) -> None:
         """End all processes; on a single one, end the run with an error of LAMMPS."""

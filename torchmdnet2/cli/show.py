@@ -82,9 +82,9 @@ def _config(options: argparse.Namespace) -> None:
 
     if options.from_torchmd_net:
         from ..importers.training_yaml import convert_yaml
+        from ..yaml_reader import read_text
 
-        theirs = Path(options.from_torchmd_net)
-        print(convert_yaml(theirs.read_text(encoding="utf-8"), options.from_torchmd_net).rstrip())
+        print(convert_yaml(read_text(options.from_torchmd_net), options.from_torchmd_net).rstrip())
         return
     if options.file:
         print(config_yaml(load_config(options.file, options.set)).rstrip())

@@ -118,7 +118,7 @@ def whole_number(value: Any, name: str, where: str) -> int:
 
 def _check_label(name: str, value: Tensor, system: System, where: str) -> None:
     if name not in LABELS:
-        raise BadData(f"{where}: unknown label '{name}'{did_you_mean(name, LABELS)} Known: {', '.join(LABELS)}")
+        raise BadData(f"{where}: unknown label '{name}'{did_you_mean(name, LABELS) or '.'} Known: {', '.join(LABELS)}")
     shape = LABELS[name]
     if tuple(value.shape) != shape.of(system):
         raise BadData(

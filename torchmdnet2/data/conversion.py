@@ -32,7 +32,9 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
     known = key_names()
     for name in keys:
         if name not in known and name not in LABELS:
-            raise BadData(f"{where}: unknown label '{name}'{did_you_mean(name, known)} Known: {', '.join(known)}")
+            raise BadData(
+                f"{where}: unknown label '{name}'{did_you_mean(name, known) or '.'} Known: {', '.join(known)}"
+            )
     asked = {name: key for name, key in keys.items() if key is not None}
     if "stress" in asked and "virial" in asked:
         raise BadData(f"{where}: give a key for stress or for virial, not for both")
@@ -42,9 +44,15 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
 def missing_key(name: str, key: str, available: Iterable[str], where: str) -> BadData:
     """The error for a key that is in no frame."""
     known, own = sorted(available), name.partition(":")[2] or name
+    if not known:
+        return BadData(
+            f"{where}: no frame has '{key}', which was asked for as {own}, nor any other label: these are structures "
+            "only, and results of another program are needed beside them (in extended XYZ, energy=… and a column of "
+            "forces)"
+        )
     return BadData(
         f"{where}: no frame has '{key}', which was asked for as {own}{did_you_mean(key, known) or '.'} "
-        f"There are: {', '.join(known) or 'no labels at all'}. Set {own} to null if the file has none."
+        f"There are: {', '.join(known)}. Set {own} to null if the file has none."
     )
 
 
@@ -71,7 +79,7 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
         elif name not in unit_names():
             known = unit_names()
             raise BadData(
-                f"{where}: unknown entry '{name}' in units{did_you_mean(name, known)} Known: {', '.join(known)}"
+                f"{where}: unknown entry '{name}' in units{did_you_mean(name, known) or '.'} Known: {', '.join(known)}"
             )
     wanted = [("length", "length", "length")]
     wanted += [(spec.unit_key, spec.kind, name) for name, spec in LABELS.items() if spec.unit_key and spec.kind]

@@ -54,8 +54,8 @@ def make_splits(
         raise ValueError(f"only one of the sizes can be the rest (None), got {' and '.join(rest)}")
     counts = {name: _count(size, name, num_frames) for name, size in sizes.items() if size is not None}
     left = num_frames - sum(counts.values())
+    asked = ", ".join(f"{name} = {'the rest' if size is None else size}" for name, size in sizes.items())
     if left < 0:
-        asked = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         raise ValueError(f"{num_frames} frames are not enough for {asked}")
     fractions = [size for size in sizes.values() if isinstance(size, float)]
     if rest:
@@ -63,7 +63,7 @@ def make_splits(
     elif len(fractions) == 3 and abs(sum(fractions) - 1) < 1e-9:
         counts["train"] += left
     if counts["train"] < 1:
-        raise ValueError(f"no frame is left to train on: train = {train} of {num_frames} frames")
+        raise ValueError(f"of {num_frames} frames none is left to train on with {asked}: leave some to train")
     order = np.random.default_rng(seed).permutation(num_frames)
     ends = np.cumsum([counts[name] for name in sizes])
     return {name: np.sort(part).tolist() for name, part in zip(sizes, np.split(order, ends), strict=False)}
@@ -99,7 +99,7 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         entries = {name: (dict(part), list(part["indices"])) for name, part in content.items()}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise BadData(f"{path}: this is not a file of splits: {type(error).__name__}: {error}") from error
+        raise BadData(f"{path}: this is not a file of splits, as a training writes (splits.json)") from error
     mine, found = fingerprint(dataset), {}
     for name, (part, indices) in entries.items():
         if name not in SUBSETS:

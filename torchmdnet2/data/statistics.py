@@ -28,6 +28,7 @@ class Statistics:
         counts: [S, K] atoms of each element in each frame.
         energies: [S] eV, NaN where a frame has none.
         charges, spins: total charges and spin multiplicities that there are, ascending.
+        odd_electrons: frames with an odd number of electrons.
         force_rms: rms of the force components, eV/Å; None without forces.
         force_square, force_count: [S] sum of the squared force components, eV²/Å², and their number.
         neighbors: least, mean and largest number of neighbors of an atom within the cutoff; None without a cutoff.
@@ -40,6 +41,7 @@ class Statistics:
     energies: np.ndarray
     charges: list[int]
     spins: list[int]
+    odd_electrons: int
     force_rms: float | None
     force_square: np.ndarray
     force_count: np.ndarray
@@ -113,6 +115,7 @@ def statistics(
         energies=facts.energies,
         charges=np.unique(facts.charges).tolist(),
         spins=np.unique(facts.spins).tolist(),
+        odd_electrons=int(((facts.counts @ facts.elements - facts.charges) % 2).sum()),
         force_rms=math.sqrt(float(facts.force_square.sum()) / force_count) if force_count else None,
         force_square=facts.force_square,
         force_count=facts.force_count,

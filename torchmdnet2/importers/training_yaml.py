@@ -83,6 +83,8 @@ def config_from_torchmd_net(theirs: Mapping[str, Any], notes: list[str] | None =
     theirs = {**_DEFAULTS, **{str(key).replace("-", "_"): value for key, value in theirs.items()}}
     notes = [] if notes is None else notes
     name = theirs.pop("model", "graph-network")
+    if not isinstance(name, str):
+        raise BadConfig("model: should be the name of a model of TorchMD-Net; is this a configuration of torchmdnet2?")
     if name not in MODELS:
         raise BadConfig(f"model: '{name}' is not a model of TorchMD-Net; known: {', '.join(MODELS)}")
     ours: dict[str, Any] = {"data": _data(theirs, notes), "model": {"name": MODELS[name]}}

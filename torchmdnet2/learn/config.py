@@ -199,7 +199,10 @@ def parse_learn_config(raw: Any, source: str = "configuration") -> LearnConfig:
         BadConfig: every finding, each with its dotted path.
     """
     if not isinstance(raw, Mapping):
-        raise BadConfig(f"{source}: should be sections (start, labels, dynamics, …), got {type(raw).__name__}")
+        raise BadConfig(
+            f"{source}: not a configuration: that is a YAML file with sections (start, labels, dynamics, …); "
+            "`torchmdnet2 config --learn` prints one to start from"
+        )
     try:
         config = LearnConfig.model_validate(raw)
     except ValidationError as error:

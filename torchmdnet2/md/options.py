@@ -70,7 +70,7 @@ class MDOptions:
                 "examples/ase_npt_water.py) or in OpenMM with a barostat (docs/openmm.md)"
             )
         if self.ensemble not in ("nve", "nvt"):
-            hint = did_you_mean(self.ensemble, ["nve", "nvt"])
+            hint = did_you_mean(self.ensemble.lower(), ["nve", "nvt"]) or "."
             raise BadConfig(f"ensemble: '{self.ensemble}' is unknown{hint} Known: nve, nvt (Langevin)")
         for name, least in (("steps", 0), ("every", 1), ("restart_every", 1), ("replicas", 1)):
             value = getattr(self, name)

@@ -116,7 +116,9 @@ def check_stability(
 
 
 def _options(temperature: float, time: float, replicas: int, timestep: float, friction: float, seed: int) -> MDOptions:
-    if not (0 < time < 1e9 and timestep > 0 and 1000 * time >= timestep):
+    if not 0 < timestep < float("inf"):
+        raise BadConfig(f"timestep: must be a positive number, got {timestep}")
+    if not (0 < time < 1e9 and 1000 * time >= timestep):
         raise BadConfig(f"time: must be at least one timestep, got {time} ps and a timestep of {timestep} fs")
     steps = round(1000 * time / timestep)
     return MDOptions(steps, timestep, "nvt", float(temperature), friction, seed, replicas)

@@ -52,8 +52,14 @@ def find_model(model: str | os.PathLike) -> Path:
         model: name of a potential, as text, or path of a .tmn file, which need not exist.
 
     Raises:
-        UnknownModel: it is neither the name of a potential nor an existing file, and looks like a name.
+        UnknownModel: it is neither the name of a potential nor an existing file, and looks like a name; or empty.
+        TypeError: it is neither text nor a path.
     """
+    if not isinstance(model, str | os.PathLike):
+        kind = type(model).__name__
+        raise TypeError(f"a model is given by the path of a .tmn file or the name of a potential, got {kind}")
+    if not os.fspath(model):
+        raise UnknownModel("the name of the model is empty: give the path of a .tmn file or the name of a potential")
     if not isinstance(model, str) or not _may_be_name(model):
         return Path(model)
     known = _shipped()

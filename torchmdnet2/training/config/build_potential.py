@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field
 from ...checkpoint import load, read_header
 from ...models.base import PropertyHead
 from ...potential import SYMBOLS, Potential
+from ...priors.pair_potential import FITTED
 from ...priors.pairs import PairLists
 from ...registry import HEADS, PRIORS
 from ...system import System
@@ -38,13 +39,13 @@ def _check_prior(value: Any) -> dict[str, Any]:
     """One entry of `priors`.
 
     Energies of atomref may be a word or a file (`isolated`), or name elements by symbol; parameters of pair_potential
-    may be `fit` or `repulsion`.
+    may be one of `FITTED`.
     """
     if isinstance(value, Mapping) and value.get("name") == "baseline" and "potential" not in value:
         return _Baseline.model_validate(value).model_dump()
     if isinstance(value, Mapping) and value.get("name") == "pair_potential":
         word = value.get("parameters", "fit")
-        if word in ("fit", "repulsion"):
+        if isinstance(word, str) and word in FITTED:
             return {**validate_choice({**value, "parameters": None}, PRIORS, None), "parameters": word}
     word, given = None, value
     if isinstance(value, Mapping) and value.get("name") == "atomref":

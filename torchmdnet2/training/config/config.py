@@ -266,7 +266,10 @@ def parse_config(raw: Any, source: str = "configuration") -> Config:
         BadConfig: every finding, each with its dotted path.
     """
     if not isinstance(raw, Mapping):
-        raise BadConfig(f"{source}: should be sections (data, model, training, …), got {type(raw).__name__}")
+        raise BadConfig(
+            f"{source}: not a configuration: that is a YAML file with sections (data, model, training, …); "
+            "`torchmdnet2 config` prints one to start from"
+        )
     try:
         return Config.model_validate(complete(raw))
     except ValidationError as error:

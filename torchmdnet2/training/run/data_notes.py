@@ -178,6 +178,9 @@ def _ignored(setup: Setup) -> Iterator[str]:
             new = [str(q) for q in setup.statistics[subset].charges if q not in potential.total_charges]
             if new:
                 yield f"{subset} frames have the total charges {first_names(new)}, which no training frame has"
+        if subset in setup.statistics and potential.closed_shell and setup.statistics[subset].odd_electrons:
+            count = setup.statistics[subset].odd_electrons
+            yield f"{count} {subset} frames have an odd number of electrons, which no training frame has"
 
 
 def _settings(setup: Setup, total_steps: int) -> Iterator[str]:

@@ -31,6 +31,7 @@ def fine_tuned(
     elements: list[int],
     isolated: Mapping[int, float] | None = None,
     charges: Sequence[float] = (),
+    odd_electrons: int = 0,
 ) -> tuple[Potential, list[str]]:
     """A potential with the weights of another one.
 
@@ -41,6 +42,7 @@ def fine_tuned(
         elements: of the new data.
         isolated: element -> eV of single atoms in the new data, which "auto" takes.
         charges: total charges in e of the new data.
+        odd_electrons: frames of the new data with an odd number of electrons.
 
     Returns:
         The potential, and what was loaded and what is new, in words.
@@ -56,7 +58,7 @@ def fine_tuned(
         "priors": [with_baseline(_with_references(p, references, elements, isolated or {})) for p in parts["priors"]],
         "elements": sorted({*base.elements, *elements}),
         "total_charges": None if base.total_charges is None else sorted({*base.total_charges, *charges}),
-        "closed_shell": False,  # the new data may have radicals
+        "closed_shell": base.closed_shell and not odd_electrons,
     }
     potential = Potential.from_config(config).to(base.dtype)
     load_baselines(potential, parts["priors"])
@@ -64,6 +66,11 @@ def fine_tuned(
     report = _copy_weights(base, potential, new)
     if new:
         report.append(f"new elements: {_symbols(new)}; their embeddings start as the mean of the known ones")
+    if base.closed_shell and odd_electrons:
+        report.append(
+            f"note: {odd_electrons} training frames have an odd number of electrons: radicals, or ions whose total "
+            "charge is not read (data.keys.charge). The file of `init` refuses such structures; the new model will not"
+        )
     return potential, report
 
 

@@ -144,7 +144,8 @@ def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tu
     """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words."""
     assert config.init is not None
     base = open_base(config.init.file, config.init.energy_unit)
-    potential, notes = fine_tuned(base, config.parts(), facts["elements"], facts["isolated"], facts["charges"])
+    told = (facts[name] for name in ("elements", "isolated", "charges", "odd_electrons"))
+    potential, notes = fine_tuned(base, config.parts(), *told)
     if any(prior.get("energies") in ("auto", "fit") for prior in config.priors):
         potential = potential.to(device_of(config.training.device))
         notes.append(refit_references(potential, frames, facts, 32, facts["isolated"]))

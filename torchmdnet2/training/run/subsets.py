@@ -214,6 +214,7 @@ def survey(frames: Frames, found: Statistics) -> dict[str, Any]:
         "elements": found.elements,
         "charges": found.charges,
         "spins": found.spins,
+        "odd_electrons": found.odd_electrons,
         "labelled": {name: n for name, n in found.labelled.items() if name not in FRAME_LABELS},
         "forces_rms": Usual(found).force_rms,  # single wrong labels must not decide the scale of the network
         "atoms": found.sizes.tolist(),
