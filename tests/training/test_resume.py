@@ -11,6 +11,7 @@ import random
 import signal
 
 import pytest
+from ase.io import read, write
 
 from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
@@ -150,7 +151,12 @@ def test_more_epochs_continue_a_finished_run(raw_config, tmp_path):
             parse_config(in_folder(raw_config, tmp_path / "parts", max_epochs=epochs, lr_schedule="plateau")), "auto"
         )
     assert weights_hash(tmp_path / "whole" / "best.tmn") == weights_hash(tmp_path / "parts" / "best.tmn")
-    early = in_folder(raw_config, tmp_path / "early", max_epochs=6, lr_schedule="constant", lr=10.0, warmup_steps=0)
+    early = in_folder(raw_config, tmp_path / "early", max_epochs=6, lr_schedule="constant", warmup_steps=0)
+    opposite = read(early["data"]["train"], ":6")  # the more is learned, the worse these are
+    for atoms in opposite:
+        atoms.calc.results["forces"] = -atoms.calc.results["forces"]
+    write(tmp_path / "opposite.xyz", opposite)
+    early["data"] |= {"validation": str(tmp_path / "opposite.xyz"), "split": {"test": 6}}
     counts = []
     for patience in (1, 1, None):
         early["training"]["early_stopping_patience"] = patience
