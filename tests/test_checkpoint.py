@@ -41,6 +41,28 @@ def test_round_trip(tmp_path, kind, dtype):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tmn", "b.tmn"], "no temporary file is left"
 
 
+def test_weights_of_16_bits_take_half_of_the_space():
+    potential = tiny_potential(dtype=torch.float32)
+    whole = len(to_bytes(potential))
+    with torch.no_grad():
+        for weight in potential.parameters():
+            weight.copy_(weight.half())
+    blob = to_bytes(potential)
+    weights = sum(weight.numel() for weight in potential.parameters())
+    assert whole - len(blob) == pytest.approx(2 * weights, abs=500)  # the header too is another
+    again = from_bytes(blob)
+    assert {name: value.dtype for name, value in again.state_dict().items()} == {
+        name: value.dtype for name, value in potential.state_dict().items()
+    }
+    assert torch.equal(again(SYSTEM).energy, potential(SYSTEM).energy)
+    assert torch.equal(again(SYSTEM).forces, potential(SYSTEM).forces)
+    assert to_bytes(again) == blob
+    with torch.no_grad():
+        next(again.parameters()).view(-1)[0] = 1 + 1e-6  # has no place in 16 bits
+    changed = from_bytes(to_bytes(again))
+    assert next(changed.parameters()).view(-1)[0] == next(again.parameters()).view(-1)[0] != 1
+
+
 def test_what_the_config_does_not_say_is_refused():
     """Else the file would be another model."""
     potential = tiny_potential()

@@ -12,11 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ase.io import read
 
+from torchmdnet2 import System, load
 from torchmdnet2.data import open_dataset
+from torchmdnet2.potentials import find_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "organic"
-NAMES = ("shards", "teachers", "label", "protons", "geometries", "molecules", "run")
+NAMES = ("shards", "teachers", "label", "protons", "geometries", "molecules", "halve", "run")
 OPTIONS = argparse.Namespace(
     frames=2, every=3, timestep=0.5, keep=0.5, largest_force=30.0, largest_spread=1.5, batch=4, seed=0
 )
@@ -156,7 +159,7 @@ def test_trainings_follow_each_other(scripts, monkeypatch, tmp_path):
     options = argparse.Namespace(
         work=tmp_path, output=tmp_path, geometries=tmp_path,
         models=[("organic-small", 2 / 60, []), ("organic", None, [0, 1])],
-        minutes=1.0, reserve=0.5, ahead=1.0, dynamics=0, picoseconds=1,
+        minutes=1.0, reserve=0.5, ahead=1.0, dynamics=0, picoseconds=1, half=False,
         init={"organic": "a.tmn"}, set=[("organic", "training.lr", "1e-4"), (None, "training.precision", "tf32")],
     )  # fmt: skip
     runner = run.Runner([], options)
@@ -181,6 +184,17 @@ def test_trainings_follow_each_other(scripts, monkeypatch, tmp_path):
     assert {path.name for path in tmp_path.glob("*.done")} == {"organic-small.done", "organic.done"}
 
 
+def test_rounded_weights_change_little(scripts, tmp_path):
+    """By far less than the errors of the model; the file has half of the size."""
+    scripts("halve").halve(find_model("organic-small"), tmp_path / "half.tmn")
+    size = find_model("organic-small").stat().st_size
+    assert (tmp_path / "half.tmn").stat().st_size < 0.6 * size
+    atoms = read(Path(__file__).parents[1] / "examples" / "data" / "ibuprofen.xyz")
+    whole, half = (load(name)(System.from_ase([atoms])) for name in ("organic-small", tmp_path / "half.tmn"))
+    error = (whole.forces - half.forces).abs().mean()
+    assert 0 < error < 1e-3 and (whole.energy - half.energy).abs() < 5e-3  # eV/Å, eV
+
+
 def test_words_of_the_command_line(scripts):
     run = scripts("run")
     assert run.turn("organic-small=6.5") == ("organic-small", 6.5, []) and run.numbers("0,1") == [0, 1]
@@ -188,9 +202,9 @@ def test_words_of_the_command_line(scripts):
     assert run.begin("organic=old.tmn") == ("organic", "old.tmn")
     assert run.setting("organic:training.lr=1e-3") == ("organic", "training.lr", "1e-3")
     assert run.setting("data.cache=c:/x") == (None, "data.cache", "c:/x")
-    for read, text in ((run.turn, "orgnic"), (run.begin, "organic"), (run.setting, "x:a=1"), (run.setting, "a")):
+    for parse, text in ((run.turn, "orgnic"), (run.begin, "organic"), (run.setting, "x:a=1"), (run.setting, "a")):
         with pytest.raises(argparse.ArgumentTypeError):
-            read(text)
+            parse(text)
 
 
 @pytest.mark.parametrize("subset", ["train", "test"])

@@ -2,7 +2,8 @@
 
 Header metadata, all strings: `format` = "torchmdnet2", `format_version`, `config` and `metadata` (JSON), `sha256`
 (of the whole file with these 64 digits replaced by zeros); of a calibrated potential `novelty` (JSON), beside tensors
-named novelty.… . Reading one executes nothing: numbers and JSON only.
+named novelty.… . A network whose weights are all numbers of 16 bits takes half of the space: it is stored with these,
+and read with 32 bits again. Reading a file executes nothing: numbers and JSON only.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def to_bytes(potential: Potential, metadata: Mapping[str, Any] | None = None) ->
     if "model" not in require_potential(potential).config:
         raise ValueError("only a potential built by Potential.from_config can be saved: its config is stored")
     _require_as_configured(potential)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in potential.state_dict().items()}
+    tensors = _in_16_bits({name: value.detach().cpu().contiguous() for name, value in potential.state_dict().items()})
     calibration = _valid_calibration(potential)
     if calibration is not None:
         tensors |= {_NOVELTY + name: value for name, value in calibration.tensors().items()}
@@ -227,13 +228,21 @@ def _in_fixed_order(blob: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + blob[start:]
 
 
+def _in_16_bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The float32 tensors as float16, if none of their numbers changes; else all as they are."""
+    halves = {name: value.half() for name, value in tensors.items() if value.dtype == torch.float32}
+    exact = all(torch.equal(half.float(), tensors[name]) for name, half in halves.items())
+    return tensors | halves if exact else tensors
+
+
 def _stored_dtype(state: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """Type of the trainable weights: the one that most numbers of the representation have."""
+    """Type of the trainable weights: the one that most numbers of the representation have; for 16 bits, float32."""
     count: dict[torch.dtype, int] = {}
     for name, value in state.items():
         if name.startswith("representation.") and value.is_floating_point():
             count[value.dtype] = count.get(value.dtype, 0) + value.numel()
-    return max(count, key=lambda dtype: count[dtype]) if count else torch.float32
+    found = max(count, key=lambda dtype: count[dtype]) if count else torch.float32
+    return torch.float32 if found == torch.float16 else found
 
 
 def _read(path: str | os.PathLike) -> bytes:

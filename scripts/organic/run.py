@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 
 from ase.data import chemical_symbols
+from halve import halve
 from shards import read_shard
 
 HERE = Path(__file__).resolve().parent
@@ -174,6 +175,9 @@ def judge(run: Runner, name: str, gpu: int) -> dict[str, subprocess.Popen]:
     """Start the evaluation of a model, its calibration, and dynamics with molecules of the test set."""
     options, model, running = run.options, run.options.work / name / "best.tmn", {}
     if model.is_file():
+        if options.half:
+            halve(model, model.with_name("half.tmn"))
+            model = model.with_name("half.tmn")
         found = sorted((options.work / "labels").glob("train-*.h5"))
         words = ["-m", "torchmdnet2", "calibrate", model, model.with_name("calibrated.tmn"), "--device", run.device,
                  "--train", *found[:: max(1, len(found) // 24)],
@@ -209,7 +213,8 @@ def collect(run: Runner) -> None:
     options = run.options
     for name in MODELS:
         folder = options.work / name
-        models = [path for path in (folder / "calibrated.tmn", folder / "best.tmn") if path.is_file()]
+        kinds = ("calibrated.tmn", "half.tmn", "best.tmn")
+        models = [path for path in (folder / kind for kind in kinds) if path.is_file()]
         if models:  # as calibrated where it is
             shutil.copy(models[0], options.output / f"{name}.tmn")
         if (folder / "metrics.csv").is_file():
@@ -280,6 +285,7 @@ def main() -> None:
     parser.add_argument("--largest-force", type=float, default=20, help="as of label.py")
     parser.add_argument("--dynamics", type=int, default=100, help="molecules whose dynamics is looked at")
     parser.add_argument("--picoseconds", type=float, default=2, help="of dynamics")
+    parser.add_argument("--half", action="store_true", help="weights of 16 bits: half of the size, see halve.py")
     parser.add_argument("--set", action="append", type=setting, default=[], metavar="[NAME:]KEY=VALUE",
                         help="change all trainings, or that of one model")  # fmt: skip
     options = parser.parse_args()
