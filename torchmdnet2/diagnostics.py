@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["surroundings"]
 
-_PACKAGES = tuple("torch numpy ase h5py safetensors pydantic vesin numba triton openmm openmmml".split())
+_PACKAGES = tuple("numpy ase h5py safetensors pydantic vesin numba triton openmm openmmml".split())
 _MODULES = {"vesin": "vesin", "triton": "triton", "torch_cluster": "torch_cluster", "nvalchemi": "nvalchemiops"}
 """Neighbor backend -> the module that it needs."""
 
@@ -34,6 +34,7 @@ def surroundings() -> dict[str, Any]:
             "torchmdnet2": __version__,
             "python": platform.python_version(),
             "system": platform.platform(),
+            "torch": str(torch.__version__),  # with its build, CPU or CUDA
             **{name: _installed(name) for name in _PACKAGES},
         },
         "devices": devices,

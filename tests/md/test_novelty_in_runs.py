@@ -57,7 +57,8 @@ def test_md_warns_once_and_goes_on(model, tmp_path):
     assert known.watch.looks == 2 and known.watch.largest < 1, "the first and the last frame"
     with pytest.warns(NoveltyWarning, match=r"atom \d \([HO]\) of replica \d at 0.000 ps is unlike") as told:
         unknown = run(model, UNKNOWN, tmp_path, replicas=2)
-    assert len(told) == len(unknown.watch.told) <= 2 and unknown.watch.largest > 1
+    count = sum(issubclass(warning.category, NoveltyWarning) for warning in told)  # other packages warn of theirs
+    assert count == len(unknown.watch.told) <= 2 and unknown.watch.largest > 1
     assert unknown.rows[-1].step == 20
 
 

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show  # type: ignore[assignment]
+            warnings.simplefilter("ignore", DeprecationWarning)  # of other packages: users can do nothing about them
             _refuse_empty(options)
             code = options.run(options)
         sys.stdout.flush()
