@@ -65,4 +65,8 @@ def _where() -> str:
     if frame is None:
         return "a function"
     code = frame.f_code
-    return f"'{getattr(code, 'co_qualname', code.co_name)}' ({Path(code.co_filename).name})"
+    name = getattr(code, "co_qualname", None)  # from Python 3.11 on
+    if name is None:
+        owner = frame.f_locals.get("self")
+        name = code.co_name if owner is None else f"{type(owner).__name__}.{code.co_name}"
+    return f"'{name}' ({Path(code.co_filename).name})"
