@@ -2,8 +2,8 @@
 
 Header metadata, all strings: `format` = "torchmdnet2", `format_version`, `config` and `metadata` (JSON), `sha256`
 (of the whole file with these 64 digits replaced by zeros); of a calibrated potential `novelty` (JSON), beside tensors
-named novelty.… . A network whose weights are all numbers of 16 bits takes half of the space: it is stored with these,
-and read with 32 bits again. Reading a file executes nothing: numbers and JSON only.
+named novelty.… . float32 weights that are all exact in float16 are stored as float16, in half of the space, and read as
+float32 again. Reading a file executes nothing: numbers and JSON only.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def _in_fixed_order(blob: bytes) -> bytes:
 
 
 def _in_16_bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The float32 tensors as float16, if none of their numbers changes; else all as they are."""
+    """All float32 tensors as float16, if that changes no number; otherwise all as they are."""
     halves = {name: value.half() for name, value in tensors.items() if value.dtype == torch.float32}
     exact = all(torch.equal(half.float(), tensors[name]) for name, half in halves.items())
     return tensors | halves if exact else tensors
