@@ -14,6 +14,7 @@ from lammps_cases import BOX, PRISM, THIN, scattered
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.exchange import CopyExchange
+from torchmdnet2.runtime import domain_check
 from torchmdnet2.runtime.choose_domain import choose_domain, compiled_reason
 from torchmdnet2.runtime.cpu_domain import CompiledDomain
 from torchmdnet2.runtime.domain import ReferenceDomain
@@ -103,6 +104,23 @@ def test_a_wrong_kernel_is_found_on_the_first_use(monkeypatch):
     monkeypatch.setattr(net, "run_domain", lambda *a: tuple(1.01 * x for x in run(*a)))
     with pytest.raises(RuntimeError, match="does not agree with the reference"):
         evaluate(domain, scattered(20, BOX, True, 1))
+
+
+def test_parts_of_closed_shells_are_checked_whatever_their_electrons(monkeypatch):
+    """The kernels' first use is compared on a cluster of atoms, which may hold half a molecule."""
+    reference, odd = domain_check.reference, []
+
+    def counting(potential, cluster, stress):
+        odd.append(int(cluster.z.sum()) % 2)
+        return reference(potential, cluster, stress)
+
+    monkeypatch.setattr(domain_check, "reference", counting)
+    potential = make()
+    potential.closed_shell = True
+    for size in range(1, 7):
+        monkeypatch.setattr(domain_check, "_CHECKED", size)
+        evaluate(choose_domain(potential, 0.0), scattered(20, BOX, True, 1))
+    assert 0 < sum(odd) < len(odd) == 6
 
 
 def test_what_has_no_kernels_runs_by_autograd():

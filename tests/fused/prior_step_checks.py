@@ -14,6 +14,7 @@ from fused.pair_prior_cases import CHARGES, ELEMENTS, PBE0, system
 from fused.toy import potential
 
 from torchmdnet2 import Evaluator, System
+from torchmdnet2.errors import UntrainedCharge
 from torchmdnet2.fused.pair_priors import gpu
 from torchmdnet2.priors import D2, D3, ZBL, Atomref, Coulomb
 from torchmdnet2.priors.base import Prior
@@ -92,6 +93,19 @@ def test_charges_of_atoms_are_checked_on_a_part_of_a_large_structure(monkeypatch
     model = potential([Coulomb(torch.linspace(-0.5, 0.5, 9).tolist(), "reaction_field", cutoff=6.0)])
     atoms = system(9, 3, 7.0)
     assert_same(Evaluator(model)(atoms), model, atoms)
+
+
+def test_a_part_of_a_closed_shell_may_have_an_odd_number_of_electrons(monkeypatch):
+    monkeypatch.setattr(check, "CHECKED_ATOMS", 6)
+    model = potential([ZBL(cutoff=3.0)])
+    model.closed_shell = True
+    atoms = system(9, 3, 7.0)
+    atoms = atoms.replace(charge=(atoms.z.sum() % 2)[None].to(atoms.charge))
+    part, cluster = check.extract_checked(model, atoms, False)
+    assert (cluster.z.sum() - cluster.charge) % 2 == 1 and model.closed_shell and not part.closed_shell
+    assert_same(Evaluator(model)(atoms), model, atoms)
+    with pytest.raises(UntrainedCharge, match="odd number of electrons"):
+        Evaluator(model)(atoms.replace(charge=atoms.charge + 1))
 
 
 def test_each_list_grows(monkeypatch):

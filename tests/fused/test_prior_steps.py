@@ -12,6 +12,7 @@ from fused.toy import potential
 from interpreter import needs_triton, run_checks
 
 from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.errors import UntrainedCharge
 from torchmdnet2.priors import D2, D3, ZBL, Atomref, Coulomb
 from torchmdnet2.priors.base import Prior
 from torchmdnet2.runtime import check
@@ -85,6 +86,20 @@ def test_charges_of_atoms_are_checked_on_a_part_of_a_large_structure(monkeypatch
     model = potential([Coulomb(torch.linspace(-0.5, 0.5, 9).tolist(), "reaction_field", cutoff=6.0)])
     atoms = system(9, 3, 7.0)
     torch.testing.assert_close(Evaluator(model)(atoms).forces, model(atoms).forces, rtol=1e-5, atol=1e-5)
+
+
+def test_a_part_of_a_closed_shell_may_have_an_odd_number_of_electrons(monkeypatch):
+    pytest.importorskip("numba")
+    monkeypatch.setattr(check, "CHECKED_ATOMS", 6)
+    model = potential([ZBL(cutoff=3.0)])
+    model.closed_shell = True
+    atoms = system(9, 3, 7.0)
+    atoms = atoms.replace(charge=(atoms.z.sum() % 2)[None].to(atoms.charge))
+    part, cluster = check.extract_checked(model, atoms, False)
+    assert (cluster.z.sum() - cluster.charge) % 2 == 1 and model.closed_shell and not part.closed_shell
+    torch.testing.assert_close(Evaluator(model)(atoms).forces, model(atoms).forces, rtol=1e-5, atol=1e-5)
+    with pytest.raises(UntrainedCharge, match="odd number of electrons"):
+        Evaluator(model)(atoms.replace(charge=atoms.charge + 1))
 
 
 def test_lists_that_terms_share():

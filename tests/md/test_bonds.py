@@ -103,3 +103,32 @@ def test_a_new_bond():
     start = Atoms("CC", [[0, 0, 1.0], [0, 0, 4.0]], cell=[9, 9, 9], pbc=True)
     with pytest.raises(Unphysical, match="new bond"):
         bonds_of(start)(positions([0, 0, 1.0], [0, 0, 8.6]))
+
+
+def test_new_bonds_are_found_with_and_without_a_neighbor_search(monkeypatch):
+    """All distances of few atoms, a search for many: the same verdict on 200 distances of molecules."""
+    rng = np.random.default_rng(0)
+    other = molecule("CH3OH")
+    other.translate([9.0, 0, 0])
+    atoms = molecule("CH4") + other
+    quick = bonds_of(atoms)
+    monkeypatch.setattr("torchmdnet2.md.bonds._DENSE", 0)
+    searching = bonds_of(atoms)
+    assert searching._apart is None and quick._apart is not None
+
+    def verdict(bonds, x):
+        try:
+            bonds(x)
+        except Unphysical as error:
+            return str(error)
+        return ""
+
+    found = []
+    for _ in range(200):
+        x = atoms.positions + rng.normal(0, 0.01, atoms.positions.shape)
+        x[5:] += x[0] - x[5] + [rng.uniform(1.3, 1.8), 0, 0]  # two carbons are bonded below 1.52 Å
+        found.append(verdict(quick, torch.as_tensor(x)))
+        assert found[-1] == verdict(searching, torch.as_tensor(x))
+    new = sum("a new bond" in words for words in found)
+    assert 50 < new < 150, found
+    assert quick.deviation == searching.deviation

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..ensemble import Ensemble
 from ..md.bonds import Bonds
 from ..md.options import MDOptions
+from ..md.output import TableRow
 from ..md.replicas import ReplicaBatch, ReplicaRun
 from ..md.stability import ReplicaProgress, alike, checked_start
 from ..md.state import State
@@ -46,8 +47,8 @@ class _Sampled(ReplicaRun):
         self.member, self.interval = member, interval
         self.kept: dict[int, NDArray[np.float64]] = {}
 
-    def look(self, state: State) -> None:
-        super().look(state)
+    def look(self, state: State, row: TableRow | None = None) -> None:
+        super().look(state, row)
         if self.result.whole and state.step % self.interval == 0:
             self.kept[state.step] = state.pos.numpy().copy()
 

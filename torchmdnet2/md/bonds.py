@@ -38,6 +38,8 @@ DEVIATION = 0.5
 NONMETALS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 52, 53)
 """Elements whose bonds are checked. Metal atoms change their neighbors in normal dynamics."""
 
+_DENSE = 20_000  # pairs up to which computing all distances is faster than a neighbor search
+
 ACCEPTORS = (7, 8, 9, 16, 17)
 """Elements (N, O, F, S, Cl) between which a proton may be transferred."""
 
@@ -69,11 +71,12 @@ class Bonds:
     def __init__(self, start: System, frames: Sequence[Atoms] = ()):
         self.system = start
         self._z = start.z.numpy()
-        self._cell = start.cell[0].numpy()
+        self._cell, self._periodic = start.cell[0].numpy(), bool(start.pbc.any())
         self._radii = np.where(np.isin(self._z, NONMETALS), covalent_radii[self._z], 0.0)
         self.pairs, self.shift, self.usual = self._within(start, np.arange(len(self._z)), BONDED)
         self._heavy = np.flatnonzero((self._radii > 0) & (self._z > 1))
         self.deviation, self.transfers = 0.0, 0
+        self._apart = self._pairs_apart()
         self._learn(frames)
 
     def __call__(self, pos: Tensor) -> None:
@@ -88,20 +91,26 @@ class Bonds:
         x = pos.numpy()
         length = self.lengths(x)
         off = np.abs(length - self.usual)
-        shared = self._shared(x)
-        for k in np.flatnonzero(off > DEVIATION)[::-1].tolist():  # backwards, because bonds are removed
-            if k not in shared or length[k] < self.usual[k]:
-                i, j = map(self._name, self.pairs[k])
-                raise Unphysical(f"the bond of {i} and {j} is {length[k]:.2f} Å long (usually {self.usual[k]:.2f})")
-            self._hand_over(k, shared[k])
-        off[list(shared)] = 0.0
-        self._refuse_new(x)
+        # nothing to do, as nearly always, if no bond is as far off as one was before
+        if off.max(initial=0.0) > min(self.deviation, DEVIATION):
+            shared = self._shared(x)
+            for k in np.flatnonzero(off > DEVIATION)[::-1].tolist():  # backwards, because bonds are removed
+                if k not in shared or length[k] < self.usual[k]:
+                    i, j = map(self._name, self.pairs[k])
+                    raise Unphysical(f"the bond of {i} and {j} is {length[k]:.2f} Å long (usually {self.usual[k]:.2f})")
+                self._hand_over(k, shared[k])
+            off[list(shared)] = 0.0
+        if self._near(x):
+            self._refuse_new(x)
         self.deviation = max(self.deviation, float(off.max(initial=0.0)))
 
     def lengths(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """[P] Å, at positions [n, 3] Å."""
         i, j = self.pairs.T
-        return np.linalg.norm(x[j] - x[i] + self.shift @ self._cell, axis=1)
+        vectors = x[j] - x[i]
+        if self._periodic:
+            vectors = vectors + self.shift @ self._cell
+        return np.linalg.norm(vectors, axis=1)
 
     def _learn(self, frames: Sequence[Atoms]) -> None:
         """The usual lengths, from frames that may have other cells and may be wrapped: minimum images."""
@@ -132,6 +141,25 @@ class Bonds:
         i, j = edges.edge_index.numpy()
         near = (d < part * (radii[i] + radii[j])) & (radii[i] > 0) & (radii[j] > 0)
         return among[np.stack([i, j], 1)[near]], edges.shift.numpy()[near], d[near]
+
+    def _pairs_apart(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        """Heavy atoms that are not bonded, [Q, 2], and the squares of their least distances; None where a neighbor
+        search is needed. Bonds of heavy atoms stay what they are (see `_refuse_new`), unlike those of protons."""
+        i, j = np.triu_indices(len(self._heavy), 1)
+        if self._periodic or len(i) > _DENSE:
+            return None
+        pairs = self._heavy[np.stack([i, j], 1)]
+        known = {tuple(sorted(pair)) for pair in self.pairs.tolist()}
+        pairs = pairs[[tuple(pair) not in known for pair in pairs.tolist()]]
+        return pairs, self._radii[pairs].sum(1) ** 2
+
+    def _near(self, x: NDArray[np.float64]) -> bool:
+        """Whether heavy atoms may have come so near that they are bonded; quick."""
+        if self._apart is None:
+            return True
+        pairs, limits = self._apart
+        vectors = x[pairs[:, 0]] - x[pairs[:, 1]]
+        return bool((np.einsum("qk,qk->q", vectors, vectors) < limits * (1 + 1e-12)).any())
 
     def _refuse_new(self, x: NDArray[np.float64]) -> None:
         """Two atoms nearer than the sum of their radii that were not bonded. Not of hydrogen, whose new bond costs it

@@ -23,6 +23,7 @@ from .engine import Engine
 from .guard import Guard, Limits, NonFiniteState, Unphysical
 from .integrators import Langevin
 from .options import MDOptions
+from .output import TableRow
 from .setup import atom_constants, noise_seeds
 from .stability_report import ReplicaOutcome
 from .state import AtomConstants, State, maxwell_boltzmann
@@ -60,10 +61,18 @@ class ReplicaRun:
         self._last: deque[State] = deque(maxlen=_KEPT)
         self._temperatures: list[float] = []
 
-    def look(self, state: State) -> None:
-        """Check a finite state of this replica; if it is broken, record why."""
+    def look(self, state: State, row: TableRow | None = None) -> None:
+        """Check a finite state of this replica; if it is broken, record why.
+
+        Args:
+            state: of this replica alone.
+            row: of the state, if a guard of all replicas found it good.
+        """
         try:
-            (row,) = self.guard(state)
+            if row is None:
+                (row,) = self.guard(state)
+            elif self.guard.first_conserved is None:
+                self.guard.first_conserved = [row.conserved_eV]
             self.bonds(state.pos)
         except Unphysical as error:
             self.fail(state.step, str(error))
@@ -135,12 +144,15 @@ class ReplicaBatch:
         return self.engine.begin(maxwell_boltzmann(_together(runs), self.options.target_temperature, seeds))
 
     def _engine(self, runs: list[ReplicaRun]) -> Engine:
-        """An engine at the initial structures; the caller loads a state next."""
+        """An engine at the initial structures, and a guard; the caller loads a state next."""
         options, where = self.options, self.potential.device
         atoms = _together(runs).to(where)
         seeds = noise_seeds([run.seed for run in runs])
         dynamics = Langevin(atoms, options.timestep, options.target_temperature, options.friction, seeds)
         system = System.concatenate([run.system for run in runs])
+        first = [run.guard.first_conserved for run in runs]
+        known = None if None in first else [values[0] for values in first if values is not None]
+        self.guard = Guard(system, _together(runs), options.timestep, runs[0].guard.limits, known)
         return make_engine(self.potential, system.to(where), dynamics, self.every)
 
     def _advance(self) -> None:
@@ -171,8 +183,13 @@ class ReplicaBatch:
         """Check a state of each replica and remove the broken ones. False if any was removed."""
         if not _finite(state):
             raise NonFiniteState(_NOT_FINITE)
-        for b, run in enumerate(self.whole):
-            run.look(_part(state, [b], self.n))
+        rows: Sequence[TableRow | None]
+        try:
+            rows = self.guard(state)
+        except Unphysical:  # of one replica or more: each looks for itself
+            rows = [None] * len(self.whole)
+        for b, (run, row) in enumerate(zip(self.whole, rows, strict=True)):
+            run.look(_one(state, b, self.n), row)
         self.state = state
         self._watch(state)
         return self._retire()
@@ -248,6 +265,12 @@ def _together(runs: Sequence[ReplicaRun]) -> AtomConstants:
     first, every = runs[0].atoms, [run.atoms for run in runs]
     masses, mobile = torch.cat([a.masses for a in every]), torch.cat([a.mobile for a in every])
     return AtomConstants(masses, mobile, first.dof, len(runs))
+
+
+def _one(state: State, replica: int, n: int) -> State:
+    """One replica of a state; not copied."""
+    own, k = slice(replica * n, (replica + 1) * n), slice(replica, replica + 1)
+    return State(state.pos[own], state.vel[own], state.forces[own], state.energy[k], state.heat[k], state.step)
 
 
 def _part(state: State, replicas: list[int], n: int) -> State:

@@ -15,7 +15,16 @@ from ..neighbors import neighbor_list
 from ..potential import Potential, Result
 from ..system import System
 
-__all__ = ["BOUNDS", "extract_checked", "reference", "require_close", "require_properties", "require_result"]
+__all__ = [
+    "BOUNDS",
+    "extract_checked",
+    "extract_cluster",
+    "for_clusters",
+    "reference",
+    "require_close",
+    "require_properties",
+    "require_result",
+]
 
 BOUNDS = {"native": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
 """Largest differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each times the
@@ -30,12 +39,18 @@ def extract_checked(potential: Potential, system: System, stress: bool) -> tuple
     if system.num_atoms <= CHECKED_ATOMS:
         return potential, system
     system, places = extract_cluster(system, CHECKED_ATOMS // 2, stress)
+    part = for_clusters(potential)
     priors = [prior.for_atoms(places) for prior in potential.priors]
-    if all(map(operator.is_, priors, potential.priors)):
-        return potential, system
-    part = copy.copy(potential)
-    part._modules = {**potential._modules, "priors": nn.ModuleList(priors)}
+    if not all(map(operator.is_, priors, potential.priors)):
+        part._modules = {**potential._modules, "priors": nn.ModuleList(priors)}
     return part, system
+
+
+def for_clusters(potential: Potential) -> Potential:
+    """The potential, which takes any number of electrons: a cluster is cut out wherever molecules are."""
+    part = copy.copy(potential)
+    part.closed_shell = False
+    return part
 
 
 def reference(potential: Potential, system: System, stress: bool) -> Result:

@@ -124,7 +124,7 @@ class CpuModel:
         if values.charges is not None and expected.charges is not None:
             require_close("charge, e", torch.from_numpy(values.charges), expected.charges, BOUNDS["native"][0])
         require_result(found, _virial(values, system), expected, system, "native", scale)
-        require_properties(self._properties(values, system), expected, self.potential, system, "native")
+        require_properties(self._properties(values, system), expected, potential, system, "native")
 
 
 def _terms(potential: Potential) -> list[CpuTerm]:

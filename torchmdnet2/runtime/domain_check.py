@@ -10,7 +10,7 @@ from torch import Tensor
 from ..exchange import CopyExchange
 from ..potential import Result
 from ..system import System
-from .check import extract_cluster, reference, require_result
+from .check import extract_cluster, for_clusters, reference, require_result
 from .coverage import constant_energies
 from .domain import Domain
 
@@ -42,7 +42,7 @@ def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.floa
     other.set_atoms(cluster.z.numpy(), np.arange(m), m, CopyExchange(m, torch.zeros(0, dtype=torch.long)))
     values = other(cluster.pos.numpy())
     placed = cluster.to(potential.device)
-    expected = reference(potential, placed, False)
+    expected = reference(for_clusters(potential), placed, False)
     assert expected.atom_energies is not None
     energies = torch.from_numpy(values.energies).to(potential.device)
     found = Result(

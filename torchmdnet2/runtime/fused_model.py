@@ -97,7 +97,7 @@ class FusedModel:
         own = model.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
         model._loaded(own, system)
         own.launch()
-        self._compare(own, reference(potential, system, step.stress), system)
+        model._compare(own, reference(potential, system, step.stress), system)
 
     def _compare(self, step: FusedStep, expected: Result, system: System) -> None:
         network = step.out.atom_energies - step.reference
