@@ -12,7 +12,7 @@ published frames, which is printed, as is what is left of the differences. `pyth
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from ase.md.langevin import Langevin
 from ase.md.velocitydistribution import MaxwellBoltzmannDistribution
 from ase.optimize import BFGS, FIRE
 
+Level = Callable[[Atoms], tuple[float, np.ndarray]]  # energy in eV, forces in eV/Å
 O_ENOL, O_KETO, PROTON = 3, 5, 11  # atoms of the published frames
 DIHEDRAL, BEHIND = (5, 0, 1, 2), (2, 3, 4, 7, 8, 9, 10, 11)  # O=C-C=C, and what turns
 
@@ -54,18 +55,41 @@ def with_xtb(atoms: Atoms) -> Atoms:
     return found
 
 
-def hot(starts: Sequence[Atoms]) -> list[Atoms]:
-    """Six frames of each of four trajectories at 600 K, 0.2 ps apart after 0.5 ps."""
-    rng, frames = np.random.default_rng(1000), []
-    for _ in range(4):
+def hot(
+    starts: Sequence[Atoms], seed: int, kelvin: float, timestep: float, trajectories: int, frames: int
+) -> list[Atoms]:
+    """Frames of trajectories of GFN2-xTB, 0.2 ps apart after 0.5 ps; the time step is in fs."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(trajectories):
         atoms = with_xtb(starts[rng.integers(len(starts))])
-        MaxwellBoltzmannDistribution(atoms, temperature_K=600, rng=rng)
-        dynamics = Langevin(atoms, units.fs, temperature_K=600, friction=0.02 / units.fs, rng=rng, fixcm=False)
-        dynamics.run(500)
-        for _ in range(6):
-            dynamics.run(200)
-            frames.append(atoms.copy())
-    return frames
+        MaxwellBoltzmannDistribution(atoms, temperature_K=kelvin, rng=rng)
+        options = {"temperature_K": kelvin, "friction": 0.02 / units.fs, "rng": rng, "fixcm": False}
+        dynamics = Langevin(atoms, timestep * units.fs, **options)
+        dynamics.run(round(500 / timestep))
+        for _ in range(frames):
+            dynamics.run(round(200 / timestep))
+            found.append(atoms.copy())
+    return found
+
+
+def shift_of(published: Sequence[Atoms], dft: Level) -> float:
+    """eV between energies of `dft` and those of published frames; printed, with what is left of the differences."""
+    pairs = [(frame, *dft(frame)) for frame in published]
+    differences = np.array([energy - frame.get_potential_energy() for frame, energy, _ in pairs])
+    rest = np.sqrt(np.mean([(forces - frame.get_forces()) ** 2 for frame, _, forces in pairs]))
+    energies = f"{1e3 * differences.mean():.2f} ± {1e3 * differences.std():.2f} meV"
+    print(f"energies: {energies}; forces: {1e3 * rest:.2f} meV/Å", flush=True)
+    return float(differences.mean())
+
+
+def write_labelled(path: Path, geometries: Sequence[Atoms], dft: Level, shift: float) -> None:
+    """A test set with labels of `dft`."""
+    for atoms in geometries:
+        energy, forces = dft(atoms)
+        atoms.calc = SinglePointCalculator(atoms, energy=energy - shift, forces=forces)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, geometries, format="extxyz")
+    print(f"{path.name}: {len(geometries)} frames", flush=True)
 
 
 def relaxed(start: Atoms, **constraint) -> Atoms:
@@ -110,19 +134,9 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="where the test sets go")
     options = parser.parse_args()
     published = read(options.published, ":")
-    pairs = [(frame, *dft(frame)) for frame in published[:4]]
-    differences = np.array([energy - frame.get_potential_energy() for frame, energy, _ in pairs])
-    rest = np.sqrt(np.mean([(forces - frame.get_forces()) ** 2 for frame, _, forces in pairs]))
-    print(
-        f"energies: {1e3 * differences.mean():.2f} ± {1e3 * differences.std():.2f} meV; forces: {1e3 * rest:.2f} meV/Å"
-    )
+    shift = shift_of(published[:4], dft)
     minimum = with_xtb(published[0])
     BFGS(minimum, logfile=None).run(fmax=0.01, steps=300)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    sets = {"600K": hot(published), "transfer": transfer(minimum), "dihedral": torsion(minimum)}
+    sets = {"600K": hot(published, 1000, 600, 1.0, 4, 6), "transfer": transfer(minimum), "dihedral": torsion(minimum)}
     for name, geometries in sets.items():
-        for atoms in geometries:
-            energy, forces = dft(atoms)
-            atoms.calc = SinglePointCalculator(atoms, energy=energy - differences.mean(), forces=forces)
-        write(options.folder / f"test_{name}.xyz", geometries, format="extxyz")
-        print(f"test_{name}.xyz: {len(geometries)} frames", flush=True)
+        write_labelled(options.folder / f"test_{name}.xyz", geometries, dft, shift)

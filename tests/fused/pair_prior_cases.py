@@ -67,6 +67,12 @@ def system(num_atoms: int, seed: int, edge: float, cell: bool = True, dtype: tor
     return System(z=z, pos=pos.to(dtype), cell=lattice[None].to(dtype) if cell else None)
 
 
+def closed_shell(num_atoms: int, seed: int, edge: float) -> System:
+    """`system` with the charge 0 or 1, so that the number of electrons is even."""
+    atoms = system(num_atoms, seed, edge)
+    return atoms.replace(charge=(atoms.z.sum() % 2)[None].to(atoms.charge))
+
+
 def systems(prior: Prior) -> dict[str, System]:
     """By name, those that this prior can do."""
     n = len(NUMBERS)

@@ -10,7 +10,7 @@ import os
 
 import pytest
 import torch
-from fused.pair_prior_cases import CHARGES, ELEMENTS, PBE0, system
+from fused.pair_prior_cases import CHARGES, ELEMENTS, PBE0, closed_shell, system
 from fused.toy import potential
 
 from torchmdnet2 import Evaluator, System
@@ -97,10 +97,8 @@ def test_charges_of_atoms_are_checked_on_a_part_of_a_large_structure(monkeypatch
 
 def test_a_part_of_a_closed_shell_may_have_an_odd_number_of_electrons(monkeypatch):
     monkeypatch.setattr(check, "CHECKED_ATOMS", 6)
-    model = potential([ZBL(cutoff=3.0)])
+    model, atoms = potential([ZBL(cutoff=3.0)]), closed_shell(9, 3, 7.0)
     model.closed_shell = True
-    atoms = system(9, 3, 7.0)
-    atoms = atoms.replace(charge=(atoms.z.sum() % 2)[None].to(atoms.charge))
     part, cluster = check.extract_checked(model, atoms, False)
     assert (cluster.z.sum() - cluster.charge) % 2 == 1 and model.closed_shell and not part.closed_shell
     assert_same(Evaluator(model)(atoms), model, atoms)

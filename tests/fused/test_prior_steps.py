@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fused.pair_prior_cases import CHARGES, ELEMENTS, PBE0, system
+from fused.pair_prior_cases import CHARGES, ELEMENTS, PBE0, closed_shell, system
 from fused.toy import potential
 from interpreter import needs_triton, run_checks
 
@@ -91,10 +91,8 @@ def test_charges_of_atoms_are_checked_on_a_part_of_a_large_structure(monkeypatch
 def test_a_part_of_a_closed_shell_may_have_an_odd_number_of_electrons(monkeypatch):
     pytest.importorskip("numba")
     monkeypatch.setattr(check, "CHECKED_ATOMS", 6)
-    model = potential([ZBL(cutoff=3.0)])
+    model, atoms = potential([ZBL(cutoff=3.0)]), closed_shell(9, 3, 7.0)
     model.closed_shell = True
-    atoms = system(9, 3, 7.0)
-    atoms = atoms.replace(charge=(atoms.z.sum() % 2)[None].to(atoms.charge))
     part, cluster = check.extract_checked(model, atoms, False)
     assert (cluster.z.sum() - cluster.charge) % 2 == 1 and model.closed_shell and not part.closed_shell
     torch.testing.assert_close(Evaluator(model)(atoms).forces, model(atoms).forces, rtol=1e-5, atol=1e-5)

@@ -92,7 +92,7 @@ class Bonds:
         length = self.lengths(x)
         off = np.abs(length - self.usual)
         # nothing to do, as nearly always, if no bond is as far off as one was before
-        if off.max(initial=0.0) > min(self.deviation, DEVIATION):
+        if off.max(initial=0.0) > self.deviation:
             shared = self._shared(x)
             for k in np.flatnonzero(off > DEVIATION)[::-1].tolist():  # backwards, because bonds are removed
                 if k not in shared or length[k] < self.usual[k]:

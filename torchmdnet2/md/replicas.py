@@ -150,9 +150,8 @@ class ReplicaBatch:
         seeds = noise_seeds([run.seed for run in runs])
         dynamics = Langevin(atoms, options.timestep, options.target_temperature, options.friction, seeds)
         system = System.concatenate([run.system for run in runs])
-        first = [run.guard.first_conserved for run in runs]
-        known = None if None in first else [values[0] for values in first if values is not None]
-        self.guard = Guard(system, _together(runs), options.timestep, runs[0].guard.limits, known)
+        first = [value for run in runs for value in run.guard.first_conserved or ()]  # of all runs, or of none yet
+        self.guard = Guard(system, _together(runs), options.timestep, runs[0].guard.limits, first or None)
         return make_engine(self.potential, system.to(where), dynamics, self.every)
 
     def _advance(self) -> None:
