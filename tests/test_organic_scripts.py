@@ -19,10 +19,11 @@ from torchmdnet2.data import open_dataset
 from torchmdnet2.potentials import find_model
 
 FOLDER = Path(__file__).resolve().parents[1] / "scripts" / "organic"
-NAMES = ("shards", "teachers", "label", "protons", "geometries", "molecules", "halve", "run")
+NAMES = ("shards", "teachers", "label", "protons", "geometries", "molecules", "halve", "grow", "run")
 OPTIONS = argparse.Namespace(
-    frames=2, every=3, timestep=0.5, keep=0.5, largest_force=30.0, largest_spread=1.5, batch=4, seed=0
-)
+    frames=2, every=3, student_every=None, timestep=0.5, keep=0.5, largest_force=30.0, largest_spread=1.5, batch=4,
+    seed=0,
+)  # fmt: skip
 KEYS = {"energy": "energy", "forces": "forces", "charges": "charges"}
 
 
@@ -195,6 +196,28 @@ def test_rounded_weights_change_little(scripts, tmp_path):
     assert 0 < error < 1e-3 and (whole.energy - half.energy).abs() < 5e-3  # eV/Å, eV
 
 
+def test_more_layers(scripts):
+    """The new ones add nothing at first, and divide the tensors by their norms; they can be trained."""
+    grow, base = scripts("grow").grow, load("organic-small")
+    grown = grow(base, 4)
+    layers = grown.representation.layers
+    assert len(layers) == 4 and grown.config["model"]["num_layers"] == 4 == len(grown.representation.linear_readout) - 1
+    for k, old in ((0, 0), (3, 1)):
+        for name, weight in base.representation.layers[old].state_dict().items():
+            assert torch.equal(layers[k].state_dict()[name], weight)
+    x = torch.randn(5, 9, 64)
+    for k in (1, 2):
+        layers[k].messages = lambda y, *rest: y
+        assert torch.equal(layers[k](x, None, None, None, None, torch.ones(5)), layers[k].normalise(x))
+    stages = [float(weight.detach().abs().sum()) for weight in grown.representation.linear_readout]
+    kept = [float(weight.detach().abs().sum()) for weight in base.representation.linear_readout]
+    assert stages == [*kept[:2], 0, 0, kept[2]]
+    system = System.from_ase([read(Path(__file__).parents[1] / "examples" / "data" / "ibuprofen.xyz")])
+    assert (grow(base, 3)(system).forces - base(system).forces).abs().mean() < 0.05  # eV/Å; of random weights: 0.19
+    with pytest.raises(ValueError, match="has 2 layers"):
+        grow(base, 2)
+
+
 def test_words_of_the_command_line(scripts):
     run = scripts("run")
     assert run.turn("organic-small=6.5") == ("organic-small", 6.5, []) and run.numbers("0,1") == [0, 1]
@@ -236,6 +259,10 @@ def test_a_student_drives_training_frames(scripts, tmp_path, subset):
     else:
         assert student.calls == 1 + 4 * 2 and sampler.left_out["ran away"] == 4
         assert count == 6 + 4 * 3 and sampler.left_out["student is right"] == 4 * 2
+        options.student_every = 8
+        student.calls = 0
+        label.label_job(job, tmp_path / "b.h5", sampler)
+        assert student.calls == 1 + 4 * 4
 
 
 def test_kinds_that_come_first(scripts, tmp_path):

@@ -49,6 +49,9 @@ COMPOSED["zbl+d3+reaction_field"] = [*COMPOSED["zbl"], *COMPOSED["d3"], *COMPOSE
 _PREDICTED = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 9.0}
 COMPOSED["zbl+d3+predicted"] = [*COMPOSED["zbl"], *COMPOSED["d3"], _PREDICTED]
 COMPOSED["pme"] = [{"name": "coulomb", "charges": CHARGES, "method": "pme", "cutoff": 9.0, "accuracy": 1e-6}]
+COMPOSED["log+linear"] = []
+MODELS: dict[str, dict[str, Any]] = {"log+linear": {"norm": "log", "linear_readout": True}}
+"""Changes of the network, by names in COMPOSED: the settings that extrapolate best."""
 
 
 class Morse(Prior):
@@ -63,11 +66,12 @@ class Morse(Prior):
 
 
 def make_potential(composed: str = "plain") -> Potential:
-    """The model with random weights, always the same, and priors by their name in COMPOSED."""
+    """The model with random weights, always the same, and priors or changes of it by their name in COMPOSED."""
     torch.manual_seed(1)
     priors = COMPOSED.get(composed, [])
     heads = [{"name": "charges"}] if any(prior.get("charges") == "predicted" for prior in priors) else []
-    potential = Potential.from_config({"model": MODEL, "priors": priors, "properties": heads})
+    model = {**MODEL, **MODELS.get(composed, {})}
+    potential = Potential.from_config({"model": model, "priors": priors, "properties": heads})
     if composed == "morse":
         potential.priors = torch.nn.ModuleList([Morse()])  # type: ignore[assignment]
     return potential.eval().requires_grad_(False)

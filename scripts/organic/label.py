@@ -88,7 +88,8 @@ class Sampler:
 
         engine: Any = self.teacher if held_out else self.student or self.teacher
         timestep = TIMESTEP if held_out else self.options.timestep
-        every = max(1, round(self.options.every * TIMESTEP / timestep))
+        between = (engine is self.student and self.options.student_every) or self.options.every
+        every = max(1, round(between * TIMESTEP / timestep))
 
         def pushed(moving: Tensor) -> tuple[Tensor, Tensor]:
             """Forces, 0 on what stands; what still moves: the others must not suffer from what runs away."""
@@ -239,6 +240,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="i/n: of n processes this is the i-th, from 0 on")
     parser.add_argument("--frames", type=int, default=6, help="of the dynamics, from each geometry")
     parser.add_argument("--every", type=int, default=40, help="times 0.5 fs between frames")
+    parser.add_argument("--student-every", type=int, help="the same, where the student drives; default: --every")
     parser.add_argument("--timestep", type=float, default=TIMESTEP, help="fs, of training frames")
     parser.add_argument("--largest-force", type=float, default=30.0, help="eV/Å")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
@@ -256,6 +258,8 @@ def main() -> None:
     settings |= {"teacher": chosen.description, "teacher_sha256": chosen.sha256}
     if options.first:  # it decides which geometries are in one file
         settings["first"] = options.first
+    if options.student_every:
+        settings["student_every"] = options.student_every
     keep_settings(options.output, "labels", settings, ["torch", "numpy", "h5py", "tblite"])
     part, parts = map(int, options.part.split("/"))
     left_out: Counter[str] = Counter()

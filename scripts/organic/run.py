@@ -89,7 +89,8 @@ def label(run: Runner, labels: Path) -> bool:
     words = [HERE / "label.py", options.geometries, labels, "--aimnet2", options.aimnet2, "--device", run.device,
              "--minutes", options.label_minutes, "--frames", options.frames, "--every", options.every,
              "--largest-force", options.largest_force, "--batch", options.batch, "--timestep", options.timestep,
-             "--keep", options.keep, "--seed", options.seed, "--first", *options.first]  # fmt: skip
+             "--keep", options.keep, "--seed", options.seed, "--first", *options.first,
+             *(["--student-every", options.student_every] if options.student_every else [])]  # fmt: skip
     running = {}
     for k in range(parts):
         student = ["--student", options.student] if options.student and k // len(gpus) % 2 else []
@@ -276,6 +277,7 @@ def main() -> None:
     parser.add_argument("--ahead", type=float, default=45, help="seconds that a model takes to prepare its frames")
     parser.add_argument("--frames", type=int, default=3, help="as of label.py")
     parser.add_argument("--every", type=int, default=25, help="as of label.py")
+    parser.add_argument("--student-every", type=int, help="as of label.py")
     parser.add_argument("--batch", type=int, default=1024, help="as of label.py")
     parser.add_argument("--timestep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--first", nargs="*", default=[], help="as of label.py")
