@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from organic_world import FOLDER
 
 
 def test_a_job_without_good_frames(monkeypatch, tmp_path):
     """Leaves no HDF5 file, which training would refuse, and is not done again."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "scripts" / "organic"))
+    monkeypatch.syspath_prepend(str(FOLDER))
     label, shards, teachers = __import__("label"), __import__("shards"), __import__("teachers")
 
     class Unsure(teachers.Teacher):
@@ -39,7 +39,7 @@ def test_a_job_without_good_frames(monkeypatch, tmp_path):
 @pytest.fixture
 def scripts(monkeypatch):
     """The modules shards and protons, forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "scripts" / "organic"))
+    monkeypatch.syspath_prepend(str(FOLDER))
     yield __import__("shards"), __import__("protons")
     for name in ("shards", "protons"):
         sys.modules.pop(name, None)

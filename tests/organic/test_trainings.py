@@ -1,0 +1,101 @@
+"""scripts/organic: trainings in a given time, and networks made of trained ones."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from ase.io import read
+from organic_world import FOLDER, ROOT
+
+from torchmdnet2 import System, load
+from torchmdnet2.potentials import find_model
+
+
+def test_trainings_follow_each_other(scripts, monkeypatch, tmp_path):
+    """The next one starts before one ends, and has what is left; one that fails early is begun again, once."""
+    run, started, said = scripts("run"), [], []
+    options = argparse.Namespace(
+        work=tmp_path, output=tmp_path, geometries=tmp_path,
+        models=[("organic-small", 2 / 60, []), ("organic", None, [0, 1])],
+        minutes=1.0, reserve=0.5, ahead=1.0, dynamics=0, picoseconds=1, half=False,
+        init={"organic": "a.tmn"}, set=[("organic", "training.lr", "1e-4"), (None, "training.precision", "tf32")],
+    )  # fmt: skip
+    runner = run.Runner([], options)
+
+    def start(name, words, gpus):
+        minutes = next(word.split("=")[1] for word in map(str, words) if word.startswith("training.max_minutes="))
+        started.append((name, time.monotonic() - runner.began, 60 * float(minutes)))
+        given = ("init", "training.lr", "training.precision")
+        said.append((gpus, {word for word in map(str, words) if word.startswith(given)}))
+        (runner.folder / f"{name}.log").write_text("")
+        code = "raise SystemExit(1)" if name == "organic" else "import time; time.sleep(2)"
+        return subprocess.Popen([sys.executable, "-S", "-c", code])
+
+    monkeypatch.setattr(runner, "start", start)
+    assert run.train(runner, [0])  # the second attempt went well
+    assert [name for name, _, _ in started] == ["organic-small", "organic", "organic-again"]
+    at, minutes = [row[1] for row in started], [row[2] for row in started]
+    assert at[1] >= 0.9 and at[1] + minutes[1] == pytest.approx(30, abs=1)  # seconds; the rest is for the evaluation
+    assert at[2] + minutes[2] == pytest.approx(30, abs=1)
+    everywhere, own = "training.precision=tf32", {"init.file=a.tmn", "training.lr=1e-4"}
+    assert said == [([0], {everywhere}), ([0, 1], {everywhere, *own}), ([1], {everywhere, *own})]
+    assert {path.name for path in tmp_path.glob("*.done")} == {"organic-small.done", "organic.done"}
+
+
+def test_rounded_weights_change_little(scripts, tmp_path):
+    """By far less than the errors of the model; the file has half of the size."""
+    scripts("halve").halve(find_model("organic-small"), tmp_path / "half.tmn")
+    size = find_model("organic-small").stat().st_size
+    assert (tmp_path / "half.tmn").stat().st_size < 0.6 * size
+    atoms = read(ROOT / "examples" / "data" / "ibuprofen.xyz")
+    whole, half = (load(name)(System.from_ase([atoms])) for name in ("organic-small", tmp_path / "half.tmn"))
+    error = (whole.forces - half.forces).abs().mean()
+    assert 0 < error < 1e-3 and (whole.energy - half.energy).abs() < 5e-3  # eV/Å, eV
+
+
+def test_more_layers(scripts):
+    """The new ones add nothing at first, and divide the tensors by their norms; they can be trained."""
+    grow, base = scripts("grow").grow, load("organic-small")
+    grown = grow(base, 4)
+    layers = grown.representation.layers
+    assert len(layers) == 4 and grown.config["model"]["num_layers"] == 4 == len(grown.representation.linear_readout) - 1
+    for k, old in ((0, 0), (3, 1)):
+        for name, weight in base.representation.layers[old].state_dict().items():
+            assert torch.equal(layers[k].state_dict()[name], weight)
+    x = torch.randn(5, 9, 64)
+    for k in (1, 2):
+        layers[k].messages = lambda y, *rest: y
+        assert torch.equal(layers[k](x, None, None, None, None, torch.ones(5)), layers[k].normalise(x))
+    stages = [float(weight.detach().abs().sum()) for weight in grown.representation.linear_readout]
+    kept = [float(weight.detach().abs().sum()) for weight in base.representation.linear_readout]
+    assert stages == [*kept[:2], 0, 0, kept[2]]
+    system = System.from_ase([read(ROOT / "examples" / "data" / "ibuprofen.xyz")])
+    assert (grow(base, 3)(system).forces - base(system).forces).abs().mean() < 0.05  # eV/Å; of random weights: 0.19
+    with pytest.raises(ValueError, match="has 2 layers"):
+        grow(base, 2)
+
+
+def test_words_of_the_command_line(scripts):
+    run = scripts("run")
+    assert run.turn("organic-small=6.5") == ("organic-small", 6.5, []) and run.numbers("0,1") == [0, 1]
+    assert run.turn("organic@0,1") == ("organic", None, [0, 1])
+    assert run.begin("organic=old.tmn") == ("organic", "old.tmn")
+    assert run.setting("organic:training.lr=1e-3") == ("organic", "training.lr", "1e-3")
+    assert run.setting("data.cache=c:/x") == (None, "data.cache", "c:/x")
+    for parse, text in ((run.turn, "orgnic"), (run.begin, "organic"), (run.setting, "x:a=1"), (run.setting, "a")):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse(text)
+
+
+@pytest.mark.parametrize("name", ["organic", "organic-small"])
+def test_training_configurations(name):
+    from torchmdnet2.training.config.config import load_config
+
+    config = load_config(FOLDER / f"{name}.yaml")
+    (d3,) = (prior for prior in config.priors if prior["name"] == "d3")
+    assert (d3["s8"], d3["a1"], d3["a2"]) == (0.3908, 0.566, 3.128) and config.output.folder == f"work/{name}"
