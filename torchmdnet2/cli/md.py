@@ -101,15 +101,18 @@ def _md(options: argparse.Namespace) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     temperatures = [row.temperature_K for replica in result.replicas for row in replica.rows]
-    found = [f"mean temperature {sum(temperatures) / len(temperatures):.1f} K", f"drift {drift_text(result.drift)}"]
+    mean = sum(temperatures) / len(temperatures)
+    found = [f"mean temperature {mean:.1f} K", f"drift {drift_text(result.drift)}"]
     if speed := speed_text(result.ns_per_day):
         found.append(speed if options.replicas == 1 else f"{speed} each")
     if novelty := result.watch.summary():
         found.append(novelty)
-    console.print(
-        ", ".join(found) + "\nwrote " + ", ".join(map(str, result.files)),
-        highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    lines = [", ".join(found), "wrote " + ", ".join(map(str, result.files))]
+    first = [replica.rows[0].temperature_K for replica in result.replicas]
+    if chosen.ensemble == "nve" and mean < 0.8 * sum(first) / len(first):
+        lines.insert(1, "at constant energy a relaxed structure takes up about half of its initial kinetic energy; "
+                        "--ensemble nvt keeps the temperature")  # fmt: skip
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 
 def _start(options: argparse.Namespace) -> Atoms:
