@@ -76,7 +76,7 @@ def test_findings_files_and_exit_codes(capsys, folder, tmp_path):
     assert float(first["reference_eV"]) == pytest.approx(bonds[0]["reference"]["energy"][0], rel=1e-6)
     assert rows[1]["reference_eV"] == "" and len(rows) == sum(len(c["values"]) for c in found["curves"])
     page = (tmp_path / "scan.html").read_text()
-    assert page.count("data:image/png;base64,") == 2 and "http" not in page and texts[0].split(": ")[1] in page
+    assert page.count("data:image/png;base64,") == 2 and "://" not in page and texts[0].split(": ")[1] in page
     before = (tmp_path / "scan.json").read_bytes()
     code, _, _ = scan(capsys, *arguments[:-1], "bond", "--fail")
     assert code == 1 and (tmp_path / "scan.json.old").read_bytes() == before

@@ -140,7 +140,7 @@ def test_report_of_an_ensemble(raw_config, tmp_path):
         "member_1",
     ):
         assert part in text, part
-    assert text.count("data:image/png;base64,") == 2 and "http" not in text
+    assert text.count("data:image/png;base64,") == 2 and "://" not in text
     assert (path.parent / "member_1" / "report.html").is_file()
 
 

@@ -74,7 +74,7 @@ def test_page_needs_no_other_file(folder):
     page = Balance()
     page.feed(text)
     assert page.open == [] and page.fetched == []
-    assert "http" not in text and "<script" not in text
+    assert "://" not in text and "<script" not in text
     pictures = [base64.b64decode(src.partition(",")[2]) for src in page.images]
     assert all(p.startswith(b"\x89PNG") for p in pictures)
     for name in ("learning_curve", "energy_parity", "force_parity", "errors_by_element"):
