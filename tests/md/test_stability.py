@@ -184,6 +184,27 @@ def test_a_start_that_is_not_finite(potential, bonded):
     assert (report.runs[1].broken_at, report.runs[1].reason) == (0, "energy or forces are not finite")
 
 
+def test_batches_of_limited_size(potential, bonded, monkeypatch):
+    """Many replicas run a part after the other, with the same outcomes."""
+    frames = [H2, OH, H2, OH, H2]
+    together = check_stability(potential, frames, [300], time=0.1, replicas=5, seed=4)
+    sizes = []
+    begin = ReplicaBatch.__init__
+    monkeypatch.setattr(
+        ReplicaBatch, "__init__", lambda self, p, runs, *more: sizes.append(len(runs)) or begin(self, p, runs, *more)
+    )
+    monkeypatch.setattr("torchmdnet2.md.stability._LARGEST_BATCH", 5)
+    parts = check_stability(potential, frames, [300], time=0.1, replicas=5, seed=4)
+    assert sizes == [2, 2, 1] and survivors(parts) == survivors(together) == [0, 2, 4]
+    for one, other in zip(parts.runs, together.runs, strict=True):
+        assert (one.seed, one.broken_at, one.mean_temperature) == (other.seed, other.broken_at, other.mean_temperature)
+
+
+def test_a_seed_for_each_of_many_replicas():
+    options = MDOptions(steps=1, temperature=300, seed=7, replicas=10**9)
+    assert options.seeds[10**9 - 1] == 10**9 + 6  # not a list
+
+
 def test_starts_are_spread_and_may_differ(potential):
     """Structures of several sizes and compositions, periodic or not."""
     pair = Atoms("H4", [[0, 0, 0], [0, 0, 0.74], [0, 9, 0], [0, 9, 0.74]])

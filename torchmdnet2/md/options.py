@@ -140,9 +140,9 @@ class MDOptions:
         return path.with_name(f"{path.stem}.{replica}{path.suffix}")
 
     @property
-    def seeds(self) -> list[int]:
+    def seeds(self) -> range:
         """One for each replica."""
-        return [self.seed + k for k in range(self.replicas)]
+        return range(self.seed, self.seed + self.replicas)
 
     # --- what a restart must have in common -----------------------------------------------------------------------
 

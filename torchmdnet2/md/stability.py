@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReplicaProgress", "alike", "check_stability", "checked_start"]
 
+_LARGEST_BATCH = 100_000  # atoms
 _REFERENCE = 100  # number of frames from which the usual bond lengths are taken
 
 
@@ -63,7 +64,8 @@ def check_stability(
     Args:
         model: path of a .tmn file, name of a potential, or a Potential.
         frames: starts are taken from all over them, evenly. They need not have the same composition: replicas of
-            equally many atoms run side by side in one batch, the others one batch after another. Labels are not used.
+            equally many atoms run side by side in one batch, of up to 100,000 atoms, the others one batch after
+            another. Labels are not used.
         temperatures: K; one after another, from the same starts and seeds.
         time: ps.
         replicas: at each temperature. With more of them than frames, several begin from the same one.
@@ -107,8 +109,10 @@ def check_stability(
             everyone = [run for group in groups.values() for run in group]
             with ReplicaProgress(console, options, everyone) as progress:
                 for group in groups.values():
-                    watch.restart()
-                    ReplicaBatch(potential, group, progress.update, watch).run()
+                    together = max(1, _LARGEST_BATCH // len(group[0].start))
+                    for first in range(0, len(group), together):
+                        watch.restart()
+                        ReplicaBatch(potential, group[first : first + together], progress.update, watch).run()
             for run in everyone:
                 run.finish()
             found += sorted((run.result for run in everyone), key=lambda result: result.replica)
