@@ -5,15 +5,12 @@ from __future__ import annotations
 import sys
 
 import numpy as np
-import pytest
 import torch
-from organic_world import FOLDER
 
 
-def test_a_job_without_good_frames(monkeypatch, tmp_path):
+def test_a_job_without_good_frames(scripts, monkeypatch, tmp_path):
     """Leaves no HDF5 file, which training would refuse, and is not done again."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    label, shards, teachers = __import__("label"), __import__("shards"), __import__("teachers")
+    label, shards, teachers = map(scripts, ("label", "shards", "teachers"))
 
     class Unsure(teachers.Teacher):
         description = level = "unsure"
@@ -32,22 +29,11 @@ def test_a_job_without_good_frames(monkeypatch, tmp_path):
         label.main()
     assert Unsure.calls == 1
     assert [p.name for p in (tmp_path / "labels").iterdir() if p.suffix != ".json"] == ["train-002-0000.none"]
-    for name in ("label", "shards", "teachers"):
-        sys.modules.pop(name, None)
-
-
-@pytest.fixture
-def scripts(monkeypatch):
-    """The modules shards and protons, forgotten afterwards."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield __import__("shards"), __import__("protons")
-    for name in ("shards", "protons"):
-        sys.modules.pop(name, None)
 
 
 def test_shared_protons(scripts):
     """A proton is between two heavy atoms that are 2.3 to 3.2 Å apart, and only it has moved far."""
-    shards, protons = scripts
+    shards, protons = scripts("shards"), scripts("protons")
     water = np.array([[0.0, 0, 0.066], [0, 0.757, -0.52], [0, -0.757, -0.52]])
     waters = [
         shards.Geometry("w", np.array([8, 1, 1]), water, 0),
@@ -68,7 +54,7 @@ def test_shared_protons(scripts):
 
 def test_a_proton_goes_around_other_atoms(scripts):
     """Not through phosphorus to the other oxygen on it."""
-    shards, protons = scripts
+    shards, protons = scripts("shards"), scripts("protons")
     rng = np.random.default_rng(0)
     ring = [np.array([np.cos(t), np.sin(t), 0]) for t in (0.0, 2.2)]
     acid = shards.Geometry("P(O)O", np.array([15, 8, 8, 1]), np.array([[0, 0, 0], 1.6 * ring[0], 1.5 * ring[1],

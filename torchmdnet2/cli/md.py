@@ -107,11 +107,14 @@ def _md(options: argparse.Namespace) -> None:
         found.append(speed if options.replicas == 1 else f"{speed} each")
     if novelty := result.watch.summary():
         found.append(novelty)
-    lines = [", ".join(found), "wrote " + ", ".join(map(str, result.files))]
+    lines = [", ".join(found)]
     first = [replica.rows[0].temperature_K for replica in result.replicas]
     if chosen.ensemble == "nve" and mean < 0.8 * sum(first) / len(first):
-        lines.insert(1, "at constant energy a relaxed structure takes up about half of its initial kinetic energy; "
-                        "--ensemble nvt keeps the temperature")  # fmt: skip
+        lines.append(
+            "at constant energy a relaxed structure takes up about half of its initial kinetic energy; "
+            "--ensemble nvt keeps the temperature"
+        )
+    lines.append("wrote " + ", ".join(map(str, result.files)))
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
 

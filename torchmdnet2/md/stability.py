@@ -64,8 +64,8 @@ def check_stability(
     Args:
         model: path of a .tmn file, name of a potential, or a Potential.
         frames: starts are taken from all over them, evenly. They need not have the same composition: replicas of
-            equally many atoms run side by side in one batch, of up to 100,000 atoms, the others one batch after
-            another. Labels are not used.
+            equally many atoms run side by side, in batches of up to 100,000 atoms. Batches run one after another.
+            Labels are not used.
         temperatures: K; one after another, from the same starts and seeds.
         time: ps.
         replicas: at each temperature. With more of them than frames, several begin from the same one.
