@@ -5,9 +5,10 @@
 Kinds: `conformers` (distance geometry, relaxed with a force field), `strained` (stretched or compressed bonds,
 displaced atoms), `dimers` (two molecules of one subset at random orientations, from hard contact to separation),
 `clusters` (a molecule in one to eight waters), `water` (clusters of 2 to 20 molecules of water, one in four with
-hydronium, hydroxide or a halide) and `protons` (a proton on its way within a molecule or between two, see protons.py).
+hydronium, hydroxide or a halide), `protons` (a proton on its way within a molecule or between two, see protons.py) and
+`stretched` (a bond at up to twice its length, rare types more often, see stretched.py).
 A shard holds all kinds that are made from its molecules, so that a part of the shards is as balanced as all of them.
-`protons` are made last, of all files of conformers that have none, which includes those of earlier versions.
+The last two are made last, of all files of conformers that have none, which includes those of earlier versions.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from protons import shared_protons
 from rdkit import Chem, rdBase
 from rdkit.Chem import AllChem
 from shards import ELEMENTS, SUBSETS, Geometry, keep_settings, read_shard, rotation, seed_of, write_shard
+from stretched import stretched_bonds
 
 RADII = {1: 1.1, 5: 1.92, 6: 1.7, 7: 1.55, 8: 1.52, 9: 1.47, 14: 2.1, 15: 1.8, 16: 1.8, 17: 1.75, 33: 1.85, 34: 1.9,
          35: 1.85, 53: 1.98}  # fmt: skip
@@ -41,6 +43,7 @@ IONS = (
 CONTACTS = (0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.4, 2.0)
 """Closest distances of dimers, relative to the sums of van der Waals radii."""
 PROTONS = 90  # shared ones of a shard
+STRETCHED = 200  # bonds of a shard
 LARGEST = 64  # atoms of a dimer or cluster
 
 
@@ -162,17 +165,27 @@ def _write(folder: str, subset: str, name: str, found: dict[str, list[Geometry]]
     return f"{subset} {name}: { ({kind: len(made) for kind, made in found.items()}) }"
 
 
-def protons(conformers: Path, options: dict) -> int:
-    """Write the shared protons of a file of conformers beside it, for folders of earlier versions too; how many."""
-    target = conformers.with_name(conformers.name.replace("-conformers-", "-protons-"))
-    if target.exists():
-        return 0
-    rng = np.random.default_rng(seed_of(options["seed"], target.stem))
-    found = list(read_shard(conformers))
+def additions(conformers: Path, options: dict) -> None:
+    """Write the kinds that are made of a file of conformers alone beside it, for folders of earlier versions too."""
+    for kind, make in ADDITIONS.items():
+        target = conformers.with_name(conformers.name.replace("-conformers-", f"-{kind}-"))
+        if not target.exists():
+            rng = np.random.default_rng(seed_of(options["seed"], target.stem))
+            write_shard(target, make(list(read_shard(conformers)), options, rng))
+
+
+def _protons(found: list[Geometry], options: dict, rng: np.random.Generator) -> list[Geometry]:
     small = [g for g in found if len(g.numbers) <= options["dimer_atoms"]]
     partners = small + [WATER, *IONS] * max(1, len(small) // (2 * len(IONS) + 2))  # a third of the partners
     found += [WATER, IONS[0]] * (len(found) // 40)  # these give protons, too
-    return write_shard(target, shared_protons(found, partners, RADII, PROTONS, LARGEST, rng))
+    return shared_protons(found, partners, RADII, PROTONS, LARGEST, rng)
+
+
+def _stretched(found: list[Geometry], options: dict, rng: np.random.Generator) -> list[Geometry]:
+    return stretched_bonds(found, min(STRETCHED, len(found)), rng)
+
+
+ADDITIONS = {"protons": _protons, "stretched": _stretched}
 
 
 def others(path: Path, folder: str, options: dict, held_out: float) -> Iterator[str]:
@@ -228,7 +241,7 @@ def main() -> None:
         for text in pool.map(shard, *zip(*work, strict=True)) if work else ():
             print(text, flush=True)
     for path in sorted(options.output.glob("*-conformers-*.npz")):
-        protons(path, settings)
+        additions(path, settings)
     files = list(options.output.glob("*.npz"))
     print(f"{len(files)} shards, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
 

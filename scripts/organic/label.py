@@ -6,11 +6,13 @@ Each geometry is labelled as it is, and then moves by Langevin dynamics at a tem
 1000 K for training, 300 or 600 K for validation and test. A frame is labelled every few steps. Structures of equal size
 are evaluated together, whatever shards they are from: their labels are in one HDF5 file, SUBSET-SIZE-NUMBER.h5, which
 `torchmdnet2 train` reads. Frames with forces above --largest-force, or where the teacher's networks disagree by more
-than --largest-spread, are left out and counted.
+than --largest-spread, are left out and counted. A larger spread is worth while for training frames: a rough wall is
+better than none.
 
 With --student MODEL.tmn the student drives the dynamics of training frames (active learning): of the frames that it
 runs into, the --keep share is kept where student and teacher disagree most. Frames of validation and test are always
-made in one way (teacher, steps of 0.5 fs, seed 0, three frames at most), so that errors of different runs compare.
+made in one way (teacher, steps of 0.5 fs, seed 0, three frames at most, a spread of 1.5 eV/Å at most), so that errors
+of different runs compare.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
 HELD_OUT = (300.0, 600.0)  # of validation and test frames
 TIMESTEP, FRICTION = 0.5, 0.02  # fs, 1/fs
 HELD_OUT_FRAMES = 3  # of the dynamics from a geometry, at most
+HELD_OUT_SPREAD = 1.5  # eV/Å, largest spread of the teacher's networks
 BOLTZMANN = 8.617333262e-5  # eV/K
 ACCELERATION = 9.64853321e-3  # Å/fs² of 1 eV/Å on 1 u
 Frames = tuple[Tensor, Labels, Tensor]
@@ -56,6 +59,7 @@ class Sampler:
     def __init__(self, teacher: Teacher, student: Student | None, options: argparse.Namespace):
         self.teacher, self.student, self.options = teacher, student, options
         self.left_out: dict[str, int] = defaultdict(int)
+        self.largest_spread = options.largest_spread
 
     def frames(
         self, geometries: list[Geometry], temperatures: Sequence[float], seed: int, held_out: bool = False
@@ -65,6 +69,7 @@ class Sampler:
         A structure with a force of three times the largest one that is kept stops, and no more frames are taken of it.
         """
         device = self.teacher.device  # type: ignore[attr-defined]
+        self.largest_spread = HELD_OUT_SPREAD if held_out else self.options.largest_spread
         generator = torch.Generator(device).manual_seed(seed)
         numbers = torch.as_tensor(np.array([g.numbers for g in geometries]), device=device)
         charge = torch.tensor([float(g.charge) for g in geometries], device=device)
@@ -127,7 +132,7 @@ class Sampler:
             "ran away": torch.zeros_like(largest, dtype=torch.bool) if moving is None else ~moving,
             "not finite": ~torch.isfinite(labels.energy) | ~torch.isfinite(largest),
             "large forces": ~(largest < self.options.largest_force),
-            "teacher is not sure": ~(labels.spread < self.options.largest_spread),
+            "teacher is not sure": ~(labels.spread < self.largest_spread),
         }
         if self.student is not None and student is not None:
             error = (student - labels.forces).norm(dim=2).amax(1).masked_fill(tests["ran away"], torch.nan)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from ase.data import covalent_radii
-from shards import Geometry, rotation
+from shards import Geometry, bonded, rotation
 
 HEAVY = {7: 1.02, 8: 0.97, 16: 1.35, 9: 0.93, 17: 1.29, 35: 1.43, 53: 1.62}
 """Length in Å of the bond to hydrogen, of what may have the proton; the first three give one away."""
@@ -29,13 +28,6 @@ class Sites(NamedTuple):
     donors: list[tuple[int, int]]
     weights: list[float]
     acceptors: list[int]
-
-
-def bonded(geometry: Geometry) -> np.ndarray:
-    """[n, n] bool, by distance."""
-    radii = covalent_radii[geometry.numbers]
-    apart = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
-    return (apart < 1.25 * (radii[:, None] + radii[None])) & ~np.eye(len(radii), dtype=bool)
 
 
 def sites(geometry: Geometry) -> Sites:

@@ -88,8 +88,9 @@ def label(run: Runner, labels: Path) -> bool:
     parts = len(gpus) * options.per_gpu
     words = [HERE / "label.py", options.geometries, labels, "--aimnet2", options.aimnet2, "--device", run.device,
              "--minutes", options.label_minutes, "--frames", options.frames, "--every", options.every,
-             "--largest-force", options.largest_force, "--batch", options.batch, "--timestep", options.timestep,
-             "--keep", options.keep, "--seed", options.seed, "--first", *options.first,
+             "--largest-force", options.largest_force, "--largest-spread", options.largest_spread,
+             "--batch", options.batch, "--timestep", options.timestep, "--keep", options.keep, "--seed", options.seed,
+             "--first", *options.first,
              *(["--student-every", options.student_every] if options.student_every else [])]  # fmt: skip
     running = {}
     for k in range(parts):
@@ -285,6 +286,7 @@ def main() -> None:
     parser.add_argument("--keep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--seed", type=int, default=0, help="as of label.py")
     parser.add_argument("--largest-force", type=float, default=20, help="as of label.py")
+    parser.add_argument("--largest-spread", type=float, default=1.5, help="as of label.py")
     parser.add_argument("--dynamics", type=int, default=100, help="molecules whose dynamics is looked at")
     parser.add_argument("--picoseconds", type=float, default=2, help="of dynamics")
     parser.add_argument("--half", action="store_true", help="weights of 16 bits: half of the size, see halve.py")

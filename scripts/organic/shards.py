@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from ase.data import covalent_radii
 
 from torchmdnet2.files import atomic_write, written_aside
 
@@ -42,6 +43,13 @@ def rotation(rng: np.random.Generator) -> np.ndarray:
     q, r = np.linalg.qr(rng.normal(size=(3, 3)))
     q = q * np.sign(np.diag(r))
     return q if np.linalg.det(q) > 0 else -q
+
+
+def bonded(geometry: Geometry) -> np.ndarray:
+    """Which atoms are bonded, by their distances: [n, n] bool."""
+    radii = covalent_radii[geometry.numbers]
+    apart = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
+    return (apart < 1.25 * (radii[:, None] + radii[None])) & ~np.eye(len(radii), dtype=bool)
 
 
 def write_shard(path: Path, geometries: Iterable[Geometry]) -> int:

@@ -7,7 +7,7 @@ import sys
 import pytest
 from organic_world import FOLDER
 
-NAMES = ("shards", "teachers", "label", "protons", "geometries", "molecules", "halve", "grow", "run")
+NAMES = ("shards", "teachers", "label", "protons", "stretched", "geometries", "molecules", "halve", "grow", "run")
 
 
 @pytest.fixture

@@ -114,6 +114,18 @@ def test_a_student_drives_training_frames(scripts, tmp_path, subset):
         assert student.calls == 1 + 4 * 4
 
 
+@pytest.mark.parametrize("subset", ["train", "test"])
+def test_a_larger_spread_is_for_training_only(scripts, tmp_path, subset):
+    label, teacher = scripts("label"), springs(scripts)
+    certain = teacher.label
+    teacher.label = lambda *given: certain(*given)._replace(spread=torch.full((len(given[0]),), 2.0))
+    options = argparse.Namespace(**{**vars(OPTIONS), "largest_spread": 3.0})
+    sampler = label.Sampler(teacher, None, options)
+    job = label.Job(f"{subset}-003-0000", molecules(scripts)[:6], ["x"] * 6)
+    count = label.label_job(job, tmp_path / "a.h5", sampler)
+    assert (count, sampler.left_out["teacher is not sure"]) == ((18, 0) if subset == "train" else (0, 18))
+
+
 def test_kinds_that_come_first(scripts, tmp_path):
     """They are in the first jobs of training, filled up with others of their size; nothing is lost or doubled."""
     shards, label = scripts("shards"), scripts("label")
