@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +17,7 @@ from training.test_packed import CUTOFF, objective, packed, structures
 from training.test_packed_properties import COULOMB, HEADS, KEYS, MODELS, file, made, raw_of  # noqa: F401
 
 from torchmdnet2 import Potential
+from torchmdnet2.runtime.capture import CudaGraph, GraphMemory
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state
@@ -166,6 +170,28 @@ def test_resuming_gives_the_same_bits(tmp_path, optimizer):
     second.run(Hooks())
     for a, b in zip(whole.average.parameters(), second.average.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_graphs_share_their_memory():
+    """Smaller ones find room in the memory of the largest, and each computes as before."""
+    device, total = torch.device("cuda", torch.cuda.current_device()), torch.zeros((), device="cuda")
+    sizes, reserved = [2**26, 2**25, 3 * 2**24, 2**24], []
+
+    def work(size):
+        x = torch.ones(size, device=device)
+        total.copy_((2 * x + x).sum())
+
+    memory, graphs = GraphMemory(device), []
+    for size in sizes:
+        graphs.append(CudaGraph.record(partial(work, size), device, memory=memory))
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        reserved.append(torch.cuda.memory_reserved())
+    assert reserved[-1] <= reserved[0] + 2**22 < reserved[0] + 4 * sizes[-1]
+    for k in (0, 3, 1, 2, 0):
+        graphs[k].replay()
+        assert total.item() == 3 * sizes[k]
 
 
 def test_a_step_that_is_not_finite_changes_no_weight(tmp_path):

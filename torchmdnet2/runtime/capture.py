@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .sync_guard import NotCapturable
 
-__all__ = ["CudaGraph", "ReplayDiffers", "exclusive_capture"]
+__all__ = ["CudaGraph", "GraphMemory", "ReplayDiffers", "exclusive_capture"]
 
 _ONE = threading.Lock()
 
@@ -37,6 +37,17 @@ def exclusive_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, po
         yield
 
 
+class GraphMemory:
+    """Memory that several graphs use, of which one at a time is replayed; nothing in it is read after a replay.
+
+    The allocator gives a block of a pool to the stream alone that it was made on: all are captured on one stream.
+    A block is taken for a smaller one, but not for a larger one: capture the largest graph first.
+    """
+
+    def __init__(self, device: torch.device):
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+
 class CudaGraph:
     """Launches that the device repeats by itself.
 
@@ -57,7 +68,7 @@ class CudaGraph:
         agree: Callable[[list[Tensor]], bool] | None = None,
         changes_inputs: bool = False,
         warm_up: Callable[[], None] | None = None,
-        pool: Any = None,
+        memory: GraphMemory | None = None,
         measure: bool = False,
     ) -> CudaGraph:
         """Capture what a function launches.
@@ -71,7 +82,7 @@ class CudaGraph:
                 and after it.
             warm_up: done before the capture in the place of the launches: kernels are compiled and loaded, and memory
                 that is made only once is made, which must not happen inside.
-            pool: of memory, see `exclusive_capture`.
+            memory: shared with other graphs; None: its own.
             measure: find out how much memory the graph takes; waits for the device.
 
         Raises:
@@ -80,7 +91,7 @@ class CudaGraph:
         """
         with torch.cuda.device(device):
             before = [t.clone() for t in results] if changes_inputs else []
-            side = torch.cuda.Stream()
+            side = torch.cuda.Stream() if memory is None else memory.stream
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 (warm_up or launch)()
@@ -89,7 +100,7 @@ class CudaGraph:
             reserved = _reserved(device) if measure else 0
             graph = torch.cuda.CUDAGraph()
             try:
-                with exclusive_capture(graph, side, pool):
+                with exclusive_capture(graph, side, memory and memory.pool):
                     launch()
             except torch.cuda.OutOfMemoryError:
                 raise

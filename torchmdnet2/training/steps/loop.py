@@ -10,6 +10,7 @@ import torch
 
 from ...fused.registry import fast_path
 from ...potential import Potential
+from ...runtime.capture import GraphMemory
 from .batches import Frames, measured_batches, most_frames
 from .capturable import uncapturable_reason
 from .distributed import Devices
@@ -105,6 +106,7 @@ class PackedLoop:
         config, cuda = trainer.config, trainer.device.type == "cuda"
         kernels = cuda or find_spec("numba") is not None
         self.check_every = _CHECK_EVERY if cuda else 1  # a CPU need not be waited for
+        self._memory = GraphMemory(trainer.device) if cuda else None
         stress = trainer.properties.stress
         elements, labels = len(trainer.potential.elements), _further_labels(trainer)
 
@@ -150,19 +152,22 @@ class PackedLoop:
         return sum(r.store.num_bytes for r in (self.step, self.measure) if r is not None)
 
     def _replayed(self, store: PackedFrames, frames: int, work: EvaluationPass) -> GraphedPass:
-        return GraphedPass(store, frames, work.body, work.warm_up, self.trainer.config.precision == "tf32")
+        tf32 = self.trainer.config.precision == "tf32"
+        return GraphedPass(store, frames, work.body, work.warm_up, tf32, self._memory)
 
     def steps(self, order: Sequence[Sequence[int]]) -> Iterator[float]:
         """Do the steps of these batches; yields, after each, the newest loss that is known."""
         trainer = self.trainer
         if self.training.set_loss(trainer.loss):
             self.step.clear()
-        for chosen in order:
+        shares = [self.devices.share(chosen, self.step.store.num_pairs) for chosen in order]
+        self.step.expect(shares)
+        for chosen, share in zip(order, shares, strict=True):
             rate = trainer.learning_rate.rate(trainer.step_count)
             rates = [rate * group.get("lr_scale", 1.0) for group in trainer.optimizer.param_groups]
             self.training.set_rates(rates, trainer.learning_rate.average_share(trainer.step_count))
             self._since.append(chosen)
-            self.step(self.devices.share(chosen, self.step.store.num_pairs))
+            self.step(share)
             if len(self._since) >= self.check_every:
                 self.check()
             yield self._loss
@@ -182,8 +187,10 @@ class PackedLoop:
     def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums:
         """Errors of the averaged weights on the validation frames."""
         assert self.measure is not None
-        for chosen in positions:
-            self.measure(self.devices.share(chosen, self.measure.store.num_pairs))
+        shares = [self.devices.share(chosen, self.measure.store.num_pairs) for chosen in positions]
+        self.measure.expect(shares)
+        for share in shares:
+            self.measure(share)
         sums = ErrorSums(self.errors.loss, self.trainer.device)
         sums.add_sums(self.errors.pop_sums())
         return sums

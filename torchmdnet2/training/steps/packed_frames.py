@@ -66,6 +66,11 @@ class Capacity:
     pairs: int
     edges: tuple[int, ...] = ()
 
+    def joined(self, other: Capacity) -> Capacity:
+        """Room for the one and for the other."""
+        atoms, pairs = max(self.atoms, other.atoms), max(self.pairs, other.pairs)
+        return Capacity(max(self.frames, other.frames), atoms, pairs, tuple(map(max, self.edges, other.edges)))
+
 
 @dataclass(eq=False)
 class PackedBatch:

@@ -9,13 +9,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, reduce
 
 import torch
 from torch import Tensor, nn
 
 from ...potential import Result
-from ...runtime.capture import CudaGraph
+from ...runtime.capture import CudaGraph, GraphMemory
 from ...system import System
 from ..config.loss_config import LossConfig
 from .distributed import Devices
@@ -40,6 +40,7 @@ class GraphedPass:
         body: the work; it must not copy values to the host, and must write its results to existing tensors.
         warm_up: done before a capture, outside of it: compiles kernels, allocates those tensors.
         tf32: matrix products of float32 numbers rounded to 10 bits of mantissa, on Tensor Cores.
+        memory: of the graphs, which other passes may use too; None: their own.
 
     On devices that are not CUDA nothing is captured.
     """
@@ -51,6 +52,7 @@ class GraphedPass:
         body: Callable[[PackedBatch], None],
         warm_up: Callable[[PackedBatch], None],
         tf32: bool = False,
+        memory: GraphMemory | None = None,
     ):
         self.store, self.frames, self.body, self.warm_up, self.tf32 = store, frames, body, warm_up, tf32
         self.captures = 0
@@ -58,7 +60,22 @@ class GraphedPass:
         self._cuda = store.device.type == "cuda"
         self._graphs: OrderedDict[Capacity, CudaGraph] = OrderedDict()
         self._ready = False
-        self._pool = torch.cuda.graph_pool_handle() if self._cuda else None
+        self._memory = GraphMemory(store.device) if self._cuda and memory is None else memory
+        self._largest: Capacity | None = None
+
+    def expect(self, batches: Sequence[Sequence[int]]) -> None:
+        """Say which batches come next. The largest graph is captured first, so that the others fit in its memory.
+
+        Which graph a batch is done with does not depend on it.
+        """
+        if not self._cuda or not batches:
+            return
+        largest = reduce(Capacity.joined, map(self.room, batches))
+        if self._largest is None or self._largest.joined(largest) != self._largest:
+            self.clear()
+            self._largest = largest
+            self._choose(max(batches, key=lambda chosen: self.store.size(chosen).pairs))
+            self._graphs[largest] = self._prepare(largest)
 
     def __call__(self, chosen: Sequence[int]) -> None:
         """Do it with these frames, on the current stream, without waiting."""
@@ -66,14 +83,17 @@ class GraphedPass:
         if not self._cuda:
             self._plain(chosen, room)
             return
-        index = torch.full((self.frames,), -1, dtype=torch.int64)
-        index[: len(chosen)] = torch.as_tensor(list(chosen))
-        # each its own pinned copy: the previous one may still be on its way
-        self._chosen.copy_(index.pin_memory(), non_blocking=True)
+        self._choose(chosen)
         if room not in self._graphs:
             self._graphs[room] = self._prepare(room)
         self._graphs.move_to_end(room)
         self._graphs[room].replay()
+
+    def _choose(self, chosen: Sequence[int]) -> None:
+        index = torch.full((self.frames,), -1, dtype=torch.int64)
+        index[: len(chosen)] = torch.as_tensor(list(chosen))
+        # each its own pinned copy: the previous one may still be on its way
+        self._chosen.copy_(index.pin_memory(), non_blocking=True)
 
     def _plain(self, chosen: Sequence[int], room: Capacity) -> None:
         """Without a graph: at the batch's own size."""
@@ -88,7 +108,7 @@ class GraphedPass:
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
-        self._ready = False
+        self._ready, self._largest = False, None
 
     def room(self, chosen: Sequence[int]) -> Capacity:
         """Size of the graph for a batch: one of few, a tenth larger than the one before. Without graphs: its own."""
@@ -108,7 +128,7 @@ class GraphedPass:
             self._graphs.popitem(last=False)
         graph = CudaGraph.record(
             partial(self._run, self.body, room), self.store.device, warm_up=partial(self._run, self.warm_up, room),
-            pool=self._pool,
+            memory=self._memory,
         )  # fmt: skip
         self.captures += 1
         return graph
