@@ -10,7 +10,10 @@ import torch
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.potential import Potential
 from torchmdnet2.system import System
-from torchmdnet2.training.config.config import LossConfig
+from torchmdnet2.training.config.config import LossConfig, parse_config
+from torchmdnet2.training.reporting import evaluation
+from torchmdnet2.training.reporting.evaluation import evaluate
+from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.steps.batches import Batch
 from torchmdnet2.training.steps.loss import penalty_sums, residuals, total_loss
 from torchmdnet2.training.steps.trainer import Properties, predict
@@ -67,3 +70,29 @@ def test_kept_lists_give_the_same_as_fresh_ones(potential):
         torch.testing.assert_close(together.energy[index : index + 1], alone.energy, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(together.forces[first : first + part.num_atoms], alone.forces, rtol=1e-9, atol=1e-12)
         first += part.num_atoms
+
+
+def test_batches_too_large_for_the_memory_are_halved(raw_config, monkeypatch):
+    """The errors are those of whole batches; a frame alone that does not fit is still an error."""
+    setup = make_setup(parse_config(raw_config))
+    frames, asked = setup.frames["train"], []
+
+    def limited(potential, batch, properties):
+        asked.append(len(batch.frames))
+        if len(batch.frames) > most:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return predict(potential, batch, properties)
+
+    monkeypatch.setattr(evaluation, "predict", limited)
+    found = []
+    for most in (99, 3):
+        found.append(evaluate(setup.potential, frames, setup.properties, batch_size=7))
+    assert {7, 4, 2} < set(asked)  # 7 = 3 + (2 + 2)
+    whole, halved = found
+    assert sorted(whole.by_frame["frame"]) == sorted(halved.by_frame["frame"])
+    for name in ("energy", "energy_per_atom", "forces"):
+        assert halved.errors[name]["count"] == whole.errors[name]["count"] > 0
+        assert halved.errors[name]["mae"] == pytest.approx(whole.errors[name]["mae"], rel=1e-6)
+    most = 0
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        evaluate(setup.potential, frames, setup.properties)

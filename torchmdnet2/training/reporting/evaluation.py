@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,11 +75,8 @@ def evaluate(
     sums = ErrorSums(LossConfig(), potential.device, units)
     kept: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     by_frame: list[dict[str, np.ndarray]] = []
-    for batch in Loader(frames, num_workers)(batches or in_order(len(frames), batch_size)):
-        batch = batch.to(potential.device)
-        if check:
-            check_batch(potential, batch, frames)
-        result = predict(potential, batch, properties)
+    every = Loader(frames, num_workers)(batches or in_order(len(frames), batch_size))
+    for batch, result in _predictions(potential, every, frames, properties, check):
         if each is not None:
             each(batch, result)
         found = residuals(result, batch.sample.labels)
@@ -108,6 +105,30 @@ def evaluate(
         for name in names
     }
     return Evaluation(sums.summary(), pairs, columns)
+
+
+def _predictions(
+    potential: Potential, batches: Iterable[Batch], frames: Frames, properties: Properties, check: bool
+) -> Iterator[tuple[Batch, Result]]:
+    """What is predicted for each batch, or for its halves where the memory of a GPU is not enough."""
+    for batch in batches:
+        batch = batch.to(potential.device)
+        if check:
+            check_batch(potential, batch, frames)
+        try:
+            result = predict(potential, batch, properties)
+        except torch.cuda.OutOfMemoryError:
+            if len(batch.frames) == 1:
+                raise
+            result = None
+        if result is not None:
+            yield batch, result
+            continue
+        torch.cuda.empty_cache()  # after the exception, which holds tensors
+        middle = len(batch.frames) // 2
+        halves = (np.isin(frames.indices, part) for part in (batch.frames[:middle], batch.frames[middle:]))
+        parts = (frames.batch(np.flatnonzero(half)) for half in halves)
+        yield from _predictions(potential, parts, frames, properties, False)
 
 
 def check_batch(potential: Potential, batch: Batch, frames: Frames) -> None:

@@ -35,6 +35,8 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
         Errors by subset.
     """
     config = setup.config
+    if trainer.packed is not None:
+        trainer.packed.forget_graphs()  # their memory is needed
     subsets = [name for name in SUBSETS[1:] if name in setup.frames] or ["train"]
     evaluations = {name: evaluate_saved(folder / BEST, setup, setup.frames[name]) for name in subsets}
     errors = {name: evaluation.errors for name, evaluation in evaluations.items()}

@@ -87,6 +87,8 @@ class PackedSteps(Protocol):
 
     def validate(self, positions: Sequence[Sequence[int]]) -> ErrorSums: ...
 
+    def forget_graphs(self) -> None: ...
+
 
 class Trainer:
     """Trains a potential.
