@@ -84,11 +84,11 @@ def test_batches_too_large_for_the_memory_are_halved(raw_config, monkeypatch):
         return predict(potential, batch, properties)
 
     monkeypatch.setattr(evaluation, "predict", limited)
-    found = []
-    for most in (99, 3):
-        found.append(evaluate(setup.potential, frames, setup.properties, batch_size=7))
+    most = 99
+    whole = evaluate(setup.potential, frames, setup.properties, batch_size=7)
+    most = 3
+    halved = evaluate(setup.potential, frames, setup.properties, batch_size=7)
     assert {7, 4, 2} < set(asked)  # 7 = 3 + (2 + 2)
-    whole, halved = found
     assert sorted(whole.by_frame["frame"]) == sorted(halved.by_frame["frame"])
     for name in ("energy", "energy_per_atom", "forces"):
         assert halved.errors[name]["count"] == whole.errors[name]["count"] > 0
