@@ -127,6 +127,17 @@ def test_bugs_keep_their_traceback(monkeypatch, folder):
         main(["card", str(folder / "model.tmn")])
 
 
+def test_memory_that_is_not_enough(monkeypatch, capsys, folder):
+    """What PyTorch says of the device, without its list of processes, and what to do."""
+
+    def full(*given, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried 9 GiB. GPU 0 has 0.3 GiB free. Process 6 has 7 GiB.")
+
+    monkeypatch.setattr("torchmdnet2.md.run_md", full)
+    line = fails(capsys, 1, "md", folder / "model.tmn", folder / "water.xyz")
+    assert "GPU 0 has 0.3 GiB free. Remedy: take fewer --replicas" in line and "Process" not in line
+
+
 def test_traceback_on_demand(folder):
     with pytest.raises(FileNotFoundError):
         main(["card", str(folder / "none.tmn"), "--traceback"])

@@ -17,6 +17,14 @@ from .streams import steady_streams
 
 __all__ = ["main"]
 
+_SMALLER = {
+    "train": "lower training.batch_size, or set training.max_atoms in its place",
+    "md": "take fewer --replicas or fewer atoms, or --device cpu",
+    "stability": "take fewer --replicas, or --device cpu",
+    "": "take fewer atoms at a time, or run on the CPU",
+}
+"""What to do where the memory of a GPU is not enough."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -50,11 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         silence_stdout()
         return 0
     except Exception as error:
-        if options.traceback or not _is_ours(error):
+        no_memory = type(error).__name__ == "OutOfMemoryError"  # of PyTorch, which only some commands import
+        if options.traceback or not (no_memory or _is_ours(error)):
             raise
         from ..errors import BadConfig
 
         words = str(error) or type(error).__name__
+        if no_memory:
+            found = ". ".join(words.split(". ")[:3]).rstrip(".")
+            words = f"{found}. Remedy: {_SMALLER.get(options.command, _SMALLER[''])}"
         if isinstance(error, OSError) and error.strerror and error.filename:
             words = f"{error.filename}: {error.strerror}"
         lines = [" ".join(line.split()) for line in words.splitlines()]
