@@ -16,6 +16,7 @@ from ..novelty import LARGEST, UnknownStructure, Watch
 from ..potential import Potential
 from ..system import System
 from .choose_engine import make_engine
+from .conservation import Conservation
 from .guard import Guard, Limits, NonFiniteState, Unphysical, check_overlaps
 from .integrators import Langevin, VelocityVerlet
 from .options import MDOptions
@@ -173,6 +174,7 @@ class Simulation:
             self.state = self.engine.begin(velocities(self.start, self.atoms, options))
         limits = Limits.for_temperature(options.target_temperature)
         self.guard = Guard(self.system, self.atoms, options.timestep, limits, self.saved.get("first_conserved"))
+        self.conservation = Conservation(self.atoms.num_atoms, options.replicas)
 
     def _dynamics(self, atoms: AtomConstants) -> VelocityVerlet:
         options = self.options
@@ -187,6 +189,7 @@ class Simulation:
         """Run all steps, or stop at the first that fails a check."""
         options, first = self.options, self.state.step
         rows = self.guard(self.state)  # before any file is written
+        self.conservation(rows)
         self.record = self._recorder()
         if not options.restart:
             self.record.add(self.state, rows)
@@ -251,6 +254,7 @@ class Simulation:
     def _keep(self, state: State, rows: list[TableRow]) -> None:
         """Record a checked state when it is due, and keep it to go back to."""
         options = self.options
+        self.conservation(rows)
         last = state.step == options.steps
         recorded = last or state.step % options.interval == 0
         if recorded:
