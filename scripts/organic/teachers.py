@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from shards import file_sha256
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from torchmdnet2.potential import Result
 
 __all__ = ["GFN2", "AIMNet2", "Labels", "Student", "Teacher"]
 
@@ -123,12 +126,19 @@ class Student:
         self.description, self.sha256 = f"student {os.path.basename(path)}", file_sha256(find_model(path))
 
     def forces(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
+        """[B, n, 3] eV/Å."""
+        found = self._run(numbers, positions, charge).forces
+        assert found is not None
+        return found.reshape(*numbers.shape, 3)
+
+    def energies(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
+        """[B] eV."""
+        return self._run(numbers, positions, charge).energy
+
+    def _run(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Result:
         from torchmdnet2 import System
 
         size, n = numbers.shape
         batch = torch.arange(size).repeat_interleave(n)
         parts = {"z": numbers.reshape(-1).long(), "pos": positions.reshape(-1, 3).double(), "batch": batch}
-        system = System(**parts, charge=charge.double()).to(device=self.device)
-        found = self.evaluator(system).forces
-        assert found is not None
-        return found.reshape(size, n, 3)
+        return self.evaluator(System(**parts, charge=charge.double()).to(device=self.device))

@@ -7,7 +7,7 @@ import sys
 import pytest
 from organic_world import FOLDER
 
-NAMES = ("shards", "teachers", "label", "protons", "stretched", "geometries", "molecules", "halve", "grow", "run")
+NAMES = [path.stem for path in FOLDER.glob("*.py")]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from ase import Atoms
 from ase.build import molecule
+from organic_world import springs
 
 
 def geometry(scripts, atoms: Atoms):
@@ -44,3 +45,23 @@ def test_rare_bonds_come_often(scripts):
     found = stretched.stretched_bonds([propane] * 100 + [thiol], 400, rng)
     assert sum(16 in made.numbers for made in found) > 20  # by chance alone: two
     assert stretched.stretched_bonds([], 10, rng) == []
+
+
+def test_walls_beside_a_teacher(scripts):
+    """A student with half of the teacher's springs lacks half of the energy; no bond of a ring is stretched."""
+    walls, teacher = scripts("walls"), springs(scripts)
+
+    class Soft:
+        @staticmethod
+        def energies(numbers, positions, charge):
+            return 0.5 * teacher.label(numbers, positions, charge).energy
+
+    ethanol, rng = geometry(scripts, molecule("CH3CH2OH")), np.random.default_rng(0)
+    found = list(walls.scans(ethanol, rng))
+    assert sorted(kind for kind, _ in found) == ["C–H", "N–H, O–H, S–H", "heavy atoms", "heavy atoms"]
+    for _, positions in found:
+        assert np.array_equal(positions[0], ethanol.positions)
+        energies = walls.differences(ethanol, positions, teacher, Soft)
+        assert energies[0, 0] == 0 and energies[0, -1] > 1
+        np.testing.assert_allclose(energies[1], 0.5 * energies[0], rtol=1e-9)
+    assert {kind for kind, _ in walls.scans(geometry(scripts, molecule("C6H6")), rng)} == {"C–H"}
