@@ -27,7 +27,7 @@ from protons import shared_protons
 from rdkit import Chem, rdBase
 from rdkit.Chem import AllChem
 from shards import ELEMENTS, SUBSETS, Geometry, keep_settings, read_shard, rotation, seed_of, write_shard
-from stretched import stretched_bonds
+from stretched import side, stretched_bonds
 
 RADII = {1: 1.1, 5: 1.92, 6: 1.7, 7: 1.55, 8: 1.52, 9: 1.47, 14: 2.1, 15: 1.8, 16: 1.8, 17: 1.75, 33: 1.85, 34: 1.9,
          35: 1.85, 53: 1.98}  # fmt: skip
@@ -69,21 +69,9 @@ def strained(molecule: Chem.Mol, geometry: Geometry, rng: np.random.Generator) -
     if bonds:
         bond = bonds[rng.integers(len(bonds))]
         a, b = bond.GetBeginAtomIdx(), bond.GetEndAtomIdx()
-        moved = _side(molecule, a, b)
-        positions[sorted(moved)] += rng.uniform(-0.2, 0.6) * (geometry.positions[b] - geometry.positions[a])
+        moved = side(Chem.GetAdjacencyMatrix(molecule) > 0, a, b)
+        positions[moved] += rng.uniform(-0.2, 0.6) * (geometry.positions[b] - geometry.positions[a])
     return geometry._replace(positions=positions)
-
-
-def _side(molecule: Chem.Mol, a: int, b: int) -> set[int]:
-    """The atoms beyond the bond a–b, b among them; b alone in a ring."""
-    side, left = {b}, [b]
-    while left:
-        at = left.pop()
-        for k in (atom.GetIdx() for atom in molecule.GetAtomWithIdx(at).GetNeighbors()):
-            if k not in side and (at, k) != (b, a):
-                side.add(k)
-                left.append(k)
-    return {b} if a in side else side
 
 
 def beside(one: Geometry, other: Geometry, closeness: float, rng: np.random.Generator) -> Geometry:

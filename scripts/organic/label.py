@@ -59,7 +59,6 @@ class Sampler:
     def __init__(self, teacher: Teacher, student: Student | None, options: argparse.Namespace):
         self.teacher, self.student, self.options = teacher, student, options
         self.left_out: dict[str, int] = defaultdict(int)
-        self.largest_spread = options.largest_spread
 
     def frames(
         self, geometries: list[Geometry], temperatures: Sequence[float], seed: int, held_out: bool = False
