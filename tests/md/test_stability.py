@@ -33,12 +33,13 @@ class Morse:
         scale: of all forces.
         hole: Å; a longer bond of OH has a NaN for energy.
         spread: and so have all the others.
+        drop: eV, by which the energy of H2 with a bond longer than 0.745 Å is too low; its forces do not tell.
     """
 
     compiled = False
 
-    def __init__(self, system, scale, hole, spread):
-        self.pos, self.hole, self.spread = system.pos.clone(), hole, spread
+    def __init__(self, system, scale, hole, spread, drop):
+        self.pos, self.hole, self.spread, self.drop = system.pos.clone(), hole, spread, drop
         self.strong = (system.z.view(-1, 2) == 1).all(1)
         self.depth, self.length = scale * torch.where(self.strong, 4.7, 0.02), torch.where(self.strong, 0.74, 0.97)
         self.energy, self.forces = torch.zeros(len(self.strong), dtype=torch.float64), torch.zeros_like(self.pos)
@@ -52,7 +53,8 @@ class Morse:
         bad = ~self.strong & (r > self.hole) | r.isnan()
         if bool(bad.any()) and self.spread:
             bad[:] = True
-        self.energy.copy_(self.depth * (1 - decay) ** 2).masked_fill_(bad, math.nan)
+        self.energy.copy_(self.depth * (1 - decay) ** 2 - self.drop * (self.strong & (r > 0.745)))
+        self.energy.masked_fill_(bad, math.nan)
         slope = (3.8 * self.depth * (1 - decay) * decay / r).masked_fill(bad, math.nan)
         self.forces[::2] = slope[:, None] * vector
         self.forces[1::2] = -self.forces[::2]
@@ -65,10 +67,10 @@ class Morse:
 @pytest.fixture
 def bonded(monkeypatch):
     """Every engine of a check gets a Morse step; what is returned sets its arguments."""
-    options = SimpleNamespace(scale=1.0, hole=math.inf, spread=False, engine=HostEngine)
+    options = SimpleNamespace(scale=1.0, hole=math.inf, spread=False, drop=0.0, engine=HostEngine)
 
     def make(potential, system, dynamics, interval):
-        return options.engine(Morse(system, options.scale, options.hole, options.spread), dynamics)
+        return options.engine(Morse(system, options.scale, options.hole, options.spread, options.drop), dynamics)
 
     monkeypatch.setattr(replicas, "make_engine", make)
     return options
@@ -84,9 +86,17 @@ def test_a_strong_bond_survives(potential, bonded):
     assert [run.seed for run in report.runs] == [5, 6, 7] * 2
     cold, hot = report.summaries
     assert (cold.temperature, cold.replicas, cold.survivors) == (300, 3, 3)
-    assert cold.first_break is cold.median_break is None and cold.transfers == 0
+    assert cold.first_break is cold.median_break is None and cold.transfers == cold.jumps == hot.jumps == 0
     assert 0.01 < cold.deviation < hot.deviation < 0.5
     assert 0 < cold.mean_temperature < hot.mean_temperature < 1200
+
+
+def test_a_jump_of_the_conserved_energy_is_told(potential, bonded):
+    """A hole that is not deep enough to break a replica."""
+    bonded.drop = 0.2
+    report = check_stability(potential, [H2], [600], time=0.1, replicas=3)
+    assert report.survived and report.summaries[0].jumps == 3
+    assert all(0 < run.jumped_at <= 0.1 for run in report.runs)
 
 
 def test_a_weak_bond_breaks(potential, bonded):

@@ -19,6 +19,7 @@ from ..potential import Potential
 from ..system import System
 from .bonds import Bonds
 from .choose_engine import make_engine
+from .conservation import largest_jump
 from .engine import Engine
 from .guard import Guard, Limits, NonFiniteState, Unphysical
 from .integrators import Langevin
@@ -60,6 +61,7 @@ class ReplicaRun:
         self.every = max(1, round(_LOOK_FS / options.timestep))
         self._last: deque[State] = deque(maxlen=_KEPT)
         self._temperatures: list[float] = []
+        self._conserved: float | None = None
 
     def look(self, state: State, row: TableRow | None = None) -> None:
         """Check a finite state of this replica; if it is broken, record why.
@@ -83,6 +85,10 @@ class ReplicaRun:
         self._temperatures.append(row.temperature_K)
         result = self.result
         result.deviation, result.transfers = self.bonds.deviation, self.bonds.transfers
+        before, self._conserved = self._conserved, row.conserved_eV
+        jumped = before is not None and abs(row.conserved_eV - before) > largest_jump(len(self.start))
+        if jumped and result.jumped_at is None:
+            result.jumped_at = row.time_ps
 
     def fail(self, step: int, reason: str) -> None:
         """It broke at this step."""

@@ -34,6 +34,8 @@ class ReplicaOutcome:
         mean_temperature: K, until it broke.
         deviation: Å, the largest of a bond length from its usual value, until it broke.
         transfers: number of protons that moved along a hydrogen bond.
+        jumped_at: ps, when the conserved energy first jumped (conservation.py), as it does where the energy of the
+            model has a hole; None if it did not.
         novelty: largest score of an atom that was seen, above 1 unlike the training; None: the model is not calibrated.
         frames: the last ones before it broke, 10 fs apart, without labels; info holds the reason and the time.
     """
@@ -48,6 +50,7 @@ class ReplicaOutcome:
     mean_temperature: float = math.nan
     deviation: float = 0.0
     transfers: int = 0
+    jumped_at: float | None = None
     novelty: float | None = None
     frames: list[Atoms] = field(default_factory=list)
 
@@ -70,6 +73,7 @@ class Summary:
         mean_temperature: K, of all until they broke.
         deviation: Å, the largest of a bond until its replica broke.
         transfers: of all.
+        jumps: number of replicas whose conserved energy jumped, broken or not.
         novelty: the largest; None: the model is not calibrated.
     """
 
@@ -81,6 +85,7 @@ class Summary:
     mean_temperature: float
     deviation: float
     transfers: int
+    jumps: int
     novelty: float | None
 
     @classmethod
@@ -96,6 +101,7 @@ class Summary:
             mean_temperature=statistics.fmean(means) if means else math.nan,
             deviation=max(run.deviation for run in runs),
             transfers=sum(run.transfers for run in runs),
+            jumps=sum(run.jumped_at is not None for run in runs),
             novelty=max((run.novelty for run in runs if run.novelty is not None), default=None),
         )
 
