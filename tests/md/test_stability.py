@@ -273,8 +273,12 @@ def test_the_command(model_file, bonded, tmp_path, capsys):
         assert frame.info["time_ps"] < run["broken_at"] and frame.calc is None
     code, out, _ = stability(capsys, *arguments, "--temperatures", "1", "--fail", "--time", 0.01)
     assert code == 0 and not (tmp_path / "out" / "check_broken.xyz").exists()
-    code, _, _ = stability(capsys, *arguments, "--temperatures", "600")
-    assert code == 0
+    code, out, _ = stability(capsys, *arguments, "--temperatures", "600")
+    assert code == 0 and "jumps" not in out
+    write(frames, [H2] * 3)
+    bonded.drop = 0.2
+    _, out, _ = stability(capsys, *arguments, "--temperatures", "600")
+    assert "jumps" in out
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,10 @@ def _temperatures(text: str) -> list[float]:
 
 
 def _print(report: StabilityReport, title: str) -> None:
-    heads = ["K", "replicas", "whole", "first ps", "median ps", "mean K", "bonds Å", "protons", "jumps"]
+    heads = ["K", "replicas", "whole", "first ps", "median ps", "mean K", "bonds Å", "protons"]
+    jumps = any(s.jumps for s in report.summaries)
+    if jumps:
+        heads.append("jumps")
     if any(s.novelty is not None for s in report.summaries):
         heads.append("novelty")
     rows = []
@@ -90,6 +93,7 @@ def _print(report: StabilityReport, title: str) -> None:
         first, median = (f"> {report.time:g}" if t is None else f"{t:.2f}" for t in (s.first_break, s.median_break))
         rows.append(
             [f"{s.temperature:g}", str(s.replicas), str(s.survivors), first, median, f"{s.mean_temperature:.0f}",
-             f"{s.deviation:.2f}", str(s.transfers), str(s.jumps), *([] if s.novelty is None else [f"{s.novelty:.2f}"])]
+             f"{s.deviation:.2f}", str(s.transfers), *([str(s.jumps)] if jumps else []),
+             *([] if s.novelty is None else [f"{s.novelty:.2f}"])]
         )  # fmt: skip
     print_table(title, heads, rows)
