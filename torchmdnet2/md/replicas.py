@@ -75,6 +75,7 @@ class ReplicaRun:
                 (row,) = self.guard(state)
             elif self.guard.first_conserved is None:
                 self.guard.first_conserved = [row.conserved_eV]
+            self._compare(row)
             self.bonds(state.pos)
         except Unphysical as error:
             self.fail(state.step, str(error))
@@ -85,10 +86,12 @@ class ReplicaRun:
         self._temperatures.append(row.temperature_K)
         result = self.result
         result.deviation, result.transfers = self.bonds.deviation, self.bonds.transfers
+
+    def _compare(self, row: TableRow) -> None:
+        """Note when the conserved energy first jumps."""
         before, self._conserved = self._conserved, row.conserved_eV
-        jumped = before is not None and abs(row.conserved_eV - before) > largest_jump(len(self.start))
-        if jumped and result.jumped_at is None:
-            result.jumped_at = row.time_ps
+        if before is not None and abs(row.conserved_eV - before) > largest_jump(len(self.start)):
+            self.result.jumped_at = self.result.jumped_at or row.time_ps
 
     def fail(self, step: int, reason: str) -> None:
         """It broke at this step."""
