@@ -9,8 +9,9 @@ the time. Each model is evaluated when it is there, beside the next training, an
 output is copied to --output all the time. What is there already is kept, so that the same command continues: labels
 by file, trainings by their last state. Without GPUs (--gpus none) everything runs on the CPU, for a trial.
 
-With --init the models begin from others, and with --student every second labelling process lets a model drive the
-dynamics. A model may have GPUs of its own, NAME=MINUTES@GPUS; --set NAME:KEY=VALUE changes the training of one model:
+With --init the models begin from others, and with --student a model drives the dynamics of every second labelling
+process, or of all. A model may have GPUs of its own, NAME=MINUTES@GPUS; --set NAME:KEY=VALUE changes the training of
+one model:
 
         --init organic=organic organic-small=organic-small --student organic \
         --models organic=12@0,1 organic-small=6@1 --set training.precision=tf32 --set organic:training.lr=1.5e-3
@@ -94,7 +95,8 @@ def label(run: Runner, labels: Path) -> bool:
              *(["--student-every", options.student_every] if options.student_every else [])]  # fmt: skip
     running = {}
     for k in range(parts):
-        student = ["--student", options.student] if options.student and k // len(gpus) % 2 else []
+        drives = options.student and (options.student_drives == "all" or k // len(gpus) % 2)
+        student = ["--student", options.student] if drives else []
         part = [*words, "--part", f"{k}/{parts}", *student]
         running[f"label-{k}"] = run.start(f"label-{k}", part, [gpus[k % len(gpus)]])
     return run.wait(running)
@@ -185,8 +187,8 @@ def judge(run: Runner, name: str, gpu: int) -> dict[str, subprocess.Popen]:
                  "--train", *found[:: max(1, len(found) // 24)],
                  "--validation", *sorted((options.work / "labels").glob("validation-*.h5"))]  # fmt: skip
         running[f"calibrate-{name}"] = run.start(f"calibrate-{name}", words, [gpu])
-        words = [HERE / "evaluate.py", model, options.work / "labels", "--subset", "test", "--device", run.device,
-                 "--json", options.output / f"{name}-errors.json"]  # fmt: skip
+        words = [HERE / "evaluate.py", model, options.work / "labels", "--subset", options.subset, "--device",
+                 run.device, "--json", options.output / f"{name}-errors.json"]  # fmt: skip
         running[f"evaluate-{name}"] = run.start(f"evaluate-{name}", words, [gpu])
         count = starts_of_dynamics(options)
         words = ["-m", "torchmdnet2", "stability", model, options.work / "dynamics.xyz", "--temperatures", "300,500",
@@ -282,11 +284,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024, help="as of label.py")
     parser.add_argument("--timestep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--first", nargs="*", default=[], help="as of label.py")
-    parser.add_argument("--student", help="as of label.py, for every second labelling process")
+    parser.add_argument("--student", help="as of label.py")
+    parser.add_argument("--student-drives", choices=("half", "all"), default="half",
+                        help="in which of the labelling processes")  # fmt: skip
     parser.add_argument("--keep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--seed", type=int, default=0, help="as of label.py")
     parser.add_argument("--largest-force", type=float, default=20, help="as of label.py")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="as of label.py")
+    parser.add_argument("--subset", choices=("validation", "test"), default="test", help="of the errors")
     parser.add_argument("--dynamics", type=int, default=100, help="molecules whose dynamics is looked at")
     parser.add_argument("--picoseconds", type=float, default=2, help="of dynamics")
     parser.add_argument("--half", action="store_true", help="weights of 16 bits: half of the size, see halve.py")

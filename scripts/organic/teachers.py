@@ -122,7 +122,8 @@ class Student:
         from torchmdnet2 import Evaluator, load
         from torchmdnet2.potentials import find_model
 
-        self.evaluator, self.device = Evaluator(load(path, device)), torch.device(device)
+        # no graphs: each file of labels has a shape of its own, and its batches are large
+        self.evaluator, self.device = Evaluator(load(path, device), graphs=False), torch.device(device)
         self.description, self.sha256 = f"student {os.path.basename(path)}", file_sha256(find_model(path))
 
     def forces(self, numbers: Tensor, positions: Tensor, charge: Tensor) -> Tensor:
