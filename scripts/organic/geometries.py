@@ -5,10 +5,11 @@
 Kinds: `conformers` (distance geometry, relaxed with a force field), `strained` (stretched or compressed bonds,
 displaced atoms), `dimers` (two molecules of one subset at random orientations, from hard contact to separation),
 `clusters` (a molecule in one to eight waters), `water` (clusters of 2 to 20 molecules of water, one in four with
-hydronium, hydroxide or a halide), `protons` (a proton on its way within a molecule or between two, see protons.py) and
-`stretched` (a bond at up to twice its length, rare types more often, see stretched.py).
+hydronium, hydroxide or a halide), `protons` (a proton on its way within a molecule or between two, see protons.py),
+`stretched` (a bond at up to twice its length, rare types more often, see stretched.py) and `substitutions` (a lone pair
+takes the place of a group at a carbon, see substitutions.py).
 A shard holds all kinds that are made from its molecules, so that a part of the shards is as balanced as all of them.
-The last two are made last, of all files of conformers that have none, which includes those of earlier versions.
+The last three are made last, of all files of conformers that have none, which includes those of earlier versions.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rdkit import Chem, rdBase
 from rdkit.Chem import AllChem
 from shards import ELEMENTS, SUBSETS, Geometry, keep_settings, read_shard, rotation, seed_of, write_shard
 from stretched import side, stretched_bonds
+from substitutions import substitutions
 
 RADII = {1: 1.1, 5: 1.92, 6: 1.7, 7: 1.55, 8: 1.52, 9: 1.47, 14: 2.1, 15: 1.8, 16: 1.8, 17: 1.75, 33: 1.85, 34: 1.9,
          35: 1.85, 53: 1.98}  # fmt: skip
@@ -44,6 +46,7 @@ CONTACTS = (0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.4, 2.0)
 """Closest distances of dimers, relative to the sums of van der Waals radii."""
 PROTONS = 90  # shared ones of a shard
 STRETCHED = 200  # bonds of a shard
+SUBSTITUTIONS = 60  # of a shard
 LARGEST = 64  # atoms of a dimer or cluster
 
 
@@ -173,7 +176,12 @@ def _stretched(found: list[Geometry], options: dict, rng: np.random.Generator) -
     return stretched_bonds(found, min(STRETCHED, len(found)), rng)
 
 
-ADDITIONS = {"protons": _protons, "stretched": _stretched}
+def _substitutions(found: list[Geometry], options: dict, rng: np.random.Generator) -> list[Geometry]:
+    small = [g for g in found if len(g.numbers) <= options["dimer_atoms"]]
+    return substitutions(small, list(IONS), RADII, SUBSTITUTIONS, LARGEST, rng)
+
+
+ADDITIONS = {"protons": _protons, "stretched": _stretched, "substitutions": _substitutions}
 
 
 def others(path: Path, folder: str, options: dict, held_out: float) -> Iterator[str]:

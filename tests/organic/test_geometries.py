@@ -69,8 +69,8 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
     ]
     run(monkeypatch, scripts("geometries"), *arguments)
     made = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
-    assert any(name.startswith("train-protons") for name in made)
-    assert any(name.startswith("train-conformers") for name in made)
+    for kind in ("conformers", "protons", "stretched", "substitutions"):
+        assert f"train-{kind}-0000.npz" in made
     for name in made:
         for geometry in scripts("shards").read_shard(tmp_path / "g" / name):
             electrons = int(geometry.numbers.sum()) - geometry.charge
