@@ -88,6 +88,14 @@ def test_empty_lines_do_not_end_a_file(tmp_path):
     assert [float(s.labels["energy"]) for s in AseDataset(tmp_path / "a.xyz")] == [0, 1, 2]
 
 
+def test_values_may_hold_equals_signs(tmp_path):
+    """As a SMILES that ASE writes without quotes."""
+    atoms = Atoms("H2", [[0, 0, 0], [0, 0, 0.74]], info={"smiles": "CC(=CC(=O)O)C1=C(C)C1", "charge": 0})
+    ase.io.write(tmp_path / "a.xyz", [atoms, atoms], format="extxyz")
+    assert "smiles=CC(=CC(=O)O)" in (tmp_path / "a.xyz").read_text()
+    assert len(AseDataset(tmp_path / "a.xyz")) == 2
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

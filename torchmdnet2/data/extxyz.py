@@ -21,7 +21,7 @@ STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "ini
 _PLAIN = "species:S:1:pos:R:3"
 _NAMES = {"species": "symbols", "pos": "positions", "Z": "numbers", "charge": "charges"}  # as ASE calls them
 _KNOWN = {"lattice": "Lattice", "properties": "Properties", "pbc": "pbc"}
-_KEY, _QUOTED = re.compile(r"([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
+_KEY, _QUOTED = re.compile(r"(?<!\S)([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
 _READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__getitem__, "S": str}
 
