@@ -18,7 +18,7 @@ from torchmdnet2.system import is_flag
 
 FROZEN = Path(__file__).parent / "golden" / "organic" / "frozen.npz"
 ELEMENTS = [1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53]
-NAMES = ("organic", "organic-small")
+NAMES = ("organic", "organic-1", "organic-small")
 AT_ONCE = 10  # frames
 
 

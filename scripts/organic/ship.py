@@ -21,11 +21,11 @@ TEACHER = (
     "this model. Its errors are inherited: it underbinds neutral dimers and, by far more, clusters of water."
 )
 DATA = (
-    "Conformers, strained molecules, dimers and clusters with water of molecules from the NCI AIDS antiviral screen "
-    "(NIH/NCI Developmental Therapeutics Program, from DeepChem's repository), of analogues with B, Si, As, Se and I, "
-    "of small molecules and ions, and monomers and solvated amino acids of SPICE (CC0); frames of dynamics with the "
-    "teacher, or in training also with an earlier model, at 300 to 1000 K (validation and test: teacher, 300 and 600 "
-    "K). Subsets share no scaffold. Made by scripts/organic."
+    "Conformers, strained molecules, stretched bonds, shared protons, dimers and clusters with water of molecules from "
+    "the NCI AIDS antiviral screen (NIH/NCI Developmental Therapeutics Program, from DeepChem's repository), of "
+    "analogues with B, Si, As, Se and I, of small molecules and ions, and monomers and solvated amino acids of SPICE "
+    "(CC0); frames of dynamics with the teacher, or in training also with an earlier model, at 300 to 1000 K "
+    "(validation and test: teacher, 300 and 600 K). Subsets share no scaffold. Made by scripts/organic."
 )
 USE = (
     "Closed-shell molecules of H, B, C, N, O, F, Si, P, S, Cl, As, Se, Br and I with total charges −2 to +2: "
@@ -45,6 +45,8 @@ def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool
     config = metadata["config"]
     config["data"].update(train="labels/train-*.h5", validation="labels/validation-*.h5", cache="auto")
     config["output"]["folder"] = f"work/{Path(config['output']['folder']).name}"
+    if config.get("init"):
+        config["init"]["file"] = Path(config["init"]["file"]).name
     data = {name: value for name, value in metadata["data"].items() if name != "files"}
     by_kind = {f"test {kind}": {k: v for k, v in found.items() if k != "frames"} for kind, found in errors.items()}
     not_for = NOT_FOR if calibrated else NOT_FOR + NOT_CALIBRATED
