@@ -35,7 +35,9 @@ for exchange in (by_mpi, by_group):
     sorted_one = exchange.reordered(place)
     assert torch.equal(sorted_one.forward(rows.flip(0)), exchange.forward(rows))
     assert torch.equal(sorted_one.reverse(back).flip(0), exchange.reverse(back))
+del by_group, exchange, sorted_one  # they hold the group
 comm.Barrier()
 dist.destroy_process_group()
+comm.Barrier()  # the first process serves the store: it must not end while others leave the group
 if comm.rank == 0:
     print("all the same")
