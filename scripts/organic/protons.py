@@ -82,6 +82,26 @@ def moved(geometry: Geometry, h: int, d: int, a: int, rng: np.random.Generator) 
     return None
 
 
+def oriented(
+    first: np.ndarray, second: np.ndarray, centre: np.ndarray, touching: np.ndarray, rng: np.random.Generator
+) -> np.ndarray | None:
+    """The second molecule turned about a point to where it is farthest from the first; None where they do not fit.
+
+    Args:
+        first, second: positions [n, 3] and [m, 3] in Å.
+        centre: [3], Å.
+        touching: [n, m] Å, sums of van der Waals radii.
+        rng: decides on the orientations that are tried.
+    """
+    best, widest = None, CLASH
+    for _ in range(ORIENTATIONS):
+        placed = (second - centre) @ rotation(rng) + centre
+        between = np.linalg.norm(first[:, None] - placed[None], axis=2) / touching
+        if between.min() > widest:
+            best, widest = placed, float(between.min())
+    return best
+
+
 def paired(
     one: Geometry, h: int, d: int, other: Geometry, a: int, radii: dict[int, float], rng: np.random.Generator
 ) -> Geometry | None:
@@ -91,12 +111,7 @@ def paired(
     target = one.positions[d] + rng.uniform(*APART) * direction / np.linalg.norm(direction)
     touching = np.array([[radii[int(p)] + radii[int(q)] for q in other.numbers] for p in one.numbers])
     touching[h, :] = touching[d, a] = 1e-3  # the proton is moved afterwards
-    best, widest = None, CLASH
-    for _ in range(ORIENTATIONS):
-        placed = (other.positions - other.positions[a]) @ rotation(rng) + target
-        between = np.linalg.norm(one.positions[:, None] - placed[None], axis=2) / touching
-        if between.min() > widest:
-            best, widest = placed, float(between.min())
+    best = oriented(one.positions, other.positions - other.positions[a] + target, target, touching, rng)
     if best is None:
         return None
     return Geometry(f"{one.name}.{other.name}", np.concatenate([one.numbers, other.numbers]),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 from ase.data import covalent_radii
-from protons import CLASH, ORIENTATIONS, THERMAL, sites
-from shards import Geometry, bonded, rotation
+from protons import THERMAL, oriented, sites
+from shards import Geometry, bonded
 from stretched import side
 
 LEAVING = 7, 8, 9, 16, 17, 35, 53
@@ -91,12 +91,8 @@ def substituted(
     along = (first[y] - first[c]) / np.linalg.norm(first[y] - first[c])
     touching = np.array([[radii[int(p)] + radii[int(q)] for q in other.numbers] for p in one.numbers])
     touching[c, x] = 1e-3
-    best, widest = None, CLASH
-    for _ in range(ORIENTATIONS):
-        placed = (other.positions - other.positions[x]) @ rotation(rng) + first[c] - new * along
-        between = np.linalg.norm(first[:, None] - placed[None], axis=2) / touching
-        if between.min() > widest:
-            best, widest = placed, float(between.min())
+    place = first[c] - new * along
+    best = oriented(first, other.positions - other.positions[x] + place, place, touching, rng)
     if best is None:
         return None
     positions = np.concatenate([first, best])
