@@ -111,8 +111,8 @@ def substitutions(
     """About `count` structures. CH3F and CH3Cl with F−, Cl− and OH− are left out: they are in benchmarks.
 
     Args:
-        conformers: of one subset; what comes and what is attacked.
-        ions: further ones that come; cations are passed over.
+        conformers: of one subset; they have the carbons, and some of them the lone pairs.
+        ions: further molecules with lone pairs; cations are passed over.
         radii: of van der Waals in Å, by atomic number.
         count: of the structures.
         largest: most atoms of a structure.
