@@ -7,7 +7,7 @@ displaced atoms), `dimers` (two molecules of one subset at random orientations, 
 `clusters` (a molecule in one to eight waters), `water` (clusters of 2 to 20 molecules of water, one in four with
 hydronium, hydroxide or a halide), `protons` (a proton on its way within a molecule or between two, see protons.py),
 `stretched` (a bond at up to twice its length, rare types more often, see stretched.py) and `substitutions` (a lone pair
-takes the place of a group at a carbon, see substitutions.py).
+takes the place of a group at a carbon, see substitutions.py; more of them with small molecules, in one shard).
 A shard holds all kinds that are made from its molecules, so that a part of the shards is as balanced as all of them.
 The last three are made last, of all files of conformers that have none, which includes those of earlier versions.
 """
@@ -47,6 +47,7 @@ CONTACTS = (0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.4, 2.0)
 PROTONS = 90  # shared ones of a shard
 STRETCHED = 200  # bonds of a shard
 SUBSTITUTIONS = 60  # of a shard
+SMALL_SUBSTITUTIONS, SMALL = 4000, 14  # of all small molecules together, and most atoms of one
 LARGEST = 64  # atoms of a dimer or cluster
 
 
@@ -181,6 +182,16 @@ def _substitutions(found: list[Geometry], options: dict, rng: np.random.Generato
     return substitutions(small, list(IONS), RADII, SUBSTITUTIONS, LARGEST, rng)
 
 
+def small_substitutions(folder: Path, options: dict) -> None:
+    """Substitutions of the small training molecules, of which a shard has too few for reactions among them."""
+    target = folder / "train-substitutions-small.npz"
+    if not target.exists():
+        files = sorted(folder.glob("train-conformers-*.npz"))
+        small = [g for path in files for g in read_shard(path) if len(g.numbers) <= SMALL]
+        rng = np.random.default_rng(seed_of(options["seed"], target.stem))
+        write_shard(target, substitutions(small, list(IONS), RADII, SMALL_SUBSTITUTIONS, LARGEST, rng))
+
+
 ADDITIONS = {"protons": _protons, "stretched": _stretched, "substitutions": _substitutions}
 
 
@@ -238,6 +249,7 @@ def main() -> None:
             print(text, flush=True)
     for path in sorted(options.output.glob("*-conformers-*.npz")):
         additions(path, settings)
+    small_substitutions(options.output, settings)
     files = list(options.output.glob("*.npz"))
     print(f"{len(files)} shards, {sum(f.stat().st_size for f in files) / 1e6:.1f} MB")
 

@@ -9,7 +9,7 @@ the time. Each model is evaluated when it is there, beside the next training, an
 output is copied to --output all the time. What is there already is kept, so that the same command continues: labels
 by file, trainings by their last state. Without GPUs (--gpus none) everything runs on the CPU, for a trial.
 
-With --init the models begin from others, and with --student a model drives the dynamics of every second labelling
+With --init the models begin from others, and with --student models drive the dynamics of every second labelling
 process, or of all. A model may have GPUs of its own, NAME=MINUTES@GPUS; --set NAME:KEY=VALUE changes the training of
 one model:
 
@@ -30,9 +30,12 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
 from ase.data import chemical_symbols
 from halve import halve
 from shards import read_shard
+
+from torchmdnet2.files import written_aside
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("organic", "organic-small")
@@ -95,8 +98,10 @@ def label(run: Runner, labels: Path) -> bool:
              *(["--student-every", options.student_every] if options.student_every else [])]  # fmt: skip
     running = {}
     for k in range(parts):
-        drives = options.student and (options.student_drives == "all" or k // len(gpus) % 2)
-        student = ["--student", options.student] if drives else []
+        on_gpu = k // len(gpus)
+        drives = options.student and (options.student_drives == "all" or on_gpu % 2)
+        turn = on_gpu if options.student_drives == "all" else on_gpu // 2
+        student = ["--student", options.student[turn % len(options.student)]] if drives else []
         part = [*words, "--part", f"{k}/{parts}", *student]
         running[f"label-{k}"] = run.start(f"label-{k}", part, [gpus[k % len(gpus)]])
     return run.wait(running)
@@ -183,9 +188,12 @@ def judge(run: Runner, name: str, gpu: int) -> dict[str, subprocess.Popen]:
             halve(model, model.with_name("half.tmn"))
             model = model.with_name("half.tmn")
         found = sorted((options.work / "labels").glob("train-*.h5"))
+        subsets = {"train": found[:: max(1, len(found) // 24)],
+                   "validation": sorted((options.work / "labels").glob("validation-*.h5"))}  # fmt: skip
+        frames = {subset: without(options.calibrate_without, files, options.work / "calibration" / subset)
+                  for subset, files in subsets.items()}  # fmt: skip
         words = ["-m", "torchmdnet2", "calibrate", model, model.with_name("calibrated.tmn"), "--device", run.device,
-                 "--train", *found[:: max(1, len(found) // 24)],
-                 "--validation", *sorted((options.work / "labels").glob("validation-*.h5"))]  # fmt: skip
+                 "--train", *frames["train"], "--validation", *frames["validation"]]  # fmt: skip
         running[f"calibrate-{name}"] = run.start(f"calibrate-{name}", words, [gpu])
         words = [HERE / "evaluate.py", model, options.work / "labels", "--subset", options.subset, "--device",
                  run.device, "--json", options.output / f"{name}-errors.json"]  # fmt: skip
@@ -197,6 +205,23 @@ def judge(run: Runner, name: str, gpu: int) -> dict[str, subprocess.Popen]:
         if count:
             running[f"stability-{name}"] = run.start(f"stability-{name}", words, [gpu])
     return running
+
+
+def without(kinds: list[str], files: list[Path], folder: Path) -> list[Path]:
+    """Copies of files of labels that lack some kinds of frames; the copies that have frames."""
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = []
+    for path in files:
+        copy = folder / path.name
+        if not copy.exists():
+            with h5py.File(path) as source, written_aside(copy) as aside, h5py.File(aside, "w") as target:
+                for name in source:
+                    if name not in kinds:
+                        source.copy(name, target)
+        with h5py.File(copy) as file:
+            if any(not name.startswith("_") for name in file):
+                copies.append(copy)
+    return copies
 
 
 def starts_of_dynamics(options: argparse.Namespace) -> int:
@@ -284,7 +309,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024, help="as of label.py")
     parser.add_argument("--timestep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--first", nargs="*", default=[], help="as of label.py")
-    parser.add_argument("--student", help="as of label.py")
+    parser.add_argument("--student", nargs="+", help="as of label.py; of several, the processes take one each in turn")
     parser.add_argument("--student-drives", choices=("half", "all"), default="half",
                         help="in which of the labelling processes")  # fmt: skip
     parser.add_argument("--keep", type=float, default=0.5, help="as of label.py")
@@ -292,6 +317,8 @@ def main() -> None:
     parser.add_argument("--largest-force", type=float, default=20, help="as of label.py")
     parser.add_argument("--largest-spread", type=float, default=1.5, help="as of label.py")
     parser.add_argument("--subset", choices=("validation", "test"), default="test", help="of the errors")
+    parser.add_argument("--calibrate-without", nargs="*", default=["protons", "stretched", "substitutions"],
+                        metavar="KIND", help="kinds of frames that a model should warn of")  # fmt: skip
     parser.add_argument("--dynamics", type=int, default=100, help="molecules whose dynamics is looked at")
     parser.add_argument("--picoseconds", type=float, default=2, help="of dynamics")
     parser.add_argument("--half", action="store_true", help="weights of 16 bits: half of the size, see halve.py")

@@ -19,6 +19,7 @@ ORDERS = 0.03, 0.97  # of the new bond
 TOGETHER = 0.7, 1.1  # sum of both orders
 TILT = 1 / 3  # cosine of the angle of the other groups with the bond, before and after
 HEAVY = 2  # most of the other three groups that are not hydrogen
+CLOSEST = 0.6  # distance of two atoms relative to the sum of their covalent radii; the teacher is wrong below
 IONS = 0.5  # share of ions of one or two atoms among what comes
 Centre = tuple[int, int, int]
 """Index of the conformer, its carbon, the atom that leaves."""
@@ -95,9 +96,17 @@ def substituted(
     best = oriented(first, other.positions - other.positions[x] + place, place, touching, rng)
     if best is None:
         return None
-    positions = np.concatenate([first, best])
-    return Geometry(f"{one.name}.{other.name}", np.concatenate([one.numbers, other.numbers]),
-                    positions + rng.normal(0, THERMAL, positions.shape), one.charge + other.charge)  # fmt: skip
+    numbers, positions = np.concatenate([one.numbers, other.numbers]), np.concatenate([first, best])
+    positions += rng.normal(0, THERMAL, positions.shape)
+    if _closest(numbers, positions) < CLOSEST:  # a group was turned into another one
+        return None
+    return Geometry(f"{one.name}.{other.name}", numbers, positions, one.charge + other.charge)
+
+
+def _closest(numbers: np.ndarray, positions: np.ndarray) -> float:
+    radii = covalent_radii[numbers]
+    apart = np.linalg.norm(positions[:, None] - positions[None], axis=2) / (radii[:, None] + radii[None])
+    return float((apart + 9 * np.eye(len(radii))).min())
 
 
 def substitutions(

@@ -67,10 +67,12 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
         "--waters",
         2,
     ]
+    monkeypatch.setattr(scripts("geometries"), "SMALL_SUBSTITUTIONS", 20)
     run(monkeypatch, scripts("geometries"), *arguments)
     made = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
     for kind in ("conformers", "protons", "stretched", "substitutions"):
         assert f"train-{kind}-0000.npz" in made
+    assert list_of(scripts, tmp_path, made["train-substitutions-small.npz"])
     for name in made:
         for geometry in scripts("shards").read_shard(tmp_path / "g" / name):
             electrons = int(geometry.numbers.sum()) - geometry.charge

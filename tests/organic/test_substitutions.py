@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ase.build import molecule
+from ase.data import covalent_radii
 
 RADII = {1: 1.1, 6: 1.7, 7: 1.55, 8: 1.52, 9: 1.47, 17: 1.75, 35: 1.85}
 
@@ -61,6 +62,21 @@ def test_bonds_are_long_where_both_are_weak(world):
     new, old = np.array(pairs).T
     assert new.min() < 2.1 and new.max() > 3.2 and old.min() < 1.9 and old.max() > 3.0
     assert ((new > 2.1) | (old > 2.0)).all()  # never two whole bonds
+
+
+def test_atoms_on_top_of_each_other_are_left_out(world, monkeypatch):
+    """Where a group is turned into another one; a higher limit stands for that."""
+    substitutions, geometry, ions = world
+    chloride, rng = geometry("CH3CH2Cl"), np.random.default_rng(0)
+    ((c, y),) = substitutions.centres(chloride)
+    monkeypatch.setattr(substitutions, "CLOSEST", 0.94)
+    made = [substitutions.substituted(chloride, c, y, ions[2], 0, RADII, rng) for _ in range(100)]
+    kept = [one for one in made if one is not None]
+    assert 0 < len(kept) < len(made)
+    for one in kept:
+        radii = covalent_radii[one.numbers]
+        apart = distances(one) / (radii[:, None] + radii[None])
+        assert apart[~np.eye(9, dtype=bool)].min() >= 0.94
 
 
 def test_rings_and_crowded_carbons_are_left_out(world):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import h5py
 import pytest
 import torch
 from ase.io import read
@@ -56,6 +57,38 @@ def test_rounded_weights_change_little(scripts, tmp_path):
     whole, half = (load(name)(System.from_ase([atoms])) for name in ("organic-small", tmp_path / "half.tmn"))
     error = (whole.forces - half.forces).abs().mean()
     assert 0 < error < 1e-3 and (whole.energy - half.energy).abs() < 5e-3  # eV/Å, eV
+
+
+def test_students_drive_in_turn(scripts, monkeypatch, tmp_path):
+    """Two processes on each GPU: of "half" every second one has a student, of "all" the students alternate."""
+    run, started = scripts("run"), []
+    options = argparse.Namespace(
+        work=tmp_path, geometries=tmp_path, aimnet2="t.jpt", label_minutes=1, frames=1, every=1, largest_force=1,
+        largest_spread=1, batch=1, timestep=1, keep=1, seed=0, first=[], student_every=None, per_gpu=4,
+        student=["a.tmn", "b.tmn"], student_drives="all",
+    )  # fmt: skip
+    runner = run.Runner([], options)
+    monkeypatch.setattr(runner, "start", lambda name, words, gpus: started.append(words))
+    monkeypatch.setattr(runner, "wait", lambda running: True)
+    assert run.label(runner, tmp_path)
+    options.student_drives = "half"
+    assert run.label(runner, tmp_path)
+    drivers = [words[words.index("--student") + 1] if "--student" in words else None for words in started]
+    assert drivers == ["a.tmn", "b.tmn", "a.tmn", "b.tmn", None, "a.tmn", None, "b.tmn"]
+
+
+def test_calibration_leaves_kinds_out(scripts, tmp_path):
+    """Files with other kinds are copied without these; what has no other frames is passed over."""
+    files = [tmp_path / f"train-{k}.h5" for k in range(2)]
+    for path, kinds in zip(files, (("conformers", "protons"), ("protons",)), strict=True):
+        with h5py.File(path, "w") as file:
+            file.create_group("_metadata")
+            for kind in kinds:
+                file[f"{kind}/energy"] = [1.0, 2.0]
+    for _ in range(2):  # the second time the copies are there
+        (copy,) = scripts("run").without(["protons"], files, tmp_path / "calibration")
+        with h5py.File(copy) as file:
+            assert set(file) == {"_metadata", "conformers"} and file["conformers/energy"][:].tolist() == [1.0, 2.0]
 
 
 def test_more_layers(scripts):
