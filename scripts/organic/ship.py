@@ -21,7 +21,8 @@ TEACHER = (
     "this model. Its errors are inherited: it underbinds neutral dimers and, by far more, clusters of water."
 )
 DATA = (
-    "Conformers, strained molecules, stretched bonds, shared protons, dimers and clusters with water of molecules from "
+    "Conformers, strained molecules, stretched bonds, shared protons, substitutions at carbon, dimers and clusters with "
+    "water of molecules from "
     "the NCI AIDS antiviral screen (NIH/NCI Developmental Therapeutics Program, from DeepChem's repository), of "
     "analogues with B, Si, As, Se and I, of small molecules and ions, and monomers and solvated amino acids of SPICE "
     "(CC0); frames of dynamics with the teacher, or in training also with an earlier model, at 300 to 1000 K "
@@ -34,8 +35,8 @@ USE = (
 )
 NOT_FOR = (
     "Radicals and other open shells, metals, other elements or charges. Periodic cells: the Coulomb energy is a sum "
-    "over all pairs. Bulk water and other liquids: not tested. Reactions: the training data have stretched bonds, and "
-    "no transition states. Reaction energies beyond conformers and isomers."
+    "over all pairs. Bulk water and other liquids: not tested. Reactions: of transition states the training data have "
+    "only those of shared protons and of substitutions at carbon. Reaction energies beyond conformers and isomers."
 )
 NOT_CALIBRATED = " It does not say where it is not sure."
 
