@@ -213,14 +213,12 @@ def without(kinds: list[str], files: list[Path], folder: Path) -> list[Path]:
     copies = []
     for path in files:
         copy = folder / path.name
-        if not copy.exists():
-            with h5py.File(path) as source, written_aside(copy) as aside, h5py.File(aside, "w") as target:
-                for name in source:
-                    if name not in kinds:
-                        source.copy(name, target)
-        with h5py.File(copy) as file:
-            if any(not name.startswith("_") for name in file):
-                copies.append(copy)
+        with h5py.File(path) as source, written_aside(copy) as aside, h5py.File(aside, "w") as target:
+            kept = [name for name in source if name not in kinds]
+            for name in kept:
+                source.copy(name, target)
+        if any(not name.startswith("_") for name in kept):
+            copies.append(copy)
     return copies
 
 
