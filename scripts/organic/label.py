@@ -250,10 +250,10 @@ def main() -> None:
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
     parser.add_argument("--batch", type=int, default=512, help="structures of 32 atoms at a time")
     parser.add_argument("--first", nargs="*", default=[], help="kinds of training geometries to begin with")
-    parser.add_argument("--minutes", type=float, help="begin no file after this time; default: until all are there")
+    parser.add_argument("--minutes", type=float, help="begin no file so long after the first; default: make all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    ends = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
+    ends = math.inf
     torch.set_default_dtype(torch.float32)
     chosen: Teacher = GFN2() if options.gfn2 else AIMNet2(options.aimnet2, options.device)
     student = Student(options.student, options.device) if options.student else None
@@ -277,6 +277,8 @@ def main() -> None:
             sampler = Sampler(chosen, student, options)
             frames, files = frames + label_job(job, target, sampler), files + 1
             left_out.update(sampler.left_out)
+            if files == 1 and options.minutes is not None:  # it may compile kernels for a minute
+                ends = time.monotonic() + 60 * options.minutes
     print(f"part {options.part}: {frames} frames in {files} files; left out: {dict(left_out)}", flush=True)
 
 

@@ -3,11 +3,12 @@
     python scripts/organic/run.py work/geometries --aimnet2 aimnet2_wb97m-d3_ens.jpt --output potentials \
         --gpus 0,1 --train-gpus 1 --models organic-small=6.5 organic --minutes 27
 
-The labels come first, on all GPUs, for --label-minutes. Then the models are trained on --train-gpus in the order and
-for the minutes given; the last one has what is left, less --reserve for the evaluation. The learning rate ends with
-the time. Each model is evaluated when it is there, beside the next training, and what there is of models, metrics and
-output is copied to --output all the time. What is there already is kept, so that the same command continues: labels
-by file, trainings by their last state. Without GPUs (--gpus none) everything runs on the CPU, for a trial.
+The labels come first, on all GPUs, for --label-minutes after the first file of each process. Then the models are
+trained on --train-gpus in the order and for the minutes given; the last one has what is left, less --reserve for the
+evaluation. The learning rate ends with the time. Each model is evaluated when it is there, beside the next training,
+and what there is of models, metrics and output is copied to --output all the time. What is there already is kept, so
+that the same command continues: labels by file, trainings by their last state. Without GPUs (--gpus none) everything
+runs on the CPU, for a trial.
 
 With --init the models begin from others, and with --student models drive the dynamics of every second labelling
 process, or of all. A model may have GPUs of its own, NAME=MINUTES@GPUS; --set NAME:KEY=VALUE changes the training of
