@@ -6,10 +6,11 @@ Kinds: `conformers` (distance geometry, relaxed with a force field), `strained` 
 displaced atoms), `dimers` (two molecules of one subset at random orientations, from hard contact to separation),
 `clusters` (a molecule in one to eight waters), `water` (clusters of 2 to 20 molecules of water, one in four with
 hydronium, hydroxide or a halide), `protons` (a proton on its way within a molecule or between two, see protons.py),
-`stretched` (a bond at up to twice its length, rare types more often, see stretched.py) and `substitutions` (a lone pair
-takes the place of a group at a carbon, see substitutions.py; more of them with small molecules, in one shard).
+`stretched` (a bond at up to twice its length, rare types more often, see stretched.py), `substitutions` (a lone pair
+takes the place of a group at a carbon, see substitutions.py; more of them with small molecules, in one shard) and
+`separated` (ions alone, and up to 9 Å away from a molecule or another ion).
 A shard holds all kinds that are made from its molecules, so that a part of the shards is as balanced as all of them.
-The last three are made last, of all files of conformers that have none, which includes those of earlier versions.
+The last four are made last, of all files of conformers that have none, which includes those of earlier versions.
 """
 
 from __future__ import annotations
@@ -44,9 +45,12 @@ IONS = (
 )  # fmt: skip
 CONTACTS = (0.55, 0.65, 0.75, 0.8, 0.85, 0.9, 1.0, 1.15, 1.4, 2.0)
 """Closest distances of dimers, relative to the sums of van der Waals radii."""
+APART = (0.9, 2.8)
+"""The same of separated pairs: about 3 to 9 Å, beyond the cutoff of the network."""
 PROTONS = 90  # shared ones of a shard
 STRETCHED = 200  # bonds of a shard
 SUBSTITUTIONS = 60  # of a shard
+SEPARATED = 60  # pairs of a shard
 SMALL_SUBSTITUTIONS, SMALL = 4000, 14  # of all small molecules together, and most atoms of one
 LARGEST = 64  # atoms of a dimer or cluster
 
@@ -182,6 +186,20 @@ def _substitutions(found: list[Geometry], options: dict, rng: np.random.Generato
     return substitutions(small, list(IONS), RADII, SUBSTITUTIONS, LARGEST, rng)
 
 
+def _separated(found: list[Geometry], options: dict, rng: np.random.Generator) -> list[Geometry]:
+    """Every ion alone, and pairs; half of them with one of these ions, most of the others with a charged molecule."""
+    small = [g for g in found if len(g.numbers) <= options["dimer_atoms"]] or [WATER]
+    charged = [g for g in small if g.charge] or [WATER]
+    made = list(IONS)
+    for _ in range(SEPARATED):
+        one = [small, charged, IONS][rng.choice(3, p=[0.6, 0.2, 0.2])]
+        other = [small, charged, IONS][rng.choice(3, p=[0.2, 0.3, 0.5])]
+        a, b = one[rng.integers(len(one))], other[rng.integers(len(other))]
+        if len(a.numbers) + len(b.numbers) <= LARGEST and abs(a.charge + b.charge) <= 2:
+            made.append(beside(a, b, rng.uniform(*APART), rng))
+    return made
+
+
 def small_substitutions(folder: Path, options: dict) -> None:
     """Substitutions of the small training molecules, of which a shard has too few for reactions among them."""
     target = folder / "train-substitutions-small.npz"
@@ -192,7 +210,7 @@ def small_substitutions(folder: Path, options: dict) -> None:
         write_shard(target, substitutions(small, list(IONS), RADII, SMALL_SUBSTITUTIONS, LARGEST, rng))
 
 
-ADDITIONS = {"protons": _protons, "stretched": _stretched, "substitutions": _substitutions}
+ADDITIONS = {"protons": _protons, "stretched": _stretched, "substitutions": _substitutions, "separated": _separated}
 
 
 def others(path: Path, folder: str, options: dict, held_out: float) -> Iterator[str]:

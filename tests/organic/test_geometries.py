@@ -70,14 +70,14 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
     monkeypatch.setattr(scripts("geometries"), "SMALL_SUBSTITUTIONS", 20)
     run(monkeypatch, scripts("geometries"), *arguments)
     made = {path.name: path.read_bytes() for path in (tmp_path / "g").glob("*.npz")}
-    for kind in ("conformers", "protons", "stretched", "substitutions"):
+    for kind in ("conformers", "protons", "stretched", "substitutions", "separated"):
         assert f"train-{kind}-0000.npz" in made
     assert list_of(scripts, tmp_path, made["train-substitutions-small.npz"])
     for name in made:
         for geometry in scripts("shards").read_shard(tmp_path / "g" / name):
             electrons = int(geometry.numbers.sum()) - geometry.charge
             distances = np.linalg.norm(geometry.positions[:, None] - geometry.positions[None], axis=2)
-            assert electrons % 2 == 0 and distances[np.triu_indices(len(distances), 1)].min() > 0.5
+            assert electrons % 2 == 0 and distances[np.triu_indices(len(distances), 1)].min(initial=9) > 0.5
     one = "train-conformers-0000.npz"  # the last one of its shard
     (tmp_path / "g" / one).unlink()
     run(monkeypatch, scripts("geometries"), *arguments)
@@ -85,6 +85,25 @@ def test_from_smiles_to_shards(scripts, tmp_path, monkeypatch):
     assert again.keys() == made.keys() and all(again[name] == made[name] for name in made if name != one)
     for found, wanted in zip(*(list_of(scripts, tmp_path, blob) for blob in (again[one], made[one])), strict=True):
         assert np.array_equal(found.positions, wanted.positions)
+
+
+def test_separated_pairs_have_ions(scripts):
+    """Every ion alone, and pairs from contact to beyond the cutoff of a network, all of closed shells."""
+    pytest.importorskip("rdkit", reason="geometries need RDKit")
+    geometries, given = scripts("geometries"), molecules(scripts)
+    made = geometries._separated(given, {"dimer_atoms": 30}, np.random.default_rng(0))
+    alone, pairs = made[: len(geometries.IONS)], made[len(geometries.IONS) :]
+    assert {g.name for g in alone} == {"[OH3+]", "[OH-]", "[F-]", "[Cl-]", "[Br-]", "[I-]"} and len(pairs) > 50
+    assert all(abs(g.charge) <= 2 and (int(g.numbers.sum()) - g.charge) % 2 == 0 for g in pairs)
+    ions = {g.name for g in geometries.IONS}
+    gaps = []
+    for pair in pairs:
+        names = pair.name.split(".")
+        first = next(len(g.numbers) for g in (*given, *geometries.IONS) if g.name == names[0])
+        a, b = pair.positions[:first], pair.positions[first:]
+        gaps.append(np.linalg.norm(a[:, None] - b[None], axis=2).min())
+    assert min(gaps) < 3.5 and sum(gap > 5 for gap in gaps) > 20 and max(gaps) < 12
+    assert sum(bool(ions & set(pair.name.split("."))) for pair in pairs) > 25
 
 
 def test_analogues_have_rare_elements(scripts):
