@@ -10,6 +10,7 @@ import time
 import h5py
 import pytest
 import torch
+from ase import Atoms
 from ase.io import read
 from organic_world import FOLDER, ROOT
 
@@ -112,6 +113,24 @@ def test_more_layers(scripts):
     assert (grow(base, 3)(system).forces - base(system).forces).abs().mean() < 0.05  # eV/Å; of random weights: 0.19
     with pytest.raises(ValueError, match="has 2 layers"):
         grow(base, 2)
+
+
+def test_free_atoms_change_no_energy(scripts):
+    """Only training does that: the energy of a single atom then depends on the weights."""
+    free_atoms, base, free = scripts("free_atoms").free_atoms, load("organic-1"), load("organic-1")
+    free_atoms(free)
+    assert base.subtract_isolated and not free.subtract_isolated
+    molecule = System.from_ase([read(ROOT / "examples" / "data" / "ibuprofen.xyz")])
+    atom = System.from_ase([Atoms("C")])  # neutral: the network reads the total charge
+    for system in (molecule, atom):
+        assert abs(float(base(system).energy - free(system).energy)) < 1e-4  # eV: float32 of the network
+    with torch.no_grad():
+        for potential in (base, free):
+            potential.representation.linear_readout[-1] += 0.1
+    same, changed = (abs(float(p(atom).energy - load("organic-1")(atom).energy)) for p in (base, free))
+    assert same < 1e-4 < 1e-2 < changed
+    with pytest.raises(ValueError, match="free already"):
+        free_atoms(free)
 
 
 def test_words_of_the_command_line(scripts):
