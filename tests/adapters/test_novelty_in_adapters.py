@@ -6,9 +6,11 @@ import copy
 import warnings
 
 import pytest
+from ase import Atoms
 from ase.build import molecule
 
 from torchmdnet2 import System
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.novelty import NoveltyWarning, calibrate, watch
 
@@ -58,6 +60,13 @@ def silently(run, *given):
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoveltyWarning)
         run(*given)
+
+
+def test_no_atoms(model):
+    """Nothing is unlike anything: a calibrated model gives what others give."""
+    atoms = Atoms()
+    atoms.calc = TorchMDNet2Calculator(model[0])
+    assert atoms.get_potential_energy() == 0.0 and atoms.get_forces().shape == (0, 3)
 
 
 def test_openmm(model, model_file, monkeypatch):

@@ -56,7 +56,7 @@ class Watch:
     def due(self, num_atoms: int) -> bool:
         """Count an evaluation in the program of another, and tell whether to look at it: the first, and each
         `INTERVAL`-th from there, of up to `LARGEST` atoms."""
-        due = self._evaluations % INTERVAL == 0 and num_atoms <= LARGEST
+        due = self._evaluations % INTERVAL == 0 and 0 < num_atoms <= LARGEST
         self._evaluations += 1
         return due
 
