@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--largest-spread", type=float, default=1.5, help="eV/Å, of the teacher's networks")
     parser.add_argument("--batch", type=int, default=512, help="structures of 32 atoms at a time")
     parser.add_argument("--first", nargs="*", default=[], help="kinds of training geometries to begin with")
+    parser.add_argument("--most-frames", type=int, help="begin no file after so many frames; default: make all")
     parser.add_argument("--minutes", type=float, help="begin no file so long after the first; default: make all")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -272,6 +273,9 @@ def main() -> None:
         target = options.output / f"{job.name}.h5"
         if time.monotonic() > ends:
             print(f"part {options.part}: the time is up; run the same command again for the rest", flush=True)
+            break
+        if options.most_frames is not None and frames >= options.most_frames:
+            print(f"part {options.part}: there are enough frames", flush=True)
             break
         if not target.exists() and not target.with_suffix(".none").exists():
             sampler = Sampler(chosen, student, options)

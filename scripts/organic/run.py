@@ -96,7 +96,9 @@ def label(run: Runner, labels: Path) -> bool:
              "--largest-force", options.largest_force, "--largest-spread", options.largest_spread,
              "--batch", options.batch, "--timestep", options.timestep, "--keep", options.keep, "--seed", options.seed,
              "--first", *options.first,
+             *(["--most-frames", options.most_frames // parts] if options.most_frames else []),
              *(["--student-every", options.student_every] if options.student_every else [])]  # fmt: skip
+    threads = str(max(1, (os.cpu_count() or 1) // parts))  # more than there are cores would wait for each other
     running = {}
     for k in range(parts):
         on_gpu = k // len(gpus)
@@ -104,7 +106,7 @@ def label(run: Runner, labels: Path) -> bool:
         turn = on_gpu if options.student_drives == "all" else on_gpu // 2
         student = ["--student", options.student[turn % len(options.student)]] if drives else []
         part = [*words, "--part", f"{k}/{parts}", *student]
-        running[f"label-{k}"] = run.start(f"label-{k}", part, [gpus[k % len(gpus)]])
+        running[f"label-{k}"] = run.start(f"label-{k}", part, [gpus[k % len(gpus)]], OMP_NUM_THREADS=threads)
     return run.wait(running)
 
 
@@ -305,7 +307,8 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=3, help="as of label.py")
     parser.add_argument("--every", type=int, default=25, help="as of label.py")
     parser.add_argument("--student-every", type=int, help="as of label.py")
-    parser.add_argument("--batch", type=int, default=1024, help="as of label.py")
+    parser.add_argument("--most-frames", type=int, help="stop the labels at so many; training keeps them on the GPU")
+    parser.add_argument("--batch", type=int, default=384, help="as of label.py")
     parser.add_argument("--timestep", type=float, default=0.5, help="as of label.py")
     parser.add_argument("--first", nargs="*", default=[], help="as of label.py")
     parser.add_argument("--student", nargs="+", help="as of label.py; of several, the processes take one each in turn")

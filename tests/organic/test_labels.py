@@ -144,14 +144,15 @@ def test_kinds_that_come_first(scripts, tmp_path):
     assert [g.name for g in without[0].geometries] == [g.name for g in jobs[0].geometries]
 
 
-def test_the_time_begins_after_the_first_file(scripts, monkeypatch, tmp_path):
+@pytest.mark.parametrize("limit", [("--minutes", 0), ("--most-frames", 2)])
+def test_labels_end_after_the_first_file(scripts, monkeypatch, tmp_path, limit):
     """Compiling kernels may take longer than all of the time: one file is made in any case, and then no other."""
     shards, label, teacher = scripts("shards"), scripts("label"), springs(scripts)
     teacher.sha256 = "0"
     shards.write_shard(tmp_path / "train-x-0000.npz", molecules(scripts))
     monkeypatch.setattr(label, "AIMNet2", lambda file, device: teacher)
     words = ["label.py", tmp_path, tmp_path / "labels", "--aimnet2", "t.jpt", "--batch", 1, "--frames", 1, "--every", 1]
-    monkeypatch.setattr("sys.argv", [str(word) for word in [*words, "--minutes", 0]])
+    monkeypatch.setattr("sys.argv", [str(word) for word in [*words, *limit]])
     label.main()
     assert len(list((tmp_path / "labels").glob("*.h5"))) == 1
     monkeypatch.setattr("sys.argv", [str(word) for word in words])

@@ -66,10 +66,10 @@ def test_students_drive_in_turn(scripts, monkeypatch, tmp_path):
     options = argparse.Namespace(
         work=tmp_path, geometries=tmp_path, aimnet2="t.jpt", label_minutes=1, frames=1, every=1, largest_force=1,
         largest_spread=1, batch=1, timestep=1, keep=1, seed=0, first=[], student_every=None, per_gpu=4,
-        student=["a.tmn", "b.tmn"], student_drives="all",
+        most_frames=None, student=["a.tmn", "b.tmn"], student_drives="all",
     )  # fmt: skip
     runner = run.Runner([], options)
-    monkeypatch.setattr(runner, "start", lambda name, words, gpus: started.append(words))
+    monkeypatch.setattr(runner, "start", lambda name, words, gpus, **variables: started.append(words))
     monkeypatch.setattr(runner, "wait", lambda running: True)
     assert run.label(runner, tmp_path)
     options.student_drives = "half"
