@@ -86,6 +86,20 @@ def test_what_the_teacher_did_not_know_is_refused(name):
         potential(System.from_ase(water))
 
 
+@pytest.mark.parametrize(("name", "error"), [("organic", 0.15), ("organic-small", 0.3)])
+def test_ions_alone_and_far_from_a_molecule(name, error):
+    """The teacher's energies in eV. Before there were such frames, they were wrong by 2 to 3 eV."""
+    potential, water = load(name, dtype=torch.float64), molecule("H2O")
+    halides = {9: -2718.15057, 17: -12526.04761, 35: -70048.63086, 53: -8105.72778}
+    for number, energy in halides.items():
+        alone = potential(System(z=[number], pos=[[0.0, 0, 0]], charge=-1.0))
+        assert float(alone.energy) == pytest.approx(energy, abs=0.05)
+    chloride = [water.positions[0] + [0, 0, 6.0]]
+    found = potential(System(z=[8, 1, 1, 17], pos=np.vstack([water.positions, chloride]), charge=-1.0))
+    assert float(found.energy) == pytest.approx(-14606.93637, abs=error)
+    assert float(found.charges[3]) == pytest.approx(-0.9992, abs=2 * error)
+
+
 def test_a_molecule_in_a_trajectory_out(tmp_path, capsys):
     """As on the first screen of README.md."""
     from torchmdnet2.cli import main

@@ -21,12 +21,12 @@ TEACHER = (
     "this model. Its errors are inherited: it underbinds neutral dimers and, by far more, clusters of water."
 )
 DATA = (
-    "Conformers, strained molecules, stretched bonds, shared protons, substitutions at carbon, dimers and clusters "
-    "with water of molecules from the NCI AIDS antiviral screen (NIH/NCI Developmental Therapeutics Program, from "
-    "DeepChem's repository), of analogues with B, Si, As, Se and I, of small molecules and ions, and monomers and "
-    "solvated amino acids of SPICE "
-    "(CC0); frames of dynamics with the teacher, or in training also with an earlier model, at 300 to 1000 K "
-    "(validation and test: teacher, 300 and 600 K). Subsets share no scaffold. Made by scripts/organic."
+    "Conformers, strained molecules, stretched bonds, shared protons, substitutions at carbon, ions alone and apart, "
+    "dimers and clusters with water of molecules from the NCI AIDS antiviral screen (NIH/NCI Developmental "
+    "Therapeutics Program, from DeepChem's repository), of analogues with B, Si, As, Se and I, of random molecules of "
+    "heteroatoms, of small molecules and ions, and monomers and solvated amino acids of SPICE (CC0); frames of "
+    "dynamics with the teacher, or in training also with an earlier model, at 300 to 1000 K (validation and test: "
+    "teacher, 300 and 600 K). Subsets share no scaffold. Made by scripts/organic."
 )
 USE = (
     "Closed-shell molecules of H, B, C, N, O, F, Si, P, S, Cl, As, Se, Br and I with total charges −2 to +2: "
