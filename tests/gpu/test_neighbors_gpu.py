@@ -122,6 +122,29 @@ def test_a_larger_box(method, dtype, pbc):
     assert_matches(search, system)
 
 
+@pytest.mark.parametrize("pbc", [True, False])
+def test_rows_without_order(pbc):
+    """The same edges, in an order that repeats; rows shorter than a tile and, in a heap, of hundreds of edges."""
+    system = random_box(3000, seed=8, dtype=torch.float64, pbc=pbc)
+    system.pos[:500] *= 0.02
+    wanted, given = search_for(system, 1_000_000, "cells")
+    wanted(*given)
+    assert_matches(wanted, system)
+    found, _given = search_for(system, 1_000_000, "cells", ordered=False)
+    found(*given)
+    num = int(wanted.needed)
+    assert int(found.flag) == 0 and torch.equal(found.row_ptr, wanted.row_ptr)
+    assert int(wanted.row_ptr.diff().max()) > 400
+    place = (found.receiver[:num].long() * system.num_atoms + found.sender[:num]) * 4096
+    place += ((found.shift[:num].long() + 8) * torch.tensor([256, 16, 1], device="cuda")).sum(1)
+    by_place = torch.argsort(place)
+    for name in ("sender", "shift", "vectors", "distances"):
+        assert torch.equal(getattr(found, name)[:num][by_place], getattr(wanted, name)[:num])
+    before = found.sender.clone()
+    found(*given)
+    assert torch.equal(found.sender, before)
+
+
 @pytest.mark.parametrize("method", ["pairs", "cells"])
 def test_far_from_the_origin_and_in_dense_heaps(method):
     """A molecule far away, with 600 atoms inside one cutoff: rows longer than any tile, bins fuller than any tile."""

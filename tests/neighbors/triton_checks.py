@@ -36,10 +36,10 @@ def assert_same(ours, reference):
     assert torch.equal(ours.shift.long(), reference.shift)
 
 
-def search_of(system, capacity, method, batch=None):
+def search_of(system, capacity, method, batch=None, **options):
     search = TritonNeighborSearch(
         system.num_atoms, system.num_systems, CUTOFF, capacity, "cpu", method=method, dtype=system.dtype,
-        batch=system.batch if batch is None else batch, receiver=True, shift=True, distances=True,
+        batch=system.batch if batch is None else batch, receiver=True, shift=True, distances=True, **options,
     )  # fmt: skip
     return search, (system.pos.contiguous(), system.cell.contiguous(), system.pbc.contiguous())
 
@@ -85,6 +85,30 @@ def test_more_candidates_than_bits():
 def test_cells(seed):
     system = System.from_ase(generated_atoms(seed, CUTOFF), dtype=torch.float32 if seed % 2 else torch.float64)
     assert_same(neighbor_list_triton(system, CUTOFF, method="cells"), neighbor_list_reference(system, CUTOFF))
+
+
+@pytest.mark.parametrize("atoms", [20, 70])  # rows shorter and longer than a tile
+def test_rows_without_order(atoms):
+    """The same edges with their vectors, in any order within a row; the same order each time."""
+    rng = np.random.default_rng(atoms)
+    system = System(
+        z=torch.ones(atoms, dtype=torch.long), pos=torch.tensor(rng.uniform(0, 4, (atoms, 3))), cell=8 * torch.eye(3)
+    )
+    reference = neighbor_list_reference(system, CUTOFF)
+    num = reference.num_edges
+    assert int(reference.row_ptr.diff().max()) > (64 if atoms == 70 else 10)
+    search, given = search_of(system, num, "cells", ordered=False)
+    search(*given)
+    sender, vectors = search.sender.clone(), search.vectors.clone()
+    assert int(search.flag) == 0 and torch.equal(search.row_ptr.long(), reference.row_ptr)
+    keys = [search.shift[:, k].numpy() for k in (2, 1, 0)]
+    by_place = np.lexsort([*keys, search.sender.numpy(), search.receiver.numpy()])
+    found = torch.stack([search.receiver, search.sender])[:, by_place].long()
+    assert torch.equal(found, reference.edge_index)
+    assert torch.equal(search.shift[by_place].long(), reference.shift)
+    assert torch.allclose(search.vectors[by_place], reference.vectors(system), rtol=0, atol=1e-12)
+    search(*given)
+    assert torch.equal(search.sender, sender) and torch.equal(search.vectors, vectors)
 
 
 @pytest.mark.parametrize("method", ["pairs", "cells"])

@@ -74,7 +74,9 @@ class Atoms(NamedTuple):
 
 
 class Edges(NamedTuple):
-    """Neighbor list as CSR rows, sorted by sender and shift within a row; both directions of every pair are listed.
+    """Neighbor list as CSR rows; both directions of every pair are listed.
+
+    Rows are sorted by sender and shift in the list of the network and in those for terms by autograd.
 
     Attributes:
         row_ptr: [N + 1] int32; sender: [C] int32, entries beyond row_ptr[N] have any value.

@@ -1,7 +1,8 @@
 """GPU kernels that complete the rows of a list: order, receivers, shifts, vectors and distances, in float64.
 
 One program per receiver. Rows of the cell list are made from the bits of triton_cells.py, then sorted by the keys
-32 · sender + image. Rows of "pairs" arrive in order, as sender and image (triton_pairs.py).
+32 · sender + image where that is asked for: a row of n edges that is longer than a tile costs n² comparisons. Rows of
+"pairs" arrive in order, as sender and image (triton_pairs.py).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def finish_cells(
     placed, wrapped, wraps, order, row_bin, bin_start, batch, ptr, reals, whole, cutoff, row_ptr, bits,
     lane_start, candidates, tiles, keys, sender, receiver, shift, vectors, distances, flag, N, B, turns_kept,
     RECEIVER: tl.constexpr, SHIFT: tl.constexpr, VECTORS: tl.constexpr, DISTANCES: tl.constexpr,
-    BI: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
+    ORDERED: tl.constexpr, BI: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The row of the receiver at place program_id(0) of the sorted order."""
     after_previous(PDL)
@@ -110,14 +111,16 @@ def finish_cells(
                 else:
                     list_row(k, tile, turns, turns_kept, first, bits, lane_start, candidates, keys)
                 tl.debug_barrier()  # other lanes read what was written here
-                if last - first > K:
+                if ORDERED and last - first > K:
                     order_row(first, last, keys, sender, K)
                     tl.debug_barrier()
                 h = reals + tl.load(batch + k) * _REALS
                 for at in range(0, last - first, K):
                     r = at + tl.arange(0, K)
                     mask = r < last - first
-                    if last - first > K:
+                    if not ORDERED:
+                        key = tl.load(keys + first + r, mask=mask, other=2147483647)
+                    elif last - first > K:
                         key = tl.load(sender + first + r, mask=mask, other=2147483647)
                     else:
                         key = tl.sort(tl.load(keys + first + r, mask=mask, other=2147483647))

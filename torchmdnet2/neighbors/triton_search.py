@@ -101,7 +101,8 @@ class TritonNeighborSearch:
 
         row_ptr [N + 1] int32: the edges of receiver i are row_ptr[i] … row_ptr[i+1] − 1; all zero after an overflow.
             What lies past row_ptr[N] in the other buffers is left over and must not be read.
-        sender [C] int32: ascending within a row; several images of one sender in order of their shifts.
+        sender [C] int32: ascending within a row; several images of one sender in order of their shifts. Without
+            `ordered`, in an order that depends on positions and capacity alone.
         receiver [C] int32, shift [C, 3] int32 (r = pos[sender] + shift·cell − pos[receiver]),
         vectors [C, 3] and distances [C] in Å and in `dtype`: those that were asked for, else None.
         needed [1] int64: directed edges found. More than the capacity means that the list is not usable.
@@ -122,6 +123,7 @@ class TritonNeighborSearch:
         method: "pairs" tests all pairs of a structure, "cells" uses cell lists, "auto" chooses by size; for "auto",
             `thin=True` says that some periodic cell may be thinner than the cutoff, which only "pairs" can search.
         receiver, shift, vectors, distances: which of the optional buffers to fill.
+        ordered: sort the rows, which takes most of the time of "cells" where rows have hundreds of edges.
 
     Raises:
         ValueError: a size is not positive, the method is unknown, or the device has no Triton.
@@ -143,6 +145,7 @@ class TritonNeighborSearch:
         shift: bool = False,
         vectors: bool = True,
         distances: bool = False,
+        ordered: bool = True,
     ):
         device = torch.device(device)
         if device.type != "cuda" and not interpreted():
@@ -157,6 +160,7 @@ class TritonNeighborSearch:
             method = "cells" if num_atoms >= CELLS_FROM * num_systems and not thin else "pairs"
         self.num_atoms, self.num_systems = num_atoms, num_systems
         self.cutoff, self.method, self.device, self.dtype = float(cutoff), method, device, dtype
+        self._ordered = ordered
         self._overlap = overlap_launches(device)
         self._single = _single_tile(num_atoms, device) if method == "pairs" and num_systems == 1 else None
 
@@ -332,7 +336,7 @@ class TritonNeighborSearch:
                 self._placed, self._wrapped, self._wraps, self._order, self._row_bin, self._bin_start,
                 self.batch, self.ptr, self._reals, self._whole, self._cutoff, self.row_ptr, self._bits,
                 self._lane_start, self._candidates, self._tiles, self._keys, *outputs, N, B, self._turns,
-                **self._wanted, BI=_CELL_TILE, K=_ROW_TILE, num_warps=1, maxnreg=_ROW_REGISTERS,
+                **self._wanted, ORDERED=self._ordered, BI=_CELL_TILE, K=_ROW_TILE, num_warps=1, maxnreg=_ROW_REGISTERS,
                 **self._after,
             )  # fmt: skip
             return

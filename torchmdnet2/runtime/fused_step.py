@@ -183,7 +183,7 @@ class FusedStep(Step):
         return TritonNeighborSearch(
             self.num_atoms, self.num_systems, cutoff, _aligned(capacity), self.device,
             batch=self._batch, dtype=torch.float32, method=method, thin=thin, receiver=cutoff in self._exact,
-            shift=cutoff in self._exact,
+            shift=cutoff in self._exact, ordered=cutoff == self.cutoff or cutoff in self._exact,
         )  # fmt: skip
 
     def _sums_of_terms(self) -> TermSums:

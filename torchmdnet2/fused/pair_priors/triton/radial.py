@@ -110,7 +110,12 @@ def _short_range(d, lower, inverse, DAMPING: tl.constexpr):
 @triton.jit
 def all_pairs(d, _b, _c, lower, inverse, _c2, _c3, _c4, _c5, DAMPING: tl.constexpr):
     """f(d)/d."""
-    f, f_slope = _short_range(d, lower, inverse, DAMPING)
+    f = tl.full(d.shape, 1.0, tl.float32)
+    f_slope = tl.zeros_like(d)
+    if DAMPING > 0:
+        # 1 from `upper` on, where nearly all pairs of a large structure are
+        if (tl.min(d, 0) - lower) * inverse < 1.0:
+            f, f_slope = _short_range(d, lower, inverse, DAMPING)
     r = 1.0 / d
     return f * r, (f_slope - f * r) * r
 
