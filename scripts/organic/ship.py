@@ -1,7 +1,7 @@
 """From a trained model to a shipped one: the same weights, with a card that says what it is for and what not.
 
     python scripts/organic/ship.py potentials/organic.tmn torchmdnet2/potentials/organic.tmn \
-        --errors potentials/organic-errors.json
+        --errors potentials/organic-errors.json --speed "One NVIDIA H200: ..."
 
 Paths of the machine that trained it are left out; the errors are those of `evaluate.py` on the test subset, by kind.
 """
@@ -41,7 +41,7 @@ NOT_FOR = (
 NOT_CALIBRATED = " It does not say where it is not sure."
 
 
-def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool) -> dict[str, Any]:
+def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool, speed: str) -> dict[str, Any]:
     """The metadata of a training without paths, with errors by kind and the sections of the card."""
     config = metadata["config"]
     config["data"].update(train="labels/train-*.h5", validation="labels/validation-*.h5", cache="auto")
@@ -51,7 +51,8 @@ def described(metadata: dict[str, Any], errors: dict[str, Any], calibrated: bool
     data = {name: value for name, value in metadata["data"].items() if name != "files"}
     by_kind = {f"test {kind}": {k: v for k, v in found.items() if k != "frames"} for kind, found in errors.items()}
     not_for = NOT_FOR if calibrated else NOT_FOR + NOT_CALIBRATED
-    about = {"Meant for": USE, "Not for": not_for, "Teacher": TEACHER, "Training data": DATA}
+    about = {"Meant for": USE, "Not for": not_for, "Teacher": TEACHER, "Training data": DATA, "Speed": speed}
+    about = {name: text for name, text in about.items() if text}
     split = {"split": "by Bemis-Murcko scaffold, scripts/organic/molecules.py"}
     return {**metadata, "config": config, "data": {**data, **split}, "errors": by_kind, "about": about}
 
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("model", help="best.tmn of the training")
     parser.add_argument("target", type=Path)
     parser.add_argument("--errors", type=Path, required=True, help="JSON of evaluate.py on the test subset")
+    parser.add_argument("--speed", default="", help="what `torchmdnet2 bench` and `md` measured, in words")
     options = parser.parse_args()
     errors = json.loads(options.errors.read_text())
     if errors["subset"] != "test":
@@ -68,7 +70,8 @@ def main() -> None:
     potential = load(options.model)
     calibrated = potential.calibration is not None
     potential.closed_shell = potential.config["closed_shell"] = True  # as the teacher
-    checkpoint.save(potential, options.target, described(dict(potential.metadata), errors["errors"], calibrated))
+    metadata = described(dict(potential.metadata), errors["errors"], calibrated, options.speed)
+    checkpoint.save(potential, options.target, metadata)
     print(f"{options.target}: {options.target.stat().st_size / 1e6:.2f} MB")
 
 
