@@ -15,6 +15,8 @@ from pair_prior_cases import ELEMENTS, charges_of, lists, priors, reference, sys
 from torchmdnet2.fused.fast_path import Atoms, Edges, TermLaunch, TermSums
 from torchmdnet2.fused.pair_priors.gpu import make_term
 from torchmdnet2.models.base import sum_over_systems
+from torchmdnet2.priors import Coulomb
+from torchmdnet2.system import System
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 CPU = torch.device("cpu")
@@ -99,6 +101,26 @@ def test_another_launch_shape(name):
     one, other = run(prior, atoms, found, shapes=(128, 4)), run(prior, atoms, found, shapes=(64, 1))
     torch.testing.assert_close(one.energy, other.energy, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(one.forces, other.forces, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        PRIORS["all pairs, damped"],
+        Coulomb("predicted", damping="exp", damping_lower=1.0, damping_upper=3.0),
+        Coulomb("predicted", damping="cosine", damping_lower=1.0, damping_upper=3.0),
+    ],
+    ids=["exp", "exp with a lower end", "cosine"],
+)
+def test_damping_is_left_out_where_all_atoms_of_a_block_are_far(prior):
+    """Blocks of four atoms: three groups of atoms 10 Å apart, and a molecule whose blocks are near."""
+    near = system(12, 7, 3.0, False)
+    apart = near.replace(pos=near.pos + 10 * (torch.arange(12) // 4)[:, None] * torch.eye(3)[0])
+    atoms = System.concatenate([apart, near])
+    expected, sums = reference(prior, atoms), run(prior, atoms, None, shapes=(4, 1))
+    for what, value in [("energy", sums.energy), ("forces", sums.forces), ("slope", sums.charge_slope)]:
+        error = float((value.double() - expected[what]).abs().max())
+        assert error <= 2e-6 * float(expected[what].abs().max()), what
 
 
 def test_atoms_without_pairs_have_no_energy():

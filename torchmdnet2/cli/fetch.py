@@ -38,7 +38,7 @@ def _fetch(options: argparse.Namespace) -> None:
         model.file(name)  # all names are known before the first download
     written = [download(model, name, folder) for name in options.files]
     for name, path in zip(options.files, written, strict=True):
-        print(f"wrote {path}, checksum {model.file(name).checksum} as on the hub")
+        print(f"{path}: checksum {model.file(name).checksum} as on the hub")
     checkpoints = [path for path in written if path.suffix == ".ckpt"]
     if any(path.name == "model.json" for path in written):
         print(f"convert it: torchmdnet2 import {folder} NAME.tmn")

@@ -135,7 +135,7 @@ def _package() -> Any:
 
 
 def _explained(name: str, error: Exception) -> Exception:
-    """An error of the package in words; what is not the user's concern as it is."""
+    """An error of the package in words."""
     reasons = {
         "HFValidationError": BadConfig(f"'{name}' is not the name of a model on the hub; they are ACCOUNT/MODEL"),
         "GatedRepoError": BadData(f"{name} asks you to accept its terms: do so on its page, then `hf auth login`"),
