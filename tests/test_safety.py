@@ -198,7 +198,7 @@ LAYERS = """
     triton_or_none triton_launch
     system derivatives exchange
     neighbors
-    refusals potentials
+    refusals potentials output
     priors models
     novelty
     result potential edges

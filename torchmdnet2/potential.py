@@ -15,6 +15,7 @@ from .derivatives import gradients_of, with_leaves
 from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
 from .novelty import Calibration
+from .output import CHARGES, Output
 from .priors.base import Prior
 from .priors.pairs import PairLists
 from .refusals import (
@@ -174,6 +175,13 @@ class Potential(nn.Module):
         parts = [self.representation, *self.priors, *(self.properties.values() if self.head is None else [self.head])]
         return any(part.reads_charge for part in parts) or any(prior.uses_charges for prior in self.priors)
 
+    @property
+    def outputs(self) -> dict[str, Output]:
+        """What it predicts beside energies, forces and stress, by name, as its parts declare it."""
+        found = {output.name: output for output in self.representation.outputs}
+        heads: Iterable[tuple[str, PropertyHead]] = self.properties.items()  # type: ignore[assignment]
+        return found | {name: head.output for name, head in heads}
+
     # --- evaluation ----------------------------------------------------------------------------------------------
 
     def forward(
@@ -306,6 +314,7 @@ class Potential(nn.Module):
             graph.readout = graph.z > self.atom_filter
         features = self.representation(graph)
         properties = {name: head(features, graph) for name, head in self.properties.items()}
+        self._require_declared(features, properties, graph)
         charges = properties["charges"] if "charges" in properties else features.partial_charges
         energies = self._network_energies(features, graph, neighbors, isolated) * self.energy_scale
         energies = energies + self._prior_energies(system, lists, charges)[: graph.num_atoms]
@@ -314,6 +323,25 @@ class Potential(nn.Module):
         if neighbors.exchange is not None:  # ghosts have no energy of their own
             energies = torch.cat([energies, energies.new_zeros(neighbors.exchange.num_ghosts)])
         return energies, charges, properties
+
+    def _require_declared(self, features: Features, properties: dict[str, Tensor], graph: Graph) -> None:
+        """Raise ValueError where a part predicts something else than it declares."""
+        for name, value in properties.items():
+            head: PropertyHead = self.properties[name]  # type: ignore[assignment]
+            size = head.output.size(graph.num_atoms, graph.num_systems)
+            if tuple(value.shape) != size:
+                raise ValueError(
+                    f"the head {type(head).__name__} declares '{name}' as {head.output}, which is {list(size)} here, "
+                    f"and gives {list(value.shape)}: set its attributes per ('atom' or 'system') and shape"
+                )
+        declared = CHARGES in self.representation.outputs
+        if declared != (features.charges is not None):
+            kind = type(self.representation).__name__
+            raise ValueError(
+                f"{kind} declares charges and predicts none: leave them out of its outputs"
+                if declared
+                else f"{kind} predicts charges that it does not declare: set outputs = (CHARGES,)"
+            )
 
     def _network_energies(
         self, features: Features, graph: Graph, neighbors: NeighborList, isolated: Tensor | None

@@ -47,7 +47,7 @@ class _Zero(Head):
 class _ChargesByElement(PropertyHead):
     """Charges of a tenth of the atomic number, shifted so that they sum to the total charge."""
 
-    property = "charges"
+    property, per, unit = "charges", "atom", "e"
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         charges = 0.1 * graph.z.double()

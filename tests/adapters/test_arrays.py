@@ -99,7 +99,7 @@ def test_without_memory_for_a_second_set_of_buffers(arrays, potential, monkeypat
 
 
 def test_charges_and_dipole_at_every_step(potential):
-    """Bound steps have none, so such models do not run on them."""
+    """Also from the bound step, which runs from the second evaluation on."""
     config = {**potential.config, "properties": [{"name": "charges"}, {"name": "dipole"}]}
     with torch.random.fork_rng(devices=[]):
         made = Potential.from_config(config).double().eval()
@@ -109,6 +109,7 @@ def test_charges_and_dipole_at_every_step(potential):
         results, expected = assert_right(arrays, made, atoms), made(System.from_ase(atoms))
         np.testing.assert_allclose(results["charges"], expected.charges, atol=1e-10)
         np.testing.assert_allclose(results["dipole"], expected.properties["dipole"][0], atol=1e-10)
+    assert arrays._steps[False] is not None
 
 
 @pytest.mark.parametrize("make", [ethanol, crystal])

@@ -99,7 +99,7 @@ def test_spatial_order_and_parts(monkeypatch):
     graphed.run()
     assert graphed.status()[0] == 0 and not torch.equal(step.order.order, torch.arange(10))
     found = step.results()
-    found.properties = step.properties()
+    found.properties = step.properties(found.charges)
     assert_same(found, model, atoms, True)
 
 
@@ -107,6 +107,31 @@ def test_molecules_by_all_pairs():
     model = make([CHARGES], [ALL_PAIRS])
     atoms = System.concatenate([system(4, None, 1.0), system(2, None, 0.0)])
     assert_same(Evaluator(model)(atoms), model, atoms)
+
+
+@pytest.mark.parametrize("properties", [[CHARGES], [SHIFTS, CHARGES, DIPOLE]], ids=["charges", "more"])
+def test_bound_steps_give_all_that_calls_give(properties):
+    """By the charges that the kernels leave in the results, and heads on the features of the last replay."""
+    evaluator, atoms = Evaluator(make(properties, [ALL_PAIRS])), system(4, None, 1.0)
+    evaluator(atoms)
+    (held,) = [graphed.step for graphed, _ in evaluator._active.steps.values()]
+    bound = evaluator.bind(atoms)
+    assert bound.pos is held.pos and not evaluator._active.steps, "one set of buffers"
+    for scale in (1.0, 1.1):
+        moved = atoms.replace(pos=scale * atoms.pos)
+        bound.pos.copy_(moved.pos)
+        bound.replay()
+        expected, found = evaluator(moved), bound.fetch()
+        assert list(found.properties) == list(expected.properties) == [p.get("property", p["name"]) for p in properties]
+        for name, value in expected.properties.items():
+            assert torch.equal(found.properties[name], value), name
+            assert torch.equal(bound.properties()[name], value), name
+        assert torch.equal(found.charges, expected.charges) and torch.equal(bound.charges, expected.charges)
+    bound.pos[1] = float("nan")
+    bound.replay()
+    assert bound.charges.isnan().all()
+    with pytest.raises(ValueError, match="atom 1"):
+        bound.fetch()
 
 
 def test_tiny_energies_beside_charges():
@@ -120,7 +145,7 @@ def test_tiny_energies_beside_charges():
 class Neighbors(PropertyHead):
     """A user's head, which reads edges."""
 
-    property = "neighbors"
+    property, per = "neighbors", "system"
 
     def forward(self, features, graph):
         ones = torch.ones_like(graph.distances, dtype=torch.float64)
@@ -161,8 +186,8 @@ def test_wrong_numbers_are_refused(what, monkeypatch):
 
         def step(self, *args, **options):
             made = equal(self, *args, **options)
-            take = made._take_charges
-            made._take_charges = lambda net: (take(net), made.charges.add_(1e-3))[0]
+            finish = made._finish
+            made._finish = lambda: (finish(), made.out.charges.add_(1e-3))
             return made
 
         monkeypatch.setattr(FusedModel, "step", step)

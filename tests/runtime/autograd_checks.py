@@ -73,6 +73,7 @@ def test_room_grows_for_every_list(monkeypatch):
     for scale in (20.0, 2.0, 1.0, 20.0):
         system = molecule.replace(pos=molecule.pos * scale)
         assert_same(one(system), one.potential(system))
+    one.refresh()  # a bound step takes over what is kept for its size, and its room
     bound = one.bind(molecule.replace(pos=molecule.pos * 20))
     bound.pos.copy_(molecule.pos)
     bound.replay()
@@ -84,6 +85,29 @@ def test_room_grows_for_every_list(monkeypatch):
     bound.replay()
     with pytest.raises(ValueError, match="atom 3"):
         bound.check()
+
+
+@pytest.mark.parametrize("kind", ["tensornet2", "graph_network"])
+def test_bound_steps_give_charges_and_properties(kind):
+    shifts = {"name": "scalar_property", "property": "shift", "per": "atom"}
+    one = evaluator(kind, properties=[shifts, {"name": "charges"}, {"name": "scalar_property", "property": "gap"}])
+    bound = one.bind(CELLS, stress=True)
+    bound.pos.mul_(1.01)
+    bound.replay()
+    expected = one.potential(CELLS.replace(pos=CELLS.pos * 1.01), stress=True)
+    assert_same(bound.fetch(), expected)
+    assert list(bound.properties()) == list(expected.properties)
+
+
+def test_one_atom_in_each_structure():
+    """Sizes of arrays do not say what is one of atoms and what one of structures."""
+    shifts = {"name": "scalar_property", "property": "shift", "per": "atom"}
+    one = evaluator(properties=[shifts, {"name": "scalar_property", "property": "gap"}])
+    atoms = System.concatenate([SYSTEMS["ion"].replace(charge=torch.zeros(1).double())] * 3)
+    alone = System(z=atoms.z[:1], pos=atoms.pos[:1])
+    for system in (alone, System.concatenate([alone, alone.replace(pos=alone.pos + 3)])):
+        assert_same(one(system), one.potential(system))
+    assert "autograd in CUDA graphs" in one.report()
 
 
 class Host(Prior):

@@ -62,6 +62,39 @@ def test_as_a_call(system, dtype):
 
 
 @pytest.mark.parametrize("dtype", [NUMBA, torch.float64])
+@pytest.mark.parametrize("stress", [False, True])
+@pytest.mark.parametrize("kind", ["heads", "charges", "tensornet2"])
+def test_charges_and_properties(kind, stress, dtype):
+    """All of a Result, of the present positions; NaN where they cannot be computed."""
+    heads = {"heads": [{"name": "scalar_property", "property": "shift", "per": "atom"}, {"name": "charges"}],
+             "charges": [{"name": "charges"}], "tensornet2": []}[kind]  # fmt: skip
+    config = make(dtype).config
+    model = {**config["model"], **({"name": "tensornet2", "q_dim": 2} if kind == "tensornet2" else {})}
+    coulomb = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 4.0}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        potential = Potential.from_config({**config, "model": model, "properties": heads, "priors": [coulomb]})
+    evaluator, system = Evaluator(potential.to(dtype).eval()), structure([7, 7], cell=8.0)
+    bound = evaluator.bind(system, stress=stress)
+    for scale in (1.0, 0.95):
+        bound.pos.copy_(scale * system.pos)
+        bound.replay()
+        expected, found = evaluator(system.replace(pos=scale * system.pos), stress=stress), bound.fetch()
+        assert float(expected.charges.std()) > 0 and list(found.properties) == list(expected.properties)
+        for name in ("energy", "forces", "atom_energies", "charges", "stress"):
+            value = getattr(expected, name)
+            assert (value is None) == (getattr(found, name) is None) == (name == "stress" and not stress)
+            assert value is None or torch.allclose(getattr(found, name), value, rtol=0, atol=1e-12), name
+        for name, value in expected.properties.items():
+            assert torch.equal(found.properties[name], value) and torch.equal(bound.properties()[name], value), name
+    bound.pos[3] = float("nan")
+    bound.replay()
+    assert bound.charges.isnan().all() and all(value.isnan().all() for value in bound.properties().values())
+    with pytest.raises(ValueError, match="atom 3"):
+        bound.fetch()
+
+
+@pytest.mark.parametrize("dtype", [NUMBA, torch.float64])
 def test_positions_that_are_not_finite(dtype):
     system = structure([6])
     bound = Evaluator(make(dtype)).bind(system)

@@ -48,7 +48,7 @@ def evaluate(potential: Potential, system: System, stress: bool, room: int):
     isolated = potential.isolated_energies().detach()
     with ForbidHostSync():
         result = potential.compute(padded, PairLists(padded, known), True, stress, isolated=isolated)
-    return unpad(result, system.num_atoms, system.num_systems)
+    return unpad(result, potential.outputs, system.num_atoms, system.num_systems)
 
 
 def assert_same(result, expected):

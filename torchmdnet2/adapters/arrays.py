@@ -95,7 +95,7 @@ class ArrayEvaluator:
 
     From the second evaluation of a composition on, a bound step runs over static buffers: its composition is not looked
     at again; on a GPU, positions go in by one copy from pinned memory, all results come back by one copy, and the host
-    waits once. Models with charges or other properties are called, as bound steps have no room for these.
+    waits once.
 
     Args:
         evaluator: of one potential, or an ensemble.
@@ -165,7 +165,7 @@ class ArrayEvaluator:
                 self._steps[stress] = step
                 return values
         result = self.evaluator(self._system(structure), forces=True, stress=stress)
-        if result.charges is None and not result.properties and len(structure.numbers) <= _BOUND_UP_TO:
+        if len(structure.numbers) <= _BOUND_UP_TO:
             self._steps[stress] = None
         return _to_numpy(result)
 

@@ -88,9 +88,9 @@ def virial_of_rows(virial, place, ok):
 def finish_kernel(
     raw_energy, raw_forces, virial, unit, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed,
     most, needed_by_others, most_of_others, atom_energies, forces, energy, stress, parts, term_energy, term_forces,
-    term_virial,
+    term_virial, raw_charges, charges,
     SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, WITH_TERMS: tl.constexpr,
-    OTHERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    CHARGES: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (b, p): part p of structure b.
 
@@ -106,6 +106,8 @@ def finish_kernel(
         parts: [B, MAX_PARTS, TERMS] float64, the sums of the parts (unless SINGLE: then there is only one).
         term_energy [N] float64, term_forces [N, 3], term_virial [N, 9] float32, in eV: sums of the other terms by place
             (WITH_TERMS; else not read).
+        raw_charges [N] float64 by place, charges [N] float64 by atom: of the network, and results (CHARGES; else not
+            read or written).
     """
     b = tl.program_id(0)
     part = tl.program_id(1)
@@ -141,6 +143,9 @@ def finish_kernel(
             own += tl.load(term_energy + place, ok, other=0.0)
         tl.store(atom_energies + atom, tl.where(broken, float("nan"), own), ok)
         e += tl.where(ok, own, 0.0)
+        if CHARGES:
+            q = tl.load(raw_charges + place, ok, other=0.0)
+            tl.store(charges + atom, tl.where(broken, float("nan"), q), ok)
         at = place.to(tl.int64) * 3
         for k in tl.static_range(3):
             f = tl.load(raw_forces + at + k, ok, other=0.0) * unit

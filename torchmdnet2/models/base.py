@@ -5,9 +5,11 @@ Shapes: N atoms, E directed edges, B structures, F features.
 
 from __future__ import annotations
 
+import builtins
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from ..exchange import Exchange, with_ghosts
 from ..neighbors import NeighborList
 from ..neighbors.result import safe_norm
+from ..output import Output
 from ..priors.pairs import PairLists
 from ..system import System
 
@@ -153,11 +156,13 @@ class Representation(nn.Module, ABC):
         reads_charge: the total charge changes the scalar features.
         reads_spin: the spin multiplicity changes the features.
         takes_ghosts: reads what atoms send through `Graph.senders`, so that it can be evaluated in domains.
+        outputs: what it predicts itself: `output.CHARGES` where its features have latent charges.
     """
 
     cutoff: float
     hidden_channels: int
     max_z: int
+    outputs: tuple[Output, ...] = ()
     local: bool = True
     reads_charge: bool = False
     reads_spin: bool = False
@@ -204,12 +209,23 @@ class PropertyHead(_Readout):
 
     Attributes:
         property: its name, the key of `Result.properties`.
+        per: "system" or "atom", what there is one value of.
+        shape: of a value: () a number, (3,) a vector.
+        unit: of its numbers; "" for plain numbers, or where the unit is that of the labels.
         reads_edges: it reads edges, pair lists or latent charges, not only scalar and vector features, elements and
             positions. Beside a network on kernels, the edges are searched once more for such a head.
     """
 
     property: str
+    per: Literal["system", "atom"] = "system"
+    shape: tuple[int, ...] = ()
+    unit: str = ""
     reads_edges: bool = True
+
+    @builtins.property  # its name means something else here
+    def output(self) -> Output:
+        """What it declares to predict. The Potential refuses values of another shape."""
+        return Output(self.property, self.per, self.shape, self.unit)
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:

@@ -88,7 +88,7 @@ class ChargesHead(_AtomNetwork):
         num_hidden_layers: further layers of the network.
     """
 
-    property = "charges"
+    property, per, unit = "charges", "atom", "e"
     reads_charge = True
 
     def __init__(self, hidden_channels: int, activation: str = "silu", num_hidden_layers: int = 0):
@@ -116,7 +116,7 @@ class DipoleHead(_Centered, _AtomNetwork):
         scale: e·Å per unit of the network.
     """
 
-    property = "dipole"
+    property, shape, unit = "dipole", (3,), "e·Å"
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class SpatialExtentHead(_Centered, _AtomNetwork):
         shift: Å², added to each structure.
     """
 
-    property = "spatial_extent"
+    property, unit = "spatial_extent", "Å²"
 
     def __init__(
         self,
@@ -176,6 +176,8 @@ class VectorHead(_AtomNetwork):
         scale: size of the network's unit.
         property: name of the result.
     """
+
+    shape = (3,)
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..output import CHARGES
 from ..registry import REPRESENTATIONS
 from .base import Features, Graph, Representation, sum_over_systems
 from .layers import MLP, reset
@@ -136,6 +137,7 @@ class TensorNet2(Representation):
             Interaction(f, num_rbf + 2 * q_dim, activation, self.envelope, group) for _ in range(num_layers)
         )
         if q_dim > 0:
+            self.outputs = (CHARGES,)
             self.charge_predict_0 = ChargePredict(f, q_dim, activation, exact_charge)
             self.charge_predicts = nn.ModuleList(
                 ChargePredict(f, q_dim, activation, exact_charge) for _ in range(num_layers)

@@ -46,7 +46,6 @@ class AutogradStep(Step):
         scale: eV, the largest energy that the network gives an atom.
 
     Attributes:
-        extra: charges and properties, by name.
         pairs: the list of an infinite cutoff, which depends on the composition alone.
     """
 
@@ -62,13 +61,13 @@ class AutogradStep(Step):
         scale: float,
     ):
         N, B = system.num_atoms, system.num_systems
-        super().__init__(N, B, system.dtype, stress, system.device)
+        super().__init__(N, B, system.dtype, stress, "charges" in potential.outputs, system.device)
         self.potential, self.isolated, self.scale = potential, isolated, scale
         finite = [cutoff for cutoff in cutoffs if math.isfinite(cutoff)]
         held = pad_system(system, max(finite), potential.elements[0])
         self._system = System(**{name: value.detach().clone() for name, value in vars(held).items()})
         self.pos, self.cell, self.pbc = self._system.pos[:N], self._system.cell[:B], self._system.pbc[:B]
-        self.extra: dict[str, Tensor] = {}
+        self._properties: dict[str, Tensor] = {}
         self._make_searches(dict.fromkeys(finite, FEWEST_EDGES), "auto", False)
         self.pairs: PaddedList | None = None
         self._all_pairs = len(finite) < len(cutoffs)
@@ -136,7 +135,7 @@ class AutogradStep(Step):
                 self._system, PairLists(self._system, lists), True, self.stress, isolated=self.isolated
             )
         with torch.no_grad():
-            self._store(unpad(found, self.num_atoms, self.num_systems))
+            self._store(unpad(found, self.potential.outputs, self.num_atoms, self.num_systems))
 
     def parts(self) -> list[Part]:
         found = []
@@ -157,14 +156,16 @@ class AutogradStep(Step):
         flags |= broken.long() * RESULT_NOT_FINITE
         if self.stress:
             flags |= (self._system.volume[: self.num_systems] == 0).any().long() * NO_VOLUME
-        results = {**vars(out), **self.extra}
-        for name, value in _tensors(result).items():
-            if name not in results:
-                self.extra[name] = results[name] = torch.zeros_like(value)
-            results[name].copy_(torch.where(unusable, math.nan, value) if value.is_floating_point() else value)
+        for name, value in result.properties.items():
+            if name not in self._properties and name != "charges":  # which are among the results
+                self._properties[name] = torch.zeros_like(value)
+        held = {**vars(out), **self._properties}
+        for name, value in {**vars(result), **result.properties}.items():
+            if isinstance(value, Tensor):
+                held[name].copy_(torch.where(unusable, math.nan, value) if value.is_floating_point() else value)
 
     def replay_agrees(self, launched: Tensor) -> bool:
-        first = Outputs.view(launched, self.num_atoms, self.num_systems, self.dtype, self.stress)
+        first = self.out.on(launched)
         if not torch.equal(first.status, self.out.status):
             return False
         if bool(first.status[0]):  # results that cannot be used
@@ -186,16 +187,8 @@ class AutogradStep(Step):
         largest = max(1.0, float(expected.forces.abs().max()))
         require_close("force, eV/Å", out.forces, expected.forces, force * largest)
 
-    def results(self) -> Result:
-        out = Outputs.view(self.out.packed.clone(), self.num_atoms, self.num_systems, self.dtype, self.stress)
-        extra = {name: value.clone() for name, value in self.extra.items()}
-        charges = extra.pop("charges", None)
-        stress = None if out.stress is None else out.stress.to(self.dtype)
-        names = {name.removeprefix("property "): value for name, value in extra.items()}
-        return Result(out.energy, out.forces, stress, out.atom_energies, charges, names)
-
-
-def _tensors(result: Result) -> dict[str, Tensor]:
-    """What there is, by name."""
-    found = {name: value for name, value in vars(result).items() if isinstance(value, Tensor)}
-    return found | {f"property {name}": value for name, value in result.properties.items()}
+    def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
+        found = {name: value.clone() for name, value in self._properties.items()}
+        if charges is not None:
+            found["charges"] = charges
+        return {name: found[name] for name in self.potential.properties}

@@ -6,6 +6,7 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ..fused.finish import NO_VOLUME, RESULT_NOT_FINITE
 from ..neighbors import neighbor_list
@@ -37,7 +38,7 @@ class FusedBoundStep(BoundStep):
         self.pos, self.cell = step.pos, step.cell
         out = step.out
         self.forces, self.energy, self.atom_energies = out.forces, out.energy, out.atom_energies
-        self.stress = out.stress
+        self.stress, self.charges = out.stress, out.charges
         self._host: Outputs | None = None
 
     @property
@@ -62,14 +63,20 @@ class FusedBoundStep(BoundStep):
         if self._host is None:
             with torch.inference_mode(False):
                 packed = torch.zeros_like(step.out.packed, device="cpu", pin_memory=step.device.type == "cuda")
-            self._host = Outputs.view(packed, step.num_atoms, step.num_systems, step.dtype, step.stress)
+            self._host = step.out.on(packed)
         host = self._host
         host.packed.copy_(step.out.packed, non_blocking=True)
         if step.device.type == "cuda":
             torch.cuda.current_stream(step.device).synchronize()
         if int(host.status[0]) & 0xFFFFFFFF and not self.check():
             return None
-        return Result(host.energy, host.forces, host.stress, host.atom_energies)
+        result = Result(host.energy, host.forces, host.stress, host.atom_energies, host.charges)
+        result.properties = {name: value.cpu() for name, value in step.properties(host.charges).items()}
+        return result
+
+    def properties(self) -> dict[str, Tensor]:
+        charges = self.charges
+        return self._graphed.step.properties(None if charges is None else charges.clone())
 
 
 def raise_input_error(system: System, flag: int) -> None:

@@ -109,7 +109,7 @@ def require_properties(
     """
     eager: Result | None = None
     for name, theirs in expected.properties.items():
-        atoms = 1 if theirs.shape[0] == system.num_atoms else system.num_atoms
+        atoms = 1 if potential.outputs[name].per_atom else system.num_atoms
         bound = BOUNDS[precision][0] * max(1.0, float(theirs.abs().max())) * atoms
         if not float((found[name] - theirs).abs().max()) <= bound:
             eager = eager or potential(system, forces=False, create_graph=False)

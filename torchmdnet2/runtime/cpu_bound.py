@@ -5,9 +5,13 @@ Shapes: N atoms in B structures.
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..fused.numba_pool import lost_by_fork
+from ..potential import require_stress
 from ..system import System
-from .cpu_model import CpuModel
+from .cpu_model import CpuModel, stress_of
+from .cpu_step import Values
 from .reference import ReferenceBoundStep
 
 __all__ = ["CpuBoundStep"]
@@ -25,15 +29,28 @@ class CpuBoundStep(ReferenceBoundStep):
 
     def __init__(self, model: CpuModel, system: System, stress: bool):
         super().__init__(model, system, stress)
-        self._cpu_step = model.step(self._system)
+        self._cpu_step = model.take(self._system)
         self._model = model
         self._arrays = self.energy.numpy(), self.atom_energies.numpy(), self.forces.numpy()
+        self._charges = None if self.charges is None else self.charges.numpy()
+        self._values: Values | None = None
 
     def _step(self) -> None:
         if lost_by_fork():
-            self._potential = self._model.potential
-        if self.stress is not None or lost_by_fork():
+            self._potential, self._values = self._model.potential, None
             super()._step()
             return
-        for mine, value in zip(self._arrays, self._cpu_step(self._system, True), strict=False):
+        if self.stress is not None:
+            require_stress(self._system)
+        self._values = values = self._cpu_step(self._system, True)
+        for mine, value in zip(self._arrays, values, strict=False):
             mine[:] = value
+        if self._charges is not None:
+            self._charges[:] = values.charges
+        if self.stress is not None:
+            self.stress.copy_(stress_of(values, self._system))
+
+    def properties(self) -> dict[str, Tensor]:
+        if self._values is None or self._error is not None:
+            return super().properties()
+        return self._model.properties(self._values, self._system)

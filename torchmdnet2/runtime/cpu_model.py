@@ -24,7 +24,7 @@ from .cpu_step import CpuStep, Values
 from .property_heads import PropertyHeads
 from .timings import Stopwatch, Timing
 
-__all__ = ["CpuModel"]
+__all__ = ["CpuModel", "stress_of"]
 
 
 class CpuModel:
@@ -45,7 +45,7 @@ class CpuModel:
         if "charges" in potential.properties:
             assert isinstance(path, PathWithHeads)
             self.net = path.cpu_with_charges(self.net, potential.properties["charges"])
-        self.net.keeps_features = bool(self.heads)
+        self.net.keeps_features = self.heads.read_features
         self.terms = _terms(potential)
         self._threads = ThreadChoice()
         # in float64, so that only the error of the atom itself remains
@@ -74,22 +74,36 @@ class CpuModel:
                 self._check(system)
                 self._checked = True
             values = step(system, forces or stress)
+        return self.result(values, system, forces, stress)
+
+    def result(self, values: Values, system: System, forces: bool, stress: bool) -> Result:
+        """What a step has computed, as tensors on its memory.
+
+        Args:
+            values: of the step.
+            system: whose they are.
+            forces, stress: what was asked for.
+        """
         result = Result(torch.from_numpy(values.energy), atom_energies=torch.from_numpy(values.energies))
         if values.charges is not None:
             result.charges = torch.from_numpy(values.charges)
         if forces and values.forces is not None:
             result.forces = torch.from_numpy(values.forces).to(system.dtype)
-        result.properties = self._properties(values, system)
+        result.properties = self.properties(values, system)
         if stress:
-            result.stress = (_virial(values, system) / system.volume.double()[:, None, None]).to(system.dtype)
+            result.stress = stress_of(values, system).to(system.dtype)
         return result
 
-    def _properties(self, values: Values, system: System) -> dict[str, Tensor]:
-        if not self.heads:
-            return {}
-        assert values.features is not None
-        charges = None if values.charges is None else torch.from_numpy(values.charges)
-        return self.heads(torch.from_numpy(values.features), system, charges)
+    def properties(self, values: Values, system: System) -> dict[str, Tensor]:
+        """What heads of properties give for the features and charges of a step."""
+        charges, features = (None if v is None else torch.from_numpy(v) for v in (values.charges, values.features))
+        return self.heads(charges, features, system)
+
+    def take(self, system: System) -> CpuStep:
+        """A step that holds the composition of a system, for the caller alone: the one that was used last, if it is."""
+        with self._lock:
+            step, self._last = self._step(system), None
+        return step
 
     def step(self, system: System) -> CpuStep:
         """A step that holds the composition of a system."""
@@ -124,7 +138,7 @@ class CpuModel:
         if values.charges is not None and expected.charges is not None:
             require_close("charge, e", torch.from_numpy(values.charges), expected.charges, BOUNDS["native"][0])
         require_result(found, _virial(values, system), expected, system, "native", scale)
-        require_properties(self._properties(values, system), expected, potential, system, "native")
+        require_properties(self.properties(values, system), expected, potential, system, "native")
 
 
 def _terms(potential: Potential) -> list[CpuTerm]:
@@ -136,6 +150,11 @@ def _terms(potential: Potential) -> list[CpuTerm]:
             found.append(path.cpu(prior, potential.elements))
             found[-1].name = type(prior).__name__
     return found
+
+
+def stress_of(values: Values, system: System) -> Tensor:
+    """The stress [B, 3, 3] in eV/Å³, float64, of structures with a volume."""
+    return _virial(values, system) / system.volume.double()[:, None, None]
 
 
 def _virial(values: Values, system: System) -> Tensor:

@@ -100,17 +100,18 @@ class FusedModel:
         model._compare(own, reference(potential, system, step.stress), system)
 
     def _compare(self, step: FusedStep, expected: Result, system: System) -> None:
-        network = step.out.atom_energies - step.reference
+        out = step.out
+        network = out.atom_energies - step.reference
         scale = float((network.abs() + step.isolated.abs()).max())
         virial: Tensor | None = None
-        if step.out.stress is not None:
-            virial = step.out.stress * system.volume.double()[:, None, None]
-        found = Result(step.out.energy, step.out.forces, None, step.out.atom_energies)
+        if out.stress is not None:
+            virial = out.stress * system.volume.double()[:, None, None]
+        found = Result(out.energy, out.forces, None, out.atom_energies)
         require_result(found, virial, expected, system, self.precision, scale)
-        if step.charges is not None and expected.charges is not None:
+        if out.charges is not None and expected.charges is not None:
             bound = BOUNDS[self.precision][0] * max(1.0, float(expected.charges.abs().max()))
-            require_close("charge of an atom, e", step.charges, expected.charges, bound)
-        require_properties(step.properties(), expected, self.potential, system, self.precision)
+            require_close("charge of an atom, e", out.charges, expected.charges, bound)
+        require_properties(step.properties(out.charges), expected, self.potential, system, self.precision)
 
 
 def _terms(potential: Potential) -> list[GpuTerm]:

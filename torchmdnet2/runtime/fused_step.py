@@ -19,10 +19,8 @@ from ..fused.finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
 from ..fused.heads import FeatureNetwork
 from ..fused.term_with_room import TermWithRoom
 from ..neighbors.triton_search import TritonNeighborSearch
-from ..potential import Result
 from ..system import System
 from .coverage import list_cutoffs
-from .outputs import Outputs
 from .property_heads import PropertyHeads
 from .spatial_order import SORT_FROM, SpatialOrder
 from .step import FEWEST_EDGES, OVERFLOW, Step
@@ -58,7 +56,6 @@ class FusedStep(Step):
     Attributes:
         z [N] int32, charge_input [N] float32, neutral [B] int32; isolated and reference [N] float64 eV, what is
             subtracted from the network's energies and added to them: set by `set_composition`.
-        charges: [N] float64 e, predicted; of no use while `out.status` has flags. None where none are predicted.
     """
 
     def __init__(
@@ -74,7 +71,7 @@ class FusedStep(Step):
         subtract: bool = True,
         local: bool = True,
         energy_shift: float = 0.0,
-        heads: PropertyHeads | None = None,
+        heads: PropertyHeads,
         capacity: int = FEWEST_EDGES,
         method: str = "auto",
         thin: bool = False,
@@ -83,7 +80,7 @@ class FusedStep(Step):
         sort: bool | None = None,
         parts: int | None = None,
     ):
-        super().__init__(num_atoms, num_systems, dtype, stress, net.device)
+        super().__init__(num_atoms, num_systems, dtype, stress, isinstance(net, ChargeNetwork), net.device)
         N, B = num_atoms, num_systems
         # those last that PyTorch has a part in, so that kernels follow on kernels
         terms = sorted(terms, key=lambda term: (term.by_autograd, term.allocates))
@@ -96,7 +93,7 @@ class FusedStep(Step):
         self.z, self.neutral = new(N, dtype=torch.int32), new(B, dtype=torch.int32)
         self.charge_input = new(N, dtype=torch.float32)
         self.total_charge = new(B, dtype=torch.float64)
-        self._heads = heads or None
+        self._heads = heads
         self._composition: System | None = None
         self.isolated, self.reference = new(N, dtype=torch.float64), new(N, dtype=torch.float64)
         self.shift = torch.full((1,), energy_shift, dtype=torch.float64, device=self.device)
@@ -116,7 +113,6 @@ class FusedStep(Step):
         cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
         self._terms = [_Term(term, _list_of(term, cutoffs), N) for term in terms]
         self._sums = self._sums_of_terms() if terms else None
-        self.charges = new(N, dtype=torch.float64) if isinstance(net, ChargeNetwork) else None
         self._buffers: GpuBuffers | None = None
         self._make_searches(dict.fromkeys(cutoffs, capacity), method, thin)
         self.set_capacity(capacity)
@@ -221,7 +217,7 @@ class FusedStep(Step):
         self.total_charge.copy_(charge)
         self.isolated.copy_(isolated)
         self.reference.copy_(reference)
-        if self._heads is not None:
+        if self._heads.read_features:
             self._composition = System(**{name: value.detach().clone() for name, value in vars(system).items()})
 
     # --- launches --------------------------------------------------------------------------------------------------
@@ -234,7 +230,7 @@ class FusedStep(Step):
             given = self._buffers, self._shapes, atoms, lists[self.cutoff]
             if isinstance(self.net, ChargeNetwork):
                 self.net.predict(*given)
-                self._add_terms(atoms._replace(charges=self._take_charges(self.net)), lists)
+                self._add_terms(atoms._replace(charges=self.net.charges(self._buffers)[0]), lists)
                 self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
             else:
                 self.net.run(*given, self.stress)
@@ -293,28 +289,13 @@ class FusedStep(Step):
             self.net.run(*given, self.stress)
             return
         self.net.predict(*given)
-        self._take_charges(self.net)
         self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
-
-    def _take_charges(self, net: ChargeNetwork) -> Tensor:
-        """The charges that the network predicted, by place; those of the results are by atom."""
-        charges, exact = net.charges(self._buffers)
-        assert self.charges is not None
-        self._by_atom(exact, self.charges)
-        return charges
-
-    def _by_atom(self, rows: Tensor, values: Tensor) -> None:
-        """Values [N, …] of the atoms from those of the rows, [N or more, …]."""
-        if self.order is None:
-            values.copy_(rows[: self.num_atoms])
-        else:
-            values.index_copy_(0, self.order.order, rows[: self.num_atoms])
 
     def replay_agrees(self, launched: Tensor) -> bool:
         if not self.measures_graph or torch.equal(launched, self.out.packed):
             return super().replay_agrees(launched)
         # atomic additions of PyTorch are rounded otherwise from run to run
-        before = Outputs.view(launched, self.num_atoms, self.num_systems, self.dtype, self.stress)
+        before = self.out.on(launched)
         if not torch.equal(before.status, self.out.status):
             return False
         largest = max(1.0, float(before.forces.abs().max()))
@@ -341,15 +322,16 @@ class FusedStep(Step):
         if self._with_pytorch:
             launch = {"PDL": 0}  # launches of PyTorch lie between
         sums = self._sums or TermSums(b.energy, b.energy, b.energy)
+        charges = self.net.charges(b)[1] if isinstance(self.net, ChargeNetwork) else b.energy
         wide = self.num_atoms > 256 * self.num_systems * parts
         finish_kernel[(self.num_systems, parts)](
             b.energy, b.forces, b.virial, self.net.unit, search.row_ptr, order, self.isolated, self.reference,
             self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most,
             self._needed_by_others, self._most_of_others, out.atom_energies, out.forces, out.energy, stress,
-            self._parts, *sums[:3],
+            self._parts, *sums[:3], charges, out.energy if out.charges is None else out.charges,
             SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
-            WITH_TERMS=self._sums is not None, OTHERS=len(self.searches) - 1, BLOCK=1024 if wide else 256,
-            num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
+            WITH_TERMS=self._sums is not None, CHARGES=out.charges is not None, OTHERS=len(self.searches) - 1,
+            BLOCK=1024 if wide else 256, num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
         )  # fmt: skip
         if parts > 1:
             totals_kernel[(self.num_systems,)](
@@ -357,22 +339,15 @@ class FusedStep(Step):
                 STRESS=self.stress, BLOCK=triton.next_power_of_2(MAX_PARTS), enable_fp_fusion=False, **launch,
             )  # fmt: skip
 
-    def results(self) -> Result:
-        out = Outputs.view(self.out.packed.clone(), self.num_atoms, self.num_systems, self.dtype, self.stress)
-        stress = None if out.stress is None else out.stress.to(self.dtype)
-        charges = None if self.charges is None else self.charges.clone()
-        return Result(out.energy, out.forces, stress, out.atom_energies, charges)
-
-    def properties(self) -> dict[str, Tensor]:
-        if self._heads is None:
-            return {}
+    def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
+        if not self._heads.read_features:
+            return self._heads(charges, None, None)
         assert isinstance(self.net, FeatureNetwork) and self._composition is not None
-        rows = self.net.features(self._buffers)
-        features = rows.new_empty(self.num_atoms, rows.shape[1])
-        self._by_atom(rows, features)
-        charges = None if self.charges is None else self.charges.clone()
+        features = self.net.features(self._buffers)[: self.num_atoms]
+        if self.order is not None:  # rows are places
+            features = torch.empty_like(features).index_copy_(0, self.order.order, features)
         system = self._composition.replace(pos=self.pos.clone(), cell=self.cell.clone())
-        return self._heads(features, system, charges)
+        return self._heads(charges, features, system)
 
 
 class _Term:

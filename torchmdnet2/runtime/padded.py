@@ -9,12 +9,14 @@ Shapes: N atoms, B structures, C edge capacity.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..neighbors import NeighborList
+from ..output import RESULTS, Output
 from ..potential import Result
 from ..system import System
 
@@ -63,26 +65,18 @@ def pad_system(system: System, reach: float, element: int) -> System:
     return System.concatenate([system, spare])
 
 
-def unpad(result: Result, num_atoms: int, num_systems: int) -> Result:
+def unpad(result: Result, outputs: Mapping[str, Output], num_atoms: int, num_systems: int) -> Result:
     """What belongs to the N atoms and B structures that were padded.
 
-    Raises:
-        ValueError: a property has another size than N + 2 and B + 1.
+    Args:
+        result: of a padded structure.
+        outputs: of the potential.
+        num_atoms, num_systems: N and B.
     """
 
-    def piece(value: Tensor, per_atom: bool) -> Tensor:
-        return value[: num_atoms if per_atom else num_systems]
+    def piece(value: Tensor, output: Output) -> Tensor:
+        return value[: num_atoms if output.per_atom else num_systems]
 
-    properties = {}
-    for name, value in result.properties.items():
-        if value.shape[0] not in (num_atoms + SPARE_ATOMS, num_systems + 1) or num_systems == num_atoms + 1:
-            raise ValueError(f"the property '{name}' is neither one of atoms nor one of structures")
-        properties[name] = piece(value, value.shape[0] == num_atoms + SPARE_ATOMS)
-    return Result(
-        energy=piece(result.energy, False),
-        forces=None if result.forces is None else piece(result.forces, True),
-        stress=None if result.stress is None else piece(result.stress, False),
-        atom_energies=None if result.atom_energies is None else piece(result.atom_energies, True),
-        charges=None if result.charges is None else piece(result.charges, True),
-        properties=properties,
-    )
+    found = {name: piece(value, RESULTS[name]) for name, value in vars(result).items() if isinstance(value, Tensor)}
+    properties = {name: piece(value, outputs[name]) for name, value in result.properties.items()}
+    return Result(**found, properties=properties)

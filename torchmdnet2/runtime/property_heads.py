@@ -27,33 +27,35 @@ class PropertyHeads:
     """
 
     def __init__(self, potential: Potential):
-        self._heads: dict[str, PropertyHead] = dict(potential.properties.items())  # type: ignore[arg-type]
+        heads: dict[str, PropertyHead] = dict(potential.properties.items())  # type: ignore[arg-type]
+        self._names = list(heads)
+        heads.pop("charges", None)  # they are computed in the step
+        self._heads = heads
         self._cutoff, self._dtype = potential.cutoff, potential.dtype
 
-    def __bool__(self) -> bool:
+    @property
+    def read_features(self) -> bool:
+        """Whether there are heads that must be evaluated on features."""
         return bool(self._heads)
 
-    def __call__(self, features: Tensor, system: System, charges: Tensor | None) -> dict[str, Tensor]:
+    def __call__(self, charges: Tensor | None, features: Tensor | None, system: System | None) -> dict[str, Tensor]:
         """Properties by name, as `Result.properties`.
 
         Args:
-            features: [N, F] scalar features of the atoms.
-            system: N atoms.
-            charges: [N] those of the head of charges.
+            charges: [N] those of the head of charges; None without.
+            features: [N, F] scalar features of the atoms; None where no head reads them.
+            system: N atoms; likewise.
         """
-        others = {name: head for name, head in self._heads.items() if name != "charges"}
-        found: dict[str, Tensor] = {}
-        if "charges" in self._heads:
-            assert charges is not None
-            found["charges"] = charges
-        if not others:
-            return found
-        reads_edges = any(head.reads_edges for head in others.values())
+        found = {} if charges is None else {"charges": charges}
+        if not self._heads:
+            return {name: found[name] for name in self._names}
+        assert features is not None and system is not None
+        reads_edges = any(head.reads_edges for head in self._heads.values())
         neighbors = neighbor_list(system, self._cutoff) if reads_edges else _no_edges(system, self._cutoff)
         graph = Graph.build(system, neighbors, self._dtype, PairLists(system))
-        for name, head in others.items():
+        for name, head in self._heads.items():
             found[name] = head(Features(features), graph).detach()
-        return found
+        return {name: found[name] for name in self._names}
 
 
 def _no_edges(system: System, cutoff: float) -> NeighborList:

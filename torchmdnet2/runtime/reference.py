@@ -29,8 +29,8 @@ class BoundStep(ABC):
 
     Attributes:
         pos: [N, 3] Å, cell: [B, 3, 3] Å; to be written to in place.
-        forces [N, 3] eV/Å, energy [B] eV, atom_energies [N] eV, stress [B, 3, 3] eV/Å³ or None: overwritten by every
-            replay, NaN when it could not be right. Their memory never changes.
+        forces [N, 3] eV/Å, energy [B] eV, atom_energies [N] eV, stress [B, 3, 3] eV/Å³ or None, charges [N] e or None:
+            overwritten by every replay, NaN when it could not be right. Their memory never changes.
         compiled: whether it runs on the kernels that numba compiles for the CPU.
     """
 
@@ -41,6 +41,7 @@ class BoundStep(ABC):
     energy: Tensor
     atom_energies: Tensor
     stress: Tensor | None
+    charges: Tensor | None
 
     @abstractmethod
     def replay(self) -> None:
@@ -60,7 +61,7 @@ class BoundStep(ABC):
 
     @abstractmethod
     def fetch(self) -> Result | None:
-        """`check()` and the results of the last replay, on the host, by one copy and one wait.
+        """`check()` and the results of the last replay, on the host, by one copy and one wait; properties need more.
 
         Returns:
             Result on the CPU, in memory that the next call overwrites; None where `check()` is False.
@@ -68,6 +69,10 @@ class BoundStep(ABC):
         Raises:
             ValueError: as `check`.
         """
+
+    @abstractmethod
+    def properties(self) -> dict[str, Tensor]:
+        """What heads of properties give after the last replay, as `Result.properties`; evaluated now. On the device."""
 
 
 class ReferenceBoundStep(BoundStep):
@@ -83,7 +88,7 @@ class ReferenceBoundStep(BoundStep):
         result = potential(self._system, stress=stress, create_graph=False)
         assert result.forces is not None and result.atom_energies is not None
         self.forces, self.energy, self.atom_energies = result.forces, result.energy, result.atom_energies
-        self.stress = result.stress
+        self.stress, self.charges, self._properties = result.stress, result.charges, result.properties
         self._isolated: Tensor | None = None
         if isinstance(potential, Potential) and potential.head is not None and potential.subtract_isolated:
             with torch.no_grad():
@@ -96,17 +101,17 @@ class ReferenceBoundStep(BoundStep):
             self._step()
         except ValueError as error:
             self._error = error
-            for name in ("forces", "energy", "atom_energies", "stress"):
-                if getattr(self, name) is not None:
-                    getattr(self, name).fill_(float("nan"))
+            for value in _results(self):
+                value.fill_(float("nan"))
+            self._properties = {name: torch.full_like(value, float("nan")) for name, value in self._properties.items()}
 
     def _step(self) -> None:
         """Overwrite the results; a ValueError leaves them as they are."""
         result = self._compute()
+        self._properties = result.properties
         with torch.no_grad():
-            for name in ("forces", "energy", "atom_energies", "stress"):
-                if getattr(self, name) is not None:
-                    getattr(self, name).copy_(getattr(result, name))
+            for mine, value in zip(_results(self), _results(result), strict=True):
+                mine.copy_(value)
 
     def _compute(self) -> Result:
         potential, system, stress = self._potential, self._system, self.stress is not None
@@ -126,5 +131,14 @@ class ReferenceBoundStep(BoundStep):
 
     def fetch(self) -> Result | None:
         self.check()
-        stress = None if self.stress is None else self.stress.cpu()
-        return Result(self.energy.cpu(), self.forces.cpu(), stress, self.atom_energies.cpu())
+        stress, charges = (None if value is None else value.cpu() for value in (self.stress, self.charges))
+        properties = {name: value.cpu() for name, value in self.properties().items()}
+        return Result(self.energy.cpu(), self.forces.cpu(), stress, self.atom_energies.cpu(), charges, properties)
+
+    def properties(self) -> dict[str, Tensor]:
+        return self._properties
+
+
+def _results(of: Result | BoundStep) -> list[Tensor]:
+    values = (of.energy, of.forces, of.atom_energies, of.stress, of.charges)
+    return [value for value in values if value is not None]

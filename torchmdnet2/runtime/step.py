@@ -47,6 +47,7 @@ class Step(ABC):
         num_atoms, num_systems: N and B.
         dtype: of the positions, float32 or float64.
         stress: compute the stress.
+        charges: the potential predicts charges.
         device: CUDA, or the CPU under Triton's interpreter.
 
     Attributes:
@@ -65,10 +66,12 @@ class Step(ABC):
     order: Any = None
     measures_graph = False
 
-    def __init__(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, device: torch.device):
+    def __init__(
+        self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, charges: bool, device: torch.device
+    ):
         self.num_atoms, self.num_systems = num_atoms, num_systems
         self.dtype, self.stress, self.device = dtype, stress, device
-        self.out = Outputs.allocate(num_atoms, num_systems, dtype, stress, device)
+        self.out = Outputs.allocate(num_atoms, num_systems, dtype, stress, charges, device)
         self.version = 0
         self.graph_bytes = 0
 
@@ -79,16 +82,20 @@ class Step(ABC):
         """The whole step, on the current stream."""
 
     @abstractmethod
-    def results(self) -> Result:
-        """A copy of the results."""
-
-    @abstractmethod
     def parts(self) -> list[Part]:
         """What `launch` does in parts, each of which can be repeated by itself; results mean nothing then."""
 
-    def properties(self) -> dict[str, Tensor]:
-        """Properties by name that are not among the results: evaluated now, at the last step's features."""
-        return {}
+    def results(self) -> Result:
+        """A copy of the results, but for the properties."""
+        return self.out.on(self.out.packed.clone()).result()
+
+    @abstractmethod
+    def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
+        """Properties by name, in fresh memory: what heads give for the last step's features.
+
+        Args:
+            charges: [N] e, a copy of those of `out`, which is taken where a head gives them.
+        """
 
     def replay_agrees(self, launched: Tensor) -> bool:
         """Whether the results in place, of a graph, are those of the launches that it was made of: to the last bit.

@@ -76,7 +76,8 @@ class _StepBackend(Backend):
     def bind(self, system: System, stress: bool) -> BoundStep:
         self._require_usable(system)
         with torch.no_grad():
-            graphed, _ = self._new_step(system, stress)
+            # what is kept for this size is handed over, so that there are not two sets of buffers
+            graphed, _ = self._take_kept(system, stress) or self._new_step(system, stress)
             if self.task.graphs:
                 graphed.capture()
             self._run(graphed, system)
@@ -97,22 +98,28 @@ class _StepBackend(Backend):
     def _run_kept(self, system: System, stress: bool) -> Result:
         """By a step that is kept for systems of this size, or a new one."""
         key = _key(system, stress)
-        known = self.steps.pop(key, None)
+        known = self._take_kept(system, stress)
         if known is None:
             self._decide_to_build(key, system)
-            graphed, inputs = self._new_step(system, stress)
-        else:
-            # not in the table while it runs: after an error it is not used again
-            graphed, inputs = known
-            try:
-                inputs.load(system)
-            except self._unsorted:
-                raise Declined("the batch is not sorted by structure") from None
+        graphed, inputs = known or self._new_step(system, stress)
         if self._captures(system, known is not None):
             graphed.capture()
         result = self._run(graphed, system)
         self.steps[key] = graphed, inputs
         return result
+
+    def _take_kept(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs] | None:
+        """The step that is kept for systems of this size, loaded; None without.
+
+        It is not in the table while it runs: after an error it is not used again.
+        """
+        known = self.steps.pop(_key(system, stress), None)
+        if known is not None:
+            try:
+                known[1].load(system)
+            except self._unsorted:
+                raise Declined("the batch is not sorted by structure") from None
+        return known
 
     def _decide_to_build(self, key: _Key, system: System) -> None:
         """Raise Declined where a size that comes for the first time should not get a step."""
@@ -154,7 +161,7 @@ class _StepBackend(Backend):
             result = graphed.results()
             flag, _ = graphed.status()
             if not flag:
-                result.properties.update(graphed.step.properties())
+                result.properties = graphed.step.properties(result.charges)
                 return result
             if not graphed.recover(flag):
                 self._bound.raise_input_error(system, flag)
