@@ -69,7 +69,6 @@ def test_images_that_read_from_their_owners_give_the_crystal(cell, model, argume
 
 
 def test_coordination_numbers_are_exchanged():
-    pytest.importorskip("tad_dftd3")
     compare(make(layers=1, priors=[D3]), crystal(CELLS["triclinic"], 7))
 
 

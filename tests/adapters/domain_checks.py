@@ -39,8 +39,6 @@ def unchecked(potential):
 )
 def test_fused_domain_is_the_potential(cell, number, priors, subtract_isolated):
     """The first potential is one as others train them, of which energies of atoms alone are not subtracted."""
-    if D3 in priors:
-        pytest.importorskip("tad_dftd3")
     potential, atoms = make(priors), scattered(number, cell, True, 1)
     potential.subtract_isolated = subtract_isolated
     domain = unchecked(potential)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +23,8 @@ PRIORS = [
     {"name": "d2", "cutoff": 5.0},
     {"name": "atomref", "energies": {"1": -13.6, "6": -1029.0, "8": -2041.3}},
     {"name": "coulomb", "charges": {"1": 0.2, "8": -0.3}, "method": "reaction_field", "cutoff": 4.5},
+    {"name": "d3", "elements": [1, 6, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 5.5, "switch_width": 1.0},
 ]
-D3 = {"name": "d3", "elements": [1, 6, 8], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 5.5, "switch_width": 1.0}
-if find_spec("tad_dftd3") is not None:
-    PRIORS.append(D3)
 
 
 @pytest.fixture(scope="session")

@@ -58,8 +58,6 @@ def evaluate(domain, atoms):
 @pytest.mark.parametrize("cell", [BOX, PRISM, THIN], ids=["orthorhombic", "triclinic", "thin"])
 @pytest.mark.parametrize("priors", [(), PRIORS, [D3]], ids=["alone", "pairs", "d3"])
 def test_compiled_domain_is_the_potential(cell, priors):
-    if D3 in priors:
-        pytest.importorskip("tad_dftd3")
     potential = make(priors)
     atoms = scattered(13 if cell is not THIN else 9, cell, True, 1)
     domain = choose_domain(potential, 0.0)

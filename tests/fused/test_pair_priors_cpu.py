@@ -12,7 +12,6 @@ from torchmdnet2 import System
 from torchmdnet2.models.base import sum_over_systems
 
 pytest.importorskip("numba")
-pytest.importorskip("tad_dftd3")
 from torchmdnet2.fused.cpu_interfaces import CpuRows, CpuSums
 from torchmdnet2.fused.pair_priors.cpu import make_cpu_term
 

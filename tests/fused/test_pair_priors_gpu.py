@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from interpreter import needs_triton, run_checks
-
-pytest.importorskip("tad_dftd3")
 
 
 @needs_triton

@@ -18,7 +18,6 @@ from torchmdnet2.priors.base import Prior
 from torchmdnet2.runtime import check
 from torchmdnet2.runtime.coverage import list_cutoffs
 
-pytest.importorskip("tad_dftd3")
 TENSORNET = {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0, "max_z": 10}
 BATCH = System.concatenate([system(5, 1, 6.0), system(1, 2, 2.6), system(5, 3, 30.0)])
 MOLECULES = System.concatenate([system(3, 1, 3.0, False), system(3, 2, 12.0, False)])

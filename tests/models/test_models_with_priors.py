@@ -92,8 +92,6 @@ def test_several_priors(model):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("prior", PRIORS)
 def test_each_prior(model, prior):
-    if prior == "d3":
-        pytest.importorskip("tad_dftd3")
     made = potential(model, prior)
     made.allow_untrained_charge = True  # most models do not use that of the molecule
     endless = prior == "coulomb, fixed"  # the sum over all pairs

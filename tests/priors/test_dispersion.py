@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -58,8 +60,6 @@ def test_w8_d2_honours_the_cell():
 @pytest.mark.parametrize("prior", [D2(cutoff=6.0), D3([1, 6, 8], **PBE0, cutoff=6.0)], ids=["D2", "D3"])
 @pytest.mark.parametrize("names", [("molecule", "triclinic cell"), ("tiny cell", "slab")])
 def test_conformance(prior, names):
-    if isinstance(prior, D3):
-        pytest.importorskip("tad_dftd3")
     check_prior(prior, [SYSTEMS[name] for name in names])
 
 
@@ -98,22 +98,47 @@ def test_d3_of_a_crystal_is_that_of_a_piece_around_an_atom():
     assert float(atoms[index]) == pytest.approx(periodic, rel=1e-9)
 
 
+def without_tad_dftd3(monkeypatch):
+    for name in ("tad_dftd3", "tad_dftd3.data", "tad_dftd3.reference"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
 def test_a_model_file_carries_the_reference_values(tmp_path, monkeypatch):
-    """Saved with tad-dftd3, loaded without."""
+    """Saved with tad-dftd3, loaded without; a new prior of its elements takes them from there."""
     pytest.importorskip("tad_dftd3")
     config = {
-        "model": {"name": "tensornet", "hidden_channels": 8, "num_rbf": 4, "max_z": 9},
-        "priors": [{"name": "d3", "elements": [1, 6, 8], **PBE0}, {"name": "d2", "cutoff": 8.0}],
+        "model": {"name": "tensornet", "hidden_channels": 8, "num_rbf": 4, "max_z": 30},
+        "priors": [{"name": "d3", "elements": [1, 6, 8, 29], **PBE0}, {"name": "d2", "cutoff": 8.0}],
         "elements": [1, 6, 8],
     }
     potential = Potential.from_config(config).double()
     save(potential, tmp_path / "model.tmn")
-    for name in ("tad_dftd3", "tad_dftd3.data", "tad_dftd3.reference"):
-        monkeypatch.setitem(__import__("sys").modules, name, None)
+    without_tad_dftd3(monkeypatch)
     again = load(tmp_path / "model.tmn")
     assert torch.equal(again(SYSTEMS["molecule"]).energy, potential(SYSTEMS["molecule"]).energy)
-    with pytest.raises(MissingBackend, match="tad-dftd3"):
-        energy(D3([1, 6, 8], **PBE0), SYSTEMS["molecule"])
+    new = D3([8, 29, 1], **PBE0)
+    with pytest.raises(MissingBackend, match=r"values of Cu: pip install 'torchmdnet2\[d3\]'"):
+        energy(new, SYSTEMS["molecule"])
+    new.adopt_values(again.priors[1])
+    with pytest.raises(MissingBackend):
+        new.require_values()
+    new.adopt_values(again.priors[0])
+    molecule = SYSTEMS["molecule"]
+    assert energy(new, molecule.replace(z=molecule.z.clone().fill_(29))) < 0
+
+
+def test_values_of_the_shipped_elements_need_no_package(monkeypatch):
+    """Those of `organic`, in any order, are exactly the package's own."""
+    elements = [53, 1, 8, 6, 16]
+    with_package = D3([*elements, 18], **PBE0) if find_spec("tad_dftd3") else None  # argon: from the package
+    without_tad_dftd3(monkeypatch)
+    prior = D3(elements, **PBE0)
+    prior.require_values()
+    if with_package is not None:
+        kept = [with_package.elements.index(z) for z in prior.elements]
+        assert torch.equal(with_package.c6[kept][:, kept], prior.c6)
+        for name in ("coordination", "radii", "moments"):
+            assert torch.equal(getattr(with_package, name)[kept], getattr(prior, name))
 
 
 def test_errors():
@@ -124,6 +149,5 @@ def test_errors():
         D2(cutoff=3.0, switch_width=4.0)
     with pytest.raises(ValueError, match="103"):
         D3([0], **PBE0)
-    pytest.importorskip("tad_dftd3")
     with pytest.raises(ValueError, match="Z = 79"):
         energy(D3([1], **PBE0), heavy)

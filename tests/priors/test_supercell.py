@@ -30,8 +30,6 @@ PRIORS = {
 
 @pytest.mark.parametrize("name", PRIORS)
 def test_primitive_cell_is_supercell(name):
-    if name == "d3":
-        pytest.importorskip("tad_dftd3")
     make, bar = PRIORS[name]
     potential = without_network([make()], (1, 6)).eval()
     shifts = torch.cartesian_prod(torch.arange(2.0), torch.arange(3.0), torch.zeros(1)).double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
-from torchmdnet2 import System, checkpoint
-from torchmdnet2.errors import BadConfig, UntrainedCharge
+from torchmdnet2 import Potential, System, checkpoint
+from torchmdnet2.errors import BadConfig, MissingBackend, UntrainedCharge
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.fine_tuning import _same_model
 from torchmdnet2.training.run.run import run_training
@@ -311,3 +312,33 @@ def test_starting_from_a_checkpoint_of_torchmd_net(raw, base, tmp_path):
     system = System.from_ase(read(raw["data"]["train"], ":3"))
     energies = [p.double().eval()(system, forces=False).energy for p in (setup.potential, theirs)]
     torch.testing.assert_close(*energies, rtol=1e-6, atol=1e-3)
+
+
+def test_dispersion_needs_no_package_that_the_file_makes_unnecessary(raw, base, tmp_path, monkeypatch):
+    """Reference values of D3 come from the file; what nobody has is named before data are read."""
+    for name in ("tad_dftd3", "tad_dftd3.data", "tad_dftd3.reference"):
+        monkeypatch.setitem(sys.modules, name, None)
+    d3 = {"name": "d3", "elements": [1, 6, 8, 29], "s8": 1.2177, "a1": 0.4145, "a2": 4.8593, "cutoff": 6.0}
+    potential = checkpoint.load(base)
+    with_d3 = Potential.from_config({**potential.config, "priors": [*potential.config["priors"], d3]})
+    with_d3.load_state_dict(potential.state_dict(), strict=False)
+    with torch.no_grad():
+        for table in with_d3.priors[1].tables().values():
+            table.copy_(torch.rand(table.shape).abs())
+    checkpoint.save(with_d3, tmp_path / "d3.tmn")
+    raw["init"] = {"file": str(tmp_path / "d3.tmn")}
+    new = make_setup(parse_config(raw)).potential
+    assert torch.equal(new.priors[1].c6, with_d3.priors[1].c6)
+    assert torch.isfinite(new.priors[0].table).all()
+    raw["priors"] = [{**d3, "elements": [1, 79]}]
+    raw["data"]["train"] = str(tmp_path / "is not looked for.xyz")
+    with pytest.raises(MissingBackend, match=r"reference values of Au: pip install 'torchmdnet2\[d3\]'"):
+        make_setup(parse_config(raw))
+
+
+def test_shipped_potentials_start_without_further_packages(raw, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tad_dftd3", None)
+    raw["init"] = "organic-small"
+    potential = make_setup(parse_config(raw)).potential
+    result = potential(System.from_ase(read(raw["data"]["train"], 0)))
+    assert torch.isfinite(result.energy).all() and torch.isfinite(result.forces).all()

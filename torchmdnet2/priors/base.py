@@ -60,6 +60,16 @@ class Prior(Float64Buffers, ABC):
             system: the structure, or a batch.
         """
 
+    def require_values(self) -> None:
+        """Raise MissingBackend where values are lacking that a package holds which is not installed."""
+
+    def adopt_values(self, other: Prior) -> None:
+        """Take such values from another model's prior of the same class, where they are lacking.
+
+        Args:
+            other: any prior.
+        """
+
     def for_atoms(self, places: Tensor) -> Prior:
         """The prior of a structure made of some atoms of each of its structures, by their places there: itself.
 

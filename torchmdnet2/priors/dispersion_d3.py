@@ -5,13 +5,18 @@ Shapes: N atoms, E directed edges, T elements, 7 reference systems per element.
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Sequence
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from ..errors import MissingBackend
 from ..neighbors import NeighborList
+from ..potentials import FOLDER
+from ..refusals import SYMBOLS
 from ..registry import PRIORS
 from ..system import System
 from ..units import BOHR, HARTREE
@@ -21,6 +26,7 @@ from .pairs import pair_distances, sum_pairs, taper
 __all__ = ["D3"]
 
 _REFERENCES = 7
+_TABLES = ("c6", "coordination", "radii", "moments")
 _COUNTING_STEEPNESS, _WEIGHT_STEEPNESS = 16.0, 4.0
 
 
@@ -31,8 +37,8 @@ class D3(Prior):
     C6_ij is the mean over reference systems a of i and b of j with weights ∝ exp(−4 (CN_i − CN_a)²); C8_ij =
     3 C6_ij Q_i Q_j; CN_i = Σ_j 1/(1 + exp(−16 (R_ij/d − 1))). No three-body term.
 
-    The reference values of the elements are read from the package `tad-dftd3` when the prior is first made, and kept in
-    the model file, which needs that package no more.
+    The reference values of the elements of `organic` come with this package. Those of other elements are read from the
+    package `tad-dftd3` when the prior is first made. Model files keep the values that they need.
 
     Sources: S. Grimme et al., J. Chem. Phys. 132, 154104 (2010); S. Grimme, S. Ehrlich, L. Goerigk, J. Comput. Chem.
     32, 1456 (2011), Eqs. 4–6.
@@ -47,7 +53,8 @@ class D3(Prior):
         switch_width: Å over which the energy goes smoothly to zero before the cutoff.
 
     Raises:
-        MissingBackend: on use, when neither `tad-dftd3` nor a model file gave the reference values.
+        MissingBackend: on use, when there are no reference values of an element: neither this package nor `tad-dftd3`
+            nor a model file gave them.
         ValueError: an option is out of range; an element is not among `elements`.
     """
 
@@ -90,13 +97,33 @@ class D3(Prior):
 
         Raises:
             ValueError: there are such elements.
-            MissingBackend: it was made without reference values, since tad-dftd3 was not installed.
+            MissingBackend: as of `require_values`.
         """
-        if bool((self.c6 < 0).any()):
-            raise MissingBackend("the prior 'd3' needs reference values: pip install tad-dftd3")
+        self.require_values()
         types = self.index[system.z]
         if bool((types < 0).any()):
             raise ValueError(f"the prior 'd3' was made without Z = {int(system.z[types < 0][0])}")
+
+    def require_values(self) -> None:
+        if self._lacks_values():
+            known = _tables_of_organic()[0]
+            lacking = ", ".join(SYMBOLS[z] for z in self.elements if z not in known)
+            raise MissingBackend(
+                f"the prior 'd3' needs reference values of {lacking}: pip install 'torchmdnet2[d3]' (the package "
+                "tad-dftd3)"
+            )
+
+    def adopt_values(self, other: Prior) -> None:
+        if isinstance(other, D3) and self._lacks_values() and set(self.elements) <= set(other.elements):
+            for name, value in _rows(other.tables(), other.elements, self.elements).items():
+                getattr(self, name).copy_(value)
+
+    def _lacks_values(self) -> bool:
+        return bool((self.c6 < 0).any())
+
+    def tables(self) -> dict[str, Tensor]:
+        """The reference values of `elements`: "c6" [T, T, 7, 7], "coordination" [T, 7], "radii" [T], "moments" [T]."""
+        return {name: getattr(self, name) for name in _TABLES}
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         assert neighbors is not None
@@ -121,7 +148,10 @@ class D3(Prior):
 
 
 def _reference_values(elements: list[int]) -> dict[str, Tensor]:
-    """Tables of the elements in eV and Å; −1 everywhere without the package that holds them."""
+    """Tables of the elements in eV and Å; −1 everywhere where they are not to be had."""
+    known, tables = _tables_of_organic()
+    if set(elements) <= set(known):
+        return _rows(tables, known, elements)
     num = len(elements)
     try:
         from tad_dftd3 import data, reference
@@ -139,3 +169,18 @@ def _reference_values(elements: list[int]) -> dict[str, Tensor]:
         "radii": radii.COV_D3(dtype=double)[z] * BOHR,
         "moments": data.R4R2(dtype=double)[z] * BOHR,
     }
+
+
+@functools.cache
+def _tables_of_organic() -> tuple[list[int], dict[str, Tensor]]:
+    """The elements of the shipped potential's prior, and its tables: models of these elements need no other package."""
+    with safe_open(FOLDER / "organic.tmn", framework="pt", device="cpu") as file:
+        priors = json.loads(file.metadata()["config"])["priors"]
+        place = next(k for k, prior in enumerate(priors) if prior["name"] == "d3")
+        return priors[place]["elements"], {name: file.get_tensor(f"priors.{place}.{name}") for name in _TABLES}
+
+
+def _rows(tables: dict[str, Tensor], elements: list[int], wanted: list[int]) -> dict[str, Tensor]:
+    """The tables of some of the elements."""
+    rows = torch.tensor([elements.index(z) for z in wanted], device=tables["c6"].device)
+    return {name: table[rows][:, rows] if name == "c6" else table[rows] for name, table in tables.items()}

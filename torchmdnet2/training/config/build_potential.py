@@ -21,7 +21,7 @@ from .schema import Section, validate_choice
 __all__ = [
     "PriorConfig",
     "PropertyConfig",
-    "load_baselines",
+    "load_priors",
     "predicted_shapes",
     "untrained",
     "with_baseline",
@@ -125,16 +125,23 @@ def with_baseline(prior: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"baseline.file: {error}") from None
 
 
-def load_baselines(potential: Potential, priors: Sequence[Mapping[str, Any]]) -> None:
-    """Give the baselines of a new potential the weights of their files.
+def load_priors(potential: Potential, priors: Sequence[Mapping[str, Any]], base: Potential | None = None) -> None:
+    """Give the priors of a new potential what their configuration does not hold.
 
     Args:
         potential: made from these priors, in their order.
-        priors: as in the configuration.
+        priors: as in the configuration; baselines get the weights of their files.
+        base: the model that it starts from, whose priors may have values that are read from a package otherwise.
+
+    Raises:
+        MissingBackend: a prior needs such a package, which is not installed.
     """
     for prior, given in zip(potential.priors, priors, strict=True):
         if given["name"] == "baseline" and "file" in given:
             prior.potential.load_state_dict(load(given["file"]).state_dict())  # type: ignore[union-attr, operator]
+        for other in base.priors if base is not None else ():
+            prior.adopt_values(other)
+        prior.require_values()
 
 
 def predicted_shapes(potential: Potential) -> dict[str, str]:

@@ -15,10 +15,11 @@ from pydantic import AfterValidator, Field, ValidationError, field_validator, mo
 from ...data.labels import LABELS
 from ...errors import BadConfig
 from ...models.base import PropertyHead
+from ...potential import Potential
 from ...registry import HEADS, REPRESENTATIONS
 from ...yaml_reader import read_config
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
-from .base_model import complete
+from .base_model import complete, open_base
 from .build_potential import PriorConfig, PropertyConfig, predicted_shapes, untrained
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
 from .labels import check_labels
@@ -249,6 +250,14 @@ class Config(Section):
         """The sections that a potential is made of, as plain data."""
         names = ("model", "head", "properties", "priors", "atom_filter")
         return {name: getattr(self, name) for name in names}
+
+    def base(self) -> Potential | None:
+        """The potential that training starts from, read from the file of `init`; None without `init`.
+
+        Raises:
+            BadConfig, BadCheckpoint: as of `open_base`.
+        """
+        return None if self.init is None else open_base(self.init.file, self.init.energy_unit)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, defaults filled in; `Config.model_validate` reads it back."""

@@ -17,7 +17,7 @@ from ...errors import BadConfig
 from ...potential import SYMBOLS, Potential
 from ...priors import Atomref
 from ...registry import REPRESENTATIONS, did_you_mean
-from ..config.build_potential import load_baselines, with_baseline
+from ..config.build_potential import load_priors, with_baseline
 from ..steps.batches import Frames, Loader, in_order
 from ..steps.trainer import Properties, predict
 from .references import least_norm, require_references
@@ -61,7 +61,7 @@ def fine_tuned(
         "closed_shell": base.closed_shell and not odd_electrons,
     }
     potential = Potential.from_config(config).to(base.dtype)
-    load_baselines(potential, parts["priors"])
+    load_priors(potential, parts["priors"], base)
     new = sorted(set(elements) - set(base.elements))
     report = _copy_weights(base, potential, new)
     if new:

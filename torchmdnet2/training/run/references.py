@@ -13,7 +13,7 @@ from ...data import LABELS
 from ...errors import BadConfig
 from ...potential import SYMBOLS, Potential
 from ...system import System
-from ..config.build_potential import load_baselines, with_baseline
+from ..config.build_potential import load_priors, with_baseline
 from ..config.config import Config
 from ..config.labels import DIPOLE_NORM, property_of
 from ..steps.batches import Frames, in_order
@@ -101,7 +101,7 @@ def of_priors(config: Config, without: Sequence[str]) -> Potential:
     with torch.random.fork_rng(devices=[]):
         made = [with_baseline(prior) for prior in others]
         potential = Potential.from_config({"model": config.model, "head": None, "priors": made})
-    load_baselines(potential, others)
+    load_priors(potential, others, config.base())
     known = [prior for prior in potential.priors if not prior.uses_charges]
     potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]
     return potential

@@ -14,8 +14,7 @@ from ...data import Statistics, splits_entry, statistics
 from ...errors import BadConfig, BadData
 from ...potential import SYMBOLS, Potential
 from ...potentials import find_model
-from ..config.base_model import open_base
-from ..config.build_potential import load_baselines, predicted_shapes, untrained
+from ..config.build_potential import load_priors, predicted_shapes, untrained
 from ..config.config import Config
 from ..config.labels import FRAME_LABELS, label_keys, label_units, property_of
 from ..steps.batches import Frames, require_known
@@ -71,7 +70,9 @@ def make_setup(config: Config) -> Setup:
         FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
         BadConfig: the split asks for more frames than there are; the device is not there.
     """
-    shapes = predicted_shapes(untrained(config.parts()))
+    bare = untrained(config.parts())
+    load_priors(bare, config.priors, config.base())  # a package that is not installed is missed before data are read
+    shapes = predicted_shapes(bare)
     keys = {**label_keys(config.data.keys.model_dump(), shapes), **weight_keys(config)}
     keys = labels_of(config.data, keys)
     data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
@@ -99,7 +100,7 @@ def make_setup(config: Config) -> Setup:
             potential = Potential.from_config(
                 potential_config(known, frames["train"], facts, device_of(config.training.device))
             )
-            load_baselines(potential, config.priors)
+            load_priors(potential, config.priors)
         else:
             potential, begun = from_base_model(known, frames["train"], facts)
             notes += begun
@@ -142,8 +143,8 @@ def device_of(name: str) -> torch.device:
 
 def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Potential, list[str]]:
     """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words."""
-    assert config.init is not None
-    base = open_base(config.init.file, config.init.energy_unit)
+    base = config.base()
+    assert config.init is not None and base is not None
     told = (facts[name] for name in ("elements", "isolated", "charges", "odd_electrons"))
     potential, notes = fine_tuned(base, config.parts(), *told)
     if any(prior.get("energies") in ("auto", "fit") for prior in config.priors):
