@@ -1,5 +1,10 @@
 """The errors that torchmdnet2 raises on bad input. Each message names the thing and the remedy."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "BadCheckpoint",
     "BadConfig",
@@ -10,6 +15,7 @@ __all__ = [
     "UnknownModel",
     "UntrainedCharge",
     "UntrainedChargeWarning",
+    "needs_extra",
 ]
 
 
@@ -59,3 +65,21 @@ class BadData(ValueError):
 
 class MissingBackend(ImportError):
     """An optional package is needed and not installed."""
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Around imports of packages that an extra of this package installs.
+
+    Args:
+        extra: its name.
+
+    Raises:
+        MissingBackend: one of them is not installed; names it and the remedy.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise MissingBackend(
+            f"the package {str(error.name).partition('.')[0]} is not installed: pip install 'torchmdnet2[{extra}]'"
+        ) from error

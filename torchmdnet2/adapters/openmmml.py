@@ -10,7 +10,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
+from ..errors import needs_extra
+
+with needs_extra("openmm"):
+    from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
 
 if TYPE_CHECKING:
     import openmm

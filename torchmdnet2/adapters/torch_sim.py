@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch_sim.models.interface import ModelInterface
 
+from ..errors import needs_extra
 from ..evaluator import Evaluator
 from ..potential import Potential
 from ..system import System
 from .model import open_model
+
+with needs_extra("torch-sim"):
+    from torch_sim.models.interface import ModelInterface
 
 if TYPE_CHECKING:
     from torch_sim.state import SimState

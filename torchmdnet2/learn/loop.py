@@ -90,10 +90,12 @@ def run_learning(
         BadConfig: the folder holds another run; the labeller cannot be used; what `run_training` refuses.
         BadData: a file cannot be used; the labels of the start frames are not those of the labeller; all frames of a
             round failed to be labelled.
+        MissingBackend: a labeller or a prior needs a package that is not installed.
         Interrupted: Ctrl-C or SIGTERM; what is done is kept.
     """
     folder = Path(config.output.folder)
     make_labeller(config.labels.labeller).check()
+    config.training(True, {"train": TRAIN}, folder, 0).untrained()
     _refuse(config, folder, resume)
     with exclusive_folder(folder), _signals(folder), log or TrainingLog(folder / "log.txt") as log:
         _refuse(config, folder, resume)

@@ -20,7 +20,7 @@ from ...registry import HEADS, REPRESENTATIONS
 from ...yaml_reader import read_config
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .base_model import complete, open_base
-from .build_potential import PriorConfig, PropertyConfig, predicted_shapes, untrained
+from .build_potential import PriorConfig, PropertyConfig, load_priors, predicted_shapes, untrained
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
 from .labels import check_labels
 from .loss_config import LossConfig, Moment, epoch_of
@@ -250,6 +250,16 @@ class Config(Section):
         """The sections that a potential is made of, as plain data."""
         names = ("model", "head", "properties", "priors", "atom_filter")
         return {name: getattr(self, name) for name in names}
+
+    def untrained(self) -> Potential:
+        """The potential with neutral values for what is fitted later.
+
+        Raises:
+            MissingBackend: a prior needs a package that is not installed.
+        """
+        potential = untrained(self.parts())
+        load_priors(potential, self.priors, self.base())
+        return potential
 
     def base(self) -> Potential | None:
         """The potential that training starts from, read from the file of `init`; None without `init`.

@@ -14,7 +14,7 @@ from ...data import Statistics, splits_entry, statistics
 from ...errors import BadConfig, BadData
 from ...potential import SYMBOLS, Potential
 from ...potentials import find_model
-from ..config.build_potential import load_priors, predicted_shapes, untrained
+from ..config.build_potential import load_priors, predicted_shapes
 from ..config.config import Config
 from ..config.labels import FRAME_LABELS, label_keys, label_units, property_of
 from ..steps.batches import Frames, require_known
@@ -70,9 +70,7 @@ def make_setup(config: Config) -> Setup:
         FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
         BadConfig: the split asks for more frames than there are; the device is not there.
     """
-    bare = untrained(config.parts())
-    load_priors(bare, config.priors, config.base())  # a package that is not installed is missed before data are read
-    shapes = predicted_shapes(bare)
+    shapes = predicted_shapes(config.untrained())
     keys = {**label_keys(config.data.keys.model_dump(), shapes), **weight_keys(config)}
     keys = labels_of(config.data, keys)
     data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
