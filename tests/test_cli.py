@@ -250,6 +250,17 @@ def test_evaluate(capsys, folder):
     assert code == 0 and "forces on O" in out and "400.000" in out and "meV/Å" in out
 
 
+def test_evaluate_reads_every_format(capsys, folder, tmp_path):
+    frames = read(folder / "data.xyz", ":")
+    write(tmp_path / "run.json", frames)
+    arguments = ["evaluate", folder / "model.tmn", tmp_path / "run.json"]
+    assert "--format json" in fails(capsys, 1, *arguments)
+    assert "did you mean 'json'" in fails(capsys, 1, *arguments, "--format", "jsn")
+    for name in ("json", "ase/json"):
+        code, out, _ = run(capsys, *arguments, "--format", name, "--json")
+        assert code == 0 and json.loads(out)["energy"]["mae"] == pytest.approx(0.03, rel=1e-6)
+
+
 def test_evaluate_units_keys_and_split(capsys, folder, tmp_path):
     frames = read(folder / "data.xyz", ":")
     for atoms in frames:

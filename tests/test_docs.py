@@ -31,6 +31,15 @@ def test_extending(name, monkeypatch):
     exec(compile(code, f"docs/extending.md:{name}", "exec"), {"__name__": "docs"})
 
 
+def test_extending_by_a_data_format(monkeypatch, tmp_path):
+    from torchmdnet2.data import FORMATS, open_dataset
+
+    monkeypatch.setattr(FORMATS, "_classes", dict(FORMATS._classes))
+    exec(compile(block("docs/extending.md", "format"), "docs/extending.md:format", "exec"), {"__name__": "docs"})
+    (tmp_path / "a.xyze").write_text("0 0 0 -13.6\n0 0 1 -13.5\n")
+    assert [sample.labels["energy"].item() for sample in open_dataset(tmp_path / "a.xyze")] == [-13.6, -13.5]
+
+
 def test_readme_python(tmp_path, monkeypatch):
     from ase.build import molecule
 

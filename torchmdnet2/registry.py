@@ -11,7 +11,17 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-__all__ = ["HEADS", "PRIORS", "REPRESENTATIONS", "Registry", "UnknownName", "did_you_mean", "load_plugins", "provide"]
+__all__ = [
+    "FORMATS",
+    "HEADS",
+    "PRIORS",
+    "REPRESENTATIONS",
+    "Registry",
+    "UnknownName",
+    "did_you_mean",
+    "load_plugins",
+    "provide",
+]
 
 T = TypeVar("T")
 
@@ -86,6 +96,7 @@ class Registry(Generic[T]):
 REPRESENTATIONS: Registry[Any] = Registry("model")
 HEADS: Registry[Any] = Registry("head")
 PRIORS: Registry[Any] = Registry("prior")
+FORMATS: Registry[Any] = Registry("data format")
 
 _providers: list[Callable[[], None]] = []
 _plugins_loaded = False

@@ -47,6 +47,8 @@ UNITS: dict[str, dict[str, float]] = {
 OWN_UNITS = {"energy": "eV", "length": "Å", "charge": "e", "dipole": "e·Å", "force": "eV/Å", "stress": "eV/Å³"}
 """kind -> the package's own unit, as people read it."""
 
+_PASCAL = {"Pa": 1.0, "MPa": 1e6, "GPa": 1e9, "bar": 1e5, "kbar": 1e8, "kB": 1e8, "atm": 101325.0}
+
 _ALIASES = {
     "å": "angstrom",
     "ang": "angstrom",
@@ -76,7 +78,7 @@ def factor(kind: str, unit: str) -> float:
     Args:
         kind: "energy", "length", "charge", "dipole", "force" (energy/length) or "stress" (energy/length³).
         unit: a name such as "hartree", "kcal/mol", "bohr"; for force and stress "ENERGY/LENGTH" and
-            "ENERGY/LENGTH^3"; stress also "GPa" and "kbar".
+            "ENERGY/LENGTH^3"; stress also "GPa", "MPa", "Pa", "kbar", "kB", "bar" and "atm".
 
     Returns:
         The number by which a value in `unit` is multiplied to be in eV, Å, e, eV/Å, eV/Å³.
@@ -85,13 +87,13 @@ def factor(kind: str, unit: str) -> float:
         ValueError: the unit is not known for this kind; the message lists those that are.
     """
     if kind in ("force", "stress"):
-        if kind == "stress" and unit in ("GPa", "kbar"):
-            return {"GPa": 1e9, "kbar": 1e8}[unit] * 1e-30 / _ELEMENTARY_CHARGE
+        if kind == "stress" and unit.strip() in _PASCAL:
+            return _PASCAL[unit.strip()] * 1e-30 / _ELEMENTARY_CHARGE
         power = 1 if kind == "force" else 3
         suffix = r"" if power == 1 else r"(?:\^3|\*\*3|³)"
         match = re.fullmatch(rf"(.+)/([^/]+?){suffix}", unit.strip())
         if match is None:
-            example = "eV/angstrom" if power == 1 else "eV/angstrom^3, GPa"
+            example = "eV/angstrom" if power == 1 else "eV/angstrom^3, GPa, kbar"
             raise ValueError(f"unknown {kind} unit '{unit}': write it as ENERGY/LENGTH, for example {example}")
         return factor("energy", match[1]) / factor("length", match[2]) ** power
     if kind not in UNITS:

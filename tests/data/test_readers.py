@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchmdnet2.data import AseDataset, ConcatDataset, HDF5Dataset, InMemoryDataset, Subset, collate, write_hdf5
-from torchmdnet2.data.ase_formats import AseReader
+from torchmdnet2.data.ase_formats import ExtxyzReader
 from torchmdnet2.data.check import check_batch
 from torchmdnet2.data.collate import select
 from torchmdnet2.errors import BadData
@@ -74,7 +74,7 @@ def test_a_flipped_byte_is_named_by_chunks_too(tmp_path):
 def test_ase_chunks_are_cut_where_labels_change(tmp_path):
     lines = [f"1\nProperties=species:S:1:pos:R:3{' energy=' + str(k) if k % 5 else ''}\nH 0 0 {k}\n" for k in range(9)]
     (tmp_path / "a.xyz").write_text("".join(lines))
-    data, reader = AseDataset(tmp_path / "a.xyz"), AseReader(tmp_path / "a.xyz")
+    data, reader = AseDataset(tmp_path / "a.xyz"), ExtxyzReader(tmp_path / "a.xyz")
     sizes = [chunk.sample.system.num_systems for chunk in reader.chunks()]
     assert sizes == [1, 4, 1, 3]
     assert reader.summary() == data.summary() and "9 frames; energy in 7" in data.summary()

@@ -40,6 +40,9 @@ def add(command: Command) -> None:
         help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5. Further .tmn files before them "
         "are members of an ensemble",
     )
+    test.add_argument(
+        "--format", help="format of the data, as data.format of a training (default: auto, by the name of a file)"
+    )
     for name in _LABELS:
         test.add_argument(f"--{name}-key", metavar="NAME", help=f"{name} in the data; null: none (default: as trained)")
     for name in ("energy", "length", "forces", "stress"):
@@ -73,7 +76,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         raise BadConfig(f"--batch-size must be at least 1, got {options.batch_size}")
     models = _models(options)
     sources = [split_index(path) for path in options.data]
-    files = [data_files([file]) for file, _ in sources]
+    files = [data_files([file], options.format) for file, _ in sources]
     read = [file for found in files for file in found]
     output = None
     if options.output is not None:
@@ -181,7 +184,9 @@ def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str],
 
     labels = [name for name in keys if name in LABELS or name == "virial"]
     optional = [name for name in labels if name not in {"energy", "forces", *_given(options, "key")}]
-    dataset = open_dataset(files if len(files) > 1 else files[0], keys=keys, units=units, optional=optional)
+    dataset = open_dataset(
+        files if len(files) > 1 else files[0], keys=keys, units=units, format=options.format, optional=optional
+    )
     parts = getattr(dataset, "datasets", [dataset])
     absent = [name for name in optional if not any(part.counts[name] for part in parts)]
     if absent == labels:

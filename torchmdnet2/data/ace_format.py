@@ -21,6 +21,7 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
+from .formats import register_format
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import LABELS, label_names
 from .reader import Chunk, Reader
@@ -53,6 +54,7 @@ def is_ace(path: str | PathLike) -> bool:
         return False
 
 
+@register_format("ace")
 class AceReader(Reader):
     """Frames of such a file.
 
@@ -62,6 +64,10 @@ class AceReader(Reader):
             the formal charges unless `charge` is None. Without keys energy and forces are read where they are there.
         units: of datasets that do not state one.
     """
+
+    @classmethod
+    def require(cls, variant: str | None) -> None:
+        load_h5py()
 
     def __init__(
         self,

@@ -1,49 +1,54 @@
 """Files that ASE reads: extended XYZ, ase.db, trajectories, and whatever else ase.io knows.
 
-`AseDataset` reads them once and keeps them in memory, packed; `AseReader` passes them on to a cache.
+`AseDataset` reads them once and keeps them in memory, packed; the readers pass them on to a cache.
 """
 
 from __future__ import annotations
 
+import re
+from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import BadData
+from ..errors import BadData, MissingBackend
 from .check import check_sample, whole_number
-from .conversion import checked_keys, label_factors
+from .conversion import checked_keys, full_tensor, label_factors
 from .extxyz import STRUCTURE, Frame, read_extxyz
+from .formats import find_format, register_format
 from .kinds import CONFIG_TYPE, kind_code
 from .labels import LABELS
 from .memory import LoadedDataset
-from .reader import Chunk, FrameRow, Reader, joined, stacked
+from .reader import Chunk, FrameRow, Reader, files_in, joined, stacked
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["AseDataset", "AseReader"]
+__all__ = ["AseDataset", "AseReader", "ExtxyzReader", "FrameReader"]
 
 _CHUNK = 256  # frames at a time
 _MOST_KINDS = 1000
-_VOIGT = ((0, 5, 4), (5, 1, 3), (4, 3, 2))  # where xx, yy, zz, yz, xz, xy go
+_LISTED = re.compile(r"\s*[\[({][-+\d.eE\s,;\[\](){}naNif]*[\])}]\s*")
 
 
-class AseReader(Reader):
-    """Frames of one file that ase.io reads; see `AseDataset` for the arguments."""
+class FrameReader(Reader):
+    """Frames that a format gives one by one; see `AseDataset` for the arguments.
+
+    A format derives from it and defines `frames`; keys, units, shapes, charges and checks are done here.
+    """
 
     def __init__(
         self,
         path: str | PathLike,
         keys: Mapping[str, str | None] | None = None,
         units: Mapping[str, str | None] | None = None,
-        format: str | None = None,
     ):
-        self.path, self.files = str(path), [str(path)]
-        if not Path(path).is_file():
+        self.path, self.files = str(path), files_in(str(path))
+        if not Path(path).exists():
             raise FileNotFoundError(f"there is no data file {self.path}")
         optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
         if keys is None:
@@ -52,15 +57,34 @@ class AseReader(Reader):
             self.asked = checked_keys(keys, self.path)
             keys = {**optional, **keys}
         self.keys = checked_keys(keys, self.path)
-        self._format = format
         self._factors = label_factors({"energy": "eV", "length": "angstrom", **_given(units)}, self.path)
         self.available, self.counts = set(), Counter()
         self.kinds: set[str] = set()
 
+    @abstractmethod
+    def frames(self) -> Iterator[Frame]:
+        """The frames of `path` in order, with entries in eV and Å unless the user gives units.
+
+        Whatever it raises besides BadData becomes a BadData that names the file and the frame.
+        """
+
+    def _frames(self) -> Iterator[Frame]:
+        frame = 0
+        try:
+            for content in self.frames():
+                yield content
+                frame += 1
+        except (BadData, MissingBackend):
+            raise
+        except Exception as error:  # readers of other packages raise whatever they stumble over
+            raise BadData(f"{self.path}, frame {frame}: it cannot be read: {type(error).__name__}: {error}") from error
+        if frame == 0:
+            raise BadData(f"{self.path}: there are no frames in it")
+
     def chunks(self) -> Iterator[Chunk]:
         self.num_frames = 0
         kept: list[FrameRow] = []
-        for frame in _frames(self.path, self._format):
+        for frame in self._frames():
             row = self._row(frame, f"{self.path}, frame {self.num_frames}")
             if kept and (len(kept) == _CHUNK or kept[0].labels.keys() != row.labels.keys()):
                 yield joined(kept, self.path, self.num_frames - len(kept))
@@ -94,6 +118,68 @@ class AseReader(Reader):
         if any(value.shape != LABELS[name].shape(len(frame.numbers)) for name, value in labels.items()):
             check_sample(stacked([row]), where)
         return row
+
+
+@register_format("extxyz")
+class ExtxyzReader(FrameReader):
+    """Extended XYZ, which may be compressed."""
+
+    extensions = ("xyz", "extxyz")
+
+    def frames(self) -> Iterator[Frame]:
+        return read_extxyz(self.path)
+
+
+@register_format("ase")
+class AseReader(FrameReader):
+    """Whatever ase.io reads.
+
+    Args:
+        path, keys, units: see `AseDataset`.
+        variant: name of the format in ase.io; None: by the file's name and content.
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike,
+        keys: Mapping[str, str | None] | None = None,
+        units: Mapping[str, str | None] | None = None,
+        variant: str | None = None,
+    ):
+        super().__init__(path, keys, units)
+        self._variant = variant
+
+    @classmethod
+    def variants(cls) -> Collection[str]:
+        from ase.io.formats import ioformats
+
+        return ioformats.keys()
+
+    def frames(self) -> Iterator[Frame]:
+        import ase.io
+
+        return map(_frame, ase.io.iread(self.path, index=":", format=self._variant))
+
+
+@register_format("traj")
+class TrajReader(AseReader):
+    """Trajectories of ASE."""
+
+    extensions = ("traj",)
+
+    def frames(self) -> Iterator[Frame]:
+        self._variant = "traj"
+        return super().frames()
+
+
+@register_format("db")
+class DatabaseReader(FrameReader):
+    """Databases of ASE: rows with their key-value pairs, which ase.io.read leaves out."""
+
+    extensions = ("db",)
+
+    def frames(self) -> Iterator[Frame]:
+        return _database(self.path)
 
 
 class AseDataset(LoadedDataset):
@@ -132,29 +218,10 @@ class AseDataset(LoadedDataset):
         format: str | None = None,
         require_keys: bool = True,
     ):
-        super().__init__(AseReader(path, keys, units, format), require_keys)
-
-
-def _frames(path: str, format: str | None) -> Iterator[Frame]:
-    if format is None:
-        format = {".xyz": "extxyz", ".extxyz": "extxyz", ".db": "db"}.get(Path(path).suffix)
-    frame = 0
-    try:
-        for content in _OWN[format](path) if format in _OWN else _by_ase(path, format):
-            yield content
-            frame += 1
-    except BadData:
-        raise
-    except Exception as error:  # ase.io's readers raise whatever they stumble over
-        raise BadData(f"{path}, frame {frame}: it cannot be read: {type(error).__name__}: {error}") from error
-    if frame == 0:
-        raise BadData(f"{path}: there are no frames in it")
-
-
-def _by_ase(path: str, format: str | None) -> Iterator[Frame]:
-    import ase.io
-
-    return map(_frame, ase.io.iread(path, index=":", format=format))
+        by_name = {".xyz": "extxyz", ".extxyz": "extxyz", ".db": "db"}.get(Path(path).suffix, "ase")
+        chosen = find_format(format or by_name)
+        assert chosen is not None
+        super().__init__(chosen.reader.readers([str(path)], keys, units, chosen.variant)[0], require_keys)
 
 
 def _database(path: str) -> Iterator[Frame]:
@@ -169,9 +236,6 @@ def _database(path: str) -> Iterator[Frame]:
             atoms.info["key_value_pairs"] = {key: vars(row)[key] for key in row.key_value_pairs}
             yield _frame(atoms)
         last = rows[-1].id
-
-
-_OWN = {"extxyz": read_extxyz, "db": _database}
 
 
 def _frame(atoms: Atoms) -> Frame:
@@ -191,6 +255,8 @@ def _entries(atoms: Atoms) -> dict[str, Any]:
 
 
 def _array(value: Any, key: str, where: str) -> np.ndarray:
+    if isinstance(value, str) and _LISTED.fullmatch(value):  # a nested list, of Python or C++
+        value = re.sub(r"[\[\](){},;]", " ", value).split()
     try:
         if np.asarray(value).dtype.kind != "b":  # such as an entry without a value in extended XYZ
             return np.array(value, dtype=np.float64)
@@ -202,7 +268,7 @@ def _array(value: Any, key: str, where: str) -> np.ndarray:
 def _shaped(name: str, value: np.ndarray, num_atoms: int) -> np.ndarray:
     """The label in its shape where only the writing differs; anything else is left for check_sample to refuse."""
     if name == "stress" and value.shape == (6,):
-        return value[np.array(_VOIGT)][None]
+        return full_tensor(value)[None]
     shape = LABELS[name].shape(num_atoms)
     if not LABELS[name].per_atom and value.size == np.prod(shape):
         return value.reshape(shape)

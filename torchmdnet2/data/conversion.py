@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..units import UNITS, factor
 from .labels import LABELS
 
-__all__ = ["any_factor", "checked_keys", "key_names", "label_factors", "missing_key", "unit_names"]
+__all__ = ["any_factor", "checked_keys", "full_tensor", "key_names", "label_factors", "missing_key", "unit_names"]
 
 
 def key_names() -> list[str]:
@@ -101,6 +103,16 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
         if spec.kind in by_kind:
             factors.setdefault(name, by_kind[spec.kind])
     return factors
+
+
+_VOIGT = np.array(((0, 5, 4), (5, 1, 3), (4, 3, 2)))  # where xx, yy, zz, yz, xz, xy go
+
+
+def full_tensor(values: np.ndarray) -> np.ndarray:
+    """Stress or virial as [..., 3, 3], where the last dimension has 6 (Voigt's order: xx, yy, zz, yz, xz, xy) or 9."""
+    if values.shape[-1:] == (6,):
+        return values[..., _VOIGT]
+    return values.reshape(*values.shape[:-1], 3, 3) if values.shape[-1:] == (9,) else values
 
 
 def any_factor(unit: str, where: str) -> float:

@@ -22,6 +22,9 @@ _PLAIN = "species:S:1:pos:R:3"
 _NAMES = {"species": "symbols", "pos": "positions", "Z": "numbers", "charge": "charges"}  # as ASE calls them
 _KNOWN = {"lattice": "Lattice", "properties": "Properties", "pbc": "pbc"}
 _KEY, _QUOTED = re.compile(r"(?<!\S)([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
+_TENSOR = re.compile(r"(?<!\S)(stress|virial)(?=\s*=)")  # names that ASE refuses unless there are nine numbers
+_NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
+_MARK = "\0"
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
 _READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__getitem__, "S": str}
 
@@ -79,6 +82,18 @@ def _size(line: str) -> int:
     return size
 
 
+def _info(comment: str) -> dict[str, Any]:
+    """What a comment line says; a stress or virial that is not nine numbers is kept as it is written."""
+    from ase.io.extxyz import key_val_str_to_dict
+
+    quoted = _NESTED.sub(lambda found: found[1] or f'"{found[2]}"', comment)
+    found = key_val_str_to_dict(_TENSOR.sub(_MARK + r"\1", quoted))
+    for key in [key for key in found if key.startswith(_MARK)]:
+        value = found.pop(key)
+        found[key[1:]] = value.reshape(3, 3, order="F") if getattr(value, "shape", ()) == (9,) else value
+    return {key: value.replace(_MARK, "") if isinstance(value, str) else value for key, value in found.items()}
+
+
 class _Column(NamedTuple):
     name: str
     kind: str  # R, I, S, L
@@ -109,11 +124,9 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
-    from ase.io.extxyz import key_val_str_to_dict
-
     if len(lines) < size:
         raise EOFError(f"the file ends after {len(lines)} of its {size} atoms: it was cut off")
-    info: dict[str, Any] = {"comment": comment} if vectors else key_val_str_to_dict(comment) if comment else {}
+    info: dict[str, Any] = {"comment": comment} if vectors else _info(comment) if comment else {}
     _check_names(_KEY.findall(_QUOTED.sub("", comment)) if info else [])
     columns = _columns(str(info.pop("Properties", _PLAIN)))
     width = columns[-1].first + columns[-1].width

@@ -24,7 +24,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from os import PathLike
@@ -37,10 +37,12 @@ from torch import Tensor
 
 from ..errors import BadData
 from ..system import System
+from .ace_format import AceReader, is_ace
 from .check import check_batch, check_sample, whole_number
 from .collate import collate
 from .conversion import any_factor, checked_keys, label_factors
 from .dataset import Dataset, checked_index
+from .formats import register_format
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import LABELS, label_names
 from .reader import Chunk, Reader, describe
@@ -87,6 +89,7 @@ class Group:
     factors: dict[str, float]  # quantity -> factor to eV, Å, e
 
 
+@register_format("hdf5")
 class HDF5Dataset(Dataset, Reader):
     """Frames of an HDF5 file in one of the layouts above.
 
@@ -113,6 +116,8 @@ class HDF5Dataset(Dataset, Reader):
         BadData: the file is damaged or of no known layout, or units are stated neither in it nor in `units`.
         MissingBackend: h5py is not installed.
     """
+
+    extensions = ("h5", "hdf5")
 
     def __init__(
         self,
@@ -144,6 +149,20 @@ class HDF5Dataset(Dataset, Reader):
         self.num_frames = self._ends[-1]
         if require_keys:
             self.require_keys()
+
+    @classmethod
+    def require(cls, variant: str | None) -> None:
+        load_h5py()
+
+    @classmethod
+    def readers(
+        cls,
+        paths: Sequence[str],
+        keys: Mapping[str, str | None] | None,
+        units: Mapping[str, str | None] | None,
+        variant: str | None,
+    ) -> list[Reader]:
+        return [AceReader(p, keys, units) if is_ace(p) else cls(p, keys, units, require_keys=False) for p in paths]
 
     # --- what is in the file -------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .conversion import checked_keys, label_factors
+from .formats import register_format
 from .labels import LABELS
 from .reader import Chunk, Reader
 from .sample import Sample
@@ -86,6 +87,7 @@ class ArrayReader(Reader):
         return Sample(system, labels)
 
 
+@register_format("npy")
 class NpyReader(ArrayReader):
     """Frames of .npy files, mapped into memory.
 
@@ -97,6 +99,8 @@ class NpyReader(ArrayReader):
     Raises:
         BadData: numbers or units are missing, or a quantity has another number of files than the coordinates.
     """
+
+    extensions = ("npy",)
 
     def __init__(
         self, coordinates: Sequence[str], keys: Mapping[str, str | None] | None, units: Mapping[str, str | None] | None
@@ -115,6 +119,21 @@ class NpyReader(ArrayReader):
                 raise BadData(f"{self.path}: a virial is not read from .npy files; store the stress")
             self._sets[name] = self._matches(name, pattern, len(coordinates))
         self.files = [file for files in self._sets.values() for file in files]
+
+    @classmethod
+    def readers(
+        cls,
+        paths: Sequence[str],
+        keys: Mapping[str, str | None] | None,
+        units: Mapping[str, str | None] | None,
+        variant: str | None,
+    ) -> list[Reader]:
+        return [cls(paths, keys, units)]  # the files of each quantity belong together
+
+    @classmethod
+    def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
+        more = [file for name, pattern in (keys or {}).items() if pattern for file in sorted(glob.glob(pattern))]
+        return [*paths, *more]
 
     def _matches(self, name: str, pattern: str, number: int) -> list[str]:
         files = sorted(glob.glob(pattern, recursive=True))

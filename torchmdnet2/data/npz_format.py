@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import BadData
 from .conversion import checked_keys
+from .formats import register_format
 from .npy_format import ArrayReader
 from .reader import Chunk
 
@@ -23,6 +24,7 @@ _NAMES = {"energy": ("E", "energies"), "forces": ("F",)}
 _CELLS = ("lattice", "cell", "box")
 
 
+@register_format("npz")
 class NpzReader(ArrayReader):
     """Frames of one .npz file.
 
@@ -39,6 +41,8 @@ class NpzReader(ArrayReader):
         FileNotFoundError: no such file.
         BadData: it is damaged, has no positions or numbers, is periodic, or units are stated nowhere.
     """
+
+    extensions = ("npz",)
 
     def __init__(
         self, path: str, keys: Mapping[str, str | None] | None = None, units: Mapping[str, str | None] | None = None

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from .conversion import missing_key
 from .labels import label_names
 from .sample import Sample
 
-__all__ = ["Chunk", "FrameRow", "Reader", "joined", "stacked"]
+__all__ = ["Chunk", "FrameRow", "Reader", "files_in", "joined", "stacked"]
 
 
 @dataclass(eq=False)
@@ -36,9 +37,14 @@ class Chunk:
 
 
 class Reader(ABC):
-    """Frames of one file, or of files that belong together.
+    """Frames of one file, or of files that belong together; the class of a data format.
+
+    `formats.register_format` makes it known by a name. It is called with a path, `keys` and `units` (see
+    `open_dataset`), and with the variant where there are some.
 
     Attributes:
+        extensions: of files that are taken to be of this format where none is given.
+        folders: whether a path may be a folder.
         path: what is read, for messages.
         files: all files that are read.
         asked: label -> its name in the file, of those that must be in at least one frame.
@@ -49,6 +55,8 @@ class Reader(ABC):
         num_frames: frames seen.
     """
 
+    extensions: ClassVar[tuple[str, ...]] = ()
+    folders: ClassVar[bool] = False
     path: str
     files: list[str]
     asked: dict[str, str]
@@ -57,6 +65,33 @@ class Reader(ABC):
     available: set[str]
     kinds: Collection[str] = ()
     num_frames: int = 0
+
+    @classmethod
+    def variants(cls) -> Collection[str]:
+        """What may stand after the name of the format, as "deepmd/npy" in "dpdata/deepmd/npy"; none by default."""
+        return ()
+
+    @classmethod
+    def require(cls, variant: str | None) -> None:
+        """Raise MissingBackend when a package that this format needs is not installed."""
+        return None
+
+    @classmethod
+    def readers(
+        cls,
+        paths: Sequence[str],
+        keys: Mapping[str, str | None] | None,
+        units: Mapping[str, str | None] | None,
+        variant: str | None,
+    ) -> list[Reader]:
+        """Readers of some paths; one for each, unless files belong together."""
+        more = {} if variant is None else {"variant": variant}
+        return [cls(path, keys, units, **more) for path in paths]  # type: ignore[call-arg]
+
+    @classmethod
+    def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
+        """All files that are read where these paths are given."""
+        return [file for path in paths for file in files_in(path)]
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
@@ -79,6 +114,11 @@ class Reader(ABC):
     def summary(self) -> str:
         """What is in the file and what is not, in words."""
         return describe(self.path, f"{self.num_frames} frames", self.keys, self.counts, self.asked, self.unread())
+
+
+def files_in(path: str) -> list[str]:
+    """The file, or all files in the folder and the folders in it, sorted."""
+    return sorted(str(file) for file in Path(path).rglob("*") if file.is_file()) if Path(path).is_dir() else [path]
 
 
 def describe(

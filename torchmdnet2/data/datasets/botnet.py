@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ...errors import BadData
-from ..ase_formats import AseReader
+from ..ase_formats import ExtxyzReader
 from ..reader import Chunk
 from .base import DownloadFile, Published, one_of, register
 
@@ -94,7 +94,7 @@ class BOTNet(Published):
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         for path in files:
-            reader = AseReader(path, {"energy": "energy", "forces": "forces"}, format="extxyz")
+            reader = ExtxyzReader(path, {"energy": "energy", "forces": "forces"})
             for chunk in reader.chunks():
                 self._check_molecule(chunk)
                 yield chunk

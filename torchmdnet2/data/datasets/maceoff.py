@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..ase_formats import AseReader
+from ..ase_formats import ExtxyzReader
 from ..reader import Chunk
 from .archive import unpacked
 from .base import DownloadFile, Published, register, without_strong_forces
@@ -43,7 +43,7 @@ class MACEOFF(Published):
             yield from self._read(target, str(path))
 
     def _read(self, path: Path, where: str) -> Iterator[Chunk]:
-        reader = AseReader(path, {"energy": "energy", "forces": "forces"}, format="extxyz")
+        reader = ExtxyzReader(path, {"energy": "energy", "forces": "forces"})
         for chunk in without_strong_forces(reader.chunks(), self.max_force):
             yield Chunk(chunk.sample, where, chunk.first)
         reader.require_keys()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ..ase_formats import AseReader
+from ..ase_formats import ExtxyzReader
 from ..reader import Chunk
 from .base import DownloadFile, Published, register
 
@@ -30,6 +30,6 @@ class WaterBox(Published):
 
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
         units = {"energy": "hartree", "length": "bohr"}
-        reader = AseReader(files[0], {"energy": "TotEnergy", "forces": "force"}, units, "extxyz")
+        reader = ExtxyzReader(files[0], {"energy": "TotEnergy", "forces": "force"}, units)
         yield from reader.chunks()
         reader.require_keys()

@@ -11,8 +11,9 @@ from pydantic_core import PydanticCustomError
 from ... import units
 from ...data.conversion import any_factor
 from ...data.datasets import make_published
+from ...data.formats import find_format
 from ...data.labels import LABELS
-from ...errors import BadData
+from ...errors import BadData, MissingBackend
 from .schema import Section
 
 __all__ = ["DataConfig", "KeysConfig", "SplitConfig", "UnitsConfig"]
@@ -137,7 +138,9 @@ class DataConfig(Section):
     test: str | list[str] | None = Field(
         default=None, description="own file(s), or subset(s) of botnet by name; null: split from data.train"
     )
-    format: str = Field(default="auto", description="auto: by the file's name")
+    format: str = Field(
+        default="auto", description="auto: by the file's name; else one of docs/data.md, as vasp-out, dpdata/deepmd/npy"
+    )
     keys: KeysConfig = Field(default_factory=KeysConfig)
     units: UnitsConfig = Field(default_factory=UnitsConfig)
     split: SplitConfig = Field(default_factory=SplitConfig)
@@ -162,6 +165,15 @@ class DataConfig(Section):
         except TypeError:  # an option of a wrong type, which is found below
             return value
         return {"level_of_theory": published.level_of_theory, "licence": published.licence, **value}
+
+    @field_validator("format", mode="after")
+    @classmethod
+    def check_format(cls, value: str) -> str:
+        try:
+            find_format(value)
+        except (BadData, MissingBackend) as error:
+            raise ValueError(str(error)) from None
+        return value
 
     @field_validator("train", mode="after")
     @classmethod

@@ -130,7 +130,7 @@ def _inputs(config: Config) -> Iterator[tuple[str, str]]:
     data = config.data
     for key, given in (("train", data.train), ("validation", data.validation), ("test", data.test)):
         with suppress(FileNotFoundError, BadData):  # which is said when they are opened
-            for file in data_files([given] if isinstance(given, str) else given or []):
+            for file in data_files([given] if isinstance(given, str) else given or [], data.format):
                 yield f"data.{key}", file
     if data.split.file is not None:
         yield "data.split.file", data.split.file

@@ -15,6 +15,7 @@ from ...data import Dataset, Statistics, make_splits, open_dataset, read_splits
 from ...data.cache import CachedDataset
 from ...data.datasets import make_published, open_published
 from ...data.outlying import Usual
+from ...data.reader import files_in
 from ...data.sources import file_facts
 from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
@@ -130,10 +131,10 @@ def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
     paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
     if paths is None or _named(config, subset):
         return _sources(dataset)
-    files: list[str] = []
+    found: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
-        files += [path] if Path(path).is_file() else sorted(glob.glob(path, recursive=True))
-    return files
+        found += [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
+    return [file for path in found for file in files_in(path)]
 
 
 def _sources(dataset: Dataset) -> list[str]:
