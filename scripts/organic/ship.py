@@ -31,7 +31,8 @@ DATA = (
 USE = (
     "Closed-shell molecules of H, B, C, N, O, F, Si, P, S, Cl, As, Se, Br and I with total charges −2 to +2: "
     "conformers, vibrations and dynamics at ordinary temperatures, molecules in a few others. The energy is that of a "
-    "short-range network, D3(BJ) and the Coulomb energy of predicted charges."
+    "short-range network, D3(BJ), the Coulomb energy of predicted charges and a repulsion of atoms in collision, which "
+    "is 0 at the distances of molecules."
 )
 NOT_FOR = (
     "Radicals and other open shells, metals, other elements or charges. Periodic cells: the Coulomb energy is a sum "

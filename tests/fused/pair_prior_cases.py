@@ -32,6 +32,7 @@ def priors() -> dict[str, Prior]:
     return {
         "zbl": ZBL(cutoff=4.0),
         "zbl covalent": ZBL(envelope="covalent", screening="refitted", scale=0.7),
+        "zbl within radii": ZBL(envelope="covalent", scale=2.0, radii={"H": 0.8, "O": 1.3}),  # carbon is a point
         "pair potential": PairPotential(PAIRS),
         "d2": D2(cutoff=4.5, s6=0.75, switch_width=1.5),
         "d2 abrupt": D2(cutoff=4.5, switch_width=0.0),

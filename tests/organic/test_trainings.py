@@ -10,7 +10,9 @@ import time
 import h5py
 import pytest
 import torch
+import yaml
 from ase import Atoms
+from ase.build import molecule
 from ase.io import read
 from organic_world import FOLDER, ROOT
 
@@ -152,3 +154,41 @@ def test_training_configurations(name):
     config = load_config(FOLDER / f"{name}.yaml")
     (d3,) = (prior for prior in config.priors if prior["name"] == "d3")
     assert (d3["s8"], d3["a1"], d3["a2"]) == (0.3908, 0.566, 3.128) and config.output.folder == f"work/{name}"
+
+
+def test_the_repulsion_is_felt_in_collision_only(scripts, tmp_path):
+    """Energies and forces of ibuprofen stay to the last bit; two waters at 0.65 times the radii repel, not attract."""
+    script = scripts("repulsion")
+    with pytest.raises(ValueError, match="already"):
+        script.add_repulsion(load("organic-small"))
+    without, shipped = load("organic-small", dtype=torch.float64), load("organic-small", dtype=torch.float64)
+    kept = [prior for prior in without.priors if type(prior).__name__ != "ZBL"]
+    without.priors = torch.nn.ModuleList(kept)
+    without.config["priors"] = [prior for prior in without.config["priors"] if prior["name"] != "zbl"]
+    atoms = System.from_ase([read(ROOT / "examples" / "data" / "ibuprofen.xyz")])
+    assert torch.equal(without(atoms).forces, shipped(atoms).forces)
+    pair = molecule("H2O"), molecule("H2O")
+    pair[1].positions[:, 2] *= -1  # oxygen to oxygen, on one line
+    shift = pair[0].positions[0] - pair[1].positions[0] + [0, 0, 0.65 * 1.32]
+    pair[1].positions += shift
+    water = System.from_ase([pair[0] + pair[1]])
+    again = script.add_repulsion(without)
+    torch.testing.assert_close(again(water).forces, shipped(water).forces, rtol=0, atol=0)
+    apart = float(shipped(water).forces[3:, 2].sum())
+    again.priors = torch.nn.ModuleList(kept)
+    assert apart > 5 > -5 > float(again(water).forces[3:, 2].sum())
+
+
+def test_radii_of_the_repulsion(scripts):
+    """The trainings have it too; the sums are below all bonds, here the shortest ones."""
+    script = scripts("repulsion")
+    for name in ("organic", "organic-small"):
+        listed = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["priors"][-1]
+        assert (listed["radii"], listed["scale"]) == (script.RADII, script.SCALE)
+        priors = load(name).config["priors"]
+        assert [prior["radii"] for prior in priors if prior["name"] == "zbl"] == [script.RADII]
+    shortest = {"CC": 1.20, "CN": 1.15, "CO": 1.128, "NN": 1.098, "OO": 1.21, "HH": 0.741, "OH": 0.957, "CH": 1.06}
+    shortest |= {"NH": 1.01, "FH": 0.917, "OS": 1.43, "OP": 1.48, "OCl": 1.41, "BO": 1.20, "OSi": 1.6, "IO": 1.78}
+    for pair, length in shortest.items():
+        first, second = pair[0], pair[1:]
+        assert script.RADII[first] + script.RADII[second] < 0.955 * length, pair

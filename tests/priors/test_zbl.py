@@ -46,7 +46,25 @@ def test_within_the_covalent_radii(z1, z2, d):
     assert energy(prior, z1, z2, 1.01 * d / t) == 0
 
 
-@pytest.mark.parametrize("options", [{"cutoff": 4.0}, {"envelope": "covalent", "screening": "refitted"}])
+def test_within_given_radii():
+    prior = ZBL(envelope="covalent", radii={"H": 0.3, "O": 0.5})
+    t = 0.75 / 0.8
+    expected = by_hand(1, 8, 0.75, 0.8854, 0.23) * (1 - 28 * t**6 + 48 * t**7 - 21 * t**8)
+    assert prior.cutoff == 1.0 and expected > 1e-3
+    assert energy(prior, 1, 8, 0.75) == pytest.approx(expected, rel=1e-8)
+    assert (
+        energy(prior, 1, 8, 0.81)
+        == energy(prior, 6, 6, 0.4)
+        == energy(prior, 1, 6, 0.31)
+        == 0
+        < energy(prior, 1, 6, 0.2)
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cutoff": 4.0}, {"envelope": "covalent", "screening": "refitted"}, {"envelope": "covalent", "radii": {"C": 1.1}}],
+)
 def test_conformance(options):
     check_prior(ZBL(**options), SYSTEMS.values())
 
@@ -54,4 +72,10 @@ def test_conformance(options):
 def test_errors():
     for options in ({"envelope": "none"}, {"screening": "other"}, {"cutoff": 0.0}):
         with pytest.raises(ValueError, match="must be"):
+            ZBL(**options)
+    for options, words in (
+        ({"radii": {"H": 0.3}}, "covalent"),
+        ({"envelope": "covalent", "radii": {"H": -1.0}}, "radius of H"),
+    ):
+        with pytest.raises(ValueError, match=words):
             ZBL(**options)

@@ -84,6 +84,20 @@ def test_findings_files_and_exit_codes(capsys, folder, tmp_path):
     assert not (tmp_path / "scan_contacts.png").exists() and (tmp_path / "scan_contacts.png.old").is_file()
 
 
+def test_an_interrupted_scan_writes_its_files(capsys, folder, tmp_path, monkeypatch):
+    from torchmdnet2.scan import scan as module
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "find_jumps", stop)
+    arguments = [folder / "z.tmn", folder / "water.xyz", "--only", "contact", "--output", tmp_path / "z"]
+    code, out, err = scan(capsys, *arguments)
+    assert code == 130 and "Contacts of H2O" in out and "note: interrupted: the report has 3 of 3 curves" in err
+    found = json.loads((tmp_path / "z.json").read_text())
+    assert not found["complete"] and not found["passed"] and len(found["curves"]) == 3
+
+
 def test_ensembles(capsys, folder, tmp_path):
     """The mean of the members, and their spread."""
     from torchmdnet2.ensemble_file import write_ensemble

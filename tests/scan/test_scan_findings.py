@@ -19,8 +19,8 @@ from torchmdnet2.scan.jumps import KINDS
 from torchmdnet2.scan.paths import Line
 
 
-def scan(energy, atoms=OH, kinds=("bond",), cutoff=5.0, **more):
-    return scan_molecule(potential(energy, cutoff), atoms, kinds, **more)
+def scan(energy, atoms=OH, kinds=("bond",), cutoff=5.0, dtype="float64", **more):
+    return scan_molecule(potential(energy, cutoff), atoms, kinds, dtype=dtype, **more)
 
 
 def kinds_of(report):
@@ -82,6 +82,77 @@ def test_curvature_is_looked_at_in_float64_only():
     assert single.passed and single.curves[0].jumps["curvature jump"] == 0
     energy, _ = PLANTED["kink"]
     assert kinds_of(scan_molecule(potential(energy), OH, ["bond"], dtype="float32")) == ["force jump"]
+
+
+def test_rounding_is_no_jump(monkeypatch):
+    """Noise of the size of float32 is refined, and is gone in float64; a true kink of such a surface stays."""
+    doubled = ModelSurface.in_float64
+    true = {"smooth": (morse, []), "kink": (PLANTED["kink"][0], ["force jump"])}
+    for energy, expected in true.values():
+        asked = []
+
+        def exact(self):
+            asked.append(self.precise)
+            return ModelSurface(potential(energy))  # noqa: B023
+
+        def noisy(d):
+            noise = 2e-4 * torch.sin(1.2345e7 * d.detach())
+            return energy(d) + torch.where((d - 1.5).abs() < 0.03, noise, 0.0)  # noqa: B023
+
+        monkeypatch.setattr(ModelSurface, "in_float64", exact)
+        report = scan(noisy, dtype="float32")
+        assert (kinds_of(report), asked) == (expected, [False])
+    monkeypatch.setattr(ModelSurface, "in_float64", doubled)
+    surface = ModelSurface(potential(morse).float(), dtype=None)
+    exact_surface = surface.in_float64()
+    assert not surface.precise and exact_surface.precise and exact_surface.in_float64() is exact_surface
+    assert surface.members[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_an_interrupted_scan_keeps_what_it_has(after, monkeypatch):
+    """Ctrl-C during the curves, and during the search for jumps; before the first curve it ends the scan."""
+    water, calls, call = molecule("H2O"), [], ModelSurface.__call__
+
+    def stop(self, requests, progress=None):
+        if len(calls) == after:
+            raise KeyboardInterrupt
+        calls.append(requests)
+        return call(self, requests, progress)
+
+    monkeypatch.setattr(ModelSurface, "__call__", stop)
+    if not after:
+        with pytest.raises(KeyboardInterrupt):
+            scan(morse, water, ["contact"], 4.0)
+        return
+    report = scan(morse, water, ["contact"], 4.0)
+    assert len(report.curves) == after and not report.complete and not report.passed
+    assert f"interrupted: the report has {after} of 3 curves" in report.notes[-1]
+    assert any(finding.kind == "extra minimum" for _, finding in report.findings)
+
+
+def test_progress():
+    """Stages, and the time left where lines are printed now and then."""
+    import io
+
+    from rich.console import Console
+
+    from torchmdnet2.scan import progress
+
+    text = io.StringIO()
+    shown = progress.ScanProgress(Console(file=text, width=200))
+    with pytest.MonkeyPatch.context() as patch, shown:
+        clock = iter(range(0, 1000, 20))
+        patch.setattr(progress.time, "perf_counter", lambda: next(clock))
+        shown.begin("3 curves", 300)
+        shown.advance(100)
+        shown.advance(200)
+    assert text.getvalue().splitlines() == ["3 curves: 300 structures", "3 curves: 100 of 300 structures, 40 s left"]
+    live = io.StringIO()
+    with progress.ScanProgress(Console(file=live, width=200, force_terminal=True)) as shown:
+        shown.begin("jumps", 10)
+        shown.advance(10)
+    assert "10/10 structures" in live.getvalue()
 
 
 def test_contacts():

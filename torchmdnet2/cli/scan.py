@@ -41,7 +41,7 @@ def add(command: Command) -> None:
     scan.add_argument("--output", default="scan", help="prefix of the files, or a folder (default: scan)")
     add_charges(scan)
     scan.add_argument("--fail", action="store_true", help="exit with 1 when something is found, for scripts")
-    add_device(scan, dtype="float64")
+    add_device(scan, dtype="float32")
 
 
 def _scan(options: argparse.Namespace) -> int:
@@ -70,6 +70,8 @@ def _scan(options: argparse.Namespace) -> int:
     for text in report.notes:
         note(text)
     console.print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True, markup=False)
+    if not report.complete:
+        return 130  # as Ctrl-C elsewhere
     return int(options.fail and not report.passed)
 
 

@@ -184,6 +184,8 @@ def _priors(potential: Potential, state: dict[str, Tensor]) -> dict[str, Any]:
         elif isinstance(prior, ZBL) and prior.envelope == "covalent" and prior.power == 0.3:
             if potential.config["model"]["name"] != "tensornet2" or prior.scale != potential.energy_scale:
                 raise ValueError("TorchMD-Net has this repulsion inside TensorNet2 only, scaled as the energy is")
+            if not torch.equal(prior.radii.cpu(), ZBL(envelope="covalent").radii):
+                raise ValueError("TorchMD-Net has this repulsion with covalent radii only, not with `radii`")
             args["repulsion"] = True
             state |= _repulsion(prior, potential)
         else:

@@ -6,6 +6,7 @@ Shapes: E directed edges.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -15,13 +16,14 @@ from ..neighbors import NeighborList
 from ..registry import PRIORS
 from ..system import System
 from ..units import BOHR, COULOMB
-from .base import Prior
+from .base import Prior, atomic_number
 from .pairs import pair_distances, sum_pairs
 
 __all__ = ["ZBL"]
 
 _AMPLITUDES = (0.1818, 0.5099, 0.2802, 0.02817)
 _DECAYS = (3.2, 0.9423, 0.4029, 0.2016)
+_POINT = 1e-3  # Å, as kernels divide by sums of radii
 
 
 @PRIORS.register("zbl")
@@ -35,9 +37,14 @@ class ZBL(Prior):
     Args:
         cutoff: Å, where C(d) = ½ (cos(π d/cutoff) + 1) ends (envelope "cosine").
         envelope: "cosine", or "covalent": a polynomial of degree 8 that ends at the sum of the covalent radii
-            (B. Cordero et al., Dalton Trans. 2832 (2008)), so that bonded atoms do not feel it.
+            (B. Cordero et al., Dalton Trans. 2832 (2008)), so that bonded atoms hardly feel it.
         screening: "universal", or "refitted": a = 0.4543 a_0 / (Z_i^0.3 + Z_j^0.3), the form in TensorNet2 models.
         scale: factor of the energy.
+        radii: Å by element, as {"H": 0.3}, instead of the covalent radii. With radii whose sums are below all
+            lengths of bonds, only atoms in collision feel it. Elements that are not listed count as points.
+
+    Raises:
+        ValueError: an option is unknown or out of range.
     """
 
     radii: Tensor
@@ -48,17 +55,16 @@ class ZBL(Prior):
         envelope: Literal["cosine", "covalent"] = "cosine",
         screening: Literal["universal", "refitted"] = "universal",
         scale: float = 1.0,
+        radii: Mapping[str, float] | None = None,
     ):
         super().__init__()
         if envelope not in ("cosine", "covalent"):
             raise ValueError(f"envelope must be cosine or covalent, got '{envelope}'")
         if screening not in ("universal", "refitted"):
             raise ValueError(f"screening must be universal or refitted, got '{screening}'")
-        from ase.data import covalent_radii
-
-        radii = torch.full((128,), 0.2, dtype=torch.float64)
-        radii[: len(covalent_radii)] = torch.tensor(covalent_radii, dtype=torch.float64)
-        self.register_buffer("radii", radii)
+        if radii is not None and envelope != "covalent":
+            raise ValueError('radii must be given with the envelope "covalent", which reads them')
+        self.register_buffer("radii", _covalent_radii() if radii is None else _listed_radii(radii))
         self.envelope, self.scale = envelope, float(scale)
         self.cutoff: float = 2 * float(self.radii.max()) if envelope == "covalent" else float(cutoff)
         if not 0 < self.cutoff < math.inf:
@@ -79,3 +85,22 @@ class ZBL(Prior):
             end = 1 - 28 * t**6 + 48 * t**7 - 21 * t**8
         pair = COULOMB * z[receiver] * z[sender] / d * screening * end
         return self.scale * sum_pairs(pair, neighbors, system.num_atoms)
+
+
+def _covalent_radii() -> Tensor:
+    """[128] Å, by atomic number."""
+    from ase.data import covalent_radii
+
+    radii = torch.full((128,), 0.2, dtype=torch.float64)
+    radii[: len(covalent_radii)] = torch.tensor(covalent_radii, dtype=torch.float64)
+    return radii
+
+
+def _listed_radii(given: Mapping[str, float]) -> Tensor:
+    """[128] Å, by atomic number."""
+    radii = torch.full((128,), _POINT, dtype=torch.float64)
+    for element, radius in given.items():
+        if not 0 < radius < math.inf:
+            raise ValueError(f"the radius of {element} must be a positive number of Å, got {radius}")
+        radii[atomic_number(element)] = radius
+    return radii

@@ -1,21 +1,24 @@
 """Jumps of the energy, the force and its slope along a path, told from steep but smooth places by refinement.
 
 A difference between neighboring points that is due to a jump stays when the points move together; that of a smooth
-function vanishes. Where the differences of a curve stand out, the interval is therefore divided again and again.
+function vanishes. Where the differences of a curve stand out, the interval is therefore divided again and again. What
+looks like a jump in float32 is looked at once more in float64, as it may be rounding.
 
 Shapes: n points of a path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .curve import Curve, Finding
 from .paths import Array
-from .surfaces import Samples, Surface
+from .progress import ScanProgress
+from .surfaces import ModelSurface, Samples
 
 __all__ = ["KINDS", "find_jumps"]
 
@@ -27,10 +30,11 @@ _SPACING = 2e-6  # Å or rad, where refinement ends
 _NEIGHBORS = 7  # points that a difference is compared with
 _FORCE_PLACES, _ENERGY_PLACES = 3, 1  # of a curve that are refined
 _DELTA = 2e-5  # Å or rad, of the slopes on both sides; so small that no smooth bend is as sharp
+_BENDS = _DELTA * np.array([-2, -1, -0.5, 0.5, 1, 2])
 _APART = 1e-2  # Å or rad; nearer jumps of one kind are one
 
 
-@dataclass
+@dataclass(eq=False)
 class _Place:
     """An interval that may hold a jump.
 
@@ -46,6 +50,24 @@ class _Place:
     low: float
     high: float
     samples: Samples | None = None
+
+    def __post_init__(self) -> None:
+        self._whole = self.low, self.high
+
+    def afresh(self) -> _Place:
+        """As it was at first."""
+        return _Place(self.curve, self.of_energy, *self._whole)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its points are not near enough yet."""
+        return (self.high - self.low) / _POINTS > _SPACING
+
+    @property
+    def rounds(self) -> int:
+        """How often it will be narrowed."""
+        each = (_POINTS - 1) / 3
+        return max(0, math.ceil(math.log((self.high - self.low) / (_POINTS * _SPACING), each)))
 
     def points(self) -> Array:
         return np.linspace(self.low, self.high, _POINTS)
@@ -63,37 +85,53 @@ class _Place:
         center = float(middle[int(np.argmax(score))])
         self.low, self.high = center - 1.5 * h, center + 1.5 * h
 
-    def sizes(self) -> tuple[float, float]:
+    def steps(self) -> tuple[float, float]:
         """Jumps of energy (eV) and force (eV/Å) in the last round."""
         assert self.samples is not None
         energy = float(np.abs(_mismatch(self.samples)).max())
         return energy, float(np.abs(np.diff(self.samples.force, 2)).max())
 
 
-def find_jumps(surface: Surface, curves: Sequence[Curve], progress: Callable[[int], None] | None = None) -> None:
+def find_jumps(surface: ModelSurface, curves: Sequence[Curve], progress: ScanProgress) -> None:
     """Look for jumps in curves, and add them to their findings and `jumps`.
 
     Args:
         surface: what gave the curves; evaluated at some hundred further points of each curve that has places to look
             at.
         curves: their model's samples are looked at.
-        progress: as of a Surface.
+        progress: is told of these points.
     """
-    places = [place for curve in curves for place in _places(curve)]
-    open_places = places
+    found = _measured(surface, [place for curve in curves for place in _places(curve)], "jumps", progress)
+    if not surface.precise:
+        suspected = [place for place, sizes in found if any(sizes[kind] > limit for kind, (limit, _) in KINDS.items())]
+        found = [(place, sizes) for place, sizes in found if place not in suspected]
+        if suspected:
+            again = [place.afresh() for place in suspected]
+            found += _measured(surface.in_float64(), again, "jumps, in float64", progress)
+    for place, sizes in found:
+        _tell(place, sizes)
+
+
+def _measured(
+    surface: ModelSurface, places: list[_Place], stage: str, progress: ScanProgress
+) -> list[tuple[_Place, dict[str, float]]]:
+    """The places, narrowed, and the size of each kind of jump there; without those where something is not finite."""
+    progress.begin(stage, sum(place.rounds * _POINTS + len(_BENDS) * surface.precise for place in places))
+    open_places = [place for place in places if place.is_open]
     while open_places:
-        found = surface([(place.curve.path, place.points()) for place in open_places], progress)
+        found = surface([(place.curve.path, place.points()) for place in open_places], progress.advance)
         for place, samples in zip(open_places, found, strict=True):
             if np.isfinite(samples.energy).all() and np.isfinite(samples.force).all():
                 place.narrow(samples)
             else:  # told by another check
                 places.remove(place)
-        open_places = [place for place in places if (place.high - place.low) / _POINTS > _SPACING]
+        open_places = [place for place in places if place.is_open]
     bends = _bends(surface, places, progress) if surface.precise and places else [0.0] * len(places)
+    sizes = []
     for place, bend in zip(places, bends, strict=True):
-        energy, force = place.sizes()
-        sizes = dict(zip(KINDS, (energy, force, 0.0 if force > KINDS["force jump"][0] else bend), strict=True))
-        _tell(place, sizes)
+        energy, force = place.steps()
+        sizes.append(dict(zip(KINDS, (energy, force, 0.0 if force > KINDS["force jump"][0] else bend), strict=True)))
+    return list(zip(places, sizes, strict=True))
 
 
 def _places(curve: Curve) -> list[_Place]:
@@ -131,12 +169,11 @@ def _standing_out(differences: Array, neighbors: int) -> Array:
     return np.nan_to_num(np.abs(differences - np.median(windows, axis=1)), nan=0.0, posinf=0.0)
 
 
-def _bends(surface: Surface, places: Sequence[_Place], progress: Callable[[int], None] | None) -> list[float]:
+def _bends(surface: ModelSurface, places: Sequence[_Place], progress: ScanProgress) -> list[float]:
     """Jumps of the slope of the force, eV/Å²: the difference of the one-sided slopes, extrapolated to no distance."""
-    steps = _DELTA * np.array([-2, -1, -0.5, 0.5, 1, 2])
-    found = surface([(place.curve.path, (place.low + place.high) / 2 + steps) for place in places], progress)
+    requests = [(place.curve.path, (place.low + place.high) / 2 + _BENDS) for place in places]
     bends = []
-    for samples in found:
+    for samples in surface(requests, progress.advance):
         f = samples.force
         wide = (f[5] - f[4] - f[1] + f[0]) / _DELTA
         narrow = (f[4] - f[3] - f[2] + f[1]) / (_DELTA / 2)

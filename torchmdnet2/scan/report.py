@@ -46,6 +46,7 @@ class ScanReport:
         reference: its name; None without.
         notes: what was left out, in words.
         members: of an ensemble; 1 for a single model.
+        complete: whether it was not interrupted.
     """
 
     model: str
@@ -55,6 +56,7 @@ class ScanReport:
     reference: str | None = None
     notes: list[str] = field(default_factory=list)
     members: int = 1
+    complete: bool = True
 
     @property
     def findings(self) -> list[tuple[Curve, Finding]]:
@@ -63,8 +65,8 @@ class ScanReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.findings
+        """Whether all was scanned and nothing is wrong."""
+        return self.complete and not self.findings
 
     def of(self, kind: str) -> list[Curve]:
         """The curves of a kind.
@@ -82,6 +84,7 @@ class ScanReport:
             "molecule": self.formula,
             "reference": self.reference,
             "passed": self.passed,
+            "complete": self.complete,
             "notes": self.notes,
             "curves": [_curve(curve) for curve in self.curves],
         }

@@ -7,9 +7,7 @@ dynamics; here are bonds, and torsions and contacts of molecules with the same q
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +22,7 @@ from .curve import Curve
 from .findings import SHARED, compare, find_faults
 from .jumps import find_jumps
 from .paths import ScanPath, bond_paths, torsion_paths
+from .progress import ScanProgress
 from .report import ScanReport
 from .surfaces import Models, ModelSurface, Surface, open_reference
 
@@ -43,7 +42,7 @@ def scan_molecule(
     kinds: Sequence[str] = KINDS,
     reference: str | Surface | None = None,
     device: torch.device | str = "cpu",
-    dtype: torch.dtype | str | None = torch.float64,
+    dtype: torch.dtype | str | None = torch.float32,
     charge: int | None = None,
     spin: int | None = None,
     allow_untrained_charge: bool = False,
@@ -52,7 +51,8 @@ def scan_molecule(
     """Energies and forces along every bond, rotatable torsion and close contact of a molecule, and what is wrong there.
 
     Bonds: `paths.bond_paths`; torsions: `paths.torsion_paths`; contacts, of each pair of elements:
-    `contacts.contact_paths`. What counts as wrong: `findings.CHECKS` and `jumps.KINDS`.
+    `contacts.contact_paths`. What counts as wrong: `findings.CHECKS` and `jumps.KINDS`. KeyboardInterrupt (Ctrl-C) ends
+    a scan early once there is a curve: the report has what was computed, and a note.
 
     Args:
         models: a .tmn file or a Potential; an Ensemble, an ensemble.json, or a list of .tmn files.
@@ -61,7 +61,8 @@ def scan_molecule(
         reference: computed at every fifth point: a name (`surfaces.open_reference`) or a Surface. What it has too is no
             fault of the model.
         device: where the model runs.
-        dtype: floating-point type of the network; jumps of the curvature are looked for in float64 only.
+        dtype: floating-point type of the network. With float32, jumps are looked at once more in float64; jumps of the
+            curvature alone are looked for in float64 only, which takes some ten times as long on CPUs.
         charge, spin: total charge in e and multiplicity 2S+1, if the structure's `info` has none.
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a warning.
         console: where progress is shown; None is silent.
@@ -83,18 +84,30 @@ def scan_molecule(
         check_overlaps(system)
         if isinstance(reference, str):
             reference = open_reference(reference, str(device), allow_untrained_charge)
+        complete = True
         paths, notes = _paths(system, surface, kinds)
         if not paths:
             raise BadData(f"there is nothing to scan: no {' or '.join(kinds)}" + "".join(f"; {note}" for note in notes))
-        with _status(console, surface.name) as told:
-            found = surface([(path, path.values) for path in paths], told)
-            curves = [Curve(path, samples) for path, samples in zip(paths, found, strict=True)]
-            find_jumps(surface, curves, told)
-        if reference is not None:
-            with _status(console, reference.name) as told:
-                coarse = [(path, path.values[::_COARSE]) for path in paths]
-                for curve, samples in zip(curves, reference(coarse, told), strict=True):
-                    curve.reference = samples
+        curves: list[Curve] = []
+        done = "no curve"
+        try:
+            with ScanProgress(console) as progress:
+                progress.begin(f"{len(paths)} curves", sum(len(path.values) for path in paths))
+                for path in paths:
+                    curves += [Curve(path, samples) for samples in surface([(path, path.values)], progress.advance)]
+                    done = f"{len(curves)} of {len(paths)} curves, no jumps"
+                find_jumps(surface, curves, progress)
+                if reference is not None:
+                    coarse = [(path, path.values[::_COARSE]) for path in paths]
+                    progress.begin(reference.name, sum(len(values) for _, values in coarse))
+                    for number, (curve, request) in enumerate(zip(curves, coarse, strict=True)):
+                        done = f"all curves, and the reference of {number} of them"
+                        (curve.reference,) = reference([request], progress.advance)
+        except KeyboardInterrupt:
+            if not curves:
+                raise
+            notes.append(f"interrupted: the report has {done}")
+            complete = False
     for curve in curves:
         _judge(curve)
     return ScanReport(
@@ -105,6 +118,7 @@ def scan_molecule(
         reference=None if reference is None else reference.name,
         notes=notes,
         members=len(surface.members),
+        complete=complete,
     )
 
 
@@ -153,20 +167,3 @@ def _judge(curve: Curve) -> None:
     curve.excused = [finding for finding in found if finding.kind in theirs]
     kept = [finding for finding in found if finding.kind not in theirs]
     curve.findings = [*kept, *curve.findings, *compare(curve)]
-
-
-@contextmanager
-def _status(console: Console | None, name: str) -> Iterator[Callable[[int], None] | None]:
-    """Progress on a console: a function that is told how many structures were computed."""
-    if console is None:
-        yield None
-        return
-    done = 0
-
-    def tell(points: int) -> None:
-        nonlocal done
-        done += points
-        status.update(f"{Path(name).name}: {done} structures")
-
-    with console.status(name) as status:
-        yield tell

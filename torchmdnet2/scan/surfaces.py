@@ -5,6 +5,7 @@ Shapes: N atoms, n points of a path.
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 from abc import ABC, abstractmethod
@@ -90,7 +91,7 @@ class ModelSurface(Surface):
         self,
         models: Models,
         device: torch.device | str = "cpu",
-        dtype: torch.dtype | str | None = torch.float64,
+        dtype: torch.dtype | str | None = torch.float32,
         allow_untrained_charge: bool = False,
     ):
         listed = [models] if isinstance(models, str | os.PathLike | Potential | Ensemble) else list(models)
@@ -104,9 +105,25 @@ class ModelSurface(Surface):
             self._evaluate = Ensemble.load(files, device_of(device), dtype_of(dtype), allow_untrained_charge)
         else:
             self._evaluate = Evaluator(open_model(only, device, dtype, allow_untrained_charge)[0])
-        ensemble = isinstance(self._evaluate, Ensemble)
-        self.members: list[Potential] = self._evaluate.members if ensemble else [self._evaluate.potential]  # type: ignore[union-attr]
-        self.precise = all(member.dtype == torch.float64 for member in self.members)
+
+    @property
+    def members(self) -> list[Potential]:
+        """The models of an ensemble, or the only one."""
+        found = self._evaluate
+        return list(found.members) if isinstance(found, Ensemble) else [found.potential]
+
+    @property
+    def precise(self) -> bool:  # type: ignore[override]
+        return all(member.dtype == torch.float64 for member in self.members)
+
+    def in_float64(self) -> ModelSurface:
+        """The same surface in float64: slower, and without rounding. Itself where it is that already."""
+        if self.precise:
+            return self
+        exact = copy.copy(self)
+        doubled = [copy.deepcopy(member).double() for member in self.members]
+        exact._evaluate = Ensemble(doubled) if isinstance(self._evaluate, Ensemble) else Evaluator(doubled[0])
+        return exact
 
     @property
     def cutoff(self) -> float:
