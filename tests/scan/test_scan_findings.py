@@ -93,11 +93,11 @@ def test_rounding_is_no_jump(monkeypatch):
 
         def exact(self):
             asked.append(self.precise)
-            return ModelSurface(potential(energy))  # noqa: B023
+            return ModelSurface(potential(energy))
 
         def noisy(d):
             noise = 2e-4 * torch.sin(1.2345e7 * d.detach())
-            return energy(d) + torch.where((d - 1.5).abs() < 0.03, noise, 0.0)  # noqa: B023
+            return energy(d) + torch.where((d - 1.5).abs() < 0.03, noise, 0.0)
 
         monkeypatch.setattr(ModelSurface, "in_float64", exact)
         report = scan(noisy, dtype="float32")
