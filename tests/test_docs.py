@@ -81,6 +81,20 @@ def test_ase_page(tmp_path, monkeypatch):
     assert names["atoms"].calc.get_property("forces_std", names["atoms"]).shape == (9, 3)
 
 
+def test_derivatives_page(tmp_path, monkeypatch):
+    from tiny import tiny_potential
+
+    from torchmdnet2.checkpoint import save
+
+    monkeypatch.chdir(tmp_path)
+    references = [{"name": "atomref", "energies": {29: -100.0}, "max_z": 30}]
+    model = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.5, "max_z": 30}
+    save(tiny_potential(elements=[29], priors=references, model=model), tmp_path / "copper.tmn")
+    names = run_blocks("docs/derivatives.md", {})
+    assert names["hessian"].shape == (3, 3, 3, 3) and float(names["hessian"].detach().abs().max()) > 1
+    assert names["constants"].shape == (3, 3, 3, 3) and float(names["constants"].detach().abs().max()) > 0
+
+
 def test_openmm_page(tmp_path, monkeypatch):
     openmm = pytest.importorskip("openmm")
     openmmml = pytest.importorskip("openmmml")

@@ -2,12 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from .system import System
+from .system import System, is_transformed
 
-__all__ = ["gradients_of", "with_leaves"]
+__all__ = ["energy_and_gradients", "gradients_of", "is_differentiated", "outside_modes", "with_leaves"]
+
+
+@contextmanager
+def outside_modes(device: torch.device) -> Iterator[None]:
+    """Without inference mode, whose tensors have no gradients, and autocast, which would round to 16 bits."""
+    kind = device.type
+    with (
+        torch.inference_mode(False),
+        torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext(),
+    ):
+        yield
+
+
+def is_differentiated(system: System) -> bool:
+    """Whether the caller takes derivatives of what is computed from a system, so that results must keep their graph.
+
+    Args:
+        system: whose positions, cells or charges may require a gradient; or the caller is within a transform of
+            `torch.func`, or in forward mode.
+    """
+    if is_transformed():
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in (system.pos, system.cell, system.charge))
+
+
+def energy_and_gradients(
+    function: Callable[[System], tuple[Tensor, Any]], system: System, forces: bool, stress: bool, create_graph: bool
+) -> tuple[Tensor, Any, dict[str, Tensor]]:
+    """Energies of structures and their first derivatives, also where the caller differentiates them further.
+
+    Args:
+        function: System -> energies [B], and what else is to be returned: tensors, or lists and dictionaries of them.
+        system: N atoms in B structures.
+        forces: whether the derivatives with respect to positions are taken.
+        stress: whether those with respect to a strain are.
+        create_graph: keep the graph.
+
+    Returns:
+        Energies [B], the rest, and dE/d"pos" [N, 3], dE/d"strain" [B, 3, 3], as far as asked for.
+    """
+    if not is_transformed() or not (forces or stress):
+        moved, leaves = with_leaves(system, forces, stress)
+        energy, rest = function(moved)
+        return energy, rest, gradients_of(energy, leaves, create_graph)
+
+    def of_leaves(leaves: dict[str, Tensor]) -> tuple[Tensor, tuple[Tensor, Any]]:
+        moved = system.replace(pos=leaves["pos"]) if forces else system
+        energy, rest = function(_strained(moved, leaves["strain"]) if stress else moved)
+        return energy.sum(), (energy, rest)
+
+    # torch.autograd.grad with new leaves cannot be used within these transforms
+    leaves = {"pos": system.pos} if forces else {}
+    if stress:
+        leaves["strain"] = system.pos.new_zeros(system.num_systems, 3, 3)
+    total, pull, (energy, rest) = torch.func.vjp(of_leaves, leaves, has_aux=True)  # type: ignore[misc]
+    return energy, rest, pull(torch.ones_like(total))[0]
 
 
 def with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dict[str, Tensor]]:
@@ -30,12 +90,18 @@ def with_leaves(system: System, forces: bool, stress: bool) -> tuple[System, dic
         )  # fmt: skip
     if forces:
         pos = leaves["pos"] = pos if pos.requires_grad else pos.detach().requires_grad_()
+    system = system.replace(pos=pos, cell=cell)
     if stress:
         strain = leaves["strain"] = pos.new_zeros(system.num_systems, 3, 3).requires_grad_()
-        symmetric = (strain + strain.transpose(1, 2)) / 2
-        pos = pos + torch.einsum("ni,nij->nj", pos, symmetric[system.batch])
-        cell = cell + cell @ symmetric
-    return system.replace(pos=pos, cell=cell), leaves
+        system = _strained(system, strain)
+    return system, leaves
+
+
+def _strained(system: System, strain: Tensor) -> System:
+    """A structure under the symmetric part of a strain [B, 3, 3]."""
+    symmetric = (strain + strain.transpose(1, 2)) / 2
+    pos = system.pos + torch.einsum("ni,nij->nj", system.pos, symmetric[system.batch])
+    return system.replace(pos=pos, cell=system.cell + system.cell @ symmetric)
 
 
 def gradients_of(energy: Tensor, leaves: dict[str, Tensor], create_graph: bool) -> dict[str, Tensor]:

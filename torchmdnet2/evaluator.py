@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-import torch
-
+from .compilation import not_compiled
+from .derivatives import is_differentiated, outside_modes
 from .potential import Potential, Result
 from .refusals import require_potential, require_system
 from .runtime.backend import Backend, Declined, ReferenceBackend, Task
@@ -75,6 +75,7 @@ class Evaluator:
 
     # --- evaluation ----------------------------------------------------------------------------------------------
 
+    @not_compiled
     def __call__(self, system: System, forces: bool = True, stress: bool | None = None) -> Result:
         """Energy, forces and, if asked, stress of a batch of structures.
 
@@ -84,14 +85,17 @@ class Evaluator:
             stress: whether to compute it; None takes the evaluator's own setting.
 
         Returns:
-            Result of fresh tensors; forces and stress in the floating-point type of `system.pos`.
+            Result of fresh tensors; forces and stress in the floating-point type of `system.pos`. Where positions,
+            cells or charges require a gradient, they are those of the Potential, and can be differentiated.
 
         Raises:
             ValueError, UnknownElement: as the Potential; ValueError for a system on another device.
             RuntimeError: the first use of a fast path did not agree with the reference.
         """
         stress = self.stress if stress is None else stress
-        return self._first(system, lambda backend: backend.run(system, forces, stress))
+        return self._first(
+            system, lambda backend: backend.run(system, forces, stress), is_differentiated(require_system(system))
+        )
 
     def bind(self, system: System, stress: bool | None = None) -> BoundStep:
         """Hold a structure on the device, for loops that write positions there and read forces there.
@@ -119,9 +123,9 @@ class Evaluator:
             self._backends: list[Backend] = [kind(self._task) for kind in kinds]
             self._declined: list[str] = []
 
-    def _first(self, system: System, action: Callable[[Backend], _Found]) -> _Found:
-        """What the first backend gives that takes the system."""
-        with self._lock, torch.inference_mode(False):
+    def _first(self, system: System, action: Callable[[Backend], _Found], differentiated: bool = False) -> _Found:
+        """What the first backend gives that takes the system; what is differentiated goes to the potential itself."""
+        with self._lock, outside_modes(self.potential.device):
             if self._task.is_changed:
                 self.refresh()
             if require_system(system).device != self.potential.device:
@@ -129,8 +133,8 @@ class Evaluator:
                     f"the system is on '{system.device}' and the potential on '{self.potential.device}': "
                     f"give system.to('{self.potential.device}')"
                 )
-            self._declined = []
-            for backend in self._backends:
+            self._declined = ["the results are differentiated"] if differentiated else []
+            for backend in self._backends[-1:] if differentiated else self._backends:
                 if not backend.unsupported_reason:
                     try:
                         return action(backend)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .derivatives import gradients_of, with_leaves
+from .compilation import not_compiled
+from .derivatives import energy_and_gradients, is_differentiated, outside_modes
 from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
 from .novelty import Calibration
@@ -25,6 +26,7 @@ from .refusals import (
     refuse_elements,
     refuse_neighbors,
     refuse_odd_electrons,
+    refuse_precision,
     refuse_spin,
     require_stress,
     require_system,
@@ -146,6 +148,11 @@ class Potential(nn.Module):
             config=config,
         )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Potential:
+        """What `to`, `float` and the like do; 16 bits are refused."""
+        refuse_precision(fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
     # --- properties ----------------------------------------------------------------------------------------------
 
     @property
@@ -184,6 +191,7 @@ class Potential(nn.Module):
 
     # --- evaluation ----------------------------------------------------------------------------------------------
 
+    @not_compiled
     def forward(
         self,
         system: System,
@@ -199,8 +207,9 @@ class Potential(nn.Module):
             forces: whether to compute them.
             stress: whether to compute it.
             neighbors: all directed edges within `cutoff` or further, to reuse a list; searched when None.
-            create_graph: keep the graph, so that the results can be differentiated again; by default only in
-                training mode.
+            create_graph: keep the graph, so that the results can be differentiated (again). None: in training mode, and
+                where positions, cells or charges require a gradient or the caller is within a transform of
+                `torch.func`.
 
         Returns:
             Result; forces and stress in the floating-point type of `system.pos`.
@@ -211,11 +220,12 @@ class Potential(nn.Module):
             UnknownElement: an atom's element is not one the model was trained on.
             UntrainedCharge: a total charge or odd number of electrons that it was not trained on, or does not use.
         """
-        create_graph = self.training if create_graph is None else create_graph
+        if create_graph is None:
+            create_graph = is_differentiated(require_system(system)) or self.training
         self.check(system)
         if stress:
             require_stress(system)
-        with torch.inference_mode(False), torch.enable_grad():
+        with outside_modes(self.device), torch.enable_grad():
             if neighbors is None:
                 neighbors = neighbor_list(system, self.cutoff)
             refuse_neighbors(neighbors, system, self.cutoff)
@@ -230,7 +240,9 @@ class Potential(nn.Module):
             system: N atoms; their distances are not looked at.
             charge: look at the total charges too.
         """
-        require_system(system)
+        system = require_system(system).detach()
+        refuse_precision(self.dtype)
+        refuse_precision(system.dtype, "positions")
         system.validate()
         self.check_elements(system.z)
         self.check_charge_and_spin(system, charge)
@@ -274,17 +286,21 @@ class Potential(nn.Module):
             lists: pairs by cutoff.
             isolated: `isolated_energies()`, where they are known.
         """
-        with torch.inference_mode(False), torch.enable_grad():
-            system, leaves = with_leaves(system, forces, stress)
-            atom_energies, charges, properties = self._evaluate(system, lists, isolated)
-            energy = sum_over_systems(atom_energies, system.batch, system.num_systems) + self.energy_shift
-            gradients = gradients_of(energy, leaves, create_graph)
-            result = Result(energy, atom_energies=atom_energies, charges=charges, properties=properties)
+        with outside_modes(self.device), torch.enable_grad():
+
+            def energies(moved: System) -> tuple[Tensor, dict[str, Any]]:
+                atom_energies, charges, properties = self._evaluate(moved, lists, isolated)
+                energy = sum_over_systems(atom_energies, moved.batch, moved.num_systems) + self.energy_shift
+                rest = {"atom_energies": atom_energies, "properties": properties}
+                return energy, rest if charges is None else {**rest, "charges": charges}
+
+            energy, rest, gradients = energy_and_gradients(energies, system, forces, stress, create_graph)
+            result = Result(energy, **rest)
             if forces:
                 result.forces = -gradients["pos"]
             if stress:
                 gradient = gradients["strain"]
-                result.stress = (gradient + gradient.transpose(1, 2)) / (2 * system.volume.detach()[:, None, None])
+                result.stress = (gradient + gradient.transpose(1, 2)) / (2 * system.volume[:, None, None])
         if not create_graph:
             result.properties = {name: value.detach() for name, value in result.properties.items()}
             for name, value in vars(result).items():
@@ -382,7 +398,8 @@ class Potential(nn.Module):
         for prior in self.priors:
             prior.check(system)
         lists = PairLists(system, {} if neighbors is None else {self.cutoff: neighbors})
-        return self._prior_energies(system, lists, charges)
+        with outside_modes(self.device):
+            return self._prior_energies(system, lists, charges)
 
     def _prior_energies(self, system: System, lists: PairLists, charges: Tensor | None) -> Tensor:
         total = torch.zeros(system.num_atoms, dtype=torch.float64, device=self.device)
@@ -397,7 +414,8 @@ class Potential(nn.Module):
         assert self.head is not None
         z = torch.tensor(self.elements, dtype=torch.long, device=self.device)
         graph = Graph.isolated(z, self.dtype)
-        energies = self.head(self.representation(graph), graph).double()
+        with outside_modes(self.device):
+            energies = self.head(self.representation(graph), graph).double()
         return energies.new_zeros(self._known.shape[0]).index_put((z,), energies)
 
     def check_elements(self, z: Tensor, name: Callable[[int], str] = "atom {}".format) -> None:

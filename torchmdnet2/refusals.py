@@ -26,6 +26,7 @@ __all__ = [
     "refuse_elements",
     "refuse_neighbors",
     "refuse_odd_electrons",
+    "refuse_precision",
     "refuse_spin",
     "rename",
     "require_potential",
@@ -66,9 +67,18 @@ def require_system(system: Any) -> System:
 
 def require_stress(system: System) -> None:
     """Raise ValueError unless every structure has a cell with a volume."""
-    flat = system.volume.detach() == 0
+    flat = system.detach().volume == 0
     if bool(flat.any()):
         raise ValueError(f"system {int(flat.nonzero()[0, 0])} has no cell with a volume, so it has no stress")
+
+
+def refuse_precision(dtype: torch.dtype, what: str = "a potential") -> None:
+    """Refuse weights or positions of 16 bits, which hold three digits: energies would be off by tenths of eV."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{what} in {str(dtype).removeprefix('torch.')}: only float32 and float64 have the digits that energies "
+            "and forces need; use .float() or .double()"
+        )
 
 
 def refuse_spin(system: System, reads_spin: bool) -> None:
@@ -194,14 +204,15 @@ def refuse_coincident(neighbors: NeighborList, system: System) -> None:
     Raises:
         ValueError: names both.
     """
-    vectors = neighbors.vectors(system).detach()
+    system = system.detach()
+    vectors = neighbors.vectors(system)
     if bool(((vectors * vectors).sum(1) < SAME_PLACE**2).any()):
         raise coincident(neighbors, system)
 
 
 def coincident(neighbors: NeighborList, system: System) -> ValueError:
     """The error about the two atoms of a list, or the atom and its own periodic image, that are closest."""
-    distances = neighbors.distances(system).detach()
+    distances = neighbors.distances(system.detach())
     edge = int(distances.argmin())
     i, j = neighbors.edge_index[:, edge].tolist()
     other = "its own periodic image" if i == j else f"atom {j}"

@@ -5,17 +5,23 @@ Shapes: N atoms of all structures together, B structures.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["System"]
+__all__ = ["System", "is_transformed", "outside_transforms"]
+
+outside_transforms = torch._C._DisableFuncTorch
+"""A context in which tensors are made as if there was no transform of `torch.func` around: tensors that are kept from
+call to call, which would be of no use outside of the transform, and those that NumPy reads."""
 
 
 @dataclass(eq=False)
@@ -144,6 +150,20 @@ class System:
         """A copy with some fields replaced; the others are shared."""
         return replace(self, **changes)
 
+    def detach(self) -> System:
+        """The same structures as plain numbers, outside of any derivative: what a search or a check reads.
+
+        Tensors share their memory. Those that `torch.func` has wrapped are unwrapped.
+
+        Raises:
+            ValueError: within `torch.vmap` over structures, which have no common list of neighbors.
+        """
+        if not is_transformed() and not any(t.requires_grad for t in (self.pos, self.cell, self.charge)):
+            return self
+        found = copy.copy(self)
+        vars(found).update({name: _plain(name, value) for name, value in vars(self).items()})
+        return found
+
     @classmethod
     def from_ase(
         cls,
@@ -270,6 +290,23 @@ class System:
 def _as_tensor(value: Any) -> Tensor:
     """A tensor as it is: `torch.as_tensor` would take it to torch's default device."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value)
+
+
+def is_transformed() -> bool:
+    """Whether the caller is within a transform of `torch.func`, or in forward mode."""
+    return torch._C._functorch.get_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def _plain(name: str, value: Tensor) -> Tensor:
+    """The numbers of a tensor, without derivatives."""
+    found = torch.func.debug_unwrap(value)
+    if found.shape != value.shape:
+        raise ValueError(
+            f"torch.vmap over {name}: structures have different neighbors, so they cannot be mapped; "
+            "System.concatenate puts them into one batch, and each has its own energy in the result"
+        )
+    with outside_transforms():
+        return found.detach()
 
 
 def _per_system(value: Any, num: int, dtype: torch.dtype, device: torch.device, name: str) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..registry import REPRESENTATIONS
 from .attention import DistanceInfluence, EdgesWithSelf, NeighborEmbedding, check_heads
 from .base import Features, Graph, Representation
+from .layers import LayerNorm
 from .layers import activation as make_activation
 from .radial import CosineCutoff, radial_basis
 
@@ -35,7 +36,7 @@ class EquivariantAttention(nn.Module):
         super().__init__()
         f = hidden_channels
         self.num_heads, self.vector_cutoff = num_heads, vector_cutoff
-        self.layernorm = nn.LayerNorm(f)
+        self.layernorm = LayerNorm(f)
         self.act = make_activation(act)
         self.attn_activation = make_activation(attn_act)
         self.q_proj = nn.Linear(f, f)
@@ -138,7 +139,7 @@ class EquivariantTransformer(Representation):
             EquivariantAttention(f, num_rbf, num_heads, activation, attn_activation, distance_influence, vector_cutoff)
             for _ in range(num_layers)
         )
-        self.out_norm = nn.LayerNorm(f)
+        self.out_norm = LayerNorm(f)
 
     def forward(self, graph: Graph) -> Features:
         edges = EdgesWithSelf.build(graph, self.distance_expansion, self.envelope)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..registry import did_you_mean
+from ..system import is_transformed
 
-__all__ = ["ACTIVATIONS", "MLP", "GatedEquivariantBlock", "LogNorm", "activation", "feature_norm"]
+__all__ = ["ACTIVATIONS", "MLP", "GatedEquivariantBlock", "LayerNorm", "LogNorm", "activation", "feature_norm"]
 
 _KINK = 1e-3  # length of vector features below which `smooth_length` is not the length
 
@@ -66,7 +67,22 @@ class LogNorm(nn.Module):
         return self.weight * torch.log1p(x) + self.bias
 
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "log": LogNorm}
+class LayerNorm(nn.LayerNorm):
+    """That of PyTorch, with right derivatives of every order.
+
+    The forward-mode derivative of PyTorch's (2.13) takes mean and variance for constants when it is differentiated
+    itself, so that Hessians by `jacfwd` within another transform are wrong.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, F] → […, F]."""
+        if not is_transformed():
+            return super().forward(x)
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + self.eps) * self.weight + self.bias
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"layer": LayerNorm, "log": LogNorm}
 
 
 def feature_norm(name: str, channels: int) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..registry import HEADS
-from ..system import System
+from ..system import System, outside_transforms
 from .base import Features, Graph, PropertyHead, pool, sum_over_systems
 from .heads import Reduce, VectorNetwork, _check_reduce, scalar_network
 
@@ -37,7 +37,7 @@ def _atomic_masses(device: torch.device) -> Tensor:
     """By atomic number, in amu, made once per device."""
     from ase.data import atomic_masses
 
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), outside_transforms():
         return torch.as_tensor(atomic_masses, dtype=torch.float64, device=device)
 
 

@@ -17,6 +17,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..system import outside_transforms
+
 __all__ = ["compose", "decompose", "matmul", "part_inner", "part_norms", "per_component", "scale_parts", "tensor_norm"]
 
 
@@ -90,5 +92,5 @@ def per_component(parts: Tensor) -> Tensor:
 @lru_cache
 def _part_of_component(device: torch.device) -> Tensor:
     """The part (I, A, S) that each of the nine components belongs to, made once per device."""
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), outside_transforms():
         return torch.tensor([0, 1, 1, 1, 2, 2, 2, 2, 2], device=device)

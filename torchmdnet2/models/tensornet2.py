@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..output import CHARGES
 from ..registry import REPRESENTATIONS
 from .base import Features, Graph, Representation, sum_over_systems
-from .layers import MLP, reset
+from .layers import MLP, LayerNorm, reset
 from .radial import CosineCutoff, radial_basis
 from .tensornet import Interaction, TensorEmbedding, part_norms
 
@@ -63,7 +63,7 @@ class ChargePredict(nn.Module):
         super().__init__()
         f = hidden_channels
         self.exact = exact
-        self.q_norm = nn.LayerNorm(3 * f)
+        self.q_norm = LayerNorm(3 * f)
         self.q_mlp = MLP(3 * f, f, 2 * q_dim, act, 1)
 
     def forward(self, x: Tensor, graph: Graph) -> Tensor:
@@ -143,7 +143,7 @@ class TensorNet2(Representation):
                 ChargePredict(f, q_dim, activation, exact_charge) for _ in range(num_layers)
             )
         self.linear = nn.Linear(3 * f, f)
-        self.out_norm = nn.LayerNorm(3 * f)
+        self.out_norm = LayerNorm(3 * f)
         self.act = self.tensor_embedding.act
 
     def reset_parameters(self) -> None:

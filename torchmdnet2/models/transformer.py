@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..registry import REPRESENTATIONS
 from .attention import DistanceInfluence, EdgesWithSelf, NeighborEmbedding, check_heads
 from .base import Features, Graph, Representation
+from .layers import LayerNorm
 from .layers import activation as make_activation
 from .radial import CosineCutoff, radial_basis
 
@@ -27,7 +28,7 @@ class Attention(nn.Module):
         super().__init__()
         f = hidden_channels
         self.num_heads = num_heads
-        self.layernorm = nn.LayerNorm(f)
+        self.layernorm = LayerNorm(f)
         self.act = make_activation(act)
         self.attn_activation = make_activation(attn_act)
         self.q_proj = nn.Linear(f, f)
@@ -112,7 +113,7 @@ class Transformer(Representation):
         self.attention_layers = nn.ModuleList(
             Attention(f, num_rbf, num_heads, activation, attn_activation, distance_influence) for _ in range(num_layers)
         )
-        self.out_norm = nn.LayerNorm(f)
+        self.out_norm = LayerNorm(f)
 
     def forward(self, graph: Graph) -> Features:
         edges = EdgesWithSelf.build(graph, self.distance_expansion, self.envelope)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ..errors import MissingBackend, NeighborOverflow
 from ..registry import Registry, did_you_mean
-from ..system import System
+from ..system import System, outside_transforms
 from .brute_force import neighbor_list_brute_force, simple_structure
 from .reference import neighbor_list_reference
 from .result import NeighborList
@@ -65,14 +65,15 @@ def neighbor_list(
     if backend != "auto" and backend not in BACKENDS:
         hint = did_you_mean(backend, BACKENDS)
         raise ValueError(f"unknown neighbor backend '{backend}'{hint} Known: auto, {', '.join(BACKENDS)}")
-    result = None
-    structure = simple_structure(system)
-    if structure is None:
-        system.validate()
-    elif backend == "auto":
-        result = neighbor_list_brute_force(structure, float(cutoff), half)
-    if result is None:
-        result = _search(system, float(cutoff), backend, half)
+    system, result = system.detach(), None
+    with outside_transforms():
+        structure = simple_structure(system)
+        if structure is None:
+            system.validate()
+        elif backend == "auto":
+            result = neighbor_list_brute_force(structure, float(cutoff), half)
+        if result is None:
+            result = _search(system, float(cutoff), backend, half)
     if capacity is not None and result.num_edges > capacity:
         raise NeighborOverflow(result.num_edges, capacity)
     return result

@@ -135,7 +135,7 @@ class ReferenceBackend(Backend):
     """The potential itself."""
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
-        return self.task.reference(system, forces=forces, stress=stress, create_graph=False)
+        return self.task.reference(system, forces=forces, stress=stress)
 
     def bind(self, system: System, stress: bool) -> BoundStep:
         return ReferenceBoundStep(self.task.reference, system, stress)
