@@ -268,7 +268,7 @@ def odd(folder):
         (["stability", "m.tmn", "clash.xyz@3:", "--time", "0.01"], "frame 4: atom 0 (O) and atom 1 (H) are"),
         (["stability", "m.tmn", "flat.xyz@3:", "--time", "0.01"], "frame 4: "),
         (["stability", "m.tmn", "data.xyz@9"], "data.xyz@9: no such frame; there are 6, counted from 0 on"),
-        (["md", "m.tmn", "data.xyz@9"], "data.xyz@9: there is no such structure; they are counted from 0 on"),
+        (["md", "m.tmn", "data.xyz@9"], "data.xyz@9: no such frame; there are 6, counted from 0 on"),
         (["md", "m.tmn", "el.xyz@4"], "atom 2 is C"),
     ],
 )

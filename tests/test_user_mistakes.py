@@ -75,7 +75,7 @@ def folder(tmp_path, monkeypatch):
         (["evaluate", "data.xyz", "m.tmn"], "m.tmn is a model, and data are needed there: the model comes first"),
         (["evaluate", "ensemble.json", "data.xyz"], "not an ensemble file, as `torchmdnet2 train --members` writes"),
         (["evaluate", "m.tmn", "data.xyz", "--split", "ensemble.json"], "not a file of splits, as a training writes"),
-        (["md", "m.tmn", "hh.xyz"], "hh.xyz: cannot be read as a structure: 'Hh' is not an element"),
+        (["md", "m.tmn", "hh.xyz"], "hh.xyz: cannot be read as a structure: atom 1: there is no element 'HH'"),
         (["md", "m.tmn", "my.yaml"], "my.yaml: cannot be read as a structure: ASE knows no format of structures"),
         (
             ["md", "m.tmn", "data.xyz", "--ensemble", "NVT"],

@@ -45,7 +45,7 @@ def read_ensemble(path: str | os.PathLike) -> list[Path]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such ensemble file; `torchmdnet2 train --members` writes ensemble.json")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         if content["format"] != _FORMAT:
             raise BadCheckpoint(f"{path}: not an ensemble file that this version of torchmdnet2 reads")
         listed = [(path.parent / str(member["file"]), str(member["sha256"])) for member in content["members"]]

@@ -11,6 +11,7 @@ __all__ = [
     "BadData",
     "MissingBackend",
     "NeighborOverflow",
+    "StructureWarning",
     "UnknownElement",
     "UnknownModel",
     "UntrainedCharge",
@@ -61,6 +62,10 @@ class BadConfig(ValueError):
 
 class BadData(ValueError):
     """A data file, label or structure cannot be used as it is."""
+
+
+class StructureWarning(UserWarning):
+    """Something that a structure states is not used, or its dummy cell is taken as none."""
 
 
 class MissingBackend(ImportError):

@@ -15,6 +15,7 @@ import torch
 from .errors import UnknownElement, UntrainedCharge, UntrainedChargeWarning
 from .neighbors import NeighborList
 from .neighbors.result import SAME_PLACE
+from .stated import ROUNDING
 from .system import System
 
 __all__ = [
@@ -88,7 +89,7 @@ def refuse_spin(system: System, reads_spin: bool) -> None:
         first = int(high.nonzero()[0, 0])
         raise ValueError(
             f"system {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
-            "spin state; leave spin at 0 to evaluate that one"
+            "spin state; leave spin at 0 (and initial magnetic moments out) to evaluate that one"
         )
 
 
@@ -116,7 +117,7 @@ def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, 
     charge = system.charge.detach()
     unknown = torch.ones_like(charge, dtype=torch.bool)
     for value in known:
-        unknown &= charge != value
+        unknown &= (charge - value).abs() > ROUNDING
     if not bool(unknown.any()):
         return
     first = int(unknown.nonzero()[0, 0])

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .stated import cell_of, charge_and_spin
+
 if TYPE_CHECKING:
     from ase import Atoms
 
@@ -171,7 +173,11 @@ class System:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> System:
-        """Structures from ASE; charge and spin are read from `atoms.info["charge"]` and `["spin"]`, else 0.
+        """Structures from ASE, with the total charge and multiplicity that they state, else 0.
+
+        Statements are entries of `atoms.info` ("charge", "total_charge", …; "spin", "multiplicity", …), and sums of the
+        initial charges and, of molecules, of the initial magnetic moments (see `stated.statements`). A cell of
+        1 × 1 × 1 Å, which PDB files have where there is none, is refused.
 
         Args:
             atoms: one ase.Atoms or a sequence of them; they are not changed.
@@ -179,7 +185,8 @@ class System:
             device: where the tensors go.
 
         Raises:
-            ValueError: a charge or spin in `info` is not a whole number.
+            BadData: a charge or spin is not a whole number, or two statements differ; a dummy cell; positions that are
+                not in Å by an entry of `info`.
             TypeError: something else is given.
         """
         import numpy as np
@@ -195,17 +202,18 @@ class System:
         sizes = [len(a) for a in frames]
         pos = np.concatenate([a.get_positions() for a in frames]) if frames else np.zeros((0, 3))
         z = np.concatenate([a.get_atomic_numbers() for a in frames]) if frames else np.zeros(0, dtype=int)
-        cell = np.array([a.get_cell().array for a in frames]).reshape(-1, 3, 3)
-        pbc = np.array([a.get_pbc() for a in frames]).reshape(-1, 3)
-        whole = {key: [_whole_number(a.info.get(key, 0), key) for a in frames] for key in ("charge", "spin")}
+        cells = [cell_of(a) for a in frames]
+        cell = np.array([cell for cell, _ in cells]).reshape(-1, 3, 3)
+        pbc = np.array([pbc for _, pbc in cells]).reshape(-1, 3)
+        states = [charge_and_spin(a) for a in frames]
         return cls(
             z=torch.as_tensor(z, dtype=torch.long, device=device),
             pos=torch.as_tensor(pos, dtype=dtype, device=device),
             batch=torch.as_tensor(np.repeat(np.arange(len(frames)), sizes), dtype=torch.long, device=device),
             cell=torch.as_tensor(cell, dtype=dtype, device=device),
             pbc=torch.as_tensor(pbc, device=device),
-            charge=torch.tensor(whole["charge"], dtype=dtype, device=device),
-            spin=torch.tensor(whole["spin"], dtype=torch.long, device=device),
+            charge=torch.tensor([charge or 0 for charge, _ in states], dtype=dtype, device=device),
+            spin=torch.tensor([spin or 0 for _, spin in states], dtype=torch.long, device=device),
         )
 
     def to_ase(self) -> list[Atoms]:
@@ -322,24 +330,6 @@ def _per_system(value: Any, num: int, dtype: torch.dtype, device: torch.device, 
     if value.shape != (num,):
         raise ValueError(f"{name} must have one value per system, shape ({num},), got {tuple(value.shape)}")
     return value
-
-
-def is_flag(value: Any) -> bool:
-    """Whether a value is a truth value: ASE reads the word "charge" in a comment line so, and int(True) is 1."""
-    return isinstance(value, bool) or getattr(value, "dtype", None) in (bool, torch.bool)
-
-
-def _whole_number(value: Any, name: str) -> int:
-    if is_flag(value):
-        raise ValueError(f"{name} must be a whole number, got {value}: in the comment line of a file, write {name}=0")
-    try:
-        whole = int(value)
-        exact = whole == float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
-    if not exact:
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    return whole
 
 
 def _first(bad: Tensor, message: str) -> None:

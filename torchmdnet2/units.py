@@ -47,12 +47,14 @@ UNITS: dict[str, dict[str, float]] = {
 OWN_UNITS = {"energy": "eV", "length": "Å", "charge": "e", "dipole": "e·Å", "force": "eV/Å", "stress": "eV/Å³"}
 """kind -> the package's own unit, as people read it."""
 
-_PASCAL = {"Pa": 1.0, "MPa": 1e6, "GPa": 1e9, "bar": 1e5, "kbar": 1e8, "kB": 1e8, "atm": 101325.0}
+_PASCAL = {"pa": 1.0, "mpa": 1e6, "gpa": 1e9, "bar": 1e5, "kbar": 1e8, "kb": 1e8, "atm": 101325.0}
 
 _ALIASES = {
     "å": "angstrom",
     "ang": "angstrom",
     "a": "angstrom",
+    "angstroms": "angstrom",
+    "ångström": "angstrom",
     "ev": "eV",
     "electronvolt": "eV",
     "ha": "hartree",
@@ -61,6 +63,8 @@ _ALIASES = {
     "a0": "bohr",
     "kj/mol": "kJ/mol",
     "kcal/mol": "kcal/mol",
+    "kj_per_mol": "kJ/mol",
+    "kcal_per_mol": "kcal/mol",
     "ry": "rydberg",
     "j": "J",
     "nanometer": "nm",
@@ -87,8 +91,8 @@ def factor(kind: str, unit: str) -> float:
         ValueError: the unit is not known for this kind; the message lists those that are.
     """
     if kind in ("force", "stress"):
-        if kind == "stress" and unit.strip() in _PASCAL:
-            return _PASCAL[unit.strip()] * 1e-30 / _ELEMENTARY_CHARGE
+        if kind == "stress" and unit.strip().lower() in _PASCAL:
+            return _PASCAL[unit.strip().lower()] * 1e-30 / _ELEMENTARY_CHARGE
         power = 1 if kind == "force" else 3
         suffix = r"" if power == 1 else r"(?:\^3|\*\*3|³)"
         match = re.fullmatch(rf"(.+)/([^/]+?){suffix}", unit.strip())

@@ -152,6 +152,6 @@ def read_text(path: str | os.PathLike) -> str:
             f"{path}: no such configuration file; `torchmdnet2 config --help` tells how to print one"
         )
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise BadConfig(f"{path}: not a text file, and a configuration (YAML) is needed here") from error

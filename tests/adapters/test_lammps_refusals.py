@@ -156,6 +156,19 @@ def test_atoms_at_the_same_place_are_named(simulation):
         lmp.command("run 0")
 
 
+def test_charges_of_the_atoms_that_do_not_sum_to_the_charge_are_refused(simulation):
+    lmp = simulation()
+    lmp.commands_list(["fix q all property/atom q", "set atom 3 charge -1.5", "set atom 4 charge -0.5"])
+    attached = attach(lmp, make(), TYPES)
+    with pytest.raises(BadConfig, match=r"atoms sum to -2, and the total charge given is 0: give --charge -2"):
+        attached._check_charges(12)
+    attached.domain.charge = -2.0
+    attached._check_charges(12)
+    lmp.command("set group all charge 0")
+    attached.domain.charge = 1.0
+    attached._check_charges(12)
+
+
 def test_lost_atoms_are_an_error_of_lammps(simulation):
     """Not one of the model, which sees fewer atoms."""
     lmp = simulation(atoms=scattered(12, BOX, False, 0))

@@ -163,10 +163,11 @@ def test_labels_may_be_missing_in_some_frames(tmp_path):
 def test_charge_and_spin_of_a_frame(tmp_path):
     path = write(tmp_path / "a.xyz", "charge=-1 spin=2", "charge=1.0", "total_charge=2")
     data = AseDataset(path)
-    assert [int(s.system.charge) for s in data] == [-1, 1, 0] and [int(s.system.spin) for s in data] == [2, 0, 0]
-    assert "charge in 2" in data.summary() and "not read: total_charge" in data.summary()
+    assert [int(s.system.charge) for s in data] == [-1, 1, 2] and [int(s.system.spin) for s in data] == [2, 0, 0]
+    assert "charge in 3" in data.summary() and "as it states: charge by 'total_charge'" in data.summary()
     assert [int(s.system.charge) for s in AseDataset(path, {"charge": "total_charge"})] == [0, 0, 2]
-    assert [int(s.system.charge) for s in AseDataset(path, {"charge": None})] == [0, 0, 0]
+    data = AseDataset(path, {"charge": None})
+    assert [int(s.system.charge) for s in data] == [0, 0, 0] and "not read: charge, total_charge" in data.summary()
 
 
 # --- damaged files ---------------------------------------------------------------------------------------------------

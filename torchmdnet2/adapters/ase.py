@@ -21,7 +21,8 @@ from ..novelty import Watch
 from ..potential import Potential
 from ..priors.pairs import PairLists
 from ..refusals import rename
-from ..system import System, _whole_number
+from ..stated import cell_of, charge_and_spin, whole_number
+from ..system import System
 from ..version import __version__
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .hessian import hessian
@@ -38,8 +39,10 @@ class TorchMDNet2Calculator(Calculator):
     """Energy (eV), forces (eV/Å), stress (eV/Å³, Voigt order xx yy zz yz xz xy, tensile positive) for ASE.
 
     Also `free_energy` (= energy), `energies` [N] (eV, their sum is the energy) and, where the model has them,
-    `charges` [N] (e) and `dipole` (e·Å). Total charge and spin multiplicity are taken from `atoms.info["charge"]`
-    and `["spin"]`, then from the constructor, then 0; a result is kept until one of the two or the structure changes.
+    `charges` [N] (e) and `dipole` (e·Å). Total charge and spin multiplicity are what the structure
+    states (`atoms.info["charge"]`, `["spin"]` and other names of these, the sum of the initial charges, that of the
+    initial magnetic moments of a molecule: see `System.from_ase`), then those of the constructor, then 0. Statements
+    that differ are an error. A result is kept until one of the two or the structure changes.
     The stress is computed only when it is asked for. Any cell and any combination of periodic directions will do. The
     user's Atoms and torch's global settings are never changed; one calculator may be used from several threads.
 
@@ -55,8 +58,8 @@ class TorchMDNet2Calculator(Calculator):
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of the network, torch.float32 or torch.float64; None keeps the stored one.
             Positions, cell and energies are float64 in either case.
-        charge: total charge in e for structures whose `info` has none.
-        spin: multiplicity 2S+1 for structures whose `info` has none.
+        charge: total charge in e for structures that state none; None or 0: nothing is given.
+        spin: multiplicity 2S+1 for structures that state none.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
 
@@ -81,8 +84,8 @@ class TorchMDNet2Calculator(Calculator):
     def _set_up(self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any) -> None:
         self._entered: Structure | None = None
         super().__init__()
-        self.charge = _whole_number(0 if charge is None else charge, "charge")
-        self.spin = _whole_number(0 if spin is None else spin, "spin")
+        self.charge = whole_number(0 if charge is None else charge, "charge")
+        self.spin = whole_number(0 if spin is None else spin, "spin")
         self._potentials, self._sources = [p for p, _ in opened], [source for _, source in opened]
         self._evaluate = ArrayEvaluator(self._evaluator(), self._potentials[0].device)
         self.implemented_properties = self._names()
@@ -212,7 +215,7 @@ class TorchMDNet2Calculator(Calculator):
             self._stress_wanted = asked
 
     def set(self, **given: Any) -> dict[str, int]:
-        """Change `charge` or `spin`, of structures whose `info` has none; returns what is new.
+        """Change `charge` or `spin`, of structures that state none; returns what is new.
 
         Raises:
             TypeError: any other name.
@@ -221,7 +224,7 @@ class TorchMDNet2Calculator(Calculator):
         unknown = sorted(given.keys() - {"charge", "spin"})
         if unknown:
             raise TypeError(f"only charge and spin can be set, not {', '.join(unknown)}: make another calculator")
-        new = {name: _whole_number(value, name) for name, value in given.items()}
+        new = {name: whole_number(value, name) for name, value in given.items()}
         new = {name: value for name, value in new.items() if value != getattr(self, name)}
         vars(self).update(new)
         return new
@@ -306,13 +309,10 @@ class TorchMDNet2Calculator(Calculator):
                 raise
 
     def _structure(self, atoms: Atoms) -> Structure:
+        charge, spin = charge_and_spin(atoms, self.charge or None, self.spin or None)
+        cell, pbc = cell_of(atoms)
         return Structure(
-            atoms.numbers.copy(),
-            np.array(atoms.positions, dtype=np.float64),
-            atoms.cell.array.copy(),
-            atoms.pbc.copy(),
-            _whole_number(atoms.info.get("charge", self.charge), "charge"),
-            _whole_number(atoms.info.get("spin", self.spin), "spin"),
+            atoms.numbers.copy(), np.array(atoms.positions, dtype=np.float64), cell, pbc, charge or 0, spin or 0
         )
 
     # --- copies and pickles ---------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def attach(
         lmp: in units metal or real.
         model: path of a .tmn file, name of a potential, or a Potential (copied).
         elements: chemical symbols of LAMMPS's atom types 1, 2, …; several types may be of one element.
-        charge: total charge of the simulated structure in e.
+        charge: total charge of the simulated structure in e. Where LAMMPS's atoms have charges, it must be their sum.
         device, dtype: of the network; dtype None keeps the stored one.
         allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
         fix: identifier of the fix; the computes it needs start with it too.
@@ -262,6 +262,7 @@ class Attached:
         lmp = self._lmp
         if self._exchange is None:
             self._check_masses()
+            self._check_charges(n)
             self._check_electrons(n)
         self._check_settings()
         types = lmp.numpy.extract_atom("type", nelem=total).reshape(-1)[:total]
@@ -294,6 +295,19 @@ class Attached:
                     f"{usual:g}: are the elements in the order of the types?",
                     stacklevel=2,
                 )
+
+    def _check_charges(self, n: int) -> None:
+        """Refuse a total charge that is not the sum of the charges of LAMMPS's atoms, where these have any."""
+        own = self._lmp.numpy.extract_atom("q", nelem=n) if self._lmp.extract_setting("q_flag") else None
+        charges: np.ndarray = np.zeros(0) if own is None else np.asarray(own).reshape(-1)[:n]
+        largest = self._comm.allreduce(float(np.abs(charges).max(initial=0.0)), MPI.MAX)
+        total = self._comm.allreduce(float(charges.sum()))
+        if largest and abs(total - self.domain.charge) > 0.01:
+            raise BadConfig(
+                f"the charges of LAMMPS's atoms sum to {total:.6g}, and the total charge given is "
+                f"{self.domain.charge:g}: give --charge {round(total)} (charge={round(total)} for attach), or, if they "
+                "mean something else, set group all charge 0"
+            )
 
     def _check_electrons(self, n: int) -> None:
         """Refuse an odd number of electrons of all processes together, if the model is for closed shells."""

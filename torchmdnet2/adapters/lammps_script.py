@@ -112,7 +112,7 @@ class _Commands:
         text: str | OSError | LammpsError | None = None
         if self._comm.rank == 0:
             try:
-                text = path.read_text(encoding="utf-8")
+                text = path.read_text(encoding="utf-8-sig")
             except OSError as error:
                 text = error
             except UnicodeDecodeError:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from ..errors import BadData, UnknownElement, needs_extra
+from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
 from ..evaluator import Evaluator
 from ..novelty import Watch
 from ..potential import SYMBOLS, Potential
-from ..system import _whole_number as whole_number
+from ..stated import Statement, agreed, no_cell, whole_number
 from ..units import KJ_MOL, factor
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .model import ModelSource, dtype_name, open_model
@@ -25,7 +26,7 @@ with needs_extra("openmm"):
 if TYPE_CHECKING:
     from openmm.app import Topology
 
-__all__ = ["TorchMDNet2Energy", "create_force"]
+__all__ = ["TorchMDNet2Energy", "create_force", "has_box"]
 
 _NM = factor("length", "nm")  # Å
 _KJ_MOL_NM = KJ_MOL / _NM  # eV/Å
@@ -36,7 +37,7 @@ def create_force(
     topology: Topology,
     atoms: Iterable[int] | None = None,
     periodic: bool | None = None,
-    charge: int = 0,
+    charge: int | None = None,
     spin: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
@@ -52,8 +53,10 @@ def create_force(
         model: path of a .tmn file, name of a potential, or a Potential (copied; its force cannot be written as XML).
         topology: gives the elements, and the default of `periodic`.
         atoms: indices of the atoms that the model sees, which are alone in the world for it; None means all.
-        periodic: use the system's box, in all three directions; None means: when the topology has box vectors.
-        charge: total charge of these atoms in e.
+        periodic: use the system's box, in all three directions; None means: when the topology has box vectors that
+            are not the cube of 1 Å of a PDB file without a cell.
+        charge: total charge of these atoms in e; None: the sum of the formal charges that the topology states for
+            them (a PDB file does in columns 79 and 80), else 0.
         spin: their multiplicity 2S+1; 0 means not given.
         device: where the model runs, independent of OpenMM's platform.
         dtype: floating-point type of the network; None keeps the stored one.
@@ -68,7 +71,8 @@ def create_force(
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
         UnknownElement: the model does not know an atom's element.
-        BadData: an atom has no element, or an index is not of this topology.
+        BadData: an atom has no element, or an index is not of this topology; the topology states formal charges of all
+            these atoms, and their sum is not the charge given.
         UntrainedCharge: the model does not know the charge.
         ValueError: charge or spin is not a whole number, or the model does not know the spin; device or dtype cannot be
             used.
@@ -83,7 +87,8 @@ def create_force(
             raise BadData(f"atom {i} ({everyone[i].name}) has no element; leave it out by giving `atoms`")
         numbers.append(everyone[i].element.atomic_number)
     if periodic is None:
-        periodic = topology.getPeriodicBoxVectors() is not None
+        periodic = has_box(topology)
+    total = _total_charge([everyone[i] for i in chosen], charge)
     potential, source = open_model(model, device, dtype, allow_untrained_charge)
     unknown = [i for i, z in zip(chosen, numbers, strict=True) if z not in potential.elements]
     if unknown:
@@ -94,7 +99,7 @@ def create_force(
         "numbers": tuple(numbers),
         "particles": None if atoms is None else tuple(chosen),
         "periodic": bool(periodic),
-        "charge": whole_number(charge, "charge"),
+        "charge": total,
         "spin": whole_number(spin, "spin"),
         "device": str(potential.device),
         "dtype": dtype_name(potential.dtype),
@@ -103,7 +108,7 @@ def create_force(
     # now, and not at the first step
     alone = Structure(
         np.array(numbers), np.zeros((len(numbers), 3)), np.eye(3), np.full(3, bool(periodic)),
-        whole_number(charge, "charge"), whole_number(spin, "spin"),
+        total, whole_number(spin, "spin"),
     ).to_system(potential.device)  # fmt: skip
     potential.check(alone)
     force = openmm.PythonForce(TorchMDNet2Energy(source, options, potential))
@@ -112,6 +117,29 @@ def create_force(
     if atoms is not None:
         force.setParticles(chosen)
     return force
+
+
+def has_box(topology: Topology) -> bool:
+    """Whether a topology has a periodic box, and not the dummy of a PDB file."""
+    vectors = topology.getPeriodicBoxVectors()
+    return vectors is not None and not no_cell(np.array(vectors.value_in_unit(openmm.unit.angstrom)))
+
+
+def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
+    """The charge given, or what formal charges of the atoms sum to."""
+    formal = [getattr(atom, "formalCharge", None) for atom in atoms]
+    known = [int(q) for q in formal if q is not None]
+    stated = [Statement(whole_number(given, "charge"), f"the argument charge={given}")] if given is not None else []
+    if known and (any(known) or len(known) == len(formal)) and (given is None or len(known) == len(formal)):
+        stated.append(Statement(sum(known), f"the formal charges of the topology, of {len(known)} atoms"))
+        if given is None and len(known) < len(formal):
+            warnings.warn(
+                f"the topology states formal charges of {len(known)} of {len(formal)} atoms: the total charge is taken "
+                f"as their sum, {sum(known)}; give charge, if it is another",
+                StructureWarning,
+                stacklevel=3,
+            )
+    return agreed(stated, "charge") or 0
 
 
 class TorchMDNet2Energy:

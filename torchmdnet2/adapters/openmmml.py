@@ -62,7 +62,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         system: openmm.System,
         atoms: Iterable[int] | None,
         forceGroup: int,
-        charge: int = 0,
+        charge: int | None = None,
         multiplicity: int = 0,
         device: Any = None,
         precision: str | None = None,
@@ -73,7 +73,8 @@ class TorchMDNet2Impl(MLPotentialImpl):
 
         Args:
             topology, system, atoms, forceGroup: from openmm-ml.
-            charge: total charge in e of the atoms that the model sees.
+            charge: total charge in e of the atoms that the model sees; None: the sum of the formal charges that the
+                topology states, else 0.
             multiplicity: 2S+1 of these; 0 means not given.
             device: "cpu", "cuda", …; None takes a GPU when there is one.
             precision: "single" or "double"; None keeps the model's.
@@ -87,7 +88,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         import torch
 
         from ..registry import did_you_mean
-        from .openmm import create_force
+        from .openmm import create_force, has_box
 
         for name in args:
             meant = _ELSEWHERE.get(name)
@@ -96,7 +97,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
                 raise TypeError(f"unknown argument '{name}'{hint}")
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        periodic = topology.getPeriodicBoxVectors() is not None or system.usesPeriodicBoundaryConditions()
+        periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
         force = create_force(
             self.path, topology, atoms, periodic, charge, multiplicity, device, precision, allow_untrained_charge
         )

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import needs_extra
+from ..errors import BadData, needs_extra
 from ..evaluator import Evaluator
 from ..potential import Potential
+from ..stated import kind_of
 from ..system import System
 from .model import open_model
 
@@ -30,7 +31,8 @@ class TorchMDNet2Model(ModelInterface):
     """Energy (eV), forces (eV/Å) and stress (eV/Å³, tensile positive) for torch-sim.
 
     Runs on the Evaluator. Total charges and multiplicities 2S+1 are those of the state's system extras `charge` and
-    `spin` [B], else 0. Structures without a cell have no stress: theirs is given as zero.
+    `spin` [B], or of their other names (`total_charge`, `multiplicity`), else 0. Structures without a cell have no
+    stress: theirs is given as zero.
 
     Args:
         model: path of a .tmn file, name of a potential, or a Potential (copied: later changes to it have no effect).
@@ -102,10 +104,23 @@ class TorchMDNet2Model(ModelInterface):
             )
         return {name: value.detach() for name, value in output.items()}
 
+    @staticmethod
+    def _stated(state: SimState, quantity: str) -> Any:
+        """The system extra that states it, under any of its names (`stated.kind_of`); None: there is none.
+
+        Raises:
+            BadData: there are two, and they differ.
+        """
+        names = {quantity, *(name for name in getattr(state, "_system_extras", {}) if kind_of(name) == quantity)}
+        found = [(name, value) for name in sorted(names) if (value := getattr(state, name, None)) is not None]
+        for name, value in found[1:]:
+            if not torch.equal(value.double(), found[0][1].double()):
+                raise BadData(f"the state's extras {found[0][0]} and {name} differ: remove the one that is wrong")
+        return found[0][1] if found else None
+
     def _system(self, state: SimState) -> System:
         """The state as a System; the same tensors for what has not changed, which the evaluator then need not check."""
-        charge: Any = getattr(state, "charge", None)
-        spin: Any = getattr(state, "spin", None)
+        charge, spin = self._stated(state, "charge"), self._stated(state, "spin")
         pbc = torch.as_tensor(state.pbc, device=self._device)
         given = [t for t in (state.atomic_numbers, state.system_idx, charge, spin) if t is not None]
         known: tuple[Any, ...] = ()

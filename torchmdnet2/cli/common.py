@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -196,9 +196,15 @@ def read_structure(path: str) -> Atoms:
     from ..errors import BadData
 
     file, index = split_index(path)
-    atoms = _read(file, index)
-    if isinstance(atoms, list):
+    found = _read(file, index)
+    if len(found.numbers) != 1:
         raise BadData(f"{path}: names several structures; choose one, as in file.xyz@0")
+    if index is None and found.in_file > 1:
+        note(f"{file} holds {found.in_file} structures, and the last is taken; choose another as {file}@0")
+    (atoms,) = found.atoms
+    if atoms.info.get("charge") or atoms.info.get("spin", 0) > 1:
+        spin = f", multiplicity {atoms.info['spin']}" if atoms.info.get("spin") else ""
+        note(f"{path} states the total charge {atoms.info.get('charge', 0)}{spin}")
     return atoms
 
 
@@ -210,20 +216,23 @@ def read_frames(path: str) -> tuple[list[Atoms], list[int]]:
         BadData: ASE cannot read it, or there are no structures.
         BadConfig: there are none of this index.
     """
-    from ..errors import BadData
-
     file, index = split_index(path)
-    frames = _read(file, ":")
-    if not isinstance(frames, list) or not frames:
-        raise BadData(f"{file}: there are no structures in it")
-    numbers = frame_numbers(file, index, len(frames))
-    return [frames[k] for k in numbers], numbers
+    found = _read(file, index or ":")
+    return found.atoms, found.numbers
 
 
-def _read(file: str, index: str | None) -> Atoms | list[Atoms]:
-    from ase.io import read
+class _Read(NamedTuple):
+    """Structures of a file, their numbers in it, and how many it has."""
 
-    from ..errors import BadData
+    atoms: list[Atoms]
+    numbers: list[int]
+    in_file: int
+
+
+def _read(file: str, index: str | None) -> _Read:
+    """Those of an index; None: the last."""
+    from ..data.structures import open_structures
+    from ..errors import BadConfig, BadData
 
     name = file if index is None or index == ":" else f"{file}@{index}"
     if Path(file).is_dir():
@@ -233,9 +242,15 @@ def _read(file: str, index: str | None) -> Atoms | list[Atoms]:
     if not Path(file).is_file():
         raise FileNotFoundError(f"{name}: no such file")
     try:
-        return read(file, index, do_not_split_by_at_sign=True)
-    except (StopIteration, IndexError):
-        raise BadData(f"{name}: there is no such structure; they are counted from 0 on") from None
+        frames = open_structures(file)
+        if not len(frames):
+            raise BadData("there are no structures in it")
+        numbers = frame_numbers(file, index or "-1", len(frames))
+        return _Read([frames[k] for k in numbers], numbers, len(frames))
+    except BadConfig:
+        raise
+    except BadData as error:
+        raise BadData(str(error) if file in str(error) else f"{name}: {error}") from error
     except Exception as error:  # ASE's readers raise whatever they meet
         raise BadData(f"{name}: cannot be read as a structure: {_reason(error)}") from error
 

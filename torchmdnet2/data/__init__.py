@@ -27,6 +27,7 @@ from .sampler import epoch_batches, epoch_order, in_order
 from .sources import AUTO_BYTES, cache_folder, cache_root, cached, missing_keys
 from .splits import make_splits, read_splits, splits_entry
 from .statistics import Statistics, fit_atomref, statistics
+from .structures import read_structures
 
 __all__ = [
     "FORMATS",
@@ -55,6 +56,7 @@ __all__ = [
     "missing_keys",
     "open_dataset",
     "read_splits",
+    "read_structures",
     "register_format",
     "splits_entry",
     "statistics",

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import BadData, MissingBackend
+from ..stated import OF_ATOMS, StatedUnit, agreed, no_cell, stated_units, statements
+from ..units import factor
 from .check import check_sample, whole_number
 from .conversion import checked_keys, full_tensor, label_factors
 from .extxyz import STRUCTURE, Frame, read_extxyz
@@ -24,6 +26,7 @@ from .kinds import CONFIG_TYPE, kind_code
 from .labels import LABELS
 from .memory import LoadedDataset
 from .reader import Chunk, FrameRow, Reader, files_in, joined, stacked
+from .structures import open_structures
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -50,6 +53,8 @@ class FrameReader(Reader):
         self.path, self.files = str(path), files_in(str(path))
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no data file {self.path}")
+        # unless a key says where they are, charge and spin are read wherever they are stated
+        self._anywhere = [name for name in ("charge", "spin") if keys is None or name not in keys]
         optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
         if keys is None:
             keys, self.asked = {**optional, "energy": "energy", "forces": "forces"}, {}
@@ -57,7 +62,9 @@ class FrameReader(Reader):
             self.asked = checked_keys(keys, self.path)
             keys = {**optional, **keys}
         self.keys = checked_keys(keys, self.path)
-        self._factors = label_factors({"energy": "eV", "length": "angstrom", **_given(units)}, self.path)
+        self._units = _given(units)
+        self._factors = label_factors({"energy": "eV", "length": "angstrom", **self._units}, self.path)
+        self.stated = {}
         self.available, self.counts = set(), Counter()
         self.kinds: set[str] = set()
 
@@ -99,14 +106,19 @@ class FrameReader(Reader):
         found = {name: entries[key] for name, key in self.keys.items() if key in entries}
         self.counts.update(found.keys())
         whole = {name: whole_number(found.pop(name, 0), name, where) for name in ("charge", "spin")}
-        cell, length = frame.cell * self._factors["length"], self._factors["length"]
+        whole |= self._state(frame, where)
+        factors = self._factors_of(entries, found, where)
+        length = factors["length"]
+        cell, pbc = frame.cell * factors.get("cell", length), frame.pbc
+        if no_cell(cell, pbc):
+            cell, pbc = np.zeros((3, 3)), np.zeros(3, dtype=bool)
         labels = {}
         for name, value in found.items():
             if name == CONFIG_TYPE:
                 if len(self.kinds) < _MOST_KINDS:
                     self.kinds.add(str(value).strip())
                 value = kind_code(value)
-            numbers = np.asarray(_array(value, self.keys[name], where) * self._factors.get(name, 1.0))
+            numbers = np.asarray(_array(value, self.keys[name], where) * factors.get(name, 1.0))
             if name == "virial":
                 volume = abs(np.linalg.det(cell))
                 if volume == 0:
@@ -114,10 +126,72 @@ class FrameReader(Reader):
                 name, numbers = "stress", -numbers / volume
             labels[name] = _shaped(name, numbers, len(frame.numbers))
         positions = _array(frame.positions, "positions", where) * length
-        row = FrameRow(frame.numbers, positions, cell, frame.pbc, whole["charge"], whole["spin"], labels)
+        row = FrameRow(frame.numbers, positions, cell, pbc, whole["charge"], whole["spin"], labels)
         if any(value.shape != LABELS[name].shape(len(frame.numbers)) for name, value in labels.items()):
             check_sample(stacked([row]), where)
         return row
+
+    def _state(self, frame: Frame, where: str) -> dict[str, int]:
+        """Charge and spin that the frame states by any name, or by the charges and magnetic moments of its atoms."""
+        if not self._anywhere:
+            return {}
+        entries, size = frame.entries, (len(frame.numbers),)
+        arrays = {key: entries[key] for key in OF_ATOMS if key in entries and np.shape(entries[key]) == size}
+        arrays |= frame.stated
+        read = set(self.keys.values())
+        other = {key: value for key, value in entries.items() if key not in read or key in ("charge", "spin")}
+        # True is refused by its own name, as before: a word of the comment line
+        try:
+            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'")
+            values = {name: agreed(found[name], name) for name in self._anywhere}
+        except BadData as error:
+            raise BadData(f"{where}: {error}; or choose one with keys: {{charge: NAME, spin: NAME}}") from None
+        for name, value in values.items():
+            if value is not None and self.keys.get(name) not in entries:
+                self.counts[name] += 1
+                self.stated[name] = found[name][0].source
+        return {name: value for name, value in values.items() if value is not None}
+
+    def _factors_of(self, entries: Mapping[str, Any], read: Mapping[str, Any], where: str) -> Mapping[str, float]:
+        """What labels and lengths are multiplied by: with units that the frame states, or refused if others are given.
+
+        Raises:
+            BadData: a statement is not known or differs from `units`; or a unit is stated without that of the labels
+                which depend on it.
+        """
+        used = {"energy", "length", "cell", *read}
+        stated = {name: unit for name, unit in stated_units(entries).items() if name in used}
+        if not stated:
+            return self._factors
+        try:
+            sizes = {name: unit.size for name, unit in stated.items()}
+        except BadData as error:
+            raise BadData(f"{where}: {error}") from None
+        for name, unit in stated.items():
+            kind = {"forces": "force", "virial": "energy", "cell": "length"}.get(name, name)
+            given = self._units.get({"virial": "energy", "cell": "length"}.get(name, name))
+            if given is not None and not np.isclose(factor(kind, given), sizes[name], rtol=1e-6):
+                raise BadData(
+                    f"{where}: states {unit.source}, and the units given say {given}: remove the one that is wrong"
+                )
+        self._refuse_half(stated, read, where)
+        self.stated |= {f"unit of {name}": unit.source for name, unit in stated.items()}
+        return {**self._factors, **sizes}
+
+    def _refuse_half(self, stated: Mapping[str, StatedUnit], read: Mapping[str, Any], where: str) -> None:
+        """Refuse another unit than eV or Å where those of the forces and the stress are left open."""
+        for base in ("energy", "length"):
+            if base in stated and abs(stated[base].size - 1) > 1e-6 and base not in self._units:
+                for name in ("forces", "stress", "virial"):
+                    if name in read and name not in stated and name not in self._units:
+                        known = "energy" if name == "virial" else name
+                        raise BadData(
+                            f"{where}: states {stated[base].source}, and not the unit of its {name}: give it, as in "
+                            f"units: {{{known}: {'eV' if known == 'energy' else 'eV/angstrom'}}}"
+                        )
+
+    def unread(self) -> set[str]:
+        return {name for name in super().unread() if not any(name in source for source in self.stated.values())}
 
 
 @register_format("extxyz")
@@ -139,6 +213,8 @@ class AseReader(FrameReader):
         variant: name of the format in ase.io; None: by the file's name and content.
     """
 
+    extensions = ("sdf", "mol", "pdb")
+
     def __init__(
         self,
         path: str | PathLike,
@@ -156,9 +232,7 @@ class AseReader(FrameReader):
         return ioformats.keys()
 
     def frames(self) -> Iterator[Frame]:
-        import ase.io
-
-        return map(_frame, ase.io.iread(self.path, index=":", format=self._variant))
+        return map(_frame, open_structures(self.path, self._variant))
 
 
 @register_format("traj")
@@ -193,10 +267,13 @@ class AseDataset(LoadedDataset):
         keys: label -> its name in the file, of "energy", "forces", "stress" (3×3, 9, or 6 numbers in Voigt order;
             tensile positive) or instead "virial" (= −stress·volume), "dipole", "charges", and "charge" and "spin" of
             the frame; None for a label that is not to be read. Each key that is given must be in at least one frame.
-            Where `keys` is not given at all, "energy" and "forces" are read if they are there; "charge" and "spin"
-            always are unless set to None.
+            Where `keys` is not given at all, "energy" and "forces" are read if they are there. Without a key for them,
+            charge and spin are read by any of their names ("total_charge", "multiplicity", …) and from the sums of the
+            initial charges, the charges of the atoms and, of molecules, the initial magnetic moments; two statements
+            that differ are an error.
         units: of "energy", "length", and where they do not follow "forces", "stress", "dipole"; default eV and Å,
-            which is what extended XYZ and ASE use.
+            which is what extended XYZ and ASE use. Units that a frame states itself (`energy-unit=hartree`,
+            `forces_unit="hartree/bohr"`, `pos-unit=bohr`) are used; an error if others are given here.
         format: as for ase.io.read; None: by the file's name and content.
         require_keys: False where another file may have the keys.
 
@@ -239,7 +316,9 @@ def _database(path: str) -> Iterator[Frame]:
 
 
 def _frame(atoms: Atoms) -> Frame:
-    return Frame(atoms.get_atomic_numbers(), atoms.positions, atoms.cell.array, atoms.get_pbc(), _entries(atoms))
+    stated = {key: value for key, value in atoms.arrays.items() if key in OF_ATOMS}
+    entries = _entries(atoms)
+    return Frame(atoms.get_atomic_numbers(), atoms.positions, atoms.cell.array, atoms.get_pbc(), entries, stated)
 
 
 def _entries(atoms: Atoms) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from ..errors import BadData
 from ..registry import did_you_mean
-from ..system import System, is_flag
+from ..stated import ROUNDING, is_flag
+from ..system import System
 from .collate import select
 from .labels import LABELS
 from .sample import Sample
@@ -31,7 +33,7 @@ def check_sample(sample: Sample, where: str) -> Sample:
         where: its name, for messages: "train.xyz, frame 12".
 
     Returns:
-        The sample, unchanged.
+        The sample; charges that are whole but for rounding are rounded.
 
     Raises:
         BadData: no atoms; an atomic number outside 1 … 118; a position or cell that is not finite; a lattice vector
@@ -56,7 +58,7 @@ def check_sample(sample: Sample, where: str) -> Sample:
         whole_number(float(getattr(system, name)[0]), name, where)
     for name, value in labels.items():
         _check_label(name, value, system, where)
-    return sample
+    return _rounded(sample)
 
 
 def check_batch(batch: Sample, where: str, first: int = 0) -> Sample:
@@ -72,7 +74,14 @@ def check_batch(batch: Sample, where: str, first: int = 0) -> Sample:
     if not _passes(batch):
         for k in range(batch.system.num_systems):
             check_sample(select(batch, np.array([k])), f"{where}, frame {first + k}")
-    return batch
+    return _rounded(batch)
+
+
+def _rounded(sample: Sample) -> Sample:
+    charge = sample.system.charge
+    if bool((charge == charge.round()).all()):
+        return sample
+    return replace(sample, system=sample.system.replace(charge=charge.round()))
 
 
 def _passes(batch: Sample) -> bool:
@@ -86,7 +95,7 @@ def _passes(batch: Sample) -> bool:
         system.atom_counts.min() > 0,
         system.z.min() >= 1,
         system.z.max() <= _MAX_Z,
-        (system.charge == system.charge.round()).all(),
+        ((system.charge - system.charge.round()).abs() <= ROUNDING).all(),
         system.charge.abs().max() <= _LARGEST,
         system.spin.max() <= _LARGEST,
         ~_short(system).any(),
@@ -110,10 +119,10 @@ def whole_number(value: Any, name: str, where: str) -> int:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if is_flag(value) or not (number.is_integer() and abs(number) <= _LARGEST):
+    if is_flag(value) or not (abs(number - np.round(number)) <= ROUNDING and abs(number) <= _LARGEST):
         remedy = f"correct it, as in {name}=0, or leave it out with keys: {{{name}: null}}"
         raise BadData(f"{where}: {name} must be a whole number, got {value}; {remedy}")
-    return int(number)
+    return round(number)
 
 
 def _check_label(name: str, value: Tensor, system: System, where: str) -> None:

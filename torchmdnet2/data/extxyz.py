@@ -13,10 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["STRUCTURE", "Frame", "read_extxyz"]
+__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "raw_frames", "read_extxyz", "with_elements"]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
 """What ASE keeps of atoms, and is no label."""
+
+BOM = "\ufeff"
+"""What some editors put before the first character of a text."""
+
+ISOTOPES = {"D": 1, "T": 1}
+"""symbol -> atomic number, beside the elements."""
 
 _PLAIN = "species:S:1:pos:R:3"
 _NAMES = {"species": "symbols", "pos": "positions", "Z": "numbers", "charge": "charges"}  # as ASE calls them
@@ -38,6 +44,7 @@ class Frame(NamedTuple):
         cell: [3, 3] lattice vectors as rows, zeros where there are none.
         pbc: [3] booleans.
         entries: name -> value, also of what belongs to single atoms.
+        stated: initial charges and magnetic moments of the atoms, [N], which state the charge and spin of all.
     """
 
     numbers: np.ndarray
@@ -45,6 +52,7 @@ class Frame(NamedTuple):
     cell: np.ndarray
     pbc: np.ndarray
     entries: dict[str, Any]
+    stated: dict[str, np.ndarray] = {}  # noqa: RUF012 (never written to)
 
 
 def read_extxyz(path: str) -> Iterator[Frame]:
@@ -53,10 +61,16 @@ def read_extxyz(path: str) -> Iterator[Frame]:
     Raises:
         OSError, EOFError, ValueError, KeyError: the file is damaged or cut off; the message does not name it.
     """
+    for comment, lines, size, vectors in raw_frames(path):
+        yield _frame(comment, lines, size, vectors)
+
+
+def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
+    """Of each frame the comment line, the lines of atoms, their number, and lattice vectors of ADF; not parsed."""
     from ase.io.formats import open_with_compression
 
     with open_with_compression(path) as file:
-        head = file.readline()
+        head = file.readline().removeprefix(BOM)
         while head:
             if head.strip():
                 size = _size(head)
@@ -67,7 +81,7 @@ def read_extxyz(path: str) -> Iterator[Frame]:
                 while head.lstrip().startswith("VEC"):
                     vectors.append(head)
                     head = file.readline()
-                yield _frame(comment.strip(), lines, size, vectors)
+                yield comment.strip(), lines, size, vectors
             else:
                 head = file.readline()
 
@@ -140,6 +154,11 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     symbols, numbers, positions = arrays.get("symbols"), arrays.get("numbers"), arrays.get("positions")
     if numbers is None:
         numbers = _numbers(symbols)
+    elif symbols is not None:
+        other = np.flatnonzero(_numbers(symbols) != numbers)
+        if len(other):
+            k = int(other[0])
+            raise ValueError(f"atom {k} is {symbols[k]} by its species, and Z = {numbers[k]} by its atomic number")
     if numbers.dtype.kind != "i" or numbers.shape != (size,):
         raise ValueError("atomic numbers must be whole (Z:I:1)")
     if positions is None or positions.shape != (size, 3):
@@ -156,7 +175,33 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     if pbc.dtype.kind not in "bi" or pbc.shape not in ((), (3,)):
         raise ValueError(f'pbc must be three of T and F, as in pbc="T T F", not {periodic}')
     entries = {name: values for name, values in arrays.items() if name not in STRUCTURE and name != "symbols"}
-    return Frame(numbers, positions, cell, np.broadcast_to(pbc.astype(bool), 3), {**entries, **info})
+    stated = {name: values for name, values in arrays.items() if name in ("initial_charges", "initial_magmoms")}
+    return Frame(numbers, positions, cell, np.broadcast_to(pbc.astype(bool), 3), {**entries, **info}, stated)
+
+
+def with_elements(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> tuple[str, dict[int, str]]:
+    """A raw frame as text for ASE's reader, checked: isotopes as H, and which atoms these were.
+
+    Raises:
+        EOFError, ValueError: the frame is damaged, or states two elements for one atom.
+    """
+    _frame(comment, lines, size, vectors)
+    properties = re.search(r"(?<!\S)Properties=(\S+)", comment)
+    column = next(
+        (c for c in _columns(properties[1].strip("\"'") if properties else _PLAIN) if c.name == "symbols"), None
+    )
+    isotopes: dict[int, str] = {}
+    shown = list(lines)
+    for k, line in enumerate(lines if column is not None else ()):
+        assert column is not None
+        words = line.split()
+        if words[column.first].capitalize() in ISOTOPES:
+            isotopes[k] = words[column.first].capitalize()
+            words[column.first] = "H"
+            shown[k] = " ".join(words) + "\n"
+    return "".join(
+        [f"{size}\n", f"{comment}\n", *shown, *([] if not shown or shown[-1].endswith("\n") else ["\n"]), *vectors]
+    ), isotopes
 
 
 def _check_last(rows: Sequence[Sequence[str]]) -> None:
@@ -176,10 +221,11 @@ def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
 def _numbers(symbols: np.ndarray | None) -> np.ndarray:
     from ase.data import atomic_numbers
 
+    known = {**atomic_numbers, **ISOTOPES}
     if symbols is None:
         raise ValueError("there are neither elements (species:S:1) nor atomic numbers (Z:I:1) in its Properties")
     names = [symbol.capitalize() for symbol in symbols.tolist()]
-    unknown = next((k for k, name in enumerate(names) if name not in atomic_numbers), None)
+    unknown = next((k for k, name in enumerate(names) if name not in known), None)
     if unknown is not None:
         raise ValueError(f"atom {unknown}: there is no element '{symbols[unknown]}'")
-    return np.array([atomic_numbers[name] for name in names], dtype=np.int64)
+    return np.array([known[name] for name in names], dtype=np.int64)

@@ -51,6 +51,8 @@ class Reader(ABC):
         keys: the same, of all that are read where they are there.
         counts: label -> number of frames seen that have it.
         available: names of all labels seen.
+        stated: what frames state themselves of charge, spin and units, by other entries than those of `keys`: name ->
+            the statement.
         kinds: words seen as the kind of a frame, the first 1,000 of them.
         num_frames: frames seen.
     """
@@ -63,6 +65,7 @@ class Reader(ABC):
     keys: dict[str, str]
     counts: Counter[str]
     available: set[str]
+    stated: dict[str, str] = {}  # noqa: RUF012 (readers have their own)
     kinds: Collection[str] = ()
     num_frames: int = 0
 
@@ -113,7 +116,9 @@ class Reader(ABC):
 
     def summary(self) -> str:
         """What is in the file and what is not, in words."""
-        return describe(self.path, f"{self.num_frames} frames", self.keys, self.counts, self.asked, self.unread())
+        text = describe(self.path, f"{self.num_frames} frames", self.keys, self.counts, self.asked, self.unread())
+        used = ", ".join(f"{name} by {source}" for name, source in self.stated.items())
+        return text + (f"; as it states: {used}" if used else "")
 
 
 def files_in(path: str) -> list[str]:

@@ -96,7 +96,7 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file of splits {path}")
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         entries = {name: (dict(part), list(part["indices"])) for name, part in content.items()}
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise BadData(f"{path}: this is not a file of splits, as a training writes (splits.json)") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..data import open_dataset
+from ..data.structures import read_structures
 from ..errors import BadConfig, BadData
 from ..files import atomic_write
 from ..md.setup import plain_copy
@@ -88,14 +89,12 @@ def structures(path: str | list[str]) -> list[Atoms]:
     Raises:
         FileNotFoundError, BadData: a file is missing or cannot be read.
     """
-    from ase.io import read
-
     found: list[Atoms] = []
     for file in [path] if isinstance(path, str) else path:
         if not Path(file).is_file():
             raise FileNotFoundError(f"{file}: no such file")
         try:
-            found += read(file, ":", do_not_split_by_at_sign=True)
+            found += read_structures(file)
         except Exception as error:  # ASE's readers raise whatever they meet
             raise BadData(f"{file}: cannot be read as structures: {str(error) or type(error).__name__}") from error
     if not found:

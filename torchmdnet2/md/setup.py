@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import BadData
 from ..potential import Potential
+from ..stated import cell_of, charge_and_spin
 from ..system import System
 from .options import MDOptions
 from .record import VELOCITY
@@ -24,15 +25,23 @@ __all__ = ["atom_constants", "check_start", "fingerprint", "minimize", "noise_se
 
 
 def plain_copy(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
-    """A copy with charge and spin in its info and without labels, which would be wrong in every later frame."""
+    """A copy with charge and spin in its info and without labels, which would be wrong in every later frame.
+
+    Args:
+        atoms: what it states of charge and spin is used.
+        charge, spin: for a structure that states none in its `info`.
+
+    Raises:
+        BadData: two statements differ, or one is not a whole number.
+    """
     from ase import Atoms
 
-    start = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc, constraint=atoms.constraints)
+    cell, pbc = cell_of(atoms)
+    start = Atoms(atoms.numbers, atoms.positions, cell=cell, pbc=pbc, constraint=atoms.constraints)
     for name in ("masses", "momenta"):
         if atoms.has(name):
             start.set_array(name, atoms.get_array(name))
-    for key, given in (("charge", charge), ("spin", spin)):
-        value = atoms.info.get(key, given)
+    for key, value in zip(("charge", "spin"), charge_and_spin(atoms, charge, spin), strict=True):
         if value is not None:
             start.info[key] = value
     return start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def make_setup(config: Config) -> Setup:
     properties = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])
-    notes: list[str] = [*weight_notes(config, frames)]
+    notes: list[str] = [*weight_notes(config, frames), *_stated(frames)]
     largest = config.model.get("max_z")
     if largest is not None and max(facts["elements"]) >= largest:
         symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
@@ -126,6 +127,16 @@ def make_setup(config: Config) -> Setup:
         if name not in ("charge", "spin", "numbers", *FRAME_LABELS)
     ]
     return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
+
+
+def _stated(frames: Mapping[str, Frames]) -> Iterator[str]:
+    """What the data state themselves of charge, spin and units, and is used."""
+    wholes = dict.fromkeys(part.data for part in frames.values())
+    parts = dict.fromkeys(part for whole in wholes for part in getattr(whole, "datasets", [whole]))
+    for part in parts:
+        if stated := getattr(part, "stated", {}):
+            told = ", ".join(f"{name} by {source}" for name, source in stated.items())
+            yield f"note: as {getattr(part, 'path', 'the data')} states: {told}"
 
 
 def device_of(name: str) -> torch.device:

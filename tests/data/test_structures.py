@@ -1,0 +1,303 @@
+"""What files state of charge, spin, units, cell and number of structures is read from every format, or named."""
+
+from __future__ import annotations
+
+import gzip
+import warnings
+
+import numpy as np
+import pytest
+from ase import Atoms
+from ase.build import molecule
+from ase.io import write
+
+from torchmdnet2.data.structures import read_structures
+from torchmdnet2.errors import BadData, StructureWarning
+
+POSITIONS = [
+    [0.77, 0, 0], [-0.77, 0, 0], [1.36, 1.1, 0], [1.36, -1.1, 0], [-1.36, 1.1, 0], [-1.36, -1.1, 0],
+]  # fmt: skip
+SYMBOLS = ["C", "C", "O", "O", "O", "O"]
+CHARGES = "M  CHG  2   4  -1   6  -1\n"
+
+
+def v2000(properties=CHARGES, code=(), symbols=SYMBOLS, items="", header=" by hand"):
+    """An oxalate, with a charge code in the lines of some atoms."""
+    codes = dict(code)
+    lines = [
+        f"{x:10.4f}{y:10.4f}{z:10.4f} {s:<3} 0{codes.get(k, 0):3d}  0  0\n"
+        for k, (s, (x, y, z)) in enumerate(zip(symbols, POSITIONS, strict=True))
+    ]
+    bonds = "  1  2  1  0\n  1  3  2  0\n  1  4  1  0\n  2  5  2  0\n  2  6  1  0\n"
+    counts = "  6  5  0  0  0  0            999 V2000\n"
+    return f"oxalate\n{header}\n\n{counts}{''.join(lines)}{bonds}{properties}M  END\n{items}$$$$\n"
+
+
+def v3000(charge=" CHG=-1"):
+    atoms = "".join(
+        f"M  V30 {k + 1} {s} {x} {y} {z} 0{charge if k in (3, 5) else ''}\n"
+        for k, (s, (x, y, z)) in enumerate(zip(SYMBOLS, POSITIONS, strict=True))
+    )
+    return (
+        "oxalate\n by hand\n\n  0  0  0     0  0            999 V3000\nM  V30 BEGIN CTAB\nM  V30 COUNTS 6 0 0 0 0\n"
+        f"M  V30 BEGIN ATOM\n{atoms}M  V30 END ATOM\nM  V30 END CTAB\nM  END\n$$$$\n"
+    )
+
+
+def states(path, **options):
+    return [(atoms.info.get("charge"), atoms.info.get("spin")) for atoms in read_structures(path, **options)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (v2000(), (-2, None)),
+        (v2000("M  CHG  1   4  -1\nM  CHG  1   6  -1\n"), (-2, None)),
+        (v2000("", {3: 5, 5: 5}), (-2, None)),
+        (v2000(CHARGES, {0: 1, 1: 1}), (-2, None)),  # the lines of atoms are not valid beside M  CHG
+        (v2000("M  CHG  2   3   1   6  -1\n"), (0, None)),
+        (v2000(""), (None, None)),
+        (v2000("M  RAD  1   3   2\n"), (0, 2)),
+        (v2000("M  RAD  1   3   3\n"), (0, 3)),
+        (v2000("", {2: 4}), (None, 2)),
+        (v3000(), (-2, None)),
+        (v3000(" CHG=1 RAD=0"), (2, None)),
+        (v2000("", items="> <total_charge>\n-2\n\n> <Multiplicity>\n1\n\n"), (-2, 1)),
+        (v2000("", items="> <PUBCHEM_TOTAL_CHARGE>\n-2\n\n"), (-2, None)),
+        (v2000(items="> <charge> (1)\n-2.0\n\n"), (-2, None)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", ["sdf", "mol"])
+def test_formal_charges_and_radicals_of_molfiles(tmp_path, text, expected, suffix):
+    path = tmp_path / f"a.{suffix}"
+    path.write_text(text if suffix == "sdf" else text.replace("$$$$\n", ""))
+    if suffix == "mol" and "> <" in text:
+        return
+    (atoms,) = read_structures(path)
+    assert (atoms.info.get("charge"), atoms.info.get("spin")) == expected
+    assert atoms.get_chemical_formula() == "C2O4"
+    np.testing.assert_allclose(atoms.positions, POSITIONS, atol=1e-12)
+
+
+def test_charges_of_a_molfile_that_differ_are_an_error(tmp_path):
+    (tmp_path / "a.sdf").write_text(v2000(items="> <charge>\n-1\n\n"))
+    with pytest.raises(BadData, match=r"a.sdf: the total charge is -1 by 'charge' and -2 by the formal charges"):
+        read_structures(tmp_path / "a.sdf")
+
+
+def test_all_molecules_of_an_sdf_are_read_each_with_its_charge(tmp_path):
+    with gzip.open(tmp_path / "a.sdf.gz", "wt") as file:
+        file.write(v2000() + v2000("") + v3000())
+    assert states(tmp_path / "a.sdf.gz") == [(-2, None), (None, None), (-2, None)]
+    assert states(tmp_path / "a.sdf.gz", index=-1) == [(-2, None)]
+    assert states(tmp_path / "a.sdf.gz", index=slice(1, None)) == [(None, None), (-2, None)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (v2000(symbols=["C", "C", "O", "O", "O", "R#"]), "atom 5 is 'R#', which is no element"),
+        (v2000("M  CHG  2   4  -1\n"), "has fewer than 2 pairs"),
+        (v2000("M  CHG  1   9  -1\n"), "about atom 9, and there are 6"),
+        (v2000()[:200], "it ends after . of its 6 atoms|not a molfile"),
+        (v3000().replace("COUNTS 6", "COUNTS 7"), "not as many atoms"),
+    ],
+)
+def test_damaged_molfiles_are_named(tmp_path, text, words):
+    (tmp_path / "a.sdf").write_text(text)
+    with pytest.raises(BadData, match=words):
+        read_structures(tmp_path / "a.sdf")
+
+
+def test_drawings_and_several_radicals_are_named(tmp_path):
+    (tmp_path / "a.sdf").write_text(v2000(header="  program 01010112002D"))
+    with pytest.warns(StructureWarning, match="are a drawing"):
+        read_structures(tmp_path / "a.sdf")
+    (tmp_path / "a.sdf").write_text(v2000("M  RAD  2   3   2   5   2\n"))
+    with pytest.warns(StructureWarning, match="2 atoms of the molfile are radicals"):
+        assert states(tmp_path / "a.sdf") == [(0, None)]
+
+
+def test_isotopes_are_hydrogen_with_their_mass(tmp_path):
+    water = "3\nnote=x\nO 0 0 0\nD 0 0.76 0.6\nT 0 -0.76 0.6\n"
+    (tmp_path / "a.xyz").write_text(water)
+    sdf = "w\n\n\n  3  0  0  0  0  0            999 V2000\n" + "".join(
+        f"    {x:.4f}    {y:.4f}    0.0000 {s:<3} 0  0\n"
+        for s, x, y in (("O", 0, 0), ("D", 0, 0.76), ("T", 0.76, 0))
+    )  # fmt: skip
+    (tmp_path / "a.sdf").write_text(sdf + "M  END\n")
+    write(tmp_path / "h.pdb", molecule("H2O"))
+    lines = (tmp_path / "h.pdb").read_text().splitlines()
+    hydrogens = [k for k, line in enumerate(lines) if line[76:78] == " H"]
+    for k, symbol in zip(hydrogens, "DT", strict=True):
+        lines[k] = lines[k][:76] + f" {symbol}" + lines[k][78:]
+    (tmp_path / "a.pdb").write_text("\n".join(lines) + "\n")
+    for suffix in ("xyz", "sdf", "pdb"):
+        (atoms,) = read_structures(tmp_path / f"a.{suffix}")
+        assert atoms.numbers.tolist() == [8, 1, 1]
+        np.testing.assert_allclose(atoms.get_masses(), [15.999, 2.014, 3.016], atol=1e-3)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    mark = "\ufeff".encode()
+    write(tmp_path / "a.pdb", molecule("H2O"))
+    write(tmp_path / "a.xyz", molecule("H2O"))
+    write(tmp_path / "a.gen", molecule("H2O"), format="gen")
+    (tmp_path / "a.sdf").write_text(v2000())
+    for name in ("a.pdb", "a.xyz", "a.gen", "a.sdf"):
+        before = read_structures(tmp_path / name)[0]
+        (tmp_path / name).write_bytes(mark + (tmp_path / name).read_bytes())
+        after = read_structures(tmp_path / name)[0]
+        assert before.numbers.tolist() == after.numbers.tolist()
+        np.testing.assert_array_equal(before.positions, after.positions)
+
+
+def test_elements_and_atomic_numbers_that_differ_are_an_error(tmp_path):
+    text = "2\nProperties=species:S:1:pos:R:3:Z:I:1\nO 0 0 0 8\nO 0 0 1.2 16\n"
+    (tmp_path / "a.xyz").write_text(text)
+    with pytest.raises(ValueError, match="atom 1 is O by its species, and Z = 16"):
+        read_structures(tmp_path / "a.xyz")
+    (tmp_path / "a.xyz").write_text(text.replace("16", "8"))
+    assert read_structures(tmp_path / "a.xyz")[0].numbers.tolist() == [8, 8]
+
+
+# --- PDB -------------------------------------------------------------------------------------------------------------
+
+
+def pdb(path, cell=None, charges=()):
+    write(path, Atoms(SYMBOLS, POSITIONS))
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("CRYST1")]
+    of_atoms = [k for k, line in enumerate(lines) if line.startswith("ATOM")]
+    for atom, charge in charges:
+        lines[of_atoms[atom]] = lines[of_atoms[atom]][:78].ljust(78) + charge
+    if cell is not None:
+        angles = "  90.00  90.00  90.00"
+        lines.insert(0, f"CRYST1{cell[0]:9.3f}{cell[1]:9.3f}{cell[2]:9.3f}{angles} P 1           1")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("charges", "expected"),
+    [([(3, "1-"), (5, "1-")], -2), ([(3, "-1"), (0, "2+")], 1), ([(3, "-")], -1), ([(3, "ZZ")], None), ([], None)],
+)
+def test_charges_of_atoms_in_pdb_files(tmp_path, charges, expected):
+    assert states(pdb(tmp_path / "a.pdb", charges=charges)) == [(expected, None)]
+
+
+def test_models_of_a_pdb_file_have_their_own_charges(tmp_path):
+    text = pdb(tmp_path / "a.pdb", charges=[(3, "1-"), (5, "1-")]).read_text()
+    other = pdb(tmp_path / "b.pdb").read_text()
+    text = text.replace("MODEL     1\n", "").replace("ENDMDL\n", "")
+    other = other.replace("MODEL     1\n", "").replace("ENDMDL\n", "")
+    (tmp_path / "c.pdb").write_text(f"MODEL     1\n{text}ENDMDL\nMODEL     2\n{other}ENDMDL\nEND\n")
+    assert states(tmp_path / "c.pdb") == [(-2, None), (None, None)]
+
+
+@pytest.mark.parametrize("cell", [(1, 1, 1), (0, 0, 0)])
+def test_a_dummy_cell_of_a_pdb_file_is_none(tmp_path, cell):
+    path = pdb(tmp_path / "a.pdb", cell)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (atoms,) = read_structures(path)
+    assert not atoms.pbc.any() and not atoms.cell.array.any()
+    assert any("1 × 1 × 1 Å" in str(warning.message) for warning in caught) == (cell == (1, 1, 1))
+    assert read_structures(pdb(path, (20, 20, 20)))[0].pbc.all()
+
+
+# --- texts of other programs -----------------------------------------------------------------------------------------
+
+GAUSSIAN_INPUT = "%mem=1GB\n# wb97xd/def2tzvp\n\noxalate\n\n-2 1\n{atoms}\n\n"
+LINES = "\n".join(f"{s} {x} {y} {z}" for s, (x, y, z) in zip(SYMBOLS, POSITIONS, strict=True))
+ORIENTATION = "\n".join(
+    f" {k + 1:6d} {8 if s == 'O' else 6:10d} {0:11d} {x:15.6f} {y:11.6f} {z:11.6f}"
+    for k, (s, (x, y, z)) in enumerate(zip(SYMBOLS, POSITIONS, strict=True))
+)
+RULE = " " + "-" * 69
+GAUSSIAN_LOG = (
+    f" Entering Gaussian System, Link 0=g16\n Gaussian 16:  ES64L-G16RevA.03 25-Dec-2016\n {'-' * 20}\n # hf/3-21g\n "
+    f"{'-' * 20}\n Symbolic Z-matrix:\n Charge = -2 Multiplicity = 1\n"
+    f"                         Input orientation:\n{RULE}\n Center  Atomic  Atomic  Coordinates (Angstroms)\n Number  "
+    f"Number  Type  X  Y  Z\n{RULE}\n{ORIENTATION}\n{RULE}\n SCF Done:  E(RHF) =  -377.0  A.U. after 5 cycles\n"
+)
+ORCA_LOG = (
+    "                                 * O   R   C   A *\n\nNumber of atoms       ...      6\n"
+    " Total Charge           Charge          ....   -2\n"
+    " Multiplicity           Mult            ....    1\n"
+    "---------------------------------\nCARTESIAN COORDINATES (ANGSTROEM)\n---------------------------------\n"
+    f"{LINES}\n\n---\nFINAL SINGLE POINT ENERGY      -377.000000000000\n\n"
+    "                             ****ORCA TERMINATED NORMALLY****\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "text"),
+    [
+        ("a.gjf", "gaussian-in", GAUSSIAN_INPUT.format(atoms=LINES)),
+        ("a.log", "gaussian-out", GAUSSIAN_LOG),
+        ("a.out", "orca-output", ORCA_LOG),
+    ],
+)
+def test_charge_and_multiplicity_of_quantum_chemistry_programs(tmp_path, name, format, text):
+    (tmp_path / name).write_text(text)
+    found = read_structures(tmp_path / name, format=format)
+    assert len(found) >= 1 and found[-1].numbers.tolist() == [6, 6, 8, 8, 8, 8]
+    assert all((atoms.info["charge"], atoms.info["spin"]) == (-2, 1) for atoms in found)
+
+
+def test_a_log_of_two_charges_is_an_error(tmp_path):
+    text = GAUSSIAN_LOG.replace(" Charge = -2 M", " Charge = -1 Multiplicity = 2\n Charge = -2 M")
+    (tmp_path / "a.log").write_text(text)
+    with pytest.raises(BadData, match=r"the total charge is -1 by its line .* and -2 by its line"):
+        read_structures(tmp_path / "a.log", format="gaussian-out")
+
+
+# --- extended XYZ ----------------------------------------------------------------------------------------------------
+
+
+def xyz(path, comment, columns="", values=()):
+    rows = [f"{line} {' '.join(values[k : k + 1])}" for k, line in enumerate(LINES.splitlines())]
+    path.write_text(f"6\nProperties=species:S:1:pos:R:3{columns} {comment}\n" + "\n".join(rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("comment", "columns", "values", "expected"),
+    [
+        ("total_charge=-2", "", (), (-2, None)),
+        ("Total-Charge=-2.0 multiplicity=1", "", (), (-2, 1)),
+        ("tot_charge=-1.9999999999 mult=3", "", (), (-2, 3)),
+        ("unpaired_electrons=2", "", (), (None, 3)),
+        ("charge=-2 total_charge=-2", "", (), (-2, None)),
+        ("", ":initial_charges:R:1", ("0", "0", "0", "-1", "0", "-1"), (-2, None)),
+        ("", ":initial_charges:R:1", ("0.3", "0.3", "-0.65", "-0.65", "-0.65", "-0.65"), (-2, None)),
+        ("", ":charge:R:1", ("0.3", "0.3", "-0.65", "-0.65", "-0.65", "-0.651"), (-2, None)),
+        ("", ":formal_charges:I:1", ("0", "0", "0", "-1", "0", "-1"), (-2, None)),
+        ("", ":initial_magmoms:R:1", ("1", "1", "0", "0", "0", "0"), (None, 3)),
+        ("", ":initial_charges:R:1", ("0", "0", "0", "0", "0", "0"), (None, None)),
+    ],
+)
+def test_names_and_columns_that_state_charge_and_spin(tmp_path, comment, columns, values, expected):
+    assert states(xyz(tmp_path / "a.xyz", comment, columns, values)) == [expected]
+
+
+def test_positions_in_the_unit_that_the_header_states(tmp_path):
+    path = xyz(tmp_path / "a.xyz", 'Lattice="10 0 0 0 10 0 0 0 10" pos-unit=bohr')
+    (atoms,) = read_structures(path)
+    np.testing.assert_allclose(atoms.positions, np.array(POSITIONS) * 0.529177210903, rtol=1e-12)
+    np.testing.assert_allclose(atoms.cell.lengths(), 5.29177210903, rtol=1e-12)
+    assert not any("unit" in key for key in atoms.info)
+    with pytest.raises(BadData, match="pos-unit=ell: unknown length unit"):
+        read_structures(xyz(path, "pos-unit=ell"))
+
+
+def test_velocities_and_fixed_atoms_of_xyz_are_kept(tmp_path):
+    from ase.constraints import FixAtoms
+
+    atoms = molecule("CH3OH")
+    atoms.set_velocities(np.ones((6, 3)))
+    atoms.set_constraint(FixAtoms([1]))
+    write(tmp_path / "a.xyz", [molecule("H2O"), atoms], format="extxyz")
+    _, again = read_structures(tmp_path / "a.xyz")
+    np.testing.assert_allclose(again.get_velocities(), np.ones((6, 3)), rtol=1e-6)
+    assert again.constraints[0].index.tolist() == [1]

@@ -1,0 +1,364 @@
+"""A charge, spin, unit or cell that a structure states is used at every way in, or refused: it never becomes 0."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read, write
+
+from torchmdnet2 import Potential, System
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.checkpoint import save
+from torchmdnet2.cli import main
+from torchmdnet2.data import AseDataset, open_dataset
+from torchmdnet2.errors import BadData, StructureWarning
+from torchmdnet2.md import MDOptions, run_md
+from torchmdnet2.stated import charge_and_spin, kind_of, whole_number
+
+SYMBOLS = "CCO4"
+POSITIONS = np.array([[0.77, 0, 0], [-0.77, 0, 0], [1.36, 1.1, 0], [1.36, -1.1, 0], [-1.36, 1.1, 0], [-1.36, -1.1, 0]])
+SDF = (
+    "oxalate\n by hand\n\n  6  0  0  0  0  0            999 V2000\n"
+    + "".join(
+        f"{x:10.4f}{y:10.4f}{z:10.4f} {s}   0  0\n" for s, (x, y, z) in zip("CCOOOO", POSITIONS, strict=True)
+    )
+    + "M  CHG  2   4  -1   6  -1\nM  END\n$$$$\n"
+)  # fmt: skip
+
+
+def oxalate(**info):
+    return Atoms(SYMBOLS, POSITIONS, info=info)
+
+
+def with_charges(values):
+    atoms = oxalate()
+    atoms.set_initial_charges(values)
+    return atoms
+
+
+WAYS = {
+    "charge": lambda: oxalate(charge=-2),
+    "total_charge": lambda: oxalate(total_charge=-2.0),
+    "text": lambda: oxalate(tot_charge="-2"),
+    "rounding": lambda: oxalate(charge=-1.9999999999),
+    "initial charges": lambda: with_charges([0, 0, 0, -1, 0, -1]),
+    "partial charges": lambda: with_charges([0.7, 0.7, -0.85, -0.85, -0.85, -0.85]),
+    "two that agree": lambda: oxalate(charge=-2, net_charge=-2),
+}
+
+
+@pytest.fixture(scope="module")
+def potential():
+    """Sees the charge; knows the elements of oxalate, -2 and 0."""
+    config = {
+        "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "q_dim": 4},
+        "elements": [1, 6, 8], "total_charges": [-2, 0],
+    }  # fmt: skip
+    config["model"] = {**config["model"], "name": "tensornet2"}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        made = Potential.from_config(config).double().eval()
+        with torch.no_grad():
+            for parameter in made.parameters():
+                parameter += 0.2 * torch.randn_like(parameter)
+    return made
+
+
+@pytest.fixture(scope="module")
+def energies(potential):
+    """Of both charges."""
+    systems = [System(z=[6, 6, 8, 8, 8, 8], pos=torch.tensor(POSITIONS), charge=q) for q in (0, -2)]
+    neutral, ion = (float(potential(system).energy) for system in systems)
+    assert abs(neutral - ion) > 1e-3
+    return {0: neutral, -2: ion}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_charge_is_used_by_systems_calculators_and_data(potential, energies, tmp_path, way):
+    atoms = WAYS[way]()
+    assert System.from_ase(atoms).charge.tolist() == [-2.0]
+    atoms.calc = TorchMDNet2Calculator(potential)
+    assert atoms.get_potential_energy() == pytest.approx(energies[-2], abs=1e-9)
+    assert atoms.calc.atoms.info["charge"] == -2
+    (result,) = TorchMDNet2Calculator(potential).evaluate([WAYS[way]()])
+    assert result["energy"] == pytest.approx(energies[-2], abs=1e-9)
+    for name in ("a.xyz", "a.traj", "a.db"):
+        write(tmp_path / name, WAYS[way]())
+        if name != "a.db" or way not in ("rounding", "text"):  # where ASE stores info as key-value pairs only
+            found = AseDataset(tmp_path / name)[0].system.charge.tolist()
+            assert found == [-2.0] or (name == "a.db" and atoms.info)
+
+
+@pytest.mark.parametrize("way", ["total_charge", "initial charges", "sdf"])
+def test_the_charge_is_used_by_the_commands(potential, energies, tmp_path, capsys, monkeypatch, way):
+    monkeypatch.chdir(tmp_path)
+    save(potential, "m.tmn")
+    name = "a.sdf" if way == "sdf" else "a.xyz"
+    if way == "sdf":
+        (tmp_path / name).write_text(SDF)
+    else:
+        write(name, WAYS[way]())
+    assert main(["md", "m.tmn", name, "--steps", "1", "--every", "1", "--dtype", "float64", "--device", "cpu"]) == 0
+    assert f"note: {name} states the total charge -2" in capsys.readouterr().err
+    ran = float((tmp_path / "md.csv").read_text().splitlines()[1].split(",")[3])
+    assert ran == pytest.approx(energies[-2], abs=1e-3)
+    assert main(["md", "m.tmn", name, "--steps", "1", "--charge", "-1"]) == 2
+    assert "--charge: " in capsys.readouterr().err
+    if way != "sdf":
+        frame = WAYS[way]()
+        frame.calc = SinglePointCalculator(frame, energy=energies[-2], forces=np.zeros((6, 3)))
+        write("l.xyz", frame, columns=["symbols", "positions", "forces", *frame.arrays.keys() & {"initial_charges"}])
+        assert main(["evaluate", "m.tmn", "l.xyz", "--json", "--device", "cpu"]) == 0
+        assert json.loads(capsys.readouterr().out)["energy"]["mae"] < 1e-6
+
+
+def test_runs_and_stability_from_structures_in_memory_use_the_charge(potential, energies, tmp_path):
+    options = MDOptions(steps=1, every=1, output=str(tmp_path / "r"))
+    run_md(potential, with_charges([0, 0, 0, -1, 0, -1]), options, dtype="float64")
+    frame = read(tmp_path / "r.xyz", 0)
+    assert frame.info["charge"] == -2
+    with pytest.raises(ValueError, match=r"total charge is -2 .* and 0 by what is given \(charge=0\)|trained"):
+        run_md(potential, with_charges([0, 0, 0, -1, 0, -1]), options, charge=0)
+
+
+@pytest.mark.parametrize(
+    ("atoms", "words"),
+    [
+        (oxalate(charge=-2, total_charge=0), r"total charge is -2 by info\['charge'\] and 0 by info\['total_charge'\]"),
+        (oxalate(spin=1, multiplicity=3), r"spin multiplicity is 1 by info\['spin'\] and 3 by info\['multiplicity'\]"),
+        (oxalate(total_charge=0.5), r"info\['total_charge'\] must be a whole number, got 0.5"),
+        (oxalate(multiplicity=True), "must be a whole number, got True"),
+        (oxalate(**{"pos-unit": "bohr"}), "pos-unit=bohr is stated, and positions of ase.Atoms are in Å"),
+    ],
+)
+def test_statements_that_differ_are_an_error_that_names_both(potential, atoms, words):
+    with pytest.raises(BadData, match=words):
+        System.from_ase(atoms)
+    with pytest.raises(BadData, match=words):
+        TorchMDNet2Calculator(potential).get_potential_energy(atoms)
+
+
+def test_initial_charges_against_an_entry_and_the_constructor(potential):
+    atoms = with_charges([0, 0, 0, -1, 0, -1])
+    with pytest.raises(BadData, match="by the sum of the initial charges and -1 by what is given"):
+        TorchMDNet2Calculator(potential, charge=-1).get_potential_energy(atoms)
+    atoms.info["charge"] = 0
+    with pytest.raises(BadData, match="by the sum of the initial charges"):
+        System.from_ase(atoms)
+    atoms.set_initial_charges(None)
+    assert System.from_ase(atoms).charge.tolist() == [0.0]
+
+
+def test_what_cannot_be_used_is_named():
+    with pytest.warns(StructureWarning, match="the initial charges do not sum to a whole number"):
+        assert System.from_ase(with_charges([0.1, 0.2, 0, 0, 0, 0])).charge.tolist() == [0.0]
+    with pytest.warns(StructureWarning, match=r"info\['ion_charge'\] is not read"):
+        assert charge_and_spin(oxalate(ion_charge=-2)) == (None, None)
+    with pytest.warns(StructureWarning, match="begins with '-2 1', which is not read"):
+        charge_and_spin(oxalate(**{"-2": True, "1": True}))
+
+
+def test_magnetic_moments_state_the_multiplicity_of_molecules():
+    assert System.from_ase(molecule("O2")).spin.tolist() == [3]
+    assert System.from_ase(molecule("CH3")).spin.tolist() == [2]
+    assert System.from_ase(molecule("H2O")).spin.tolist() == [0]
+    iron = bulk("Fe", cubic=True)
+    iron.set_initial_magnetic_moments([2.0, 2.0])
+    with pytest.warns(StructureWarning, match="of a periodic structure are not read"):
+        assert System.from_ase(iron).spin.tolist() == [0]
+    antiparallel = molecule("O2")
+    antiparallel.set_initial_magnetic_moments([1, -1])
+    assert System.from_ase(antiparallel).spin.tolist() == [1]
+    triplet = molecule("O2")
+    triplet.info["spin"] = 1
+    with pytest.raises(BadData, match="by the sum of the initial magnetic moments"):
+        System.from_ase(triplet)
+
+
+def test_triplet_oxygen_is_refused_by_a_model_of_the_lowest_spin(potential, tmp_path, capsys):
+    save(potential, tmp_path / "m.tmn")
+    for k, info in enumerate(({"multiplicity": 3}, {"spin": 3}, {})):
+        atoms = molecule("O2")
+        if info:
+            atoms.set_initial_magnetic_moments(None)
+        atoms.info.update(info)
+        write(tmp_path / f"{k}.xyz", atoms)
+        assert main(["md", str(tmp_path / "m.tmn"), str(tmp_path / f"{k}.xyz"), "--steps", "1"]) == 1
+        assert "spin multiplicity 3" in capsys.readouterr().err
+
+
+def test_a_cell_of_one_angstrom_is_no_cell(potential, tmp_path):
+    atoms = molecule("CH3CH2OH")
+    atoms.set_cell([1, 1, 1])
+    atoms.pbc = True
+    for use in (System.from_ase, TorchMDNet2Calculator(potential).get_potential_energy):
+        with pytest.raises(BadData, match=r"cell of 1 × 1 × 1 Å, .* set atoms.pbc = False"):
+            use(atoms)
+    atoms.info["energy"] = 1.0
+    write(tmp_path / "a.xyz", atoms)
+    assert not AseDataset(tmp_path / "a.xyz")[0].system.pbc.any()
+    atoms.set_cell([4, 1, 4])  # another one is meant
+    assert System.from_ase(atoms).pbc.all()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.1 + 0.2 - 0.3, 0), (0.9999999999, 1), (np.float32(-1.9999999), -2), ("+2", 2), (np.array([3]), 3), (-0.0, 0)],
+)
+def test_rounded_charges_are_the_whole_number_that_they_mean(tmp_path, value, expected):
+    assert whole_number(value, "charge") == expected
+    assert System.from_ase(oxalate(charge=value)).charge.tolist() == [expected]
+    write(tmp_path / "a.xyz", oxalate(charge=value))
+    assert AseDataset(tmp_path / "a.xyz")[0].system.charge.tolist() == [expected]
+
+
+def test_rounded_charges_of_arrays_are_known_charges(potential, tmp_path, energies):
+    """They were cut to 0, or refused as untrained."""
+    system = System.from_ase(oxalate()).replace(charge=torch.tensor([-2 + 1e-9], dtype=torch.float64))
+    assert float(potential(system).energy) == pytest.approx(energies[-2], abs=1e-6)
+    arrays = {"R": POSITIONS[None], "z": np.array([6, 6, 8, 8, 8, 8]), "E": np.zeros(1), "F": np.zeros((1, 6, 3))}
+    np.savez(tmp_path / "a.npz", **arrays, charge=np.array([-1.9999999999]))
+    data = open_dataset(tmp_path / "a.npz", units={"energy": "eV", "length": "angstrom"})
+    if "charge" in getattr(data, "counts", {}):
+        assert data[0].system.charge.tolist() == [-2.0]
+
+
+# --- units -----------------------------------------------------------------------------------------------------------
+
+HARTREE, BOHR = 27.211386245988, 0.529177210903
+
+
+def labelled(path, count=2, **info):
+    frames = []
+    for _ in range(count):
+        atoms = molecule("H2O")
+        atoms.info.update({"energy": -2.0, **info})
+        atoms.arrays["forces"] = np.full((3, 3), 0.5)
+        frames.append(atoms)
+    write(path, frames, format="extxyz")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("info", "energy", "force", "length"),
+    [
+        ({"energy-unit": "hartree", "force-unit": "hartree/bohr"}, HARTREE, HARTREE / BOHR, 1),
+        ({"energy_units": "Ha", "forces_units": "Ha/Bohr"}, HARTREE, HARTREE / BOHR, 1),
+        ({"unit_of_energy": "kcal/mol", "forces_unit": "kcal/mol/Angstrom"}, 0.0433641, 0.0433641, 1),
+        ({"energy_unit": "au", "force_unit": "au", "pos_unit": "au"}, HARTREE, HARTREE / BOHR, BOHR),
+        ({"units": "hartree bohr hartree/bohr"}, HARTREE, HARTREE / BOHR, BOHR),
+        ({"units": "metal"}, 1, 1, 1),
+        ({"energy-unit": "eV", "length-unit": "Angstrom"}, 1, 1, 1),
+    ],
+)
+def test_units_that_frames_state_are_used(tmp_path, info, energy, force, length):
+    data = AseDataset(labelled(tmp_path / "a.xyz", **info))
+    assert float(data[1].labels["energy"]) == pytest.approx(-2 * energy, rel=1e-5)
+    assert data[1].labels["forces"].numpy() == pytest.approx(np.full((3, 3), 0.5 * force), rel=1e-5)
+    assert float(data[1].system.pos[0, 2]) == pytest.approx(molecule("H2O").positions[0, 2] * length, rel=1e-5)
+    name = next(iter(info))
+    assert f"{name}={info[name]}" in data.summary()
+
+
+@pytest.mark.parametrize(
+    ("info", "units", "words"),
+    [
+        (
+            {"energy-unit": "hartree", "force-unit": "eV/A"},
+            {"energy": "eV"},
+            "states energy-unit=hartree, and the units",
+        ),
+        ({"energy-unit": "hartree"}, None, "states energy-unit=hartree, and not the unit of its forces: give it"),
+        ({"energy-unit": "furlong", "force-unit": "eV/A"}, None, "energy-unit=furlong: unknown energy unit"),
+    ],
+)
+def test_units_that_differ_or_are_not_known_are_an_error(tmp_path, info, units, words):
+    with pytest.raises(BadData, match=words):
+        AseDataset(labelled(tmp_path / "a.xyz", **info), units=units)
+
+
+def test_units_of_what_is_not_read_are_no_error(tmp_path):
+    path = labelled(tmp_path / "a.xyz", dipole_unit="my own", stress_unit="?", unit_cell="conventional")
+    assert float(AseDataset(path)[0].labels["energy"]) == -2
+    with pytest.warns(StructureWarning, match="units=parsec is not read"):
+        AseDataset(labelled(tmp_path / "a.xyz", units="parsec"))
+
+
+def test_given_units_complete_those_of_the_file(tmp_path):
+    path = labelled(tmp_path / "a.xyz", **{"energy-unit": "hartree"})
+    data = AseDataset(path, units={"forces": "eV/angstrom", "energy": "Ha"})
+    assert float(data[0].labels["energy"]) == pytest.approx(-2 * HARTREE)
+    assert float(data[0].labels["forces"][0, 0]) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("charge", "charge"), ("Total Charge", "charge"), ("net-charge", "charge"), ("charges", ""), ("spin", "spin"),
+        ("Multiplicity", "spin"), ("uhf", "unpaired"), ("my_charge", "like"), ("spin_state", "like"), ("q", "like"),
+        ("supercharged", ""), ("energy", ""), ("energy-unit", "unit:energy"), ("forces_units", "unit:forces"),
+        ("units", "unit"), ("lattice unit", "unit:cell"), ("unit_cell", ""), ("units_of_length", "unit:length"),
+        ("community", ""), ("comment", ""),
+    ],
+)  # fmt: skip
+def test_what_names_mean(name, kind):
+    assert kind_of(name) == kind
+
+
+# --- OpenMM ----------------------------------------------------------------------------------------------------------
+
+
+def topology(formal, box=None):
+    app = pytest.importorskip("openmm.app")
+    from openmm import Vec3
+    from openmm.unit import angstrom
+
+    made = app.Topology()
+    residue = made.addResidue("OXA", made.addChain())
+    for symbol, charge in zip("CCOOOO", formal, strict=True):
+        made.addAtom(symbol, app.Element.getBySymbol(symbol), residue, formalCharge=charge)
+    if box is not None:
+        made.setPeriodicBoxVectors([Vec3(box, 0, 0), Vec3(0, box, 0), Vec3(0, 0, box)] * angstrom)
+    return made
+
+
+def test_formal_charges_of_an_openmm_topology(potential):
+    pytest.importorskip("openmm")
+    from torchmdnet2.adapters.openmm import TorchMDNet2Energy, create_force
+
+    made = {}
+    original = TorchMDNet2Energy.__init__
+
+    def charge_of(topology, **options):
+        force = create_force(potential, topology, **options)
+        made[id(force)] = force
+        return seen[-1]["charge"], force.usesPeriodicBoundaryConditions()
+
+    seen = []
+
+    def record(self, source, options, potential=None):
+        seen.append(options)
+        original(self, source, options, potential)
+
+    TorchMDNet2Energy.__init__ = record
+    try:
+        every = [0, 0, 0, -1, 0, -1]
+        assert charge_of(topology(every)) == (-2, False)
+        assert charge_of(topology(every), charge=-2) == (-2, False)
+        with pytest.raises(BadData, match=r"0 by the argument charge=0 and -2 by the formal charges of the topology"):
+            charge_of(topology(every), charge=0)
+        some = [None, None, None, -1, None, -1]
+        with pytest.warns(StructureWarning, match="formal charges of 2 of 6 atoms"):
+            assert charge_of(topology(some)) == (-2, False)
+        assert charge_of(topology(some), charge=0) == (0, False)
+        assert charge_of(topology([None] * 6)) == (0, False)
+        assert charge_of(topology(every, box=1.0)) == (-2, False)
+        assert charge_of(topology(every, box=20.0)) == (-2, True)
+    finally:
+        TorchMDNet2Energy.__init__ = original
