@@ -116,6 +116,9 @@ def test_the_charge_is_used_by_the_commands(potential, energies, tmp_path, capsy
         write("l.xyz", frame, columns=["symbols", "positions", "forces", *frame.arrays.keys() & {"initial_charges"}])
         assert main(["evaluate", "m.tmn", "l.xyz", "--json", "--device", "cpu"]) == 0
         assert json.loads(capsys.readouterr().out)["energy"]["mae"] < 1e-6
+    else:
+        assert main(["evaluate", "m.tmn", name, "--unlabelled", "--output", "p.xyz", "--device", "cpu"]) == 0
+        assert read("p.xyz").get_potential_energy() == pytest.approx(energies[-2], abs=1e-6)
 
 
 def test_runs_and_stability_from_structures_in_memory_use_the_charge(potential, energies, tmp_path):

@@ -213,7 +213,7 @@ class AseReader(FrameReader):
         variant: name of the format in ase.io; None: by the file's name and content.
     """
 
-    extensions = ("sdf", "mol", "pdb")
+    extensions: tuple[str, ...] = ("sdf", "mol", "pdb")
 
     def __init__(
         self,
