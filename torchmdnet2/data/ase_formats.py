@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -213,7 +213,7 @@ class AseReader(FrameReader):
         variant: name of the format in ase.io; None: by the file's name and content.
     """
 
-    extensions: tuple[str, ...] = ("sdf", "mol", "pdb")
+    extensions: ClassVar[tuple[str, ...]] = ("sdf", "mol", "pdb")
 
     def __init__(
         self,
