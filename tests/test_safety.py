@@ -199,7 +199,7 @@ LAYERS = """
     stated
     system derivatives exchange compilation
     neighbors
-    refusals potentials output
+    refusals determined potentials output
     priors models
     novelty
     result potential edges

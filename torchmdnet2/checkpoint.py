@@ -189,6 +189,7 @@ def _parts(potential: Potential) -> dict[str, Any]:
     """What a config decides on."""
     names = (
         "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges", "closed_shell",
+        "determined",
     )  # fmt: skip
     return {
         **{name: getattr(potential, name) for name in names},

@@ -12,6 +12,7 @@ __all__ = [
     "MissingBackend",
     "NeighborOverflow",
     "StructureWarning",
+    "UndeterminedEnergyWarning",
     "UnknownElement",
     "UnknownModel",
     "UntrainedCharge",
@@ -46,6 +47,10 @@ class UntrainedCharge(ValueError):
 
 class UntrainedChargeWarning(UserWarning):
     """A structure's total charge or number of electrons is unknown to the model; it is evaluated as the user asked."""
+
+
+class UndeterminedEnergyWarning(UserWarning):
+    """The data of the training do not determine the reference energies of a structure's composition."""
 
 
 class BadCheckpoint(ValueError):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .compilation import not_compiled
 from .derivatives import energy_and_gradients, is_differentiated, outside_modes
+from .determined import Determined
 from .models.base import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .neighbors import NeighborList, neighbor_list
 from .novelty import Calibration
@@ -59,6 +60,8 @@ class Potential(nn.Module):
             share in properties of their own; −1 keeps all.
         total_charges: total charges in e of the structures that the model was trained on; None: not stated.
         closed_shell: trained on closed shells only: an odd number of electrons is refused.
+        compositions: atomic number -> atoms; the reference energies of their combinations alone are determined, and all
+            others are warned of. None: those of every element are.
         config: what `from_config` would need to build this potential, kept in the checkpoint.
 
     Attributes:
@@ -82,6 +85,7 @@ class Potential(nn.Module):
         atom_filter: int = -1,
         total_charges: Iterable[float] | None = None,
         closed_shell: bool = False,
+        compositions: Iterable[Mapping[int | str, int]] | None = None,
         config: Mapping[str, Any] | None = None,
     ):
         super().__init__()
@@ -101,6 +105,7 @@ class Potential(nn.Module):
             raise ValueError(f"elements must be atomic numbers 1 … {top - 1} (max_z − 1), got {self.elements}")
         self.total_charges = None if total_charges is None else sorted({float(q) for q in total_charges})
         self.closed_shell = bool(closed_shell)
+        self.determined = None if compositions is None else Determined(compositions)
         self.allow_untrained_charge = False
         self.calibration: Calibration | None = None
         known = torch.zeros(top, dtype=torch.bool)
@@ -116,8 +121,8 @@ class Potential(nn.Module):
         Args:
             config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
                 …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
-                "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell"}; all but "model" may be
-                absent. A head that predicts no energy may be given as "head" too.
+                "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell", "compositions"};
+                all but "model" may be absent. A head that predicts no energy may be given as "head" too.
 
         Raises:
             KeyError: a name is not registered.
@@ -145,6 +150,7 @@ class Potential(nn.Module):
             atom_filter=config.get("atom_filter", -1),
             total_charges=config.get("total_charges"),
             closed_shell=config.get("closed_shell", False),
+            compositions=config.get("compositions"),
             config=config,
         )
 
@@ -248,6 +254,8 @@ class Potential(nn.Module):
         self.check_charge_and_spin(system, charge)
         if charge and self.closed_shell:
             refuse_odd_electrons(system, self.allow_untrained_charge)
+        if charge and self.determined is not None:
+            self.determined.warn(system, self.atom_filter)
         for part in (*([] if self.head is None else [self.head]), *self.properties.values(), *self.priors):
             part.check(system)  # type: ignore[operator]
 

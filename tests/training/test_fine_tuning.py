@@ -15,6 +15,7 @@ from ase.io import read, write
 from torchmdnet2 import Potential, System, checkpoint
 from torchmdnet2.errors import BadConfig, MissingBackend, UntrainedCharge
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.reporting.card import model_card
 from torchmdnet2.training.run.fine_tuning import _same_model
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
@@ -342,3 +343,24 @@ def test_shipped_potentials_start_without_further_packages(raw, monkeypatch):
     potential = make_setup(parse_config(raw)).potential
     result = potential(System.from_ase(read(raw["data"]["train"], 0)))
     assert torch.isfinite(result.energy).all() and torch.isfinite(result.forces).all()
+
+
+@pytest.mark.parametrize(("shift", "same_level"), [(0.01, True), (-300.0, False)])
+def test_one_composition_of_another_level(raw, base, data_file, tmp_path, shift, same_level):
+    """Reference energies change little where the data say nothing, and the model says which are of the new level."""
+    path = shifted(data_file, tmp_path / "one.xyz", lambda atoms: shift * len(atoms))
+    write(path, [atoms for atoms in read(path, ":") if sorted(atoms.numbers) == [1, 1, 1, 6, 8]], format="extxyz")
+    raw["data"] = {"train": path, "split": {"validation": 2, "test": 2}}
+    raw["training"]["max_epochs"] = 1
+    setup = make_setup(parse_config(raw))
+    before, after = (p.priors[0].table for p in (checkpoint.load(base), setup.potential))
+    change = {z: float(after[z] - before[z]) for z in (1, 6, 8)}
+    assert abs(3 * change[1] + change[6] + change[8] - 5 * shift) < 1.0
+    assert abs(change[1]) < 1.0
+    said = "note: the training frames do not determine the reference energies of H, C, O, only those of CH3O"
+    assert any(note.startswith(said) for note in setup.notes) != same_level
+    model = checkpoint.load(run_training(parse_config(raw)))
+    assert (model.determined is None) == same_level
+    card = model_card(model.config, model.metadata)
+    assert (said.removeprefix("note: t") in card) != same_level
+    assert "| Elements | H, C, O |" in card

@@ -310,12 +310,21 @@ class Attached:
             )
 
     def _check_electrons(self, n: int) -> None:
-        """Refuse an odd number of electrons of all processes together, if the model is for closed shells."""
+        """Refuse an odd number of electrons of all processes together, if the model is for closed shells.
+
+        Compositions whose reference energy is not determined are warned of.
+        """
         d = self.domain
-        if not d.potential.closed_shell:
+        determined = d.potential.determined
+        if not d.potential.closed_shell and determined is None:
             return
         types = self._lmp.numpy.extract_atom("type", nelem=n).reshape(-1)[:n]
-        protons = torch.tensor([self._comm.allreduce(float(self._numbers[types].sum()))], dtype=torch.float64)
+        counts = self._comm.allreduce(np.bincount(self._numbers[types], minlength=128))
+        if determined is not None and not self._comm.rank:
+            determined.warn_of(counts[None].copy(), np.arange(len(counts)), d.potential.atom_filter)
+        if not d.potential.closed_shell:
+            return
+        protons = torch.tensor([float(counts @ np.arange(len(counts)))], dtype=torch.float64)
         charge = torch.tensor([d.charge], dtype=torch.float64)
         nobody = System(z=torch.zeros(0, dtype=torch.long), pos=torch.zeros(0, 3), charge=charge)
         refuse_odd_electrons(nobody, d.potential.allow_untrained_charge, protons)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
+from ...determined import Determined
 from ...potential import SYMBOLS
 from ..steps.metrics import shown
 
@@ -32,7 +33,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
     metadata = {name: value for name, value in metadata.items() if name not in words}
     data = metadata.get("data", {})
     facts = {
-        "Elements": ", ".join(SYMBOLS[int(z)] for z in config.get("elements") or []) or "not stated",
+        **_elements(config.get("elements") or [], data.get("elements")),
         "Level of theory": data.get("level_of_theory", "not stated"),
         "Model": f"{model.get('name', '?')}, {metadata.get('num_parameters', '?')} parameters",
         "Cutoff": f"{model.get('cutoff', '?')} Å",
@@ -64,6 +65,18 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
     return "\n".join(lines)
 
 
+def _elements(elements: Sequence[int], trained: Sequence[int] | None) -> dict[str, str]:
+    """Those of the training frames, and those that only the model knows that the training started from."""
+    kinds = {"Elements": elements}
+    if trained is not None:
+        kinds = {
+            "Elements": [z for z in elements if z in trained],
+            "Elements of the starting model alone": [z for z in elements if z not in trained],
+        }
+    found = {name: ", ".join(SYMBOLS[int(z)] for z in kind) for name, kind in kinds.items() if kind}
+    return {"Elements": "not stated", **found}
+
+
 def _errors(errors: Mapping[str, Any]) -> list[str]:
     """A table of errors by subset and property, and of force errors by element."""
     rows = []
@@ -89,8 +102,14 @@ def _errors(errors: Mapping[str, Any]) -> list[str]:
 def _references(config: Mapping[str, Any]) -> list[str]:
     for prior in config.get("priors") or []:
         if prior.get("name") == "atomref" and prior.get("energies"):
-            rows = [f"| {SYMBOLS[int(z)]} | {energy:.6f} |" for z, energy in prior["energies"].items()]
-            return ["## Reference energies", "", "| element | eV |", "|---|---|", *rows, ""]
+            energies, note = {int(z): energy for z, energy in prior["energies"].items()}, []
+            if config.get("compositions") is not None:
+                determined = Determined(config["compositions"])
+                sentence = determined.sentence(config.get("elements") or energies)
+                note = [f"{sentence[0].upper()}{sentence[1:]}.", ""]
+                energies = {z: energy for z, energy in energies.items() if z in determined.elements}
+            rows = [f"| {SYMBOLS[z]} | {energy:.6f} |" for z, energy in energies.items()]
+            return ["## Reference energies", "", *note, "| element | eV |", "|---|---|", *rows, ""]
     return []
 
 

@@ -8,11 +8,12 @@ the loaded potential leaves of the labels, changing them as little as possible.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from ...determined import Determined
 from ...errors import BadConfig
 from ...potential import SYMBOLS, Potential
 from ...priors import Atomref
@@ -20,9 +21,11 @@ from ...registry import REPRESENTATIONS, did_you_mean
 from ..config.build_potential import load_priors, with_baseline
 from ..steps.batches import Frames, Loader, in_order
 from ..steps.trainer import Properties, predict
-from .references import least_norm, require_references
+from .references import determined_by, least_change, require_references
 
 __all__ = ["fine_tuned", "first_names", "freeze", "reference_energies", "refit_references"]
+
+_SAME_LEVEL = 0.3  # eV; between functionals, energies of atoms such as carbon and oxygen differ by more
 
 
 def fine_tuned(
@@ -59,6 +62,7 @@ def fine_tuned(
         "elements": sorted({*base.elements, *elements}),
         "total_charges": None if base.total_charges is None else sorted({*base.total_charges, *charges}),
         "closed_shell": base.closed_shell and not odd_electrons,
+        "compositions": base.config.get("compositions") if _keeps_references(parts["priors"]) else None,
     }
     potential = Potential.from_config(config).to(base.dtype)
     load_priors(potential, parts["priors"], base)
@@ -93,6 +97,11 @@ def reference_energies(potential: Potential) -> dict[int, float]:
             table = prior.table.tolist()
             return {z: table[z] for z in potential.elements}
     return {}
+
+
+def _keeps_references(priors: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether reference energies are the base's, before a fit."""
+    return any(prior["name"] == "atomref" and isinstance(prior["energies"], str) for prior in priors)
 
 
 def _with_references(
@@ -144,15 +153,20 @@ def refit_references(
     facts: dict[str, Any],
     batch_size: int,
     isolated: Mapping[int, float] | None = None,
+    trained: Sequence[int] = (),
 ) -> str:
-    """Refit the atomref energies to the labels: the smallest change (least squares of least norm).
+    """Refit the atomref energies to the labels: the smallest change, see `least_change`.
+
+    A change of more than 0.3 eV means labels of another level of theory. Then only the compositions of the frames, and
+    combinations of them, have energies of that level: those of other elements stay as they are.
 
     Args:
-        potential: with the loaded weights; its reference energies are changed.
+        potential: with the loaded weights; its reference energies are changed, and `determined`.
         frames: those of training.
         facts: of `survey`.
         batch_size: frames at a time.
         isolated: elements whose energies are known, and stay.
+        trained: elements that the loaded model knows.
 
     Returns:
         What was changed, in words.
@@ -170,15 +184,33 @@ def refit_references(
     counted = [z for z in facts["elements"] if z > potential.atom_filter and z not in (isolated or {})]
     if not counted:
         return "reference energies: none to fit"
-    change = least_norm(facts["compositions"], rest, counted)
+    change = least_change(facts["compositions"], rest, counted, trained)
     table = atomref.initial
     for z, energy in change.items():
         table[z] += energy
     for prior in potential.config["priors"]:
         if prior["name"] == "atomref":
             prior["energies"] = {str(z): float(table[z]) for z in potential.elements}
+    potential.determined = _determined(potential, facts, change, isolated or {}, trained)
+    potential.config["compositions"] = None if potential.determined is None else potential.determined.stored()
     texts = ", ".join(f"{SYMBOLS[z]} {energy:+.3f} eV" for z, energy in change.items())
     return f"reference energies changed by least squares: {texts}"
+
+
+def _determined(
+    potential: Potential,
+    facts: dict[str, Any],
+    change: Mapping[int, float],
+    isolated: Iterable[int],
+    trained: Sequence[int],
+) -> Determined | None:
+    """The compositions whose reference energies are determined after a refit."""
+    found: dict[str, Any] = {"atom_filter": potential.atom_filter, "elements": potential.elements}
+    if any(abs(change.get(z, 0.0)) > _SAME_LEVEL for z in trained):
+        return determined_by(facts, known=isolated, **found)
+    if potential.determined is None:
+        return determined_by(facts, known=[*isolated, *trained], **found)
+    return determined_by(facts, known=isolated, before=potential.determined.compositions, **found)
 
 
 def freeze(potential: Potential, names: list[str]) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...data import LABELS
+from ...determined import Determined
 from ...errors import BadConfig
 from ...potential import SYMBOLS, Potential
 from ...system import System
@@ -19,9 +22,17 @@ from ..config.labels import DIPOLE_NORM, property_of
 from ..steps.batches import Frames, in_order
 from .subsets import Compositions
 
-__all__ = ["energy_scale", "fit_references", "least_norm", "of_priors", "potential_config"]
+__all__ = [
+    "determined_by",
+    "energy_scale",
+    "fit_references",
+    "least_change",
+    "of_priors",
+    "potential_config",
+]
 
 _AT_ONCE = 256  # frames
+_UNKNOWN = 100.0  # how much more an element without a known value may change
 
 
 def potential_config(
@@ -38,11 +49,13 @@ def potential_config(
     subtract_priors(config, frames, facts, device)
     priors = []
     references: dict[int, float] = {}
+    determined: Determined | None = None
     for prior in map(with_baseline, config.priors):
         if prior["name"] == "atomref":
             if isinstance(prior["energies"], str):  # auto, fit; fine-tuning, which also knows keep, has its own way
                 known = facts["isolated"] if prior["energies"] == "auto" else {}
                 references = fit_references(facts, config.atom_filter, known)
+                determined = determined_by(facts, config.atom_filter, known) if facts["energies"] else None
                 prior = {**prior, "energies": {str(z): energy for z, energy in references.items()}}
             else:
                 references = {int(z): energy for z, energy in (prior["energies"] or {}).items()}
@@ -55,6 +68,7 @@ def potential_config(
         "energy_scale": energy_scale(config, facts, references),
         "elements": facts["elements"],
         "total_charges": facts["charges"],
+        "compositions": None if determined is None else determined.stored(),
     }
 
 
@@ -110,7 +124,7 @@ def of_priors(config: Config, without: Sequence[str]) -> Potential:
 def fit_references(
     facts: dict[str, Any], atom_filter: int = -1, known: Mapping[int, float] | None = None
 ) -> dict[int, float]:
-    """Energy of each element in eV by least squares over the training frames, of least norm where not unique.
+    """Energy of each element in eV by least squares over the training frames; see `least_change`.
 
     Args:
         facts: of `survey`.
@@ -128,19 +142,61 @@ def fit_references(
                 energy - sum(given.get(z, 0.0) * n for z, n in composition.items())
                 for energy, composition in zip(rest, facts["compositions"], strict=True)
             ]
-        references |= least_norm(facts["compositions"], rest, free)
+        references |= least_change(facts["compositions"], rest, free)
     return {**references, **given}
 
 
-def least_norm(compositions: Sequence[dict[int, int]], energies: list[float], elements: list[int]) -> dict[int, float]:
-    """Element -> eV by least squares; where compositions do not tell elements apart, the smallest numbers that do."""
-    if isinstance(compositions, Compositions):
-        counts = torch.from_numpy(compositions.table(elements))
-    else:
-        counts = torch.tensor([[c.get(z, 0) for z in elements] for c in compositions], dtype=torch.float64)
+def least_change(
+    compositions: Sequence[dict[int, int]], energies: list[float], elements: list[int], known: Iterable[int] = ()
+) -> dict[int, float]:
+    """Element -> change in eV by least squares; the smallest one where the compositions do not tell elements apart.
+
+    The size of a change is measured in units of Z^(7/3), as which total energies of atoms grow: of what one composition
+    leaves, hydrogen gets little. Elements without a known value change first.
+
+    Args:
+        compositions: of the frames.
+        energies: of the frames, less the energies that the known values give, eV.
+        elements: that may change.
+        known: those of them that have a value.
+    """
+    counts = torch.from_numpy(_table(compositions, elements))
     target = torch.tensor(energies, dtype=torch.float64)
-    solution = torch.linalg.lstsq(counts, target[:, None], driver="gelsd").solution[:, 0]
+    known = set(known)
+    scale = torch.tensor([z ** (7 / 3) * (1.0 if z in known else _UNKNOWN) for z in elements], dtype=torch.float64)
+    solution = torch.linalg.lstsq(counts * scale, target[:, None], driver="gelsd").solution[:, 0] * scale
     return dict(zip(elements, solution.tolist(), strict=True))
+
+
+def determined_by(
+    facts: dict[str, Any],
+    atom_filter: int = -1,
+    known: Iterable[int] = (),
+    elements: Sequence[int] | None = None,
+    before: Sequence[dict[int, int]] = (),
+) -> Determined | None:
+    """The compositions whose reference energies the training frames determine; None: those of all elements.
+
+    Args:
+        facts: of `survey`.
+        atom_filter: elements up to this one have no energy of their own.
+        known: elements whose energies are known without the frames.
+        elements: of the model; None: of the frames.
+        before: compositions whose energies are known without the frames.
+    """
+    counted = [z for z in elements or facts["elements"] if z > atom_filter]
+    others = [*({z: 1} for z in known), *before]
+    rows = np.concatenate([_table(facts["compositions"], counted), _table(others, counted)])
+    found = Determined.of(rows, counted)
+    return None if len(found.compositions) == len(counted) else found
+
+
+def _table(compositions: Sequence[dict[int, int]], elements: Sequence[int]) -> NDArray[np.float64]:
+    """[frames, elements] atoms."""
+    if isinstance(compositions, Compositions):
+        return compositions.table(elements)
+    rows = [[c.get(z, 0) for z in elements] for c in compositions]
+    return np.array(rows, dtype=np.float64).reshape(-1, len(elements))
 
 
 def energy_scale(config: Config, facts: dict[str, Any], references: dict[int, float]) -> float:

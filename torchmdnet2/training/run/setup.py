@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...checkpoint import read_header
@@ -109,6 +110,12 @@ def make_setup(config: Config) -> Setup:
                 found["train"] = statistics(frames["train"].data, frames["train"].indices)
                 notes.append(f"replay: {len(frames['train']) - own} structures, labelled by the model as it starts")
     notes += [] if atoms is None else reference_notes(atoms, facts["elements"])
+    if potential.determined is not None:
+        notes.append(f"note: {potential.determined.sentence(potential.elements)}")
+        for name in SUBSETS[1:]:
+            strange = 0 if name not in found else _undetermined_frames(potential, found[name])
+            if strange:
+                notes.append(f"note: {strange} {name} frames are of such other compositions: their errors mean nothing")
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
     splits = {
         name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
@@ -158,7 +165,7 @@ def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tu
     potential, notes = fine_tuned(base, config.parts(), *told)
     if any(prior.get("energies") in ("auto", "fit") for prior in config.priors):
         potential = potential.to(device_of(config.training.device))
-        notes.append(refit_references(potential, frames, facts, 32, facts["isolated"]))
+        notes.append(refit_references(potential, frames, facts, 32, facts["isolated"], base.elements))
     theirs, ours = base.level_of_theory, config.data.level_of_theory
     kept = any(prior.get("energies") == "keep" for prior in config.priors)
     if kept and ours != NOT_STATED and theirs not in (None, ours):
@@ -181,6 +188,13 @@ def _require_known_to_baselines(config: Config, elements: list[int]) -> None:
                 raise BadConfig(
                     f"priors: the baseline {prior['file']} knows only {names}; training frames hold {unknown}"
                 )
+
+
+def _undetermined_frames(potential: Potential, found: Statistics) -> int:
+    """How many frames with an energy are of a composition whose reference energy is not determined."""
+    assert potential.determined is not None
+    counts = found.counts * (np.array(found.elements) > potential.atom_filter)
+    return int((~potential.determined.covers(counts, found.elements) & ~np.isnan(found.energies)).sum())
 
 
 def _is_frozen(module: torch.nn.Module) -> bool:
