@@ -67,6 +67,7 @@ class AceReader(Reader):
 
     @classmethod
     def require(cls, variant: str | None) -> None:
+        super().require(variant)
         load_h5py()
 
     def __init__(

@@ -42,7 +42,12 @@ class FrameReader(Reader):
     """Frames that a format gives one by one; see `AseDataset` for the arguments.
 
     A format derives from it and defines `frames`; keys, units, shapes, charges and checks are done here.
+
+    Attributes:
+        default_units: of the values that `frames` gives, where the user names none.
     """
+
+    default_units: ClassVar[Mapping[str, str]] = {"energy": "eV", "length": "angstrom"}
 
     def __init__(
         self,
@@ -63,14 +68,14 @@ class FrameReader(Reader):
             keys = {**optional, **keys}
         self.keys = checked_keys(keys, self.path)
         self._units = _given(units)
-        self._factors = label_factors({"energy": "eV", "length": "angstrom", **self._units}, self.path)
+        self._factors = label_factors({**self.default_units, **self._units}, self.path)
         self.stated = {}
         self.available, self.counts = set(), Counter()
         self.kinds: set[str] = set()
 
     @abstractmethod
     def frames(self) -> Iterator[Frame]:
-        """The frames of `path` in order, with entries in eV and Å unless the user gives units.
+        """The frames of `path` in order, in `default_units` unless the user gives others.
 
         Whatever it raises besides BadData becomes a BadData that names the file and the frame.
         """

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..errors import BadData
 from ..registry import FORMATS, did_you_mean
-from .reader import Reader
+from .reader import Reader, files_in
 
 __all__ = ["FORMATS", "Format",  "data_files", "find_format", "format_of", "make_readers",
            "register_format"]  # fmt: skip
@@ -76,11 +76,6 @@ def find_format(name: str | None) -> Format | None:
         hint = did_you_mean(name, [*known, *FORMATS["ase"].variants()]) or "."
         raise BadData(f"unknown data format '{name}'{hint} Known: auto, {', '.join(known)}, and those of ase.io")
     found.reader.require(found.variant)
-    if found.variant is not None and found.variant not in (variants := found.reader.variants()):
-        if not variants:
-            raise BadData(f"unknown data format '{name}': {head} has no variants")
-        hint = did_you_mean(found.variant, variants) or "."
-        raise BadData(f"unknown data format '{name}'{hint} {head} reads {', '.join(sorted(variants))}")
     return found
 
 
@@ -143,6 +138,8 @@ def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) ->
     folders = chosen is not None and chosen.reader.folders
     for path in map(str, paths):
         if Path(path).is_file() or (folders and Path(path).is_dir()):
+            if not files_in(path):
+                raise FileNotFoundError(f"{path} is a folder without files")
             files.append(path)
             continue
         matches = sorted(_glob.glob(path, recursive=True)) if _glob.has_magic(path) else []

@@ -152,6 +152,7 @@ class HDF5Dataset(Dataset, Reader):
 
     @classmethod
     def require(cls, variant: str | None) -> None:
+        super().require(variant)
         load_h5py()
 
     @classmethod

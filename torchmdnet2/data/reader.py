@@ -12,6 +12,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
+from ..errors import BadData
+from ..registry import FORMATS, did_you_mean
 from ..system import System
 from .check import check_batch
 from .conversion import missing_key
@@ -76,8 +78,18 @@ class Reader(ABC):
 
     @classmethod
     def require(cls, variant: str | None) -> None:
-        """Raise MissingBackend when a package that this format needs is not installed."""
-        return None
+        """Look whether this format can be read, before any file is.
+
+        Raises:
+            MissingBackend: a package that it needs is not installed.
+            BadData: there is no such variant.
+        """
+        if variant is not None and variant not in (variants := cls.variants()):
+            name = next(name for name in FORMATS if FORMATS[name] is cls)
+            if not variants:
+                raise BadData(f"unknown data format '{name}/{variant}': {name} has no variants")
+            hint = did_you_mean(variant, variants) or "."
+            raise BadData(f"unknown data format '{name}/{variant}'{hint} {name} reads {', '.join(sorted(variants))}")
 
     @classmethod
     def readers(

@@ -1,0 +1,289 @@
+"""Formats of dpdata: numbers, units and signs of files that are written here."""
+
+import sys
+
+import numpy as np
+import pytest
+from ase.build import bulk
+from ase.calculators.emt import EMT
+
+from torchmdnet2.data import open_dataset
+from torchmdnet2.errors import BadData, MissingBackend
+
+pytest.importorskip("dpdata")
+
+KEYS = {"energy": "energy", "forces": "forces", "stress": "stress"}
+KBAR = 1602.1766208  # kbar in an eV/Å³
+
+
+def alloy(seed=0, shape=(1, 1, 2)):
+    """Copper and aluminium, compressed and sheared, with the energy, forces and stress of EMT."""
+    rng = np.random.default_rng(seed)
+    atoms = bulk("Cu", cubic=True).repeat(shape)
+    atoms.symbols[:3] = "Al"
+    atoms.set_cell(atoms.cell.array @ (0.97 * np.eye(3) + rng.normal(scale=0.02, size=(3, 3))), scale_atoms=True)
+    atoms.positions += rng.normal(scale=0.05, size=atoms.positions.shape)
+    atoms.calc = EMT()
+    return atoms
+
+
+def write_deepmd(folder, frames, raw=False, type_map=("Al", "Cu"), forces=True, periodic=True, **more):
+    folder.mkdir(parents=True)
+    symbols = frames[0].get_chemical_symbols()
+    (folder / "type.raw").write_text("\n".join(str(["Al", "Cu"].index(s)) for s in symbols))
+    if type_map:
+        (folder / "type_map.raw").write_text("\n".join(type_map))
+    arrays = {
+        "coord": [a.positions for a in frames],
+        "energy": [a.get_potential_energy() for a in frames],
+        **({"force": [a.get_forces() for a in frames]} if forces else {}),
+        **more,
+    }
+    if periodic:
+        arrays["box"] = [a.cell.array for a in frames]
+        arrays["virial"] = [-a.get_volume() * a.get_stress(voigt=False) for a in frames]
+    else:
+        (folder / "nopbc").write_text("")
+    if not raw:
+        (folder / "set.000").mkdir()
+    for name, values in arrays.items():
+        flat = np.array(values).reshape(len(frames), -1)
+        if raw:
+            np.savetxt(folder / f"{name}.raw", flat)
+        else:
+            np.save(folder / "set.000" / name, flat)
+    return folder
+
+
+def assert_frames(data, frames, stress=True, atol=1e-10):
+    assert len(data) == len(frames)
+    for sample, atoms in zip(data, frames, strict=True):
+        assert sample.system.z.tolist() == atoms.numbers.tolist()
+        distances = np.linalg.norm(sample.system.pos.numpy() - sample.system.pos.numpy()[0], axis=1)
+        assert distances == pytest.approx(np.linalg.norm(atoms.positions - atoms.positions[0], axis=1), abs=1e-7)
+        assert sample.labels["energy"].item() == pytest.approx(atoms.get_potential_energy(), abs=1e-6)
+        forces = np.linalg.norm(sample.labels["forces"].numpy(), axis=1)  # dpdata rotates some cells
+        assert forces == pytest.approx(np.linalg.norm(atoms.get_forces(), axis=1), abs=1e-6)
+        if stress:
+            mine, theirs = sample.labels["stress"][0].numpy(), atoms.get_stress(voigt=False)
+            assert np.linalg.eigvalsh(mine) == pytest.approx(np.linalg.eigvalsh(theirs), abs=atol)
+            assert np.linalg.eigvalsh(theirs).min() < 0, "the test would not see the sign"
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_deepmd_folders(tmp_path, raw):
+    frames = [alloy(seed) for seed in range(3)]
+    folder = write_deepmd(tmp_path / "a", frames, raw)
+    name = "dpdata/deepmd/raw" if raw else "dpdata/deepmd/npy"
+    data = open_dataset(folder, KEYS, format=name)
+    assert_frames(data, frames)
+    assert data[1].system.cell[0].numpy() == pytest.approx(frames[1].cell.array) and data[1].system.pbc.all()
+    virial = open_dataset(folder, {"virial": "virial"}, format=name)
+    assert np.allclose(virial[2].labels["stress"], data[2].labels["stress"], rtol=1e-12)
+    cached = open_dataset(folder, KEYS, format=name, cache=tmp_path / "caches")
+    assert np.array_equal(cached[2].labels["stress"], data[2].labels["stress"])
+    np.save(folder / "set.000" / "energy.npy", np.ones(3)) if not raw else (folder / "energy.raw").write_text("1\n1\n1")
+    assert open_dataset(folder, KEYS, format=name, cache=tmp_path / "caches")[0].labels["energy"].item() == 1
+
+
+def test_several_deepmd_folders_and_a_folder_of_them(tmp_path):
+    one, two = [alloy(1)], [alloy(2, (1, 1, 1)), alloy(3, (1, 1, 1))]
+    write_deepmd(tmp_path / "all" / "a", one)
+    write_deepmd(tmp_path / "all" / "b", two)
+    for path in (tmp_path / "all", str(tmp_path / "all" / "*"), [tmp_path / "all" / "a", tmp_path / "all" / "b"]):
+        assert_frames(open_dataset(path, KEYS, format="dpdata/deepmd/npy"), [*one, *two])
+
+
+def test_deepmd_without_forces_or_box(tmp_path):
+    frames = [alloy(seed) for seed in range(2)]
+    bare = write_deepmd(tmp_path / "a", frames, forces=False, periodic=False, charge=[-1, 2])
+    data = open_dataset(bare, {"energy": "energy"}, format="dpdata/deepmd/npy")
+    assert [sample.system.charge.item() for sample in data] == [-1, 2]
+    assert not data[0].system.pbc.any() and not data[0].system.cell.any()
+    with pytest.raises(BadData, match=r"no frame has 'forces'.*There are: charge, energy"):
+        open_dataset(bare, {"energy": "energy", "forces": "forces"}, format="dpdata/deepmd/npy")
+    (bare / "nopbc").unlink()
+    with pytest.raises(BadData, match=r"cannot be read: .*box\.npy"):
+        open_dataset(bare, {"energy": "energy"}, format="dpdata/deepmd/npy")
+    (bare / "set.000" / "energy.npy").unlink()
+    (bare / "nopbc").write_text("")
+    assert not open_dataset(bare, {}, format="dpdata/deepmd/npy")[0].labels
+
+
+def test_elements_that_are_not_stated_are_an_error(tmp_path):
+    folder = write_deepmd(tmp_path / "a", [alloy()], type_map=())
+    with pytest.raises(BadData, match=r"which element 'Type_0' is; write type_map\.raw beside type\.raw"):
+        open_dataset(folder, KEYS, format="dpdata/deepmd/npy")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="a folder without files"):
+        open_dataset(tmp_path / "empty", KEYS, format="dpdata/deepmd/npy")
+    (tmp_path / "empty" / "coord.npy").write_text("")
+    with pytest.raises(BadData, match=r"no data of the format deepmd/npy: no type\.raw in it"):
+        open_dataset(tmp_path / "empty", KEYS, format="dpdata/deepmd/npy")
+
+
+@pytest.mark.parametrize("name", ["deepmd/npy/mixed", "deepmd/hdf5", "deepmd/hdf5/mixed"])
+def test_mixed_and_hdf5_systems(tmp_path, name):
+    import dpdata
+
+    frames = [alloy(1), alloy(2), alloy(3)]
+    frames[1].symbols = frames[1].symbols[::-1]
+    frames[2].symbols[0] = "Cu"
+    systems = [dpdata.LabeledSystem(frame, fmt="ase/structure") for frame in frames]
+    path = tmp_path / ("a.h5" if "hdf5" in name else "a")
+    dpdata.MultiSystems(*systems).to(name, str(path))
+    data = open_dataset(path, KEYS, format=f"dpdata/{name}")
+    found = sorted(data, key=lambda sample: sample.labels["energy"].item())
+    expected = sorted(frames, key=lambda atoms: atoms.get_potential_energy())
+    for sample, atoms in zip(found, expected, strict=True):
+        assert sample.labels["energy"].item() == pytest.approx(atoms.get_potential_energy(), abs=1e-9)
+        assert sorted(sample.system.z.tolist()) == sorted(atoms.numbers.tolist())
+        assert np.trace(sample.labels["stress"][0]) == pytest.approx(np.trace(atoms.get_stress(voigt=False)), abs=1e-9)
+    if name == "deepmd/npy/mixed":
+        with pytest.raises(BadData, match=r"frames differ in composition: read it as dpdata/deepmd/npy/mixed"):
+            open_dataset(path, KEYS, format="dpdata/deepmd/npy")
+
+
+# --- outputs of programs, as short as they can be ---------------------------------------------------------------------
+
+
+def rows(array, digits=9):
+    return "\n".join(" ".join(f"{x:18.{digits}f}" for x in row) for row in array)
+
+
+def write_outcar(path, frames):
+    symbols = list(dict.fromkeys(frames[0].get_chemical_symbols()))
+    counts = [frames[0].get_chemical_symbols().count(s) for s in symbols]
+    text = "".join(f"   TITEL  = PAW_PBE {s} 01Jan2000\n" for s in symbols)
+    text += f"   NELM   =     60;   NELMIN=  2\n   ions per type = {' '.join(map(str, counts))}\n"
+    for atoms in frames:
+        xx, yy, zz, yz, xz, xy = -KBAR * atoms.get_stress()  # VASP: pressure positive, xx yy zz xy yz zx
+        text += "----- Iteration      1(   9)  -----\n"
+        text += "  FORCE on cell =-STRESS in cart. coord.  units (eV):\n" + "\n" * 13
+        text += f"  in kB {xx:.6f} {yy:.6f} {zz:.6f} {xy:.6f} {yz:.6f} {xz:.6f}\n"
+        text += " VOLUME and BASIS-vectors are now :\n\n\n\n  direct lattice vectors\n"
+        text += rows(np.hstack([atoms.cell.array, atoms.cell.reciprocal()])) + "\n"
+        text += " POSITION                                       TOTAL-FORCE (eV/Angst)\n ----\n"
+        text += rows(np.hstack([atoms.positions, atoms.get_forces()])) + "\n"
+        text += f"  free  energy   TOTEN  = {atoms.get_potential_energy():.8f} eV\n"
+    path.write_text(text)
+
+
+def write_vasprun(path, frames):
+    atoms = frames[0]
+    symbols = list(dict.fromkeys(atoms.get_chemical_symbols()))
+    ions = "".join(f"<rc><c>{s}</c><c>{symbols.index(s) + 1}</c></rc>" for s in atoms.get_chemical_symbols())
+
+    def varray(name, a):
+        return f'<varray name="{name}">' + "".join(f"<v>{row}</v>" for row in rows(a).split("\n")) + "</varray>"
+
+    steps = ""
+    for atoms in frames:
+        steps += "<calculation><scstep/>"
+        steps += f"<structure><crystal>{varray('basis', atoms.cell.array)}</crystal>"
+        steps += varray("positions", atoms.get_scaled_positions(wrap=False)) + "</structure>"
+        steps += varray("forces", atoms.get_forces()) + varray("stress", -KBAR * atoms.get_stress(voigt=False))
+        steps += f'<energy><i name="e_fr_energy">{atoms.get_potential_energy():.8f}</i></energy></calculation>'
+    path.write_text(
+        f'<modeling><parameters><i name="NELM">60</i></parameters><atominfo><array name="atoms"><set>{ions}</set>'
+        f"</array></atominfo>{steps}</modeling>"
+    )
+
+
+def write_espresso(path, frames):
+    (atoms,) = frames
+    rydberg, bohr = 13.605693122994, 0.529177210903
+    lines = "\n".join(f"{s} {' '.join(map(str, p))}" for s, p in zip(atoms.get_chemical_symbols(), atoms.positions))
+    (path.parent / "pw.in").write_text(
+        f"&system\n ibrav = 0\n/\nATOMIC_POSITIONS angstrom\n{lines}\n\n"
+        f"CELL_PARAMETERS angstrom\n{rows(atoms.cell.array)}\n\n"
+    )
+    forces = atoms.get_forces() / rydberg * bohr
+    kbar = -KBAR * atoms.get_stress(voigt=False)
+    text = f"!    total energy              =    {atoms.get_potential_energy() / rydberg:.10f} Ry\n\n"
+    text += "     Forces acting on atoms (cartesian axes, Ry/au):\n\n"
+    for k, force in enumerate(forces):
+        text += f"     atom {k + 1:4d} type  1   force = {rows([force])}\n"
+    text += "\n     total   stress  (Ry/bohr**3)                   (kbar)     P=        0.00\n"
+    text += rows(np.hstack([kbar / KBAR / rydberg * bohr**3, kbar])) + "\n\n"
+    path.write_text(text)
+
+
+def write_siesta(path, frames):
+    symbols = list(dict.fromkeys(frames[0].get_chemical_symbols()))
+    types = [symbols.index(s) + 1 for s in frames[0].get_chemical_symbols()]
+    text = f"redata: Number of Atomic Species = {len(symbols)}\n"
+    text += "".join(f"Species number: {k + 1} Atomic number: 0 Label: {s}\n" for k, s in enumerate(symbols))
+    text += f"initatomlists: Number of atoms, orbitals, and projectors: {len(types)} 1 1\n"
+    for atoms in frames:
+        text += "\noutcoor: Atomic coordinates (Ang):\n"
+        for p, t, s in zip(atoms.positions, types, atoms.get_chemical_symbols()):
+            text += f"{rows([p])} {t} 1 {s}\n"
+        text += f"\noutcell: Unit cell vectors (Ang):\n{rows(atoms.cell.array)}\n\n"
+        text += f"siesta: E_KS(eV) = {atoms.get_potential_energy():.8f}\n\nsiesta: Atomic forces (eV/Ang):\n"
+        text += "".join(f"{k + 1} {rows([f])}\n" for k, f in enumerate(atoms.get_forces())) + "-----\n"
+        text += f"siesta: Stress tensor (static) (eV/Ang**3):\n{rows(atoms.get_stress(voigt=False))}\n\n"
+        text += "siesta: Pressure (static): 0.0 kBar\n"
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "file", "count"),
+    [
+        ("vasp/outcar", write_outcar, "OUTCAR", 2),
+        ("vasp/xml", write_vasprun, "vasprun.xml", 2),
+        ("qe/pw/scf", write_espresso, "pw.out", 1),
+        ("siesta/aimd_output", write_siesta, "run.out", 2),
+    ],
+)
+def test_energies_forces_and_the_sign_of_the_stress(tmp_path, name, write, file, count):
+    frames = [alloy(seed) for seed in range(count)]
+    write(tmp_path / file, frames)
+    assert_frames(open_dataset(tmp_path / file, KEYS, format=f"dpdata/{name}"), frames, atol=3e-7)
+    with pytest.raises(BadData, match="dpdata gives eV and Å"):
+        open_dataset(tmp_path / file, KEYS, {"energy": "hartree"}, format=f"dpdata/{name}")
+
+
+GAUSSIAN = """ Charge = -1 Multiplicity = 1
+                          Input orientation:
+ ---------------------------------------------------------------------
+ Center     Atomic      Atomic             Coordinates (Angstroms)
+ Number     Number       Type             X           Y           Z
+ ---------------------------------------------------------------------
+      1          8           0        0.000000    0.000000    0.000000
+      2          1           0        0.000000    0.000000    0.970000
+ ---------------------------------------------------------------------
+ SCF Done:  E(RB3LYP) =  -75.5000000000     A.U. after    9 cycles
+ -------------------------------------------------------------------
+ Center     Atomic                   Forces (Hartrees/Bohr)
+ Number     Number              X              Y              Z
+ -------------------------------------------------------------------
+      1        8           0.000000000    0.000000000    0.010000000
+      2        1           0.000000000    0.000000000   -0.010000000
+ -------------------------------------------------------------------
+"""
+
+
+def test_the_charge_that_dpdata_drops_is_read(tmp_path):
+    (tmp_path / "a.log").write_text(GAUSSIAN)
+    (sample,) = open_dataset(tmp_path / "a.log", format="dpdata/gaussian/log")
+    assert sample.system.charge.item() == -1 and sample.system.spin.item() == 1 and not sample.system.pbc.any()
+    assert sample.labels["energy"].item() == pytest.approx(-75.5 * 27.211386245988, abs=1e-6)
+    assert sample.labels["forces"][0, 2].item() == pytest.approx(0.01 * 51.422067476, rel=1e-7)
+    (tmp_path / "a.log").write_text(GAUSSIAN + " Charge =  0 Multiplicity = 1\n")
+    with pytest.raises(BadData, match="it states the charge -1, and 0 further on"):
+        open_dataset(tmp_path / "a.log", format="dpdata/gaussian/log")
+
+
+def test_names_of_formats(tmp_path, monkeypatch):
+    with pytest.raises(BadData, match=r"unknown data format 'dpdata/deepmd/npi', did you mean 'deepmd/npy'"):
+        open_dataset("missing", format="dpdata/deepmd/npi")
+    with pytest.raises(BadData, match=r"say which, as in dpdata/deepmd/npy\. There are: .*vasp/outcar"):
+        open_dataset("missing", format="dpdata")
+    (tmp_path / "OUTCAR").write_text("")
+    with pytest.raises(BadData, match="OUTCAR"):
+        open_dataset(tmp_path / "OUTCAR", format="dpdata/vasp/outcar")
+    monkeypatch.setattr("torchmdnet2.data.dpdata_format.find_spec", lambda name: None)
+    with pytest.raises(MissingBackend, match=r"pip install 'torchmdnet2\[dpdata\]'"):
+        open_dataset("missing", format="dpdata/deepmd/npy")
+    assert "dpdata" in sys.modules  # by the tests above, not by importing torchmdnet2

@@ -1,0 +1,94 @@
+"""The `.cfg` files of MLIP (moment tensor potentials): configurations between BEGIN_CFG and END_CFG, in eV and Å.
+
+Atoms have types, 0, 1, …; which elements these are stands after the name of the format: `mlip/Cu-Al`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from ..errors import BadData
+from .ase_formats import FrameReader
+from .extxyz import Frame
+from .formats import register_format
+
+__all__ = ["MlipReader"]
+
+_VOIGT = ["xx", "yy", "zz", "yz", "xz", "xy"]
+
+
+@register_format("mlip")
+class MlipReader(FrameReader):
+    """Frames of a `.cfg` of MLIP; labels are called energy, forces and virial (its PlusStress, −volume × stress).
+
+    Args:
+        path, keys, units: see `AseDataset`.
+        variant: the elements of types 0, 1, …, as "Cu-Al".
+    """
+
+    def __init__(
+        self,
+        path: str | PathLike,
+        keys: Mapping[str, str | None] | None = None,
+        units: Mapping[str, str | None] | None = None,
+        variant: str = "",
+    ):
+        super().__init__(path, keys, units)
+        self._elements = variant.split("-")
+
+    @classmethod
+    def require(cls, variant: str | None) -> None:
+        from ase.data import atomic_numbers
+
+        if variant is None or any(name not in atomic_numbers for name in variant.split("-")):
+            raise BadData("data format 'mlip': name the elements of types 0, 1, … after it, as in mlip/Cu-Al"
+                          + ("" if variant is None else f"; not {variant}"))  # fmt: skip
+
+    def frames(self) -> Iterator[Frame]:
+        block: list[list[str]] | None = None
+        with open(self.path, encoding="utf-8-sig") as file:
+            for words in filter(None, map(str.split, file)):
+                if words[0] == "BEGIN_CFG":
+                    block = []
+                elif block is None:
+                    raise ValueError(f"BEGIN_CFG is expected where a configuration begins, not '{words[0]}'")
+                elif words[0] == "END_CFG":
+                    yield self._frame(block)
+                    block = None
+                else:
+                    block.append(words)
+        if block is not None:
+            raise EOFError("the file ends without END_CFG: it was cut off")
+
+    def _frame(self, block: list[list[str]]) -> Frame:
+        from ase.data import atomic_numbers
+
+        heads = {words[0].rstrip(":"): k for k, words in enumerate(block)}
+        size = int(block[heads["Size"] + 1][0])
+        vectors = [w for w in block[heads["Supercell"] + 1 :][:3] if len(w) == 3] if "Supercell" in heads else []
+        names, first = block[heads["AtomData"]][1:], heads["AtomData"] + 1
+        rows = block[first : first + size]
+        if len(rows) < size or any(len(row) != len(names) for row in rows):
+            raise ValueError(f"{size} atoms with the columns {', '.join(names)} are expected")
+        column = {name: np.array([float(row[k]) for row in rows]) for k, name in enumerate(names)}
+        cell = np.zeros((3, 3))
+        cell[: len(vectors)] = np.array(vectors, dtype=float).reshape(-1, 3)
+        axes, scale = ("cartes_", np.eye(3)) if "cartes_x" in column else ("direct_", cell)
+        types = column["type"].astype(int)
+        if types.size and not 0 <= types.min() <= types.max() < len(self._elements):
+            raise ValueError(f"there are types up to {types.max()}, and the elements {', '.join(self._elements)}")
+        entries: dict[str, Any] = {}
+        if "fx" in column:
+            entries["forces"] = np.stack([column[f"f{x}"] for x in "xyz"], axis=1)
+        if "Energy" in heads:
+            entries["energy"] = float(block[heads["Energy"] + 1][0])
+        if "PlusStress" in heads:
+            given = dict(zip(block[heads["PlusStress"]][1:], map(float, block[heads["PlusStress"] + 1]), strict=True))
+            entries["virial"] = np.array([given[name] for name in _VOIGT])
+        positions = np.stack([column[axes + x] for x in "xyz"], axis=1) @ scale
+        numbers = np.array([atomic_numbers[self._elements[k]] for k in types], dtype=np.int64)
+        return Frame(numbers, positions, cell, np.arange(3) < len(vectors), entries)

@@ -1,0 +1,65 @@
+"""The `input.data` of n2p2 and RuNNer: structures between `begin` and `end`, in bohr and hartree.
+
+Lines: `lattice` x y z (three or none), `atom` x y z element charge (unused) fx fy fz, `energy`, `charge` (of the whole
+structure), `comment`. See https://compphysvienna.github.io/n2p2/topics/cfg_file.html.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..errors import BadData
+from .ase_formats import FrameReader
+from .extxyz import Frame
+from .formats import register_format
+
+__all__ = ["N2P2Reader"]
+
+
+@register_format("n2p2")
+class N2P2Reader(FrameReader):
+    """Frames of an `input.data`; labels are called energy, forces and charges, the total charge charge."""
+
+    default_units: ClassVar = {"energy": "hartree", "length": "bohr"}
+
+    def frames(self) -> Iterator[Frame]:
+        with open(self.path, encoding="utf-8-sig") as file:
+            lines = (line.split() for line in file)
+            for words in filter(None, lines):
+                if words[0] != "begin":
+                    raise ValueError(f"'begin' is expected where a structure begins, not '{words[0]}'")
+                if len(words) > 1:
+                    raise BadData(f"{self.path}: columns are named after 'begin'; read it with the format runnerdata")
+                yield self._frame(lines)
+
+    def _frame(self, lines: Iterable[list[str]]) -> Frame:
+        lattice: list[list[float]] = []
+        atoms: list[list[str]] = []
+        entries: dict[str, Any] = {}
+        for name, *words in filter(None, lines):
+            if name == "atom":
+                if len(words) != 9:
+                    raise ValueError(f"atom {len(atoms)} has {len(words)} of 9 columns")
+                atoms.append(words)
+            elif name == "lattice":
+                lattice.append([float(word) for word in words])
+            elif name in ("energy", "charge"):
+                entries[name] = float(words[0])
+            elif name == "end":
+                break
+            elif name != "comment":
+                raise ValueError(f"'{name}' is not one of begin, comment, lattice, atom, energy, charge, end")
+        else:
+            raise EOFError("the file ends without 'end': it was cut off")
+        from ase.data import atomic_numbers
+
+        if np.shape(lattice) not in ((0,), (3, 3)):
+            raise ValueError(f"a lattice is three vectors, not {lattice}")
+        numbers = np.array([atomic_numbers[words[3]] for words in atoms], dtype=np.int64)
+        values = np.array([[float(w) for k, w in enumerate(words) if k != 3] for words in atoms]).reshape(-1, 8)
+        entries |= {"forces": values[:, 5:], "charges": values[:, 3]}
+        cell = np.array(lattice) if lattice else np.zeros((3, 3))
+        return Frame(numbers, values[:, :3], cell, np.full(3, bool(lattice)), entries)
