@@ -74,7 +74,9 @@ def test_formats_of_ase_by_their_names(tmp_path):
         assert sample.labels["energy"].item() == -3 and (sample.labels["forces"] == 1).all()
 
 
-@pytest.mark.parametrize("name", [*(name for name in FORMATS if name not in ("dpdata", "mlip", "npy")), "mlip/Cu", "vasp-out"])
+@pytest.mark.parametrize(
+    "name", [*(name for name in FORMATS if name not in ("dpdata", "mlip", "npy")), "mlip/Cu", "vasp-out"]
+)
 def test_empty_files_are_named_in_every_format(tmp_path, name):
     (tmp_path / "empty.data").write_text("")
     with pytest.raises(BadData, match=r"empty\.data"):

@@ -36,6 +36,9 @@ def test_n2p2(tmp_path):
     assert box.labels["forces"][1, 2].item() == pytest.approx(-0.03 * HARTREE / BOHR)
     assert box.labels["charges"].tolist() == [-0.8, 0.4]
     assert atom.system.z.tolist() == [1] and not atom.system.pbc.any() and not atom.system.cell.any()
+    path.write_text(N2P2.replace("O -0.8", "O 0.0").replace("H 0.4", "H 0.0"))
+    assert open_dataset(path, format="n2p2")[0].system.charge.item() == -1
+    path.write_text(N2P2)
     plain = open_dataset(path, units={"energy": "eV", "length": "angstrom"}, format="n2p2")
     assert plain[0].labels["energy"].item() == -75.5 and plain[0].labels["forces"][0, 0].item() == 0.01
     assert open_dataset(path, {"energy": "energy", "charge": None}, format="n2p2")[0].system.charge.item() == 0

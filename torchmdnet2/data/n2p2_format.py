@@ -60,6 +60,8 @@ class N2P2Reader(FrameReader):
             raise ValueError(f"a lattice is three vectors, not {lattice}")
         numbers = np.array([atomic_numbers[words[3]] for words in atoms], dtype=np.int64)
         values = np.array([[float(w) for k, w in enumerate(words) if k != 3] for words in atoms]).reshape(-1, 8)
-        entries |= {"forces": values[:, 5:], "charges": values[:, 3]}
+        entries["forces"] = values[:, 5:]
+        if values[:, 3].any():  # zeros are written where there are none
+            entries["charges"] = values[:, 3]
         cell = np.array(lattice) if lattice else np.zeros((3, 3))
         return Frame(numbers, values[:, :3], cell, np.full(3, bool(lattice)), entries)
