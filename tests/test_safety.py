@@ -207,7 +207,7 @@ LAYERS = """
     data importers
     fused runtime
     evaluator
-    ensemble_file ensemble
+    loading ensemble_file ensemble
     adapters
     md training
     scan learn

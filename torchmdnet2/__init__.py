@@ -10,12 +10,12 @@ from .version import __version__
 __all__ = ["Evaluator", "Potential", "System", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from .checkpoint import load
     from .evaluator import Evaluator
+    from .loading import load
     from .potential import Potential
     from .system import System
 
-_HOME = {"load": "checkpoint", "Evaluator": "evaluator", "Potential": "potential", "System": "system"}
+_HOME = {"load": "loading", "Evaluator": "evaluator", "Potential": "potential", "System": "system"}
 
 
 def _register_builtin() -> None:

@@ -66,11 +66,13 @@ class Potential(nn.Module):
 
     Attributes:
         allow_untrained_charge: evaluate what is refused as UntrainedCharge otherwise, with a warning.
+        fast_calls: what calls run on in evaluation mode (`torchmdnet2.load` sets it); None: autograd.
         calibration: what `novelty` reads, kept in model files; None: not calibrated.
     """
 
     _known: Tensor
     priors: Iterable[Prior]
+    fast_calls: Callable[[Potential, System, bool, bool], Result | None] | None = None
 
     def __init__(
         self,
@@ -225,6 +227,28 @@ class Potential(nn.Module):
                 without a cell; a spin state that the model does not know; neighbors that lack edges.
             UnknownElement: an atom's element is not one the model was trained on.
             UntrainedCharge: a total charge or odd number of electrons that it was not trained on, or does not use.
+        """
+        if create_graph is None:
+            create_graph = is_differentiated(require_system(system)) or self.training
+        if self.fast_calls is not None and neighbors is None and not (create_graph or self.training):
+            result = self.fast_calls(self, require_system(system), forces, stress)
+            if result is not None:
+                return result
+        return self.reference(system, forces, stress, neighbors, create_graph)
+
+    @not_compiled
+    def reference(
+        self,
+        system: System,
+        forces: bool = True,
+        stress: bool = False,
+        neighbors: NeighborList | None = None,
+        create_graph: bool | None = None,
+    ) -> Result:
+        """The same by autograd in plain PyTorch: the specification of every faster path. See `forward`.
+
+        Args:
+            system, forces, stress, neighbors, create_graph: as of `forward`.
         """
         if create_graph is None:
             create_graph = is_differentiated(require_system(system)) or self.training

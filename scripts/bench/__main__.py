@@ -17,7 +17,7 @@ from pathlib import Path
 
 NAMES = (
     "inference", "tensornet2", "models", "training", "devices", "cpu", "neighbors", "md", "adapters", "lammps",
-    "accuracy", "extrapolation", "learning", "novelty", "data",
+    "accuracy", "extrapolation", "learning", "novelty", "data", "front",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def structure(cell: str) -> Atoms:
 
 
 def through_potential(model, atoms, dtype, folder):
-    result = load(model, dtype=getattr(torch, dtype))(System.from_ase(atoms))
+    result = load(model, dtype=getattr(torch, dtype)).reference(System.from_ase(atoms))
     return float(result.energy.detach()), result.forces.numpy()
 
 

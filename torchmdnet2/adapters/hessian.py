@@ -28,7 +28,7 @@ def hessian(potential: Potential, system: System) -> Tensor:
         raise ValueError(f"a Hessian is that of one structure, and these are {system.num_systems}")
     with torch.inference_mode(False), torch.enable_grad():
         pos = system.pos.detach().clone().requires_grad_()
-        forces = potential(system.replace(pos=pos), create_graph=True).forces
+        forces = potential.reference(system.replace(pos=pos), create_graph=True).forces
         assert forces is not None
         rows = []
         for force in forces.flatten():

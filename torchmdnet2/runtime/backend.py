@@ -26,7 +26,10 @@ from .timings import WHOLE, Part, Timing, measure
 __all__ = ["Backend", "Declined", "ReferenceBackend", "Task"]
 
 _version = attrgetter("_version")
-_options = attrgetter("energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "allow_untrained_charge")
+_options = attrgetter(
+    "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "allow_untrained_charge", "total_charges",
+    "closed_shell",
+)  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -69,7 +72,7 @@ class Task:
         return self.device.type != "cpu" or os.environ.get("TRITON_INTERPRET", "0") == "1"
 
     @cached_property
-    def reference(self) -> Potential:
+    def model(self) -> Potential:
         """The potential in the precision asked for."""
         if self.precision != "float64" or self.potential.dtype == torch.float64:
             return self.potential
@@ -135,13 +138,13 @@ class ReferenceBackend(Backend):
     """The potential itself."""
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
-        return self.task.reference(system, forces=forces, stress=stress)
+        return self.task.model.reference(system, forces=forces, stress=stress)
 
     def bind(self, system: System, stress: bool) -> BoundStep:
-        return ReferenceBoundStep(self.task.reference, system, stress)
+        return ReferenceBoundStep(self.task.model, system, stress)
 
     def timings(self, system: System, stress: bool) -> list[Timing]:
-        potential, device = self.task.reference, self.task.device
+        potential, device = self.task.model, self.task.device
         charges = self.run(system, False, False).charges
         parts, searched = [], {potential.cutoff: pair_list(system, potential.cutoff)}
         for prior in potential.priors:

@@ -85,7 +85,8 @@ class ReferenceBoundStep(BoundStep):
         self.pos, self.cell = system.pos.detach().clone(), system.cell.detach().clone()
         self._system = system.replace(pos=self.pos, cell=self.cell)
         self._error: ValueError | None = None
-        result = potential(self._system, stress=stress, create_graph=False)
+        call = potential.reference if isinstance(potential, Potential) else potential
+        result = call(self._system, stress=stress, create_graph=False)
         assert result.forces is not None and result.atom_energies is not None
         self.forces, self.energy, self.atom_energies = result.forces, result.energy, result.atom_energies
         self.stress, self.charges, self._properties = result.stress, result.charges, result.properties

@@ -81,7 +81,7 @@ class _StepBackend(Backend):
             if self.task.graphs:
                 graphed.capture()
             self._run(graphed, system)
-            return self._bound.FusedBoundStep(graphed, self.task.reference, system)
+            return self._bound.FusedBoundStep(graphed, self.task.model, system)
 
     def timings(self, system: System, stress: bool) -> list[Timing]:
         self._require_usable(system)
@@ -242,7 +242,7 @@ class CapturedAutogradBackend(_StepBackend):
     def _make_model(self) -> StepModel:
         from .autograd_model import AutogradModel
 
-        return AutogradModel(self.task.reference)
+        return AutogradModel(self.task.model)
 
     def run(self, system: System, forces: bool, stress: bool) -> Result:
         try:
