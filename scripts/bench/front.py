@@ -2,12 +2,12 @@
 
     python -m scripts.bench front [--device cpu] [--model organic] [--output FILE]
 
-Each row is one structure in vacuum: two aldehydes of 22 and 166 atoms, and droplets of water of 1,029 and 10,125 atoms.
-Positions change from step to step, and each time includes the wait for the results: "bound" writes positions and fetches
-all results to the host; "ase" is get_forces of the calculator at new positions; "openmm" is a step of its integrator
-with the model as PythonForce, where OpenMM is installed. `load(...)` should take at most 1.2 times the Evaluator's
-time, and ASE at most 0.1 ms more than the bound step at 22 atoms on a GPU. Times of calls are medians of rounds in which
-they take turns, since other work on the machine comes and goes.
+Each row is one structure in vacuum: aldehydes of 22 and 166 atoms, and droplets of water of 1,029 and 10,125 atoms.
+Positions change from step to step, and each time includes the wait for the results: "bound" writes positions and
+fetches all results to the host; "ase" is get_forces of the calculator at new positions; "openmm" is a step of its
+integrator with the model as PythonForce. `load(...)` should take at most 1.2 times the Evaluator's time, and ASE at most
+0.1 ms more than the bound step at 22 atoms on a GPU. Times are medians of rounds in which the ways of calling take
+turns, since other work on the machine comes and goes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,10 @@ def aldehyde(carbons: int) -> Atoms:
     step = length * np.array([np.sin(angle / 2), np.cos(angle / 2)])
     chain = np.array([[k * step[0], (k % 2) * step[1], 0.0] for k in range(carbons)])
     symbols, places = ["C"] * carbons, list(chain)
-    across = hydrogen * np.sin(np.radians(54.0))
-    for k, place in enumerate(chain):
-        outward = hydrogen * np.cos(np.radians(54.0)) * (1 if k % 2 else -1)
-        if k < carbons - 1:
-            places += [place + [0, outward, across], place + [0, outward, -across]]
-            symbols += ["H", "H"]
+    across, outward = hydrogen * np.sin(np.radians(54.0)), hydrogen * np.cos(np.radians(54.0))
+    for k, place in enumerate(chain[:-1]):
+        places += [place + np.array([0, outward * (1 if k % 2 else -1), side * across]) for side in (1, -1)]
+        symbols += ["H", "H"]
     # a third hydrogen at the beginning; H and O in the plane of the last carbon
     places.append(chain[0] + hydrogen * np.array([-np.sin(angle / 2), np.cos(angle / 2), 0]))
     side = -1.0 if (carbons - 1) % 2 == 0 else 1.0
