@@ -5,7 +5,7 @@
 Each row is one structure in vacuum: aldehydes of 22 and 166 atoms, and droplets of water of 1,029 and 10,125 atoms.
 Positions change from step to step, and each time includes the wait for the results: "bound" writes positions and
 fetches all results to the host; "ase" is get_forces of the calculator at new positions; "openmm" is a step of its
-integrator with the model as PythonForce. `load(...)` should take at most 1.2 times the Evaluator's time, and ASE at most
+integrator with the model as PythonForce. `load(...)` should take at most 1.2 times the Evaluator's time, ASE at most
 0.1 ms more than the bound step at 22 atoms on a GPU. Times are medians of rounds in which the ways of calling take
 turns, since other work on the machine comes and goes.
 """
