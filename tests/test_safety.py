@@ -194,7 +194,7 @@ def test_public_names():
 
 
 LAYERS = """
-    version errors units devices files html_page console registry float64_buffers yaml_reader
+    version errors units devices processes files html_page console registry float64_buffers yaml_reader
     triton_or_none triton_launch
     stated
     system derivatives exchange compilation

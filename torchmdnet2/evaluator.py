@@ -9,13 +9,13 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 from .compilation import not_compiled
 from .derivatives import is_differentiated, outside_modes
 from .potential import Potential, Result
+from .processes import ProcessLock, refuse_forked_gpu
 from .refusals import require_potential, require_system
 from .runtime.backend import Backend, Declined, ReferenceBackend, Task
 from .runtime.cpu_backend import CompiledCpuBackend
@@ -64,7 +64,7 @@ class Evaluator:
         self.potential: Potential = require_potential(potential).eval()
         self.precision: Precision = "native" if precision == "float32" else precision
         self.graphs, self.stress = graphs, stress
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self.refresh()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -125,6 +125,7 @@ class Evaluator:
 
     def _first(self, system: System, action: Callable[[Backend], _Found], differentiated: bool = False) -> _Found:
         """What the first backend gives that takes the system; what is differentiated goes to the potential itself."""
+        refuse_forked_gpu(self.potential.device)
         with self._lock, outside_modes(self.potential.device):
             if self._task.is_changed:
                 self.refresh()

@@ -20,6 +20,7 @@ from .novelty import Calibration
 from .output import CHARGES, Output
 from .priors.base import Prior
 from .priors.pairs import PairLists
+from .processes import expect_forks, refuse_forked_gpu
 from .refusals import (
     SYMBOLS,
     refuse_charge,
@@ -91,6 +92,7 @@ class Potential(nn.Module):
         config: Mapping[str, Any] | None = None,
     ):
         super().__init__()
+        expect_forks()
         self.representation = representation
         self.head = head
         self.priors = nn.ModuleList(priors)  # type: ignore[assignment]
@@ -271,6 +273,7 @@ class Potential(nn.Module):
             charge: look at the total charges too.
         """
         system = require_system(system).detach()
+        refuse_forked_gpu(self.device)
         refuse_precision(self.dtype)
         refuse_precision(system.dtype, "positions")
         system.validate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -20,6 +19,7 @@ from ..evaluator import Evaluator
 from ..novelty import Watch
 from ..potential import Potential
 from ..priors.pairs import PairLists
+from ..processes import ProcessLock
 from ..refusals import rename
 from ..stated import cell_of, charge_and_spin, whole_number
 from ..system import System
@@ -89,7 +89,7 @@ class TorchMDNet2Calculator(Calculator):
         self._potentials, self._sources = [p for p, _ in opened], [source for _, source in opened]
         self._evaluate = ArrayEvaluator(self._evaluator(), self._potentials[0].device)
         self.implemented_properties = self._names()
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._stress_wanted = False
         self._watch, self._watched = Watch(), b""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
 from ..evaluator import Evaluator
 from ..novelty import Watch
 from ..potential import SYMBOLS, Potential
+from ..processes import ProcessLock
 from ..stated import Statement, agreed, no_cell, whole_number
 from ..units import KJ_MOL, factor
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
@@ -156,7 +156,7 @@ class TorchMDNet2Energy:
 
     def __init__(self, source: ModelSource | None, options: dict[str, Any], potential: Potential | None = None):
         self.source, self.options = source, options
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._numbers = np.array(options["numbers"], dtype=np.int64)
         self._pbc = np.full(3, bool(options["periodic"]))
         self._watch = Watch()

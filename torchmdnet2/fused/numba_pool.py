@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,6 +11,7 @@ import numba
 import torch
 from numba.core import config
 
+from ..processes import ProcessLock
 from .thread_tuner import ThreadChoice, ThreadTuner
 
 __all__ = ["lost_by_fork", "run_on_threads"]
@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 # one thread at a time: numba's own pool, which is used where there is no other, ends the process otherwise; a network
 # calls the terms that read its charges
-_POOL = threading.RLock()
+_POOL = ProcessLock()
 _used, _lost = False, False
 _MOST_THREADS: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
@@ -36,9 +36,8 @@ def lost_by_fork() -> str:
 
 
 def _after_fork() -> None:
-    global _lost, _POOL
+    global _lost
     _lost = _used and numba.threading_layer() == "omp"  # the other layers survive
-    _POOL = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

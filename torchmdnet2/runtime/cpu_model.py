@@ -6,7 +6,6 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import copy
-import threading
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from ..fused.registry import fast_path
 from ..fused.thread_tuner import ThreadChoice
 from ..models.base import sum_over_systems
 from ..potential import Potential, Result, require_stress
+from ..processes import ProcessLock
 from ..system import System
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
 from .coverage import constant_energies, kernels_of
@@ -52,7 +52,7 @@ class CpuModel:
         exact = copy.deepcopy(potential).double()
         with torch.no_grad():
             self.isolated = exact.isolated_energies() * potential.energy_scale
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
         self._last: CpuStep | None = None
         self._checked = False
 

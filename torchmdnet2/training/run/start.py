@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ...errors import BadConfig
+from ...processes import usable_threads
 from ...version import __version__
 from ..config.config import Config
 from ..config.labels import property_of
@@ -29,7 +30,7 @@ def own_torch_state(config: Config) -> Iterator[None]:
     device = device_of(config.training.device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(config.training.seed)
-        torch.set_num_threads(config.training.num_threads or threads)
+        torch.set_num_threads(usable_threads(config.training.num_threads or threads))
         try:
             yield
         finally:

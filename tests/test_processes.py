@@ -1,0 +1,157 @@
+"""Processes that are forked off one that has used a potential work, or say why they cannot."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny_potential
+
+from torchmdnet2 import Evaluator, System, processes
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+_BEGIN = """
+import os, sys, threading, time
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(4)  # without threads there is nothing to wait for
+from tiny import ethanol, tiny_potential
+from torchmdnet2 import Evaluator, System
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+
+potential = tiny_potential(dtype=torch.float32)
+system = System.from_ase([ethanol()] * 40)
+
+
+class Frames(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return potential(system).energy[index]
+
+
+def calculator_energy(seed):
+    atoms = ethanol()
+    atoms.calc = calculator
+    return atoms.get_potential_energy()
+
+
+def in_child(function):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            code = 7 if function() else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def same(energy):
+    return bool(((energy - expected).abs() < 1e-3).all())
+
+
+calculator, evaluator = TorchMDNet2Calculator(potential), Evaluator(potential)
+expected, alone = potential(system).energy, calculator_energy(0)
+evaluator(system)
+"""
+
+_USES = {
+    "potential": "in_child(lambda: same(potential(system).energy))",
+    "evaluator": "in_child(lambda: same(evaluator(system).energy))",
+    "bound step": """
+bound = evaluator.bind(system)
+def use():
+    bound.replay()
+    return same(bound.energy)
+in_child(use)
+""",
+    "calculator in a pool": """
+import multiprocessing
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    assert max(abs(e - alone) for e in pool.map(calculator_energy, range(4))) < 1e-3
+""",
+    "data loader": """
+loader = torch.utils.data.DataLoader(Frames(), num_workers=2, multiprocessing_context="fork")
+assert float((torch.cat(list(loader)) - expected[:2]).abs().max()) < 1e-3
+""",
+    "weights made in the child": "in_child(lambda: same(tiny_potential(dtype=torch.float32)(system).energy))",
+    "threads asked for in a training": """
+from types import SimpleNamespace
+from torchmdnet2.training.run.start import own_torch_state
+config = SimpleNamespace(training=SimpleNamespace(num_threads=4, device="cpu", seed=0))
+def use():
+    with own_torch_state(config):
+        return same(potential(system).energy)
+in_child(use)
+""",
+    "while another thread evaluates": """
+stop = []
+def go_on():
+    while not stop:
+        evaluator(system)
+thread = threading.Thread(target=go_on)
+thread.start()
+for _ in range(3):
+    in_child(lambda: same(evaluator(system).energy))
+stop.append(1)
+thread.join()
+""",
+}
+
+
+def test_forked_processes_evaluate():
+    """Each of them waited for ever."""
+    script = _BEGIN.format(tests=str(Path(__file__).parent)) + "".join(
+        f"\nprint({name!r}, flush=True)\n{code}" for name, code in _USES.items()
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = parent.communicate(timeout=200)
+    except subprocess.TimeoutExpired:
+        os.killpg(parent.pid, signal.SIGKILL)
+        pytest.fail(f"a forked process waits for ever: {parent.communicate()[0]}")
+    assert parent.returncode == 0, output
+
+
+def test_a_lock_that_was_held_at_the_fork_is_free_in_the_child():
+    lock, inside, leave = processes.ProcessLock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    lock._pid = -2  # as after a fork
+    with lock, lock:
+        pass
+    leave.set()
+    thread.join()
+
+
+def test_a_gpu_that_the_parent_had_used_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.raises(RuntimeError, match="'spawn'"):
+        processes.refuse_forked_gpu(torch.device("cuda"))
+    processes.refuse_forked_gpu(torch.device("cpu"))
+    system = System(z=torch.tensor([1, 1]), pos=torch.tensor([[0.0, 0, 0], [0, 0, 0.8]]))
+    potential = tiny_potential()
+    evaluator = Evaluator(potential)
+    monkeypatch.setattr(type(potential), "device", torch.device("cuda"))
+    for path in (potential, evaluator):
+        with pytest.raises(RuntimeError, match="forked off one that had used the GPU"):
+            path(system)
