@@ -137,7 +137,7 @@ class CpuModel:
         found = Result(energy, forces, None, energies)
         if values.charges is not None and expected.charges is not None:
             require_close("charge, e", torch.from_numpy(values.charges), expected.charges, BOUNDS["native"][0])
-        require_result(found, _virial(values, system), expected, system, "native", scale)
+        require_result(found, _virial(values, system), expected, potential, system, "native", scale)
         require_properties(self.properties(values, system), expected, potential, system, "native")
 
 

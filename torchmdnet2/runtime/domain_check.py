@@ -51,4 +51,4 @@ def check_on_cluster(other: Domain, z: NDArray[np.integer], pos: NDArray[np.floa
     )  # fmt: skip
     network = expected.atom_energies - constant_energies(potential, placed)
     scale = float((network.abs() + isolated[cluster.z].to(network.device).abs()).max())
-    require_result(found, None, expected, placed, "native", scale)
+    require_result(found, None, expected, potential, placed, "native", scale)

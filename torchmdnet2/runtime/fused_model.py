@@ -107,7 +107,7 @@ class FusedModel:
         if out.stress is not None:
             virial = out.stress * system.volume.double()[:, None, None]
         found = Result(out.energy, out.forces, None, out.atom_energies)
-        require_result(found, virial, expected, system, self.precision, scale)
+        require_result(found, virial, expected, self.potential, system, self.precision, scale)
         if out.charges is not None and expected.charges is not None:
             bound = BOUNDS[self.precision][0] * max(1.0, float(expected.charges.abs().max()))
             require_close("charge of an atom, e", out.charges, expected.charges, bound)
