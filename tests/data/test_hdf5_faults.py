@@ -48,7 +48,7 @@ def test_wrong_keys(tmp_path):
         HDF5Dataset(tmp_path / "a.h5", {"energy": "enery"}, EV)
     with pytest.raises(BadData, match=r"no frame has 'stress', which was asked for as stress"):
         open_dataset(tmp_path / "a.h5", {"energy": "energy", "stress": "stress"}, EV)
-    with pytest.raises(BadData, match="virial"):
+    with pytest.raises(BadData, match="no frame has 'virial'"):
         HDF5Dataset(tmp_path / "a.h5", {"virial": "virial"}, EV)
 
 

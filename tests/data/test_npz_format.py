@@ -66,7 +66,7 @@ def test_units_that_the_file_states(tmp_path):
         ({"E": np.array([{}] * 5)}, "'E' is damaged or not made of numbers"),
         ({"E": np.array(["x"] * 5)}, "'E' is not made of numbers"),
         ({"E": None}, "no frame has 'energy'"),
-        ({"lattice": np.eye(3)}, "periodic"),
+        ({"lattice": np.eye(2)}, r"'lattice': cell has the shape \(2, 2\)"),
     ],
 )
 def test_faults_are_named(tmp_path, change, message):

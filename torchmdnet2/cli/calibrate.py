@@ -127,7 +127,9 @@ def _dataset(potential: Potential, paths: list[str]) -> Dataset:
 
     config = potential.metadata.get("config")
     trained = (config.get("data") or {}) if isinstance(config, dict) else {}
-    keys = {k: v for k, v in (trained.get("keys") or {}).items() if k in ("charge", "spin", "numbers") and v}
+    keys = {
+        k: v for k, v in (trained.get("keys") or {}).items() if k in ("charge", "spin", "numbers", "positions") and v
+    }
     units = {k: v for k, v in (trained.get("units") or {}).items() if k == "length" and v}
     data = open_dataset(paths, keys=keys, units=units)
     if not len(data):

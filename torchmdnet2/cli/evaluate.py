@@ -96,8 +96,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.unlabelled:
         if output is None:
             raise BadConfig("--unlabelled: without labels there are no errors; give --output for the predictions")
-        keys = {name: key for name, key in keys.items() if name in ("charge", "spin", "numbers")}
-    elif not keys.keys() - {"charge", "spin", "numbers"}:
+        keys = {name: key for name, key in keys.items() if name in ("charge", "spin", "numbers", "positions")}
+    elif not keys.keys() - {"charge", "spin", "numbers", "positions"}:
         raise BadConfig("no labels are left to compare with; to predict only, give --unlabelled and --output")
     dataset = _opened(options, read, keys, units)
     chosen = _frames_of_split(options, dataset) if options.split or options.subset else _frames(dataset, sources, files)

@@ -19,7 +19,7 @@ from ..errors import BadData, MissingBackend
 from ..stated import OF_ATOMS, StatedUnit, agreed, no_cell, stated_units, statements
 from ..units import factor
 from .check import check_sample, whole_number
-from .conversion import checked_keys, full_tensor, label_factors
+from .conversion import checked_keys, full_tensor, label_factors, stress_of
 from .extxyz import STRUCTURE, Frame, read_extxyz
 from .formats import find_format, register_format
 from .kinds import CONFIG_TYPE, kind_code
@@ -125,10 +125,7 @@ class FrameReader(Reader):
                 value = kind_code(value)
             numbers = np.asarray(_array(value, self.keys[name], where) * factors.get(name, 1.0))
             if name == "virial":
-                volume = abs(np.linalg.det(cell))
-                if volume == 0:
-                    raise BadData(f"{where}: there is a virial but no cell")
-                name, numbers = "stress", -numbers / volume
+                name, numbers = "stress", stress_of(numbers, cell, where)
             labels[name] = _shaped(name, numbers, len(frame.numbers))
         positions = _array(frame.positions, "positions", where) * length
         row = FrameRow(frame.numbers, positions, cell, pbc, whole["charge"], whole["spin"], labels)

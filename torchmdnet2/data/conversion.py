@@ -8,10 +8,22 @@ import numpy as np
 
 from ..errors import BadData
 from ..registry import did_you_mean
+from ..stated import kind_of
 from ..units import UNITS, factor
 from .labels import LABELS
 
-__all__ = ["any_factor", "checked_keys", "full_tensor", "key_names", "label_factors", "missing_key", "unit_names"]
+__all__ = [
+    "any_factor",
+    "checked_keys",
+    "full_tensor",
+    "key_names",
+    "label_factors",
+    "missing_key",
+    "stated_key",
+    "stress_of",
+    "structure_keys",
+    "unit_names",
+]
 
 
 def key_names() -> list[str]:
@@ -33,6 +45,8 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
     """
     known = key_names()
     for name in keys:
+        if name in ("numbers", "positions"):
+            raise BadData(f"{where}: keys.{name} is for formats of arrays, whose files have no names for these")
         if name not in known and name not in LABELS:
             raise BadData(
                 f"{where}: unknown label '{name}'{did_you_mean(name, known) or '.'} Known: {', '.join(known)}"
@@ -41,6 +55,50 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
     if "stress" in asked and "virial" in asked:
         raise BadData(f"{where}: give a key for stress or for virial, not for both")
     return asked
+
+
+def structure_keys(keys: Mapping[str, str | None] | None) -> tuple[dict[str, str | None] | None, dict[str, str]]:
+    """Keys without those of the structures, and these as {"z": …, "pos": …}."""
+    names = {"numbers": "z", "positions": "pos"}
+    given = {names[name]: key for name, key in (keys or {}).items() if name in names and key is not None}
+    return None if keys is None else {name: key for name, key in keys.items() if name not in names}, given
+
+
+def stated_key(quantity: str, names: Iterable[str], where: str) -> str | None:
+    """What the total charge or the spin multiplicity is called among the names of a file, as "total_charge", "mult".
+
+    Args:
+        quantity: "charge" or "spin".
+        names: in the file.
+        where: for the message.
+
+    Returns:
+        The name; None where there is none.
+
+    Raises:
+        BadData: there are several.
+    """
+    found = sorted(name for name in names if kind_of(name) == quantity)
+    if len(found) > 1:
+        raise BadData(f"{where}: {' and '.join(found)} both state the {quantity}: choose one with keys.{quantity}")
+    return found[0] if found else None
+
+
+def stress_of(virial: np.ndarray, cell: np.ndarray, where: str) -> np.ndarray:
+    """−virial / volume.
+
+    Args:
+        virial: [..., 3, 3], or [..., 6] or [..., 9]; eV.
+        cell: [..., 3, 3] Å.
+        where: for the message.
+
+    Raises:
+        BadData: there is no cell.
+    """
+    volume = np.abs(np.linalg.det(cell))
+    if not volume.all():
+        raise BadData(f"{where}: there is a virial but no cell")
+    return -full_tensor(virial) / volume[..., None, None]
 
 
 def missing_key(name: str, key: str, available: Iterable[str], where: str) -> BadData:

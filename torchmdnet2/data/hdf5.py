@@ -1,20 +1,10 @@
 """HDF5 files, read frame by frame.
 
-Each top-level group holds frames of one molecule; S frames, N atoms. Two layouts are known, by their datasets:
+Each group holds frames of one molecule, or of as many atoms; S frames, N atoms. The layouts of `LAYOUTS` are known by
+their datasets, others by the keys `numbers` and `positions`: z [N] or [S, N] as numbers or symbols, pos [S, N, 3],
+energy [S], forces [S, N, 3], charges [S, N], dipole [S, 3], stress or virial [S, 3, 3], [S, 9] or [S, 6].
 
-======== =============== ===================================== ===================================
-         per group       TorchMD-Net                           SPICE
-======== =============== ===================================== ===================================
-z        [N] or [S, N]   types                                 atomic_numbers
-pos      [S, N, 3]       pos                                   conformations
-energy   [S]             energy                                dft_total_energy
-forces   [S, N, 3]       forces                                dft_total_gradient (forces = −gradient)
-charges  [S, N]          partial_charges                       mbis_charges
-dipole   [S, 3]          dipole                                scf_dipole
-stress   [S, 3, 3]       stress                                —
-======== =============== ===================================== ===================================
-
-In both, where they are there: charge and spin (one number or [S]), cell or box ([3, 3] or [S, 3, 3]), pbc ([3] or
+In all, where they are there: charge and spin (one number or [S]), cell or box ([3, 3] or [S, 3, 3]), pbc ([3] or
 [S, 3]). Without `charge`, SPICE's is the sum of the formal charges in its `smiles`. The group `_metadata` is skipped.
 """
 
@@ -40,7 +30,15 @@ from ..system import System
 from .ace_format import AceReader, is_ace
 from .check import check_batch, check_sample, whole_number
 from .collate import collate
-from .conversion import any_factor, checked_keys, label_factors
+from .conversion import (
+    any_factor,
+    checked_keys,
+    full_tensor,
+    label_factors,
+    stated_key,
+    stress_of,
+    structure_keys,
+)
 from .dataset import Dataset, checked_index
 from .formats import register_format
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
@@ -71,10 +69,30 @@ LAYOUTS = {
         "charges": "mbis_charges",
         "dipole": "scf_dipole",
     },
+    "ani": {"z": "species", "pos": "coordinates", "energy": "energies", "forces": "forces"},
+    "ani1x": {
+        "z": "atomic_numbers",
+        "pos": "coordinates",
+        "energy": "wb97x_dz.energy",
+        "forces": "wb97x_dz.forces",
+        "charges": "wb97x_dz.cm5_charges",
+        "dipole": "wb97x_dz.dipole",
+    },
+    "aimnet2": {
+        "z": "numbers",
+        "pos": "coord",
+        "energy": "energy",
+        "forces": "forces",
+        "charges": "charges",
+        "dipole": "dipole",
+        "stress": "stress",
+    },
 }
 """layout -> quantity -> name of its dataset."""
 
-_STRUCTURE = frozenset({"types", "pos", "atomic_numbers", "conformations", "cell", "box", "pbc", "charge", "spin"})
+_STRUCTURE = frozenset({"cell", "box", "pbc", "charge", "spin"}).union(
+    *({layout["z"], layout["pos"]} for layout in LAYOUTS.values())
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,6 @@ class Group:
     name: str
     num_frames: int
     num_atoms: int
-    layout: str
     datasets: dict[str, str]  # quantity -> dataset
     factors: dict[str, float]  # quantity -> factor to eV, Å, e
 
@@ -100,7 +117,8 @@ class HDF5Dataset(Dataset, Reader):
         path: the file.
         keys: label -> name of its dataset, of "energy", "forces", "stress", "dipole", "charges", "charge", "spin";
             a label's own name ("energy") stands for the layout's dataset; None for one that is not to be read. Each
-            must be in at least one group. A dataset of forces whose name ends in "gradient" is negated. Where `keys`
+            must be in at least one group. "numbers" and "positions" name the datasets of the structures, where the
+            layout is none of `LAYOUTS`. A dataset of forces whose name ends in "gradient" is negated. Where `keys`
             is not given, energy and forces are read if they are there; charge and spin always are unless None.
         units: of quantities whose dataset has no attribute "units": "energy", "length", and where they do not follow
             "forces", "stress", "dipole". An attribute takes precedence.
@@ -130,9 +148,10 @@ class HDF5Dataset(Dataset, Reader):
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no data file {self.path}")
         optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
+        # unless a key says where they are, charge and spin are read by any of their names
+        self._anywhere = [name for name in ("charge", "spin") if keys is None or name not in keys]
+        keys, self._structure = structure_keys(keys)
         self.asked = checked_keys(keys, self.path) if keys is not None else {}
-        if "virial" in self.asked:
-            raise BadData(f"{self.path}: a virial is not read from HDF5; store the stress")
         self.keys = checked_keys({**optional, **({"energy": "energy", "forces": "forces"} if keys is None else keys)},
                                   self.path)  # fmt: skip
         self._declared = label_factors(units or {}, self.path)
@@ -141,8 +160,10 @@ class HDF5Dataset(Dataset, Reader):
         self._pid = -1
         self.available, self.counts = set(), Counter()
         with damage_is_bad_data(self.path, "it is damaged or not an HDF5 file"), opened_hdf5(self.path) as file:
-            names = [name for name in file if name != "_metadata"]
-            self._groups = [group for name in names if (group := self._scan(name, file[name])).num_frames]
+            inside = [name for name in file if name != "_metadata"]
+            names = [""] if self._layout(set(inside)) else inside
+            found = (group for name in names for group in self._scan(name, file[name] if name else file))
+            self._groups = [group for group in found if group.num_frames]
         if not self._groups:
             raise BadData(f"{self.path}: there are no frames in it")
         self._ends = list(accumulate(group.num_frames for group in self._groups))
@@ -167,17 +188,29 @@ class HDF5Dataset(Dataset, Reader):
 
     # --- what is in the file -------------------------------------------------------------------------------------
 
-    def _scan(self, name: str, group: Any) -> Group:
+    def _layout(self, inside: set[str]) -> dict[str, str] | None:
+        """The layout of a group with these datasets."""
+        known = [{**layout, **self._structure} for layout in LAYOUTS.values()] if self._structure else LAYOUTS.values()
+        return next((dict(layout) for layout in known if {layout["z"], layout["pos"]} <= inside), None)
+
+    def _scan(self, name: str, group: Any) -> Iterator[Group]:
+        """What is in a group, or in the groups within it."""
         where = f"{self.path}, group '{name}'"
         if not isinstance(group, load_h5py().Group):
             raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
         with damage_is_bad_data(where):
             inside = set(group)
-            layout = next((k for k, v in LAYOUTS.items() if {v["z"], v["pos"]} <= inside), None)
+            layout = self._layout(inside)
             if layout is None:
+                within = {n: part for n in group if isinstance(part := group[n], load_h5py().Group)}
+                if within and len(within) == len(inside):
+                    for n, part in within.items():
+                        yield from self._scan(f"{name}/{n}", part)
+                    return
                 wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
-                raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}")
-            datasets = self._datasets(inside, LAYOUTS[layout])
+                raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}. "
+                              "keys.numbers and keys.positions name others")  # fmt: skip
+            datasets = self._datasets(inside, layout, where)
             opened = {q: group[dataset] for q, dataset in datasets.items() if q != "smiles"}  # once: it takes long
             shape: tuple[int, ...] = opened["pos"].shape
             if len(shape) < 2:
@@ -189,18 +222,20 @@ class HDF5Dataset(Dataset, Reader):
                 _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
             factors = {q: self._factor(q, d, f"{where}, dataset '{datasets[q]}'")
                        for q, d in opened.items() if q in _UNIT_OF or q in LABELS}  # fmt: skip
-        self.available |= inside - _STRUCTURE
+        self.available |= inside - _STRUCTURE - set(self._structure.values())
         self.counts.update({q: num_frames for q in self.keys if q in datasets})
-        return Group(name, num_frames, num_atoms, layout, datasets, factors)
+        yield Group(name, num_frames, num_atoms, datasets, factors)
 
-    def _datasets(self, inside: set[str], layout: Mapping[str, str]) -> dict[str, str]:
+    def _datasets(self, inside: set[str], layout: Mapping[str, str], where: str) -> dict[str, str]:
         wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
-        if "charge" in self.keys and layout is LAYOUTS["spice"]:
+        if "charge" in self.keys and layout == LAYOUTS["spice"]:
             wanted["smiles"] = "smiles"
         wanted["cell"] = "cell" if "cell" in inside else "box"
         for quantity, key in self.keys.items():
             own = key == quantity and key not in inside
             wanted[quantity] = layout.get(quantity, key) if own else key
+        for quantity in self._anywhere:
+            wanted[quantity] = stated_key(quantity, inside, where) or quantity
         return {quantity: dataset for quantity, dataset in wanted.items() if dataset in inside}
 
     def _factor(self, quantity: str, dataset: Any, where: str) -> float:
@@ -214,7 +249,7 @@ class HDF5Dataset(Dataset, Reader):
                 )
             return self._declared[declared]
         unit = stated.decode() if isinstance(stated, bytes) else str(stated)
-        named = "length" if declared == "length" else LABELS[declared].unit_key
+        named = {"length": "length", "virial": "energy"}.get(declared) or LABELS[declared].unit_key
         return any_factor(unit, where) if named is None else label_factors({named: unit}, where)[declared]
 
     def summary(self) -> str:
@@ -245,7 +280,7 @@ class HDF5Dataset(Dataset, Reader):
         found = {quantity: self._read(group, quantity, k, where) for quantity in group.datasets}
         pos = found["pos"]
         num_atoms = len(pos)
-        z = found["z"]
+        z = found["z"] = _numbers(found["z"], where)
         if z.shape != (num_atoms,) or z.dtype.kind not in "iu":
             raise BadData(f"{where}: {num_atoms} positions, but atomic numbers are {z.dtype} of the shape {z.shape}")
         for quantity, wanted in (("pos", (num_atoms, 3)), ("cell", (3, 3)), ("pbc", (3,))):
@@ -267,8 +302,13 @@ class HDF5Dataset(Dataset, Reader):
             **lattice,
         )
         labels = {}
+        if "virial" in found:
+            cell = lattice["cell"][0].numpy() if "cell" in lattice else np.zeros((3, 3))
+            found["stress"] = stress_of(found.pop("virial") * group.factors["virial"], cell, where)
         for name in label_names(name for name in found if name in LABELS):
-            value, shape = _scaled(found[name], group.factors[name]), LABELS[name]
+            value, shape = _scaled(found[name], group.factors.get(name, 1.0)), LABELS[name]
+            if name == "stress":
+                value = torch.from_numpy(full_tensor(value.numpy()))
             expected = shape.of(system)
             if name == "forces" and group.datasets[name].endswith("gradient"):
                 value = -value
@@ -294,6 +334,8 @@ class HDF5Dataset(Dataset, Reader):
 
     def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
         """Frames first … first + count − 1 of a group at once; None when something is not as it mostly is."""
+        if "virial" in group.datasets:
+            return None
         num_atoms = group.num_atoms
         shapes = {"z": (num_atoms,), "pos": (num_atoms, 3), "cell": (3, 3), "pbc": (3,), "charge": (), "spin": ()}
         shapes.update({q: ((num_atoms,) if LABELS[q].per_atom else ()) + LABELS[q].row
@@ -368,14 +410,14 @@ class HDF5Dataset(Dataset, Reader):
 
 _CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most
 _MAX_HANDLES = 512  # finding a dataset takes longer than reading a frame of it
-_UNIT_OF = {"pos": "length", "cell": "length"}
+_UNIT_OF = {"pos": "length", "cell": "length", "virial": "virial"}
 _CONSTANT_NDIM = {"z": 1, "cell": 2, "pbc": 1}  # a dataset of so many dimensions is the same for all frames
 _NUMBERS = ("charge", "spin")  # one for all frames may also be written as [1]
 
 
 def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> None:
     """Raise BadData unless it holds numbers for all frames."""
-    if dataset.dtype.kind not in "iufb":
+    if dataset.dtype.kind not in ("iufbSO" if quantity == "z" else "iufb"):
         raise BadData(f"{where}: numbers are expected, not {dataset.dtype}")
     lengths = {num_frames, 1} if quantity in _NUMBERS else {num_frames}
     if dataset.ndim > _CONSTANT_NDIM.get(quantity, 0 if quantity in _NUMBERS else -1) and (
@@ -393,6 +435,19 @@ def formal_charge(smiles: str) -> int:
     for signs, digits in _FORMAL_CHARGE.findall(smiles):
         total += (1 if signs[0] == "+" else -1) * (int(digits) if digits else len(signs))
     return total
+
+
+def _numbers(z: np.ndarray, where: str) -> np.ndarray:
+    """Atomic numbers, which may be written as symbols."""
+    if z.dtype.kind not in "SO":
+        return z
+    from ase.data import atomic_numbers
+
+    symbols = [s.decode(errors="replace") if isinstance(s, bytes) else str(s) for s in z.tolist()]
+    unknown = next((symbol for symbol in symbols if symbol not in atomic_numbers), None)
+    if unknown is not None:
+        raise BadData(f"{where}: there is no element '{unknown}'")
+    return np.array([atomic_numbers[symbol] for symbol in symbols], dtype=np.int64)
 
 
 def _scaled(value: np.ndarray, by: float) -> Tensor:

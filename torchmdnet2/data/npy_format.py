@@ -16,7 +16,7 @@ import torch
 from ..errors import BadData
 from ..system import System
 from .check import check_batch
-from .conversion import checked_keys, label_factors
+from .conversion import checked_keys, full_tensor, label_factors, stress_of
 from .formats import register_format
 from .labels import LABELS
 from .reader import Chunk, Reader
@@ -38,7 +38,7 @@ class ArrayReader(Reader):
         for name in ("length", *self.keys):
             if name in LABELS and ":" in name:
                 self._factors.setdefault(name, 1.0)
-            if name in (*LABELS, "length") and name not in self._factors:
+            if name in (*LABELS, "length", "virial") and name not in self._factors:
                 raise BadData(f"{self.path}: {kind} files state no units; declare them, as in "
                               "{energy: kcal/mol, length: angstrom}")  # fmt: skip
 
@@ -56,18 +56,41 @@ class ArrayReader(Reader):
         if z.shape not in ((atoms,), (frames, atoms)) or (z != np.round(z)).any():
             raise BadData(f"{arrays['z'][0]}: {atoms} whole atomic numbers are expected, as in {where}")
         for name in self.keys:
-            wanted = (frames, *((atoms,) if name in LABELS and LABELS[name].per_atom else ()),
-                      *(LABELS[name].row if name in LABELS else ()))  # fmt: skip
+            if name in ("stress", "virial"):
+                arrays = {**arrays, name: (arrays[name][0], full_tensor(arrays[name][1]))}
+            label = "stress" if name == "virial" else name
+            wanted = (frames, *((atoms,) if label in LABELS and LABELS[label].per_atom else ()),
+                      *(LABELS[label].row if label in LABELS else ()))  # fmt: skip
             path, array = arrays[name]
             if array.shape not in (wanted, (*wanted, 1)):
                 raise BadData(f"{path}: {name} has the shape {array.shape}; {where} needs {wanted}")
             self.counts[name] += frames
+        arrays = self._with_lattice(where, arrays)
         step = max(1, _CHUNK_ATOMS // atoms)
         for first in range(0, frames, step):
             part = slice(first, min(first + step, frames))
             sample = self._sample({name: array for name, (_, array) in arrays.items()}, part)
             self.num_frames += sample.system.num_systems
             yield Chunk(check_batch(sample, where, first), where, first)
+
+    def _with_lattice(
+        self, where: str, arrays: Mapping[str, tuple[str, np.ndarray]]
+    ) -> Mapping[str, tuple[str, np.ndarray]]:
+        """The arrays with a cell [S, 3, 3] and pbc [S, 3] of every frame, and a virial as stress."""
+        arrays, frames = dict(arrays), len(arrays["pos"][1])
+        for name, shape in (("cell", (3, 3)), ("pbc", (3,))):
+            if name in arrays:
+                path, array = arrays[name]
+                whole = full_tensor(array) if name == "cell" else array
+                if whole.shape not in (shape, (frames, *shape)):
+                    raise BadData(f"{path}: {name} has the shape {array.shape}; {where} needs {(frames, *shape)}")
+                arrays[name] = (path, np.broadcast_to(whole, (frames, *shape)))
+        if "virial" in arrays:
+            path, virial = arrays.pop("virial")
+            cell = arrays["cell"][1] if "cell" in arrays else np.zeros((frames, 3, 3))
+            stress = stress_of(virial * self._factors["virial"], cell * self._factors["length"], where)
+            arrays["stress"] = (path, stress / self._factors["stress"])
+        return arrays
 
     def _sample(self, arrays: Mapping[str, np.ndarray], part: slice) -> Sample:
         def rows(name: str) -> torch.Tensor:
@@ -80,10 +103,12 @@ class ArrayReader(Reader):
             z=torch.from_numpy(np.broadcast_to(z[part] if z.ndim == 2 else z, (frames, atoms)).reshape(-1).copy()),
             pos=pos.reshape(-1, 3),
             batch=torch.arange(frames).repeat_interleave(atoms),
+            cell=rows("cell") * self._factors["length"] if "cell" in arrays else None,  # type: ignore[arg-type]
+            pbc=rows("pbc").bool() if "pbc" in arrays else None,  # type: ignore[arg-type]
             charge=rows("charge").reshape(frames) if "charge" in arrays else torch.zeros(frames),
             spin=rows("spin").reshape(frames) if "spin" in arrays else torch.zeros(frames),
         )
-        labels = {name: rows(name).reshape(LABELS[name].of(system)) for name in self.keys if name in LABELS}
+        labels = {name: rows(name).reshape(LABELS[name].of(system)) for name in arrays if name in LABELS}
         return Sample(system, labels)
 
 
@@ -115,8 +140,6 @@ class NpyReader(ArrayReader):
         self._read_units(units or {}, ".npy")
         self._sets = {"pos": list(coordinates), "z": self._matches("numbers", numbers, len(coordinates))}
         for name, pattern in self.keys.items():
-            if name == "virial":
-                raise BadData(f"{self.path}: a virial is not read from .npy files; store the stress")
             self._sets[name] = self._matches(name, pattern, len(coordinates))
         self.files = [file for files in self._sets.values() for file in files]
 

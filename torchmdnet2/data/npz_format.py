@@ -11,17 +11,20 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import BadData
-from .conversion import checked_keys
+from .conversion import checked_keys, stated_key, structure_keys
 from .formats import register_format
 from .npy_format import ArrayReader
 from .reader import Chunk
 
 __all__ = ["NpzReader"]
 
-_POSITIONS = ("R", "coords", "coord", "positions", "pos")
-_NUMBERS = ("z", "nuclear_charges", "numbers", "atomic_numbers", "Z")
+_STRUCTURE = {
+    "pos": ("R", "coords", "coord", "positions", "pos"),
+    "z": ("z", "nuclear_charges", "numbers", "atomic_numbers", "Z"),
+    "cell": ("lattice", "cell", "box", "cells"),
+    "pbc": ("pbc",),
+}
 _NAMES = {"energy": ("E", "energies"), "forces": ("F",)}
-_CELLS = ("lattice", "cell", "box")
 
 
 @register_format("npz")
@@ -29,6 +32,8 @@ class NpzReader(ArrayReader):
     """Frames of one .npz file.
 
     Positions [S, N, 3] are called R, coords or positions; atomic numbers [N] or [S, N] z, nuclear_charges or numbers.
+    Others are named by the keys "positions" and "numbers". A cell [3, 3] or [S, 3, 3] is called lattice, cell or box,
+    and pbc [3] or [S, 3] may be beside it. Stress and virial are [S, 3, 3], [S, 9] or [S, 6].
     `energy` and `forces` also stand for E, energies and F. Units are those that the file states (e_unit, r_unit), else
     the declared ones.
 
@@ -39,7 +44,7 @@ class NpzReader(ArrayReader):
 
     Raises:
         FileNotFoundError: no such file.
-        BadData: it is damaged, has no positions or numbers, is periodic, or units are stated nowhere.
+        BadData: it is damaged, has no positions or numbers, or units are stated nowhere.
     """
 
     extensions = ("npz",)
@@ -53,20 +58,24 @@ class NpzReader(ArrayReader):
         with self._opened() as content:
             inside = set(content.files)
             stated = {"energy": _text(content, "e_unit"), "length": _text(content, "r_unit")}
-        for found, names in (("positions", _POSITIONS), ("atomic numbers", _NUMBERS)):
-            if not inside & set(names):
+        keys, named_structure = structure_keys(keys)
+        self._structure = {name: next((n for n in known if n in inside), None) for name, known in _STRUCTURE.items()}
+        self._structure |= {name: key for name, key in named_structure.items() if key in inside}
+        for found, name, key in (("positions", "pos", "positions"), ("atomic numbers", "z", "numbers")):
+            if self._structure[name] is None or (name in named_structure and named_structure[name] not in inside):
+                known = [named_structure[name]] if name in named_structure else _STRUCTURE[name]
                 raise BadData(
-                    f"{self.path}: {found} are expected as {', '.join(names)}; there are: {', '.join(sorted(inside))}"
+                    f"{self.path}: {found} are expected as {', '.join(known)}; there are: "
+                    f"{', '.join(sorted(inside))}. keys.{key} names another"
                 )
-        if inside & set(_CELLS):
-            raise BadData(f"{self.path}: periodic frames are not read from .npz files; convert them to HDF5 or extxyz")
-        optional: dict[str, str | None] = {"charge": "charge", "spin": "spin"}
+        stated_keys = {name: stated_key(name, inside, self.path) for name in ("charge", "spin")}
+        optional: dict[str, str | None] = {name: key or name for name, key in stated_keys.items()}
         self.asked = checked_keys(keys, self.path) if keys is not None else {}
         wanted = checked_keys({**optional, **({"energy": "energy", "forces": "forces"} if keys is None else keys)},
                               self.path)  # fmt: skip
         named = {name: _found(name, key, inside) for name, key in wanted.items()}
         self.keys = {name: key for name, key in named.items() if key is not None}
-        self.counts, self.available = Counter(), inside - {*_POSITIONS, *_NUMBERS}
+        self.counts, self.available = Counter(), inside - {*self._structure.values()}
         self._read_units({**(units or {}), **{name: unit for name, unit in stated.items() if unit}}, ".npz")
 
     def _opened(self) -> np.lib.npyio.NpzFile:
@@ -82,8 +91,7 @@ class NpzReader(ArrayReader):
         self.num_frames = 0
         arrays = {}
         with self._opened() as content:
-            names = {name: next(n for n in known if n in content.files)
-                     for name, known in (("pos", _POSITIONS), ("z", _NUMBERS))}  # fmt: skip
+            names = {name: key for name, key in self._structure.items() if key is not None}
             for name, key in {**names, **self.keys}.items():
                 try:
                     array = content[key]
@@ -91,7 +99,7 @@ class NpzReader(ArrayReader):
                     raise BadData(
                         f"{self.path}: its array '{key}' is damaged or not made of numbers: {error}"
                     ) from error
-                if array.dtype.kind not in "iuf":
+                if array.dtype.kind not in ("iufb" if name == "pbc" else "iuf"):
                     raise BadData(f"{self.path}: '{key}' is not made of numbers but of {array.dtype}")
                 arrays[name] = (f"{self.path}, array '{key}'", array)
         yield from self._frames_of(self.path, arrays)

@@ -72,13 +72,12 @@ class _Subsets(HDF5Dataset):
             if unknown:
                 one_of(unknown[0], sorted(self.seen), f"{path}: subsets")
 
-    def _scan(self, name: str, group: Any) -> Group:
+    def _scan(self, name: str, group: Any) -> Iterator[Group]:
         if self._subsets is not None:
             value = group["subset"][0]
             subset = value.decode() if isinstance(value, bytes) else str(value)
             self.seen.add(subset)
             if subset not in self._subsets:
-                return Group(name, 0, 0, "spice", {}, {})
-        if group["conformations"].ndim != 3:
-            return Group(name, 0, 0, "spice", {}, {})
-        return super()._scan(name, group)
+                return
+        if group["conformations"].ndim == 3:
+            yield from super()._scan(name, group)

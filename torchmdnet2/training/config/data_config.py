@@ -50,7 +50,8 @@ class KeysConfig(_label_keys()):  # type: ignore[misc]
     properties: dict[str, str] = Field(
         default={}, description="property -> its name in the file, as in {gap: HOMO_LUMO_gap}"
     )
-    numbers: str | None = Field(default=None, description="atomic numbers; only where format is npy")
+    numbers: str | None = Field(default=None, description="atomic numbers; only of npy, npz and hdf5")
+    positions: str | None = Field(default=None, description="positions; only of npz and hdf5, with names of their own")
     weight: str | None = Field(default=None, description="factor of the frame's part of the loss; 1 where it is absent")
     config_type: str = Field(default="config_type", description="kind of a frame, for training.loss.config_weights")
     charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")

@@ -131,7 +131,7 @@ def make_setup(config: Config) -> Setup:
     asked = [
         "stress" if name == "virial" else name
         for name in keys
-        if name not in ("charge", "spin", "numbers", *FRAME_LABELS)
+        if name not in ("charge", "spin", "numbers", "positions", *FRAME_LABELS)
     ]
     return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
 
