@@ -304,23 +304,39 @@ def test_interruption_leaves_a_restart_file(model_file, water, tmp_path, monkeyp
     assert (tmp_path / "whole.xyz").read_bytes() == (tmp_path / "part.xyz").read_bytes()
 
 
-@pytest.mark.parametrize("change", [{"timestep": 0.4}, {"temperature": 310.0}, {"ensemble": "nvt"}, {"seed": 5}])
-def test_restart_refuses_another_simulation(model_file, water, tmp_path, change):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"timestep": 0.4}, "the time step was 0.5 fs there and is 0.4 fs here"),
+        ({"temperature": 310.0}, "the temperature was not given there and is 310.0 K here"),
+        ({"ensemble": "nvt"}, "the ensemble was nve there and is nvt here; the friction was not given there and is 1.0 per ps"),
+        ({"seed": 5, "replicas": 2}, "the seed was 0 there and is 5 here; the number of replicas was 1 there and is 2 here"),
+    ],
+)
+def test_restart_refuses_another_simulation(model_file, water, tmp_path, change, words):
     run_md(model_file, water, options(tmp_path))
-    with pytest.raises(BadConfig, match=next(iter(change))):
+    with pytest.raises(BadConfig, match=f"is of another simulation: {words}"):
         run_md(model_file, water, options(tmp_path, 40, restart=True, **change))
 
 
 def test_restart_refuses_another_model_or_molecule(model_file, potential, water, tmp_path):
     run_md(model_file, water, options(tmp_path))
     save(potential, tmp_path / "other.tmn", metadata={"a": 1})
-    with pytest.raises(BadConfig, match="model"):
+    with pytest.raises(BadConfig, match="another simulation: its model has other weights. A restart"):
         run_md(tmp_path / "other.tmn", water, options(tmp_path, 40, restart=True))
-    with pytest.raises(BadConfig, match="elements"):
+    with pytest.raises(BadConfig, match="another simulation: its atoms are others, or in another order; its atoms have"):
         run_md(model_file, molecule("H2"), options(tmp_path, 40, restart=True))
 
 
-@pytest.mark.parametrize("what", ["cell", "pbc", "masses", "fixed atoms"])
+STRUCTURES = {
+    "cell": r"the cell was \[.*\] Å there and is \[.*\] Å here",
+    "pbc": r"the periodicity \(pbc\) was \[True, True, True\] there and is \[False",
+    "masses": "its atoms have other masses",
+    "fixed atoms": r"the list of fixed atoms was none there and is \[0\] here",
+}
+
+
+@pytest.mark.parametrize("what", STRUCTURES)
 def test_restart_refuses_another_structure(model_file, water, tmp_path, what):
     """None of these is in the restart file: the continuation would go on under other ones without a word."""
     water.cell, water.pbc = [9, 9, 9], [True, True, True]
@@ -334,7 +350,7 @@ def test_restart_refuses_another_structure(model_file, water, tmp_path, what):
         other.set_masses([16, 3, 3])
     else:
         other.set_constraint(FixAtoms([0]))
-    with pytest.raises(BadConfig, match=f"was written with {what} = "):
+    with pytest.raises(BadConfig, match=f"is of another simulation: {STRUCTURES[what]}"):
         run_md(model_file, other, options(tmp_path, steps=40, restart=True))
     water.positions += 1  # they are those of the restart file
     assert run_md(model_file, water, options(tmp_path, steps=40, restart=True)).rows[-1].step == 40

@@ -21,7 +21,7 @@ __all__ = ["Drift", "Table", "TableRow", "plot"]
 
 
 class TableRow(NamedTuple):
-    """One line of the table. `conserved` is the total energy minus the heat from the thermostat."""
+    """One line of the table. `conserved_eV` is the total energy, minus the heat from a thermostat where there is one."""
 
     step: int
     time_ps: float
@@ -123,7 +123,7 @@ def plot(
         above.axhline(mean, color="gray", lw=0.8, ls="--", label=f"mean {mean:.0f} K")
         above.set(ylabel="temperature (K)", title=title)
         above.legend(loc="upper right")
-        below.set(xlabel="time (ps)", ylabel="total energy − first (meV/atom)")
+        below.set(xlabel="time (ps)", ylabel="conserved energy − first (meV/atom)")
         below.set_title(words, fontsize="medium")
 
     path.write_bytes(figure_png(draw, (7, 5)))

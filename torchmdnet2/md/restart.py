@@ -67,13 +67,53 @@ def read_restart(path: str | os.PathLike, expected: dict[str, Any]) -> tuple[Sta
         state = State(**tensors, step=facts["step"])
     except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise BadCheckpoint(f"{path}: not a restart file, or damaged: {error}") from error
-    for name, value in expected.items():
-        if facts.get(name) != value:
-            raise BadConfig(
-                f"{path} was written with {name} = {facts.get(name)} and this run has {value}: a restart continues the "
-                "same simulation; give the same options, or start without --restart"
-            )
+    differing = [name for name, value in expected.items() if facts.get(name) != value]
+    if differing:
+        words = "; ".join(_difference(name, facts.get(name), expected[name]) for name in differing)
+        raise BadConfig(
+            f"{path} is of another simulation: {words}. A restart continues the same one: give the same model, structure "
+            "and options, or start without --restart"
+        )
     return state, facts
+
+
+_WORDS = {
+    "timestep": "the time step",
+    "ensemble": "the ensemble",
+    "temperature": "the temperature",
+    "friction": "the friction",
+    "seed": "the seed",
+    "replicas": "the number of replicas",
+    "dtype": "the precision (--dtype)",
+    "device": "the kind of device",
+    "cell": "the cell",
+    "pbc": "the periodicity (pbc)",
+    "fixed atoms": "the list of fixed atoms",
+    "charge": "the total charge",
+    "spin": "the multiplicity 2S+1",
+}
+_UNITS = {"timestep": " fs", "temperature": " K", "friction": " per ps", "cell": " Å", "charge": " e"}
+_UNSHOWN = {
+    "model": "its model has other weights",
+    "elements": "its atoms are others, or in another order",
+    "masses": "its atoms have other masses",
+}
+"""What is known by a checksum only."""
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """What differs, in words."""
+    if name in _UNSHOWN:
+        return _UNSHOWN[name]
+    return f"{_WORDS.get(name, name)} was {_shown(name, before)} there and is {_shown(name, now)} here"
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "not given"
+    if value == []:
+        return "none"
+    return str(value).removeprefix("torch.") + _UNITS.get(name, "")
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:
