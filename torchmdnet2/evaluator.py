@@ -17,6 +17,7 @@ from .derivatives import is_differentiated, outside_modes
 from .potential import Potential, Result
 from .processes import ProcessLock, refuse_forked_gpu
 from .refusals import require_potential, require_system
+from .result import with_dipole
 from .runtime.backend import Backend, Declined, ReferenceBackend, Task
 from .runtime.cpu_backend import CompiledCpuBackend
 from .runtime.reference import BoundStep
@@ -93,9 +94,11 @@ class Evaluator:
             RuntimeError: the first use of a fast path did not agree with the reference.
         """
         stress = self.stress if stress is None else stress
-        return self._first(
+        result = self._first(
             system, lambda backend: backend.run(system, forces, stress), is_differentiated(require_system(system))
         )
+        result.properties = with_dipole(result.properties, result.charges, system)
+        return result
 
     def bind(self, system: System, stress: bool | None = None) -> BoundStep:
         """Hold a structure on the device, for loops that write positions there and read forces there.

@@ -34,7 +34,7 @@ from .refusals import (
     require_system,
 )
 from .registry import HEADS, PRIORS, REPRESENTATIONS
-from .result import Result
+from .result import Result, with_dipole
 from .system import System
 
 __all__ = ["SYMBOLS", "Potential", "Result", "require_stress"]
@@ -263,7 +263,9 @@ class Potential(nn.Module):
             refuse_neighbors(neighbors, system, self.cutoff)
             refuse_coincident(neighbors, system)
             lists = PairLists(system, {self.cutoff: neighbors})
-            return self.compute(system, lists, forces, stress, create_graph)
+            result = self.compute(system, lists, forces, stress, create_graph)
+            result.properties = with_dipole(result.properties, result.charges, system)
+            return result
 
     def check(self, system: System, charge: bool = True) -> None:
         """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device.

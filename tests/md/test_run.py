@@ -309,8 +309,14 @@ def test_interruption_leaves_a_restart_file(model_file, water, tmp_path, monkeyp
     [
         ({"timestep": 0.4}, "the time step was 0.5 fs there and is 0.4 fs here"),
         ({"temperature": 310.0}, "the temperature was not given there and is 310.0 K here"),
-        ({"ensemble": "nvt"}, "the ensemble was nve there and is nvt here; the friction was not given there and is 1.0 per ps"),
-        ({"seed": 5, "replicas": 2}, "the seed was 0 there and is 5 here; the number of replicas was 1 there and is 2 here"),
+        (
+            {"ensemble": "nvt"},
+            "the ensemble was nve there and is nvt here; the friction was not given there and is 1.0 per ps",
+        ),
+        (
+            {"seed": 5, "replicas": 2},
+            "the seed was 0 there and is 5 here; the number of replicas was 1 there and is 2 here",
+        ),
     ],
 )
 def test_restart_refuses_another_simulation(model_file, water, tmp_path, change, words):
@@ -324,7 +330,9 @@ def test_restart_refuses_another_model_or_molecule(model_file, potential, water,
     save(potential, tmp_path / "other.tmn", metadata={"a": 1})
     with pytest.raises(BadConfig, match="another simulation: its model has other weights. A restart"):
         run_md(tmp_path / "other.tmn", water, options(tmp_path, 40, restart=True))
-    with pytest.raises(BadConfig, match="another simulation: its atoms are others, or in another order; its atoms have"):
+    with pytest.raises(
+        BadConfig, match="another simulation: its atoms are others, or in another order; its atoms have"
+    ):
         run_md(model_file, molecule("H2"), options(tmp_path, 40, restart=True))
 
 

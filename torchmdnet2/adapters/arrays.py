@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ase.data import atomic_masses
 
 from ..ensemble import Ensemble, EnsembleBoundStep, EnsembleResult
 from ..evaluator import Evaluator
@@ -104,6 +105,10 @@ class ArrayEvaluator:
 
     def __init__(self, evaluator: Evaluator | Ensemble, device: torch.device):
         self.evaluator, self.device = evaluator, device
+        members = evaluator.members if isinstance(evaluator, Ensemble) else [evaluator.potential]
+        self._has_charges, self._has_dipole = (
+            all(name in member.outputs for member in members) for name in ("charges", "dipole")
+        )
         self._may_bind = True
         self._composition: tuple[bytes, bytes, int, int] | None = None
         self._template: System | None = None
@@ -115,15 +120,16 @@ class ArrayEvaluator:
 
         Returns:
             "energy" (float, eV), "forces" [N, 3] (eV/Å), "energies" [N] (eV), "stress" [3, 3] (eV/Å³) if asked for,
-            "charges" [N] (e) and "dipole" [3] (e·Å) where the model has them; of an ensemble also each name with
-            "_std". Fresh float64 arrays.
+            "charges" [N] (e) and "dipole" [3] (e·Å) where the model has them, a dipole also where it has charges and
+            the structure is not periodic; of an ensemble also each name with "_std", but for the dipole of charges.
+            Fresh float64 arrays.
 
         Raises:
             ValueError, UnknownElement: as the Potential; ValueError when a result is not finite.
         """
         with torch.inference_mode(False):
             values = self._evaluate(structure, stress)
-        return _finite(_one(values, 0, slice(None)))
+        return self._complete(_one(values, 0, slice(None)), structure)
 
     def batch(self, structures: Sequence[Structure], stress: bool = False) -> Iterator[dict[str, Any]]:
         """Results of each of several structures, evaluated as one batch; as a call.
@@ -145,12 +151,20 @@ class ArrayEvaluator:
     def _batch(self, structures: Sequence[Structure], stress: bool) -> Iterator[dict[str, Any]]:
         with torch.inference_mode(False):
             whole = System.concatenate([s.to_system(self.device) for s in structures])
-            values = _to_numpy(self.evaluator(whole, forces=True, stress=stress))
+            values = _to_numpy(self.evaluator(whole, forces=True, stress=stress), self._has_dipole)
         end = 0
         for b, structure in enumerate(structures):
             start, end = end, end + len(structure.numbers)
-            found = _finite(_one(values, b, slice(start, end)))
+            found = self._complete(_one(values, b, slice(start, end)), structure)
             yield {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in found.items()}
+
+    def _complete(self, found: dict[str, Any], structure: Structure) -> dict[str, Any]:
+        """The same, with the dipole of charges; NonFiniteResult when a number is not finite."""
+        if self._has_charges and not self._has_dipole and not structure.pbc.any():
+            masses = atomic_masses[structure.numbers]
+            centre = masses @ structure.positions / masses.sum()
+            found["dipole"] = found["charges"] @ (structure.positions - centre)
+        return _finite(found)
 
     def _evaluate(self, structure: Structure, stress: bool) -> dict[str, np.ndarray]:
         composition = structure.composition
@@ -161,13 +175,13 @@ class ArrayEvaluator:
             if step is None:
                 step = self._bind(structure, stress)
             if step is not None:
-                values = _to_numpy(step(structure))
+                values = _to_numpy(step(structure), self._has_dipole)
                 self._steps[stress] = step
                 return values
         result = self.evaluator(self._system(structure), forces=True, stress=stress)
         if len(structure.numbers) <= _BOUND_UP_TO:
             self._steps[stress] = None
-        return _to_numpy(result)
+        return _to_numpy(result, self._has_dipole)
 
     def _bind(self, structure: Structure, stress: bool) -> _HostStep | None:
         try:
@@ -220,15 +234,15 @@ def _same(a: Any, b: Any) -> bool:
     return a.tobytes() == b.tobytes() and a.shape == b.shape if isinstance(a, np.ndarray) else a == b
 
 
-def _to_numpy(result: Result) -> dict[str, np.ndarray]:
-    """ASE's names; fresh float64 arrays of the shapes of the batch."""
+def _to_numpy(result: Result, dipole: bool) -> dict[str, np.ndarray]:
+    """ASE's names; fresh float64 arrays of the shapes of the batch. The dipole if it is of a head."""
     tensors = {
         "forces": result.forces,
         "energies": result.atom_energies,
         "energy": result.energy,
         "stress": result.stress,
         "charges": result.charges,
-        "dipole": result.properties.get("dipole"),
+        "dipole": result.properties.get("dipole") if dipole else None,
     }
     if isinstance(result, EnsembleResult):
         tensors |= {
@@ -237,7 +251,7 @@ def _to_numpy(result: Result) -> dict[str, np.ndarray]:
             "energies_std": result.atom_energies_std,
             "stress_std": result.stress_std,
             "charges_std": result.charges_std,
-            "dipole_std": result.properties_std.get("dipole"),
+            "dipole_std": result.properties_std.get("dipole") if dipole else None,
         }
     return {k: np.array(t.detach().cpu().numpy(), dtype=np.float64) for k, t in tensors.items() if t is not None}
 

@@ -18,11 +18,10 @@ from ..ensemble import Ensemble
 from ..evaluator import Evaluator
 from ..novelty import Watch
 from ..potential import Potential
-from ..priors.pairs import PairLists
 from ..processes import ProcessLock
 from ..refusals import rename
+from ..result import has_dipole
 from ..stated import cell_of, charge_and_spin, whole_number
-from ..system import System
 from ..version import __version__
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .hessian import hessian
@@ -39,7 +38,8 @@ class TorchMDNet2Calculator(Calculator):
     """Energy (eV), forces (eV/Å), stress (eV/Å³, Voigt order xx yy zz yz xz xy, tensile positive) for ASE.
 
     Also `free_energy` (= energy), `energies` [N] (eV, their sum is the energy) and, where the model has them,
-    `charges` [N] (e) and `dipole` (e·Å). Total charge and spin multiplicity are what the structure
+    `charges` [N] (e) and `dipole` (e·Å). Models with charges and without a dipole give that of their charges, about the
+    centre of mass; of structures that are not periodic. Total charge and spin multiplicity are what the structure
     states (`atoms.info["charge"]`, `["spin"]` and other names of these, the sum of the initial charges, that of the
     initial magnetic moments of a molecule: see `System.from_ase`), then those of the constructor, then 0. Statements
     that differ are an error. A result is kept until one of the two or the structure changes.
@@ -163,6 +163,10 @@ class TorchMDNet2Calculator(Calculator):
                 else:
                     self.calculate(atoms, [name], changes)
             self._stress_wanted |= name in ("stress", "stress_std")  # it may have come with the forces
+            if name not in self.results:
+                raise PropertyNotImplementedError(
+                    f"a periodic structure has no '{name}': that of point charges depends on the choice of the cell"
+                )
             value = self.results[name]
             return value.copy() if isinstance(value, np.ndarray) else value
 
@@ -353,16 +357,10 @@ class TorchMDNet2Calculator(Calculator):
 
 
 def _extra_properties(potential: Potential) -> list[str]:
-    """ "charges", "dipole" and "novelty" where the model gives them: asked of one atom, as nothing declares it."""
-    if not potential.elements:
-        return []
-    z = torch.tensor(potential.elements[:1], device=potential.device)
-    alone = System(z=z, pos=torch.zeros(1, 3, dtype=torch.float64, device=potential.device))
-    # without the checks of a call: the model need not know the charge 0
-    result = potential.compute(alone, PairLists(alone), forces=False, stress=False)
+    """ "charges", "dipole" and "novelty" where the model gives them."""
     given = {
-        "charges": result.charges is not None,
-        "dipole": "dipole" in result.properties,
+        "charges": "charges" in potential.outputs,
+        "dipole": has_dipole(potential.outputs),
         "novelty": potential.calibration is not None,
     }
     return [name for name, is_given in given.items() if is_given]

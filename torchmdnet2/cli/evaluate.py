@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
-_LABELS = ("energy", "forces", "stress", "virial")
+_LABELS = ("energy", "forces", "stress", "virial", "charges", "dipole")
 
 
 def add(command: Command) -> None:
@@ -45,7 +45,7 @@ def add(command: Command) -> None:
     )
     for name in _LABELS:
         test.add_argument(f"--{name}-key", metavar="NAME", help=f"{name} in the data; null: none (default: as trained)")
-    for name in ("energy", "length", "forces", "stress"):
+    for name in ("energy", "length", "forces", "stress", "dipole"):
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="frames of --split (default: test)")
@@ -64,6 +64,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
     from ..files import written_aside
     from ..potential import Result
+    from ..result import has_dipole
     from ..training.config.build_potential import predicted_shapes
     from ..training.config.labels import label_keys, label_units
     from ..training.reporting.ensemble_evaluation import evaluate_ensemble
@@ -92,6 +93,9 @@ def _evaluate(options: argparse.Namespace) -> None:
     units = {**(trained.get("units") or {}), **_given(options, "unit")}
     shapes = predicted_shapes(potential)
     keys, units = label_keys(keys, shapes), label_units(units, shapes)
+    for name, is_predicted in {"charges": "charges" in shapes, "dipole": has_dipole(potential.outputs)}.items():
+        if getattr(options, f"{name}_key") not in (None, "null") and not is_predicted:
+            raise BadConfig(f"--{name}-key: {options.model} does not predict {name}")
     wanted = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
     if options.unlabelled:
         if output is None:

@@ -16,20 +16,38 @@ from ..system import System, outside_transforms
 from .base import Features, Graph, PropertyHead, pool, sum_over_systems
 from .heads import Reduce, VectorNetwork, _check_reduce, scalar_network
 
-__all__ = ["ChargesHead", "DipoleHead", "ScalarPropertyHead", "SpatialExtentHead", "VectorHead"]
+__all__ = ["ChargesHead", "DipoleHead", "ScalarPropertyHead", "SpatialExtentHead", "VectorHead", "charge_dipole"]
 
 
 def centered_positions(graph: Graph) -> Tensor:
     """Positions relative to the centre of mass of the atoms that are read out, [N, 3] Å, float64."""
-    system = graph.system
-    assert system is not None
+    assert graph.system is not None
+    return _centered(graph.system, graph.readout)
+
+
+def charge_dipole(charges: Tensor, system: System) -> Tensor:
+    """Dipole moment of partial charges, Σ_i q_i (r_i − r_com) of each structure, [B, 3] e·Å, float64, differentiable.
+
+    That of an ion depends on the origin, which is the centre of mass. NaN for periodic structures, which have none.
+
+    Args:
+        charges: [N] e.
+        system: N atoms in B structures.
+    """
+    dipoles = charges.double()[:, None] * _centered(system, None)
+    total = sum_over_systems(dipoles, system.batch, system.num_systems)
+    return torch.where(system.pbc.any(1)[:, None], torch.nan, total)
+
+
+def _centered(system: System, share: Tensor | None) -> Tensor:
+    """Positions relative to the centre of mass, in which atoms have a share [N]; None: 1."""
     masses = _atomic_masses(system.device)[system.z]
-    if graph.readout is not None:
-        masses = masses * graph.readout
+    if share is not None:
+        masses = masses * share
     pos = system.pos.double()
-    mass = sum_over_systems(masses, graph.batch, graph.num_systems).clamp(min=1e-300)
-    centre = sum_over_systems(masses[:, None] * pos, graph.batch, graph.num_systems) / mass[:, None]
-    return pos - centre.index_select(0, graph.batch)
+    mass = sum_over_systems(masses, system.batch, system.num_systems).clamp(min=1e-300)
+    centre = sum_over_systems(masses[:, None] * pos, system.batch, system.num_systems) / mass[:, None]
+    return pos - centre.index_select(0, system.batch)
 
 
 @lru_cache

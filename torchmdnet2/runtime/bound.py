@@ -5,6 +5,8 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from ..fused.finish import NO_VOLUME, RESULT_NOT_FINITE
 from ..neighbors import neighbor_list
 from ..potential import Potential, Result, require_stress
 from ..refusals import refuse_coincident
+from ..result import with_dipole
 from ..system import System
 from .graphed_step import GraphedStep, raise_input_flags
 from .outputs import Outputs
@@ -71,12 +74,13 @@ class FusedBoundStep(BoundStep):
         if int(host.status[0]) & 0xFFFFFFFF and not self.check():
             return None
         result = Result(host.energy, host.forces, host.stress, host.atom_energies, host.charges)
-        result.properties = {name: value.cpu() for name, value in step.properties(host.charges).items()}
+        properties = {name: value.cpu() for name, value in step.properties(host.charges).items()}
+        result.properties = with_dipole(properties, host.charges, self._system.replace(pos=self.pos))
         return result
 
-    def properties(self) -> dict[str, Tensor]:
-        charges = self.charges
-        return self._graphed.step.properties(None if charges is None else charges.clone())
+    def properties(self) -> Mapping[str, Tensor]:
+        charges = None if self.charges is None else self.charges.clone()
+        return with_dipole(self._graphed.step.properties(charges), charges, self._system.replace(pos=self.pos))
 
 
 def raise_input_error(system: System, flag: int) -> None:

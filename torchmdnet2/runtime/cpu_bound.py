@@ -5,6 +5,8 @@ Shapes: N atoms in B structures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from ..fused.numba_pool import lost_by_fork
@@ -50,7 +52,7 @@ class CpuBoundStep(ReferenceBoundStep):
         if self.stress is not None:
             self.stress.copy_(stress_of(values, self._system))
 
-    def properties(self) -> dict[str, Tensor]:
+    def _given(self) -> Mapping[str, Tensor]:
         if self._values is None or self._error is not None:
-            return super().properties()
+            return super()._given()
         return self._model.properties(self._values, self._system)

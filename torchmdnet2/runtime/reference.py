@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,7 @@ from ..neighbors import neighbor_list
 from ..potential import Potential, Result
 from ..priors.pairs import PairLists
 from ..refusals import refuse_coincident
+from ..result import with_dipole
 from ..system import System
 
 if TYPE_CHECKING:
@@ -71,7 +73,7 @@ class BoundStep(ABC):
         """
 
     @abstractmethod
-    def properties(self) -> dict[str, Tensor]:
+    def properties(self) -> Mapping[str, Tensor]:
         """What heads of properties give after the last replay, as `Result.properties`; evaluated now. On the device."""
 
 
@@ -89,7 +91,8 @@ class ReferenceBoundStep(BoundStep):
         result = call(self._system, stress=stress, create_graph=False)
         assert result.forces is not None and result.atom_energies is not None
         self.forces, self.energy, self.atom_energies = result.forces, result.energy, result.atom_energies
-        self.stress, self.charges, self._properties = result.stress, result.charges, result.properties
+        self.stress, self.charges = result.stress, result.charges
+        self._properties: Mapping[str, Tensor] = result.properties
         self._isolated: Tensor | None = None
         if isinstance(potential, Potential) and potential.head is not None and potential.subtract_isolated:
             with torch.no_grad():
@@ -133,10 +136,15 @@ class ReferenceBoundStep(BoundStep):
     def fetch(self) -> Result | None:
         self.check()
         stress, charges = (None if value is None else value.cpu() for value in (self.stress, self.charges))
-        properties = {name: value.cpu() for name, value in self.properties().items()}
+        given = {name: value.cpu() for name, value in self._given().items()}
+        properties = with_dipole(given, charges, self._system)
         return Result(self.energy.cpu(), self.forces.cpu(), stress, self.atom_energies.cpu(), charges, properties)
 
-    def properties(self) -> dict[str, Tensor]:
+    def properties(self) -> Mapping[str, Tensor]:
+        return with_dipole(self._given(), self.charges, self._system)
+
+    def _given(self) -> Mapping[str, Tensor]:
+        """What heads have given."""
         return self._properties
 
 

@@ -15,8 +15,8 @@ from ..config.loss_config import LossConfig
 from ..steps.batches import Batch, Frames, Loader, in_order
 from ..steps.loss import atoms_per_system, residuals
 from ..steps.metrics import UNITS, ErrorSums
-from ..steps.trainer import Properties, predict
-from .evaluation import check_batch
+from ..steps.trainer import Properties
+from .evaluation import check_batch, predict_with_dipole
 from .uncertainty import Spread
 
 __all__ = ["EnsembleEvaluation", "evaluate_ensemble"]
@@ -66,7 +66,7 @@ def evaluate_ensemble(
         if check:
             for member in ensemble.members:
                 check_batch(member, batch, frames)
-        results = [predict(member, batch, properties) for member in ensemble.members]
+        results = [predict_with_dipole(member, batch, properties) for member in ensemble.members]
         mean = combine(results)
         if each is not None:
             each(batch, mean)

@@ -13,6 +13,7 @@ from ...data.labels import LABELS
 from ...potential import Potential, Result
 from ...priors import Atomref
 from ...refusals import refuse_coincident, rename
+from ...result import with_dipole
 from ...system import System
 from ..config.labels import prediction, property_of
 from ..config.loss_config import LossConfig
@@ -116,7 +117,7 @@ def _predictions(
         if check:
             check_batch(potential, batch, frames)
         try:
-            result = predict(potential, batch, properties)
+            result = predict_with_dipole(potential, batch, properties)
         except torch.cuda.OutOfMemoryError:
             if len(batch.frames) == 1:
                 raise
@@ -129,6 +130,13 @@ def _predictions(
         halves = (np.isin(frames.indices, part) for part in (batch.frames[:middle], batch.frames[middle:]))
         parts = (frames.batch(np.flatnonzero(half)) for half in halves)
         yield from _predictions(potential, parts, frames, properties, False)
+
+
+def predict_with_dipole(potential: Potential, batch: Batch, properties: Properties) -> Result:
+    """As `predict`, with the dipole moment of predicted charges, which no training knows."""
+    result = predict(potential, batch, properties)
+    result.properties = with_dipole(result.properties, result.charges, batch.sample.system)
+    return result
 
 
 def check_batch(potential: Potential, batch: Batch, frames: Frames) -> None:

@@ -48,7 +48,8 @@ def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Ato
             if len(value) == len(system.z) and len(value) != system.num_systems:
                 atoms.arrays[name] = value[rows].numpy()
             elif name == "dipole":
-                values["dipole"] = value[k].numpy()
+                if not bool(system.pbc[k].any()):  # that of charges is NaN there
+                    values["dipole"] = value[k].numpy()
             else:
                 atoms.info[name] = value[k].numpy() if value.ndim > 1 else float(value[k])
         if isinstance(result, EnsembleResult) and result.energy_std is not None:
