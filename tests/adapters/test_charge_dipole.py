@@ -115,13 +115,13 @@ def test_evaluate_compares_with_labels(tmp_path, capsys):
     model = potential("head of charges")
     save(model, tmp_path / "m.tmn")
     save(Potential.from_config({"model": NETWORK, "elements": [1, 6, 8]}), tmp_path / "none.tmn")
-    frames = []
+    frames, off = [], np.array([0, 0, 0.3])
     for k in range(4):
         atoms = molecule("CH3OH")
         atoms.rattle(0.05, seed=k)
         found = model(System.from_ase(atoms))
         atoms.info["energy"] = float(found.energy)
-        atoms.info["mu"] = (found.properties["dipole"][0].detach().numpy() + [0, 0, 0.3]) / 0.20819433  # D
+        atoms.info["mu"] = (found.properties["dipole"][0].detach().numpy() + off) / 0.20819433  # D
         frames.append(atoms)
     write(tmp_path / "data.xyz", frames)
     keys = ["--energy-key", "energy", "--forces-key", "null", "--dipole-key", "mu", "--dipole-unit", "debye"]
@@ -129,7 +129,7 @@ def test_evaluate_compares_with_labels(tmp_path, capsys):
     assert main([*words, "--output", str(tmp_path / "out.xyz")]) == 0
     assert json.loads(capsys.readouterr().out)["dipole"]["mae"] == pytest.approx(0.1, rel=1e-5)  # mean of three numbers
     written = read(tmp_path / "out.xyz", 0)
-    np.testing.assert_allclose(written.get_dipole_moment() + [0, 0, 0.3], frames[0].info["mu"] * 0.20819433, atol=1e-5)
+    np.testing.assert_allclose(written.get_dipole_moment() + off, frames[0].info["mu"] * 0.20819433, atol=1e-5)
     words[1] = str(tmp_path / "none.tmn")
     assert main(words) == 2 and "--dipole-key" in capsys.readouterr().err
 

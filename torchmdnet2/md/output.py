@@ -21,7 +21,7 @@ __all__ = ["Drift", "Table", "TableRow", "plot"]
 
 
 class TableRow(NamedTuple):
-    """One line of the table. `conserved_eV` is the total energy, minus the heat from a thermostat where there is one."""
+    """One line of the table. `conserved_eV` is the total energy minus the heat from the thermostat, if there is one."""
 
     step: int
     time_ps: float

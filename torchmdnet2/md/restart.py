@@ -71,8 +71,8 @@ def read_restart(path: str | os.PathLike, expected: dict[str, Any]) -> tuple[Sta
     if differing:
         words = "; ".join(_difference(name, facts.get(name), expected[name]) for name in differing)
         raise BadConfig(
-            f"{path} is of another simulation: {words}. A restart continues the same one: give the same model, structure "
-            "and options, or start without --restart"
+            f"{path} is of another simulation: {words}. A restart continues the same one: give the same model, "
+            "structure and options, or start without --restart"
         )
     return state, facts
 
