@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class Result:
         charges: [N] partial charges in e; None where the model has none.
         properties: what the property heads predict, by name: [B, …] of each structure or [N, …] of each atom. Where
             charges are predicted and no dipole moment is, "dipole" [B, 3] e·Å is theirs, about the centre of mass; NaN
-            of periodic structures.
+            of periodic structures beside molecules.
     """
 
     energy: Tensor
@@ -65,17 +66,23 @@ class _WithDipole(Mapping[str, Tensor]):
         self._known, self._charges = dict(properties), charges.clone()
         self._system = system.replace(pos=system.pos.clone())
 
+    @cached_property
+    def _names(self) -> list[str]:
+        """A batch of crystals has no dipole."""
+        is_molecule = ~self._system.pbc.any(1)
+        return [*self._known, *(["dipole"] if bool(is_molecule.any()) else [])]
+
     def __getitem__(self, name: str) -> Tensor:
-        if name == "dipole" and name not in self._known:
+        if name == "dipole" and name not in self._known and name in self._names:
             dipole = charge_dipole(self._charges.to(self._system.device), self._system)
             self._known[name] = dipole.to(self._charges.device)
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self._known, "dipole")))
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._known | {"dipole": None})
+        return len(self._names)
 
     def __repr__(self) -> str:
         return repr(dict(self))

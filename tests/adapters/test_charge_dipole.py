@@ -63,6 +63,8 @@ def test_periodic_structures_have_none():
     cell, water = molecule("H2O", cell=[9, 9, 9], pbc=[True, False, False]), molecule("H2O")
     dipoles = Evaluator(model)(System.from_ase([cell, water])).properties["dipole"]
     assert bool(dipoles[0].isnan().all()) and bool(dipoles[1].isfinite().all())
+    alone = Evaluator(model)(System.from_ase(cell)).properties
+    assert list(alone) == ["charges"] and "dipole" not in alone
     calculator = TorchMDNet2Calculator(model)
     both = list(calculator.evaluate([cell, water]))
     assert "dipole" not in both[0] and both[1]["dipole"].shape == (3,)
@@ -70,6 +72,22 @@ def test_periodic_structures_have_none():
     assert np.isfinite(cell.get_potential_energy())
     with pytest.raises(NotImplementedError, match="a periodic structure has no 'dipole'"):
         cell.get_dipole_moment()
+
+
+def test_bound_steps_and_later_changes():
+    """As a call; a result keeps its dipole when positions are overwritten before it is asked for."""
+    model, system = potential("head of charges"), System.from_ase([molecule("CH3OH"), molecule("H2O")])
+    evaluator = Evaluator(model)
+    bound, late = evaluator.bind(system), evaluator(system)
+    system.pos += 0.1 * torch.sin(torch.arange(system.pos.numel()).double()).view(-1, 3)
+    bound.pos.copy_(system.pos)
+    bound.replay()
+    now = evaluator(system).properties
+    for properties in (bound.fetch().properties, bound.properties()):
+        assert list(properties) == list(now) == ["charges", "dipole"] and len(properties) == 2
+        torch.testing.assert_close(properties["dipole"], now["dipole"], rtol=0, atol=1e-12)
+    assert float((late.properties["dipole"] - now["dipole"]).abs().max()) > 1e-3
+    assert "dipole" in repr(late.properties)
 
 
 def test_a_head_of_dipoles_comes_first():
