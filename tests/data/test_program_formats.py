@@ -132,3 +132,13 @@ def test_cp2k(tmp_path):
     (tmp_path / "w-frc-1.xyz").write_text(text.replace("i =        5", "i =        6"))
     with pytest.raises(BadData, match="step 5 has no forces in"):
         open_dataset(path, format="cp2k/none")
+
+
+def test_a_training_watches_every_file_that_is_read(tmp_path):
+    from torchmdnet2.training.config.data_config import DataConfig
+    from torchmdnet2.training.run.subsets import file_digests, open_subsets
+
+    config = DataConfig(train=str(write_cp2k(tmp_path, range(10))), format="cp2k", cache="off")
+    subsets = open_subsets(config, {"energy": "energy", "forces": "forces"}, {})
+    digests = file_digests(config, {name: dataset for name, (dataset, _) in subsets.items()})
+    assert [path.rsplit("/", 1)[1] for path in digests] == ["w-pos-1.xyz", "w-frc-1.xyz", "w-1.cell", "w-1.stress"]

@@ -26,6 +26,7 @@ def add(command: Command) -> None:
     fit.add_argument("output", nargs="?", help=".tmn file to write: the same model with its calibration")
     fit.add_argument("--train", nargs="+", metavar="FILE", help="frames that the model was trained on")
     fit.add_argument("--validation", nargs="+", metavar="FILE", help="frames of the same kind, not trained on")
+    fit.add_argument("--format", help="of these files, as data.format of a training (default: auto, by their names)")
     fit.add_argument("--split", metavar="FILE", help="splits.json of the training: both are chosen from --train")
     fit.add_argument("--rate", type=float, default=0.02, help="accepted false alarms per structure (default: 0.02)")
     fit.add_argument("--frames", type=int, default=20000, help="of each kind at most, evenly spread (default: 20000)")
@@ -52,14 +53,14 @@ def _calibrate(options: argparse.Namespace) -> None:
     if options.frames < 1:
         raise BadConfig(f"--frames must be at least 1, got {options.frames}")
     files = [*(options.train or []), *(options.validation or []), *(options.test or [])]
-    if shared := {Path(f).resolve() for f in _files(options.train or [])} & {
-        Path(f).resolve() for f in _files(options.validation or [])
+    if shared := {Path(f).resolve() for f in _files(options.train or [], options.format)} & {
+        Path(f).resolve() for f in _files(options.validation or [], options.format)
     }:
         raise BadConfig(
             f"--validation: {min(shared)} is among the files of --train, and frames of the training tell nothing about "
             "others: give other frames, or --split"
         )
-    inputs = [options.model, *_files(files), *([options.split] if options.split else [])]
+    inputs = [options.model, *_files(files, options.format), *([options.split] if options.split else [])]
     output = output_file(options.output, (".tmn",), inputs, "output") if fits else None
     potential = load(options.model, device_name(options.device), options.dtype)
     if output is not None:
@@ -84,14 +85,14 @@ def _subsets(potential: Potential, options: argparse.Namespace) -> tuple[Iterato
     from ..data import read_splits
     from ..errors import BadData
 
-    train = _dataset(potential, options.train)
+    train = _dataset(potential, options.train, options.format)
     if options.split:
         found = read_splits(options.split, train, options.train)
         if missing := {"train", "validation"} - found.keys():
             raise BadData(f"{options.split}: it has no {' and no '.join(sorted(missing))} frames of {options.train[0]}")
         chosen, others, validation = found["train"], found["validation"], train
     else:
-        validation = _dataset(potential, options.validation)
+        validation = _dataset(potential, options.validation, options.format)
         chosen, others = list(range(len(train))), list(range(len(validation)))
     return (
         _batches(potential, train, _spread(chosen, options.frames)),
@@ -106,7 +107,7 @@ def _test(potential: Potential, options: argparse.Namespace) -> None:
     from ..novelty.calibration import largest
 
     for file, kind in zip(options.test, ("false alarms", "recall"), strict=True):
-        data = _dataset(potential, [file])
+        data = _dataset(potential, [file], options.format)
         batches = _batches(potential, data, _spread(list(range(len(data))), options.frames))
         scores = torch.cat([largest(potential.novelty(system), system) for system in batches])
         above = int((scores > 1).sum())
@@ -114,13 +115,13 @@ def _test(potential: Potential, options: argparse.Namespace) -> None:
         print(f"{file}: {share}, median {float(scores.median()):.2f}, largest {float(scores.max()):.2f}")
 
 
-def _files(paths: list[str]) -> list[str]:
+def _files(paths: list[str], format: str | None) -> list[str]:
     from ..data import data_files
 
-    return [file for path in paths for file in data_files([path])]
+    return [file for path in paths for file in data_files([path], format)]
 
 
-def _dataset(potential: Potential, paths: list[str]) -> Dataset:
+def _dataset(potential: Potential, paths: list[str], format: str | None) -> Dataset:
     """Structures with their charges; labels are not read. Names and units are those of the training."""
     from ..data import open_dataset
     from ..errors import BadData
@@ -131,7 +132,7 @@ def _dataset(potential: Potential, paths: list[str]) -> Dataset:
         k: v for k, v in (trained.get("keys") or {}).items() if k in ("charge", "spin", "numbers", "positions") and v
     }
     units = {k: v for k, v in (trained.get("units") or {}).items() if k == "length" and v}
-    data = open_dataset(paths, keys=keys, units=units)
+    data = open_dataset(paths, keys=keys, units=units, format=format)
     if not len(data):
         raise BadData(f"{paths[0]}: there are no structures in it")
     return data

@@ -14,8 +14,8 @@ from torch import Tensor
 from ...data import Dataset, Statistics, make_splits, open_dataset, read_splits
 from ...data.cache import CachedDataset
 from ...data.datasets import make_published, open_published
+from ...data.formats import find_format
 from ...data.outlying import Usual
-from ...data.reader import files_in
 from ...data.sources import file_facts
 from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
@@ -134,7 +134,8 @@ def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
     found: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
         found += [path] if Path(path).exists() else sorted(glob.glob(path, recursive=True))
-    return [file for path in found for file in files_in(path)]
+    chosen = find_format(config.format)
+    return chosen.reader.files_of(found, None) if chosen else found
 
 
 def _sources(dataset: Dataset) -> list[str]:
