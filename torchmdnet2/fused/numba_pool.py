@@ -12,6 +12,7 @@ import torch
 from numba.core import config
 
 from ..processes import ProcessLock
+from .numba_compiling import finding
 from .thread_tuner import ThreadChoice, ThreadTuner
 
 __all__ = ["lost_by_fork", "run_on_threads"]
@@ -57,6 +58,8 @@ def run_on_threads(
         with_forces: whether it computes forces.
     """
     global _used
+    if finding():  # no kernel runs
+        return function()
     with _POOL:
         _used = True
         threads = torch.get_num_threads()

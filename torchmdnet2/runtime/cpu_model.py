@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..fused.cpu_interfaces import CpuTerm
 from ..fused.heads import PathWithHeads
+from ..fused.numba_compiling import compile_side_by_side
 from ..fused.registry import fast_path
 from ..fused.thread_tuner import ThreadChoice
 from ..models.base import sum_over_systems
@@ -126,9 +127,10 @@ class CpuModel:
         """Compare with the potential in float64, on this structure or on a cluster from it."""
         potential, system = extract_checked(self.potential, system, False)
         periodic = bool((system.volume > 0).all())
-        expected = reference(potential, system, periodic)
         model = copy.copy(self)
         model.potential, model.terms = potential, _terms(potential)
+        compile_side_by_side(lambda: model.step(system)(system, True))
+        expected = reference(potential, system, periodic)
         values = model.step(system)(system, True)
         assert expected.atom_energies is not None and values.forces is not None
         energy, energies, forces = (torch.from_numpy(v) for v in (values.energy, values.energies, values.forces))

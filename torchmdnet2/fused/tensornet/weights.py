@@ -89,12 +89,13 @@ def tabulate(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) 
 
 
 def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Both [K, P, F]. By two backward passes: forward differentiation would load much of PyTorch, for seconds."""
+    """Both [K, P, F]. By two backward passes from sums: forward differentiation, and gradients from other than numbers,
+    would load much of PyTorch, for a second or more."""
     with torch.enable_grad():
         d = d.detach().requires_grad_()
         f = filters(d)
         v = torch.ones_like(f, requires_grad=True)
-        (sums,) = torch.autograd.grad(f, d, v, create_graph=True)
+        (sums,) = torch.autograd.grad((f * v).sum(), d, create_graph=True)
         (slope,) = torch.autograd.grad(sums.sum(), v)
     return f.detach(), slope
 

@@ -9,12 +9,12 @@ Shapes: N atoms (fields padded to a multiple of ROWS), E edges, F channels, H = 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
 
+from ...numba_compiling import kernel_family
 from .algebra import (
     ONE,
     OPTIONS,
@@ -58,7 +58,7 @@ class Kernels(NamedTuple):
     embedding_backward: Callable
 
 
-@lru_cache
+@kernel_family
 def kernels(F: int, o3: bool, log: bool) -> Kernels:
     """Kernels for F channels, for O(3) or SO(3), with norms that are logarithms or layer norms.
 

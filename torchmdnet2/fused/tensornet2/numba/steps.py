@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit, prange
 
+from ...numba_compiling import kernel_family
 from ...tensornet.numba.algebra import (
     ONE,
     OPTIONS,
@@ -57,7 +57,7 @@ def charge_features(x_row, f_row, out, F):
         out[c], out[c + F], out[c + 2 * F] = x9[0], a, s
 
 
-@lru_cache
+@kernel_family
 def kernels(F: int, C: int, o3: bool) -> Kernels:
     """Kernels for F channels and C charge channels. Compiled on first use, and kept in numba's cache on disk.
 

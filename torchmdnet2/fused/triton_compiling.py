@@ -1,0 +1,82 @@
+"""Compile the kernels of the GPU side by side: a first run of a step launches nothing and only asks for its kernels.
+
+Triton compiles them in threads then (its AsyncCompileMode), and keeps them on disk. With a Triton that has no such mode
+each is compiled when it is first launched. Importing this needs Triton.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+from .notice import announce, usable_cores
+
+try:
+    from triton.runtime._async_compile import AsyncCompileMode
+except ImportError:  # older than 3.5
+    AsyncCompileMode = None  # type: ignore[assignment, misc]
+
+__all__ = ["compile_side_by_side"]
+
+_SECONDS = 1.5
+"""That a kernel takes to compile, on one core, in the mean."""
+
+_SERIAL = 0.25
+"""Share of that time in which one thread at a time works."""
+
+_PATIENCE = 1.0
+"""Seconds after which it is said that kernels are compiled: those on disk are loaded sooner."""
+
+_MOST_THREADS = 16
+_ONE = threading.Lock()
+
+
+def compile_side_by_side(launch: Callable[[], Any]) -> None:
+    """Compile the kernels that would be compiled one after the other.
+
+    Args:
+        launch: launches kernels on a CUDA device. It runs without any of them being launched, and what they would
+            write must not decide what is done.
+    """
+    if AsyncCompileMode is None:
+        return
+    threads = min(usable_cores(), _MOST_THREADS)
+    with _ONE, ThreadPoolExecutor(threads, "compile") as executor:
+        mode = AsyncCompileMode(executor)
+        told = threading.Timer(_PATIENCE, _tell, (mode, threads))
+        told.daemon = True
+        told.start()
+        try:
+            with mode, _nothing_launched():
+                launch()
+        finally:
+            told.cancel()
+
+
+def _tell(mode: Any, threads: int) -> None:
+    number = sum(not future.done() for future in list(mode.raw_futures))
+    if number:
+        seconds = _SECONDS * number * max(_SERIAL, 1 / threads) + 2
+        announce(number, "GPU", seconds, str(knobs.cache.dir))
+
+
+@contextmanager
+def _nothing_launched() -> Iterator[None]:
+    """Kernels are prepared, and not launched, in this thread."""
+    run, thread = JITFunction.run, threading.get_ident()
+
+    def prepare(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        here = threading.get_ident() == thread
+        return run(self, *arguments, grid=grid, warmup=warmup or here, **options)
+
+    JITFunction.run = prepare  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        JITFunction.run = run  # type: ignore[method-assign]
