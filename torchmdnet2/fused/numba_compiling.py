@@ -35,6 +35,7 @@ _START = 1.5
 """Seconds until a helper has loaded numba."""
 
 _MOST_HELPERS = 7
+_Dispatcher: Any = Dispatcher  # `_compile_for_args` is not in its type
 
 _Family = TypeVar("_Family", bound=Callable[..., Any])
 _finding: int | None = None  # the thread that does so
@@ -109,12 +110,12 @@ def _kernels_wanted() -> Iterator[list[_Wanted]]:
         return _nothing
 
     with _ONE:
-        compile_for = Dispatcher._compile_for_args
-        _finding, Dispatcher._compile_for_args = threading.get_ident(), note
+        compile_for = _Dispatcher._compile_for_args
+        _finding, _Dispatcher._compile_for_args = threading.get_ident(), note
         try:
             yield found
         finally:
-            _finding, Dispatcher._compile_for_args = None, compile_for
+            _finding, _Dispatcher._compile_for_args = None, compile_for
 
 
 def _is_kernel(dispatcher: Any) -> bool:
@@ -225,7 +226,7 @@ def _describe(kind: Any) -> Any:
     if isinstance(kind, types.Array):
         return ["array", kind.dtype.name, kind.ndim, kind.layout, not kind.mutable, kind.aligned]
     if isinstance(kind, types.BaseTuple):
-        return ["tuple", *map(_describe, kind.types)]
+        return ["tuple", *map(_describe, tuple(kind))]
     if isinstance(kind, types.Number | types.Boolean):
         return kind.name
     raise TypeError(f"{kind} is not described")

@@ -66,6 +66,7 @@ class FusedModel:
     def _loaded(self, step: FusedStep, system: System) -> tuple[GraphedStep, StaticInputs]:
         inputs = StaticInputs(self, step)
         inputs.load(system)
+        step.compile_kernels()
         graphed = GraphedStep(step)
         graphed.make_room()
         return graphed, inputs
