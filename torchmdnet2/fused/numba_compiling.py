@@ -190,11 +190,12 @@ class _Queue:
 
 def _start_helper() -> Any:
     modules = sorted(name for name in sys.modules if name.startswith(f"{__package__}.") and ".numba" in name)
-    code = f"import {', '.join(modules)}; {__name__}.serve()"
-    places = os.pathsep.join(place or os.getcwd() for place in sys.path)
+    places = json.dumps([place or os.getcwd() for place in sys.path])
+    code = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
+    code = f"{code}; import {', '.join(modules)}; {__name__}.serve()"
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        text=True, env={**os.environ, "PYTHONPATH": places, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-c", code, places], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
 
 
@@ -226,7 +227,7 @@ def _describe(kind: Any) -> Any:
     if isinstance(kind, types.Array):
         return ["array", kind.dtype.name, kind.ndim, kind.layout, not kind.mutable, kind.aligned]
     if isinstance(kind, types.BaseTuple):
-        return ["tuple", *map(_describe, tuple(kind))]
+        return ["tuple", *map(_describe, getattr(kind, "types", ()))]
     if isinstance(kind, types.Number | types.Boolean):
         return kind.name
     raise TypeError(f"{kind} is not described")

@@ -6,6 +6,7 @@ Shapes: N atoms.
 from __future__ import annotations
 
 import copy
+import math
 import operator
 
 import torch
@@ -56,11 +57,18 @@ def for_clusters(potential: Potential) -> Potential:
 
 
 def reference(potential: Potential, system: System, stress: bool) -> Result:
-    """What the potential gives in float64, with the reference neighbor list."""
+    """What the potential gives in float64, with the reference neighbor list.
+
+    Priors of molecules have that list too: on a GPU others are compiled, which takes longer than all the rest.
+    """
     exact, system = _in_float64(potential, system)
+    exact.check(system)
+    cutoffs = {potential.cutoff}
+    if not bool(system.pbc.any()):  # else the many images of a long cutoff would take longer
+        cutoffs.update(c for prior in potential.priors if 0 < (c := prior.cutoff or 0) < math.inf)
     with torch.enable_grad():
-        neighbors = neighbor_list(system, potential.cutoff, backend="reference")
-        return exact.reference(system, stress=stress, neighbors=neighbors)
+        known = {cutoff: neighbor_list(system, cutoff, backend="reference") for cutoff in cutoffs}
+        return exact.compute(system, PairLists(system, known), True, stress)
 
 
 def _in_float64(potential: Potential, system: System) -> tuple[Potential, System]:

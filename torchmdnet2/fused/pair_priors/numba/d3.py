@@ -10,8 +10,9 @@ import math
 import numpy as np
 from numba import njit, prange
 
+from ...numba_options import OPTIONS, PARALLEL
 from .frame import NOTHING, add_edge, add_row, length
-from .radial import OPTIONS, inline, taper
+from .radial import inline, taper
 
 __all__ = ["coordination", "coordination_forces", "dispersion"]
 
@@ -31,7 +32,7 @@ def _square(vec, e):
     return x, y, z, x * x + y * y + z * z
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def coordination(row_ptr, sender, vec, z, elements, reference, c6, cutoff, start, inverse, weights, mixed):
     """Weights [N, 8] of the references and mixed [N, T, 2, 8]: C6 with each element's references, and its slope."""
     for i in prange(len(row_ptr) - 1):
@@ -63,7 +64,7 @@ def coordination(row_ptr, sender, vec, z, elements, reference, c6, cutoff, start
                     row[1, b] += dw[a] * c6[kind, t, a, b]
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def dispersion(
     row_ptr, sender, vec, z, elements, weights, mixed, cutoff, start, inverse, s6, s8, a1, a2, energy, forces, virial,
     by_coordination,
@@ -97,7 +98,7 @@ def dispersion(
         add_row(s, 1.0, i, energy, forces, virial)
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def coordination_forces(
     row_ptr, sender, vec, z, elements, by_coordination, cutoff, start, inverse, energy, forces, virial
 ):

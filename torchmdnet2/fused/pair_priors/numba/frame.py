@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit, prange
 
-from .radial import OPTIONS, all_pairs, d2, inline, pair_potential, reaction_field, zbl
+from ...numba_options import OPTIONS, PARALLEL
+from .radial import all_pairs, d2, inline, pair_potential, reaction_field, zbl
 
 __all__ = ["KERNELS", "MIN_DISTANCE", "NOTHING", "add_edge", "add_row", "length"]
 
@@ -76,7 +77,7 @@ def _listed(g_of, row_ptr, sender, vec, key, table, strength, cutoff, constants,
     return strength * s[0]
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def _zbl(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
     for i in prange(len(row_ptr) - 1):
         slope[i] += _listed(
@@ -84,7 +85,7 @@ def _zbl(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, en
         )
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def _d2(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
     for i in prange(len(row_ptr) - 1):
         slope[i] += _listed(
@@ -92,7 +93,7 @@ def _d2(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, ene
         )
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def _reaction_field(
     row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
 ):  # fmt: skip
@@ -103,7 +104,7 @@ def _reaction_field(
         )  # fmt: skip
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def _all_pairs(ptr, members, pos, batch, key, table, strength, constants, mode, energy, forces, virial, slope):
     """All pairs of the atoms members[ptr[b] … ptr[b + 1] − 1] of each structure b."""
     for i in prange(len(pos)):
@@ -120,7 +121,7 @@ def _all_pairs(ptr, members, pos, batch, key, table, strength, constants, mode, 
         slope[i] += strength * s[0]
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def _pair_potential(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
     for i in prange(len(row_ptr) - 1):
         slope[i] += _listed(

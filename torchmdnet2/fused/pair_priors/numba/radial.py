@@ -6,13 +6,13 @@ The same functions as ../triton/radial.py, of one pair and in float64: g(d, b, c
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from numba import njit
 
-__all__ = ["OPTIONS", "all_pairs", "d2", "inline", "pair_potential", "reaction_field", "taper", "zbl"]
+from ...numba_options import OPTIONS
 
-OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
+__all__ = ["all_pairs", "d2", "inline", "pair_potential", "reaction_field", "taper", "zbl"]
+
 inline = njit(forceinline=True, **OPTIONS)
 
 

@@ -7,13 +7,12 @@ float32, since numba would compute in float64 otherwise.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numba import njit
 
+from ...numba_options import OPTIONS
+
 __all__ = [
-    "OPTIONS",
     "add",
     "add_square_adjoint",
     "call",
@@ -32,7 +31,6 @@ __all__ = [
     "store9_scaled",
 ]
 
-OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 inline = njit(forceinline=True, **OPTIONS)
 call = njit(**OPTIONS)
 

@@ -15,9 +15,9 @@ import numpy as np
 from numba import njit, prange
 
 from ...numba_compiling import kernel_family
+from ...numba_options import OPTIONS, PARALLEL
 from .algebra import (
     ONE,
-    OPTIONS,
     add,
     load9,
     norm_gradient,
@@ -66,7 +66,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
     """
     H = F // 2
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def embedding(
         n, row_ptr, sender, vec, z, knots, decay, scale, table, self_filter, z_receiver, z_sender,
         gamma, beta, eps, w1, b1, w2, b2, w_mix, w_in, knot, offset, unit, length, x0, hidden, gate, mixed, x, inverse,
@@ -109,7 +109,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     store9_scaled(x_row, c, F, x9, f)
             mix(x, first, w_in, y, first, F)
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def interaction(
         n, row_ptr, sender, knot, offset, table, self_filter, charge_factor, w_out, w_next, last,
         x, y, m, d, x_next, inverse_next, y_next,
@@ -127,7 +127,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     gather(row_ptr[i], row_ptr[i + 1], sender, knot, offset, table, y, m_row, F)
             ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def readout(gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, hidden, out):
         """What the K heads give: out [N, K]; w2 [K, F, H], w3 [K, H]. The features are silu(hidden)."""
         for chunk in prange(x.shape[0] // ROWS):
@@ -155,7 +155,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                         total += s[c] * w3[k, c]
                     out[first + r, k] = total
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def readout_backward(
         gamma, eps, w2, b2, w3, w1t, w2t, linear, w_out_t, descends, charge_factor, x, d, y, m, hidden, slope, g, dm, dy
     ):  # fmt: skip
@@ -201,7 +201,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
             if descends:
                 descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def message_backward(
         n, row_ptr, sender, knot, offset, table, self_filter, charge_factor, w_in_t, linear, w_out_t, is_first,
         x, inverse, y, dm, dy, slope, g, d_before, y_before, m_before, dm_before,
@@ -230,7 +230,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
             if not is_first:
                 descend(first, g, d_before, w_out_t, y_before, m_before, charge_factor, dm_before, dy, F, o3)
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def embedding_backward(
         n, row_ptr, sender, z, knot, offset, unit, length, table, z_receiver, z_sender, gamma, eps, w1t, w2t, w_mix_t,
         x0, hidden, gate, mixed, g, slope, gradient,
@@ -280,7 +280,7 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
     return Kernels(embedding, interaction, readout, readout_backward, message_backward, embedding_backward)
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def forces(row_ptr, sender, vec, gradient, force, virial):
     """Forces [N, 3] and row virials [N, 9] from dE/dvec of the directed edges [E, 3]."""
     for i in prange(row_ptr.shape[0] - 1):

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from ...numba_options import OPTIONS
 from ..numba.algebra import (
     HALF,
     ONE,
-    OPTIONS,
     TWO,
     add,
     anticommutator,

@@ -17,9 +17,9 @@ import numpy as np
 from numba import njit, prange
 
 from ...numba_compiling import kernel_family
+from ...numba_options import OPTIONS, PARALLEL
 from ...tensornet.numba.algebra import (
     ONE,
-    OPTIONS,
     add,
     inline,
     load9,
@@ -64,7 +64,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     What they close over are numbers: numba finds no kernel on disk that closes over a compiled function.
     """
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def predict(gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, inverse, h1, h2, out):
         """What charges are made of, out [N, 2C], from X; h1, h2 [N, F] are what the activations act on."""
         for chunk in prange(x.shape[0] // ROWS):
@@ -82,7 +82,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                 silu(h2[first + r], active[r], F)
             dense(active, 0, w3, b3, out, first, F, 2 * C)
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def interaction(
         n, row_ptr, sender, receiver, envelope, knot, offset, table, self_first, by_charge, w2, b2, w3, b3,
         charge_factor, w_out, w_next, last, kept, x, y, m, d, x_next, inverse_next, y_next, kept2, kept3,
@@ -118,7 +118,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                         kept3[e, :] = h3[s]
             ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def update_backward(
         gamma, eps, w1t, w2t, w3t, charged, descends, gradient, h1, h2, x, inverse, g, w_out_t, charge_factor, d, y, m,
         dm, dy,
@@ -150,7 +150,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             if descends:
                 descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
 
-    @njit(parallel=True, cache=True, **OPTIONS)
+    @njit(**PARALLEL, **OPTIONS)
     def message_backward(
         n, row_ptr, sender, receiver, reverse, envelope, envelope_slope, knot, offset, table, self_first, by_charge,
         w2, b2, w3, b3, w2t, w3t, charges_t, w_in_t, kept, kept2, kept3, x, inverse, y, dm, dy, slope, g, own_slope,
@@ -215,7 +215,7 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     return Kernels(predict, interaction, update_backward, message_backward)
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def prepare_edges(row_ptr, sender, vec, cutoff, receiver, reverse, envelope, envelope_slope):
     """Receiver and reverse edge of each edge, the cutoff function and its slope; see `row_force` for the reverse."""
     for i in prange(row_ptr.shape[0] - 1):
@@ -235,7 +235,7 @@ def prepare_edges(row_ptr, sender, vec, cutoff, receiver, reverse, envelope, env
             first = beyond
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def charge_rows(charges, weights, out):
     """out [N, 2F] = charges [N, C] @ weights [C, 2F]: what they add to the first layer of the filters."""
     for i in prange(charges.shape[0]):
@@ -247,7 +247,7 @@ def charge_rows(charges, weights, out):
                 row[c] += q * w[c]
 
 
-@njit(parallel=True, cache=True, **OPTIONS)
+@njit(**PARALLEL, **OPTIONS)
 def gather_slopes(row_ptr, reverse, own_slope, pair_slope, slope):
     """slope [N, C] float64: dE/dq from what `message_backward` left."""
     for i in prange(row_ptr.shape[0] - 1):
