@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from torchmdnet2 import Evaluator, Potential
+from torchmdnet2 import Evaluator, Potential, benchmark
 from torchmdnet2.benchmark import Timing, standard_potential, time_steps, timed, water_box
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
@@ -117,3 +117,14 @@ def test_a_model_that_does_not_know_water(tmp_path, capsys):
     save(make([6, 8]), tmp_path / "m.tmn")
     assert main(["bench", str(tmp_path / "m.tmn"), "--sides", "1"]) == 1
     assert "this model does not know H" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sizes", [(2,), (9, 30)])
+def test_warm_evaluates_structures_of_these_sizes(tmp_path, sizes, monkeypatch):
+    model = {"name": "graph_network", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0}
+    save(Potential.from_config({"model": model, "elements": [1, 8]}), tmp_path / "m.tmn")
+    seen = []
+    call = benchmark.Evaluator.__call__
+    monkeypatch.setattr(benchmark.Evaluator, "__call__", lambda self, s: (seen.append(s.num_atoms), call(self, s))[1])
+    assert benchmark.warm(str(tmp_path / "m.tmn"), "cpu", sizes)
+    assert seen == [size for size in sizes for _ in range(2)]

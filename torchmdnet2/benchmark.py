@@ -29,7 +29,7 @@ from .system import System
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SIDES", "Benchmark", "Timing", "standard_potential", "time_steps", "timed", "water_box"]
+__all__ = ["SIDES", "Benchmark", "Timing", "standard_potential", "time_steps", "timed", "warm", "water_box"]
 
 SIDES = (2, 4, 7, 15, 32)
 """Molecules along each side of the boxes: 24, 192, 1,029, 10,125 and 98,304 atoms."""
@@ -134,9 +134,7 @@ def time_steps(
     if missing:
         raise BadData(f"{model}: the benchmark is of water, and this model does not know {' and '.join(missing)}")
     evaluator, start = Evaluator(potential), 0.0
-    cutoffs = [prior.cutoff for prior in potential.priors]
-    cutoffs += [] if potential.head is None else [potential.head.pair_cutoff]
-    periodic = math.inf not in cutoffs
+    periodic = math.inf not in _cutoffs(potential)
     timings: list[Timing] = []
     stopped, path = "", ""
     for side in sorted(sides):
@@ -158,6 +156,45 @@ def time_steps(
     names = surroundings()
     where = names["devices"].get("cuda:0" if device == "cuda" else device, device)
     return Benchmark(model or "standard", where, path, periodic, timings, stopped, names)
+
+
+def warm(model: str, device: str = "cpu", sizes: Sequence[int] = (22,)) -> str:
+    """Compile and keep what a model needs on this machine for structures of these sizes.
+
+    Args:
+        model: .tmn file or the name of a potential.
+        device: where it is to run.
+        sizes: numbers of atoms; on a GPU kernels differ between sizes.
+
+    Returns:
+        Which path runs, see `Evaluator.report`.
+    """
+    potential = load(model, device)
+    evaluator = Evaluator(potential)
+    for size in sizes:
+        system = _lattice(potential, size).to(device)
+        for _ in range(2):  # the second call captures a graph
+            evaluator(system)
+    return evaluator.report()
+
+
+def _lattice(potential: Potential, num_atoms: int) -> System:
+    """Atoms of one element that the model knows, 2.5 Å apart; periodic where no energy is a sum over all pairs."""
+    known = potential.elements or (6,)
+    z = next((z for z in known if z % 2 == 0), known[0])
+    side = math.ceil(num_atoms ** (1 / 3))
+    axis = torch.arange(side, dtype=torch.float64)
+    pos = 2.5 * torch.cartesian_prod(axis, axis, axis)[:num_atoms]
+    pos = pos + 0.1 * torch.randn(pos.shape, dtype=pos.dtype, generator=torch.Generator().manual_seed(0))
+    periodic = math.inf not in _cutoffs(potential)
+    cell = (2.5 if periodic else 0.0) * side * torch.eye(3, dtype=torch.float64)
+    return System(z=torch.full((num_atoms,), z), pos=pos, cell=cell)
+
+
+def _cutoffs(potential: Potential) -> list[float | None]:
+    """Of what is a sum over pairs beside the network, Å."""
+    cutoffs = [prior.cutoff for prior in potential.priors]
+    return cutoffs + ([] if potential.head is None else [potential.head.pair_cutoff])
 
 
 def standard_potential() -> Potential:

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-numba = pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
+pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
+
+import numba
 
 from torchmdnet2.fused import numba_compiling
 from torchmdnet2.fused.tensornet.numba.steps import kernels

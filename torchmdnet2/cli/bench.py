@@ -1,4 +1,4 @@
-"""`torchmdnet2 bench`."""
+"""`torchmdnet2 bench` and `torchmdnet2 warm`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ def add(command: Command) -> None:
                        "compiles kernels; what would take longer is left out (default: 60)")  # fmt: skip
     bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
 
+    warm = command("warm", _warm, "compile the kernels of a model now, so that its first result comes soon")
+    warm.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    warm.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
+    warm.add_argument("--atoms", type=_sides, default="22,200,2000", help="sizes of the structures, separated by "
+                      "commas; kernels of a GPU differ between sizes (default: 22,200,2000)")  # fmt: skip
+
 
 def _sides(text: str) -> list[int]:
-    """The sides of the boxes, in molecules."""
+    """Numbers, such as the sides of the boxes in molecules."""
     try:
         sides = [int(side) for side in text.split(",")]
     except ValueError:
@@ -65,3 +71,11 @@ def _bench(options: argparse.Namespace) -> None:
     if options.output:
         lines.append("wrote " + ", ".join(map(str, found.write(Path(options.output)))))
     console.print("\n".join(lines), highlight=False, soft_wrap=True)
+
+
+def _warm(options: argparse.Namespace) -> None:
+    from ..benchmark import warm
+
+    path = warm(options.model, device_name(options.device), options.atoms)
+    console = make_console()
+    console.print(f"ready: {path.splitlines()[0]}", highlight=False, soft_wrap=True)

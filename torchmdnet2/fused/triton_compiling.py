@@ -51,7 +51,7 @@ def compile_side_by_side(launch: Callable[[], Any]) -> None:
     # a kernel that cannot be compiled says so when it is launched
     with _ONE, ThreadPoolExecutor(threads) as executor, AsyncCompileMode(executor, ignore_errors=True) as mode:
         submit = mode.submit
-        mode.submit = lambda key, compile, *others: submit(key, lambda: _with_launcher(compile()), *others)
+        mode.submit = lambda key, make, *others: submit(key, lambda: _with_launcher(make()), *others)
         with _nothing_launched():
             launch()
         number = len(wait(mode.raw_futures, _PATIENCE).not_done)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..fused.fast_path import GpuTerm
 from ..fused.heads import PathWithHeads
 from ..fused.registry import fast_path
+from ..fused.triton_compiling import compile_side_by_side
 from ..potential import Potential, Result
 from ..system import System
 from .autograd_term import AutogradTerm
@@ -66,7 +67,7 @@ class FusedModel:
     def _loaded(self, step: FusedStep, system: System) -> tuple[GraphedStep, StaticInputs]:
         inputs = StaticInputs(self, step)
         inputs.load(system)
-        step.compile_kernels()
+        _compile(step)
         graphed = GraphedStep(step)
         graphed.make_room()
         return graphed, inputs
@@ -113,6 +114,19 @@ class FusedModel:
             bound = BOUNDS[self.precision][0] * max(1.0, float(expected.charges.abs().max()))
             require_close("charge of an atom, e", out.charges, expected.charges, bound)
         require_properties(step.properties(out.charges), expected, self.potential, system, self.precision)
+
+
+def _compile(step: FusedStep) -> None:
+    """Compile all kernels of a step side by side; those that are left out are compiled when they are launched."""
+
+    def launch() -> None:
+        with step._on_device():
+            for search in step.searches.values():
+                search.count(step.pos, step.cell, step.pbc)
+            step.launch()
+
+    if step.device.type == "cuda" and not step.measures_graph:  # else PyTorch reads what kernels write
+        compile_side_by_side(launch)
 
 
 def _terms(potential: Potential) -> list[GpuTerm]:

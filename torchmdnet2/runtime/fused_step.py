@@ -18,7 +18,6 @@ from ..fused.fast_path import Atoms, ChargeNetwork, Edges, GpuBuffers, GpuNetwor
 from ..fused.finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
 from ..fused.heads import FeatureNetwork
 from ..fused.term_with_room import TermWithRoom
-from ..fused.triton_compiling import compile_side_by_side
 from ..neighbors.triton_search import TritonNeighborSearch
 from ..system import System
 from .coverage import list_cutoffs
@@ -237,18 +236,6 @@ class FusedStep(Step):
                 self.net.run(*given, self.stress)
                 self._add_terms(atoms, lists)
             self._finish()
-
-    def compile_kernels(self) -> None:
-        """Compile all kernels of a step side by side. Without it each is compiled when it is first launched."""
-        if self.device.type == "cuda" and not self.measures_graph:  # else PyTorch reads what kernels write
-            compile_side_by_side(self._launch_all)
-
-    def _launch_all(self) -> None:
-        """What a step launches, and what finds the room that it needs."""
-        with self._on_device():
-            for search in self.searches.values():
-                search.count(self.pos, self.cell, self.pbc)
-            self.launch()
 
     def _rows(self) -> tuple[Atoms, dict[float, Edges]]:
         """The atoms in the order of the rows, and the lists, which searches fill."""
