@@ -24,6 +24,7 @@ import numpy as np
 from numba import types
 from numba.core.dispatcher import Dispatcher
 
+from ..processes import ProcessLock
 from .notice import announce, usable_cores
 
 __all__ = ["compile_side_by_side", "finding", "kernel_family", "serve"]
@@ -39,7 +40,7 @@ _Dispatcher: Any = Dispatcher  # `_compile_for_args` is not in its type
 
 _Family = TypeVar("_Family", bound=Callable[..., Any])
 _finding: int | None = None  # the thread that does so
-_ONE = threading.Lock()
+_ONE = ProcessLock()
 
 
 class _Wanted(NamedTuple):

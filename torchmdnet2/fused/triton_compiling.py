@@ -16,6 +16,7 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from ..processes import ProcessLock
 from .notice import announce, usable_cores
 
 try:
@@ -35,7 +36,7 @@ _PATIENCE = 0.5
 """Seconds after which it is said that kernels are compiled: those on disk are loaded sooner."""
 
 _MOST_THREADS = 16
-_ONE = threading.Lock()
+_ONE = ProcessLock()
 
 
 def compile_side_by_side(launch: Callable[[], Any]) -> None:
