@@ -102,6 +102,12 @@ class Potential(nn.Module):
         self.properties = nn.ModuleDict({p.property: p for p in properties})
         if len(self.properties) < len(properties):
             raise ValueError(f"two heads predict the same property: {', '.join(p.property for p in properties)}")
+        for part in (*([] if head is None else [head]), *properties):
+            if part.reads_vectors and representation.gives_vectors is False:
+                raise ValueError(
+                    f"{type(part).__name__}: this head needs vector features, which {type(representation).__name__} "
+                    "does not give: use the model 'equivariant_transformer', or another head"
+                )
         self.atom_filter = int(atom_filter)
         top = representation.max_z
         self.elements = sorted({int(z) for z in (range(1, top) if elements is None else elements)})
@@ -119,7 +125,7 @@ class Potential(nn.Module):
         self.metadata: dict[str, Any] = {}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Potential:
+    def from_config(cls, config: Mapping[str, Any], network: Potential | None = None) -> Potential:
         """Build an untrained potential from plain data.
 
         Args:
@@ -127,17 +133,23 @@ class Potential(nn.Module):
                 …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
                 "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell", "compositions"};
                 all but "model" may be absent. A head that predicts no energy may be given as "head" too.
+            network: a potential of the same "model", "head" and "properties", whose representation and heads are taken
+                over instead of new ones; scale and shift of the heads may differ.
 
         Raises:
             KeyError: a name is not registered.
             TypeError, ValueError: an argument is unknown or out of range.
         """
-        model = dict(config["model"])
-        representation = REPRESENTATIONS[model.pop("name")](**model)
         heads = [dict(p) for p in config.get("properties") or []]
         if config.get("head", {}) is not None:
             heads.insert(0, {"name": "scalar", **config.get("head", {})})
-        built = [HEADS[h.pop("name")](representation.hidden_channels, **h) for h in heads]
+        if network is None:
+            model = dict(config["model"])
+            representation = REPRESENTATIONS[model.pop("name")](**model)
+            built = [HEADS[h.pop("name")](representation.hidden_channels, **h) for h in heads]
+        else:
+            representation = network.representation
+            built = _with_scales([*filter(None, [network.head]), *network.properties.values()], heads)
         energy_heads = [head for head in built if not isinstance(head, PropertyHead)]
         if len(energy_heads) > 1:
             raise ValueError('a model has one energy head: "properties" takes heads of other properties only')
@@ -480,3 +492,12 @@ class Potential(nn.Module):
             raise ValueError("the model is not calibrated: run `torchmdnet2 calibrate` with its training frames")
         self.check(system)
         return self.calibration(self.representation, system)
+
+
+def _with_scales(heads: list[Any], given: list[dict[str, Any]]) -> list[Any]:
+    """The same heads, scale and shift as in their configurations."""
+    for head, values in zip(heads, given, strict=True):
+        for key in ("scale", "shift"):
+            if key in values:
+                setattr(head, key, float(values[key]))
+    return heads

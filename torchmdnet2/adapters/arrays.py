@@ -17,6 +17,7 @@ from ase.data import atomic_masses
 
 from ..ensemble import Ensemble, EnsembleBoundStep, EnsembleResult
 from ..evaluator import Evaluator
+from ..output import RESULTS
 from ..potential import Result
 from ..runtime.reference import BoundStep
 from ..system import System
@@ -24,7 +25,7 @@ from ..system import System
 __all__ = ["ArrayEvaluator", "NonFiniteResult", "Structure"]
 
 _BOUND_UP_TO = 50_000  # atoms; above, a copy of the buffers costs more memory than the calls around a step cost time
-_PER_ATOM = ("forces", "energies", "charges")
+_PER_ATOM = {"energies", *(name for name, output in RESULTS.items() if output.per_atom)}
 
 
 class NonFiniteResult(ValueError):

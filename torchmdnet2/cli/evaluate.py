@@ -65,8 +65,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from ..files import written_aside
     from ..potential import Result
     from ..result import has_dipole
-    from ..training.config.build_potential import predicted_shapes
-    from ..training.config.labels import label_keys, label_units
+    from ..training.config.labels import label_keys, label_units, predicted_shapes
     from ..training.reporting.ensemble_evaluation import evaluate_ensemble
     from ..training.reporting.evaluation import evaluate
     from ..training.reporting.predictions import predicted_frames, write_frames
@@ -115,7 +114,8 @@ def _evaluate(options: argparse.Namespace) -> None:
 
         def write(batch: Batch, result: Result) -> None:
             if file is not None:
-                write_frames(file, predicted_frames(batch, result, [dataset.name(index) for index in batch.frames]))
+                names = [dataset.name(index) for index in batch.frames]
+                write_frames(file, predicted_frames(batch, result, potential.outputs, names))
 
         if ensemble is not None:
             together = evaluate_ensemble(ensemble, frames, wanted, options.batch_size, plain, write)

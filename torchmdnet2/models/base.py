@@ -157,12 +157,14 @@ class Representation(nn.Module, ABC):
         reads_spin: the spin multiplicity changes the features.
         takes_ghosts: reads what atoms send through `Graph.senders`, so that it can be evaluated in domains.
         outputs: what it predicts itself: `output.CHARGES` where its features have latent charges.
+        gives_vectors: its features have vectors; None: not declared, so that heads find out when they are evaluated.
     """
 
     cutoff: float
     hidden_channels: int
     max_z: int
     outputs: tuple[Output, ...] = ()
+    gives_vectors: bool | None = None
     local: bool = True
     reads_charge: bool = False
     reads_spin: bool = False
@@ -180,6 +182,8 @@ class Representation(nn.Module, ABC):
 class _Readout(nn.Module, ABC):
     reads_charge: bool = False
     """The total charge changes what this gives, with the same features."""
+    reads_vectors: bool = False
+    """It needs features with vectors."""
 
     def check(self, system: System) -> None:
         """Raise ValueError for a structure that this cannot do. `forward` need not look: looking waits for a GPU."""

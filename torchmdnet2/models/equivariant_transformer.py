@@ -109,6 +109,7 @@ class EquivariantTransformer(Representation):
     """
 
     takes_ghosts = True
+    gives_vectors = True
 
     def __init__(
         self,

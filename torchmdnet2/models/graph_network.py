@@ -117,6 +117,7 @@ class GraphNetwork(Representation):
     """
 
     takes_ghosts = True
+    gives_vectors = False
 
     def __init__(
         self,

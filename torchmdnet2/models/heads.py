@@ -132,6 +132,8 @@ class EquivariantScalarHead(Head):
         reduce: "sum" or "mean", see ScalarHead.
     """
 
+    reads_vectors = True
+
     def __init__(self, hidden_channels: int, activation: str = "silu", reduce: Reduce = "sum"):
         super().__init__()
         _check_reduce(reduce)

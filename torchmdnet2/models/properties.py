@@ -82,6 +82,7 @@ class _AtomNetwork(PropertyHead):
         if equivariant and num_hidden_layers:
             raise ValueError("num_hidden_layers is for networks without vectors: set equivariant to False")
         self.equivariant, self.scale = equivariant, float(scale)
+        self.reads_vectors = equivariant
         self.output_network: VectorNetwork | torch.nn.Module = (
             VectorNetwork(hidden_channels, activation)
             if equivariant

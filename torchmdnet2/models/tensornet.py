@@ -220,6 +220,7 @@ class TensorNet(Representation):
     """
 
     takes_ghosts = True
+    gives_vectors = False
 
     def __init__(
         self,

@@ -101,6 +101,7 @@ class TensorNet2(Representation):
     local = False
 
     takes_ghosts = True
+    gives_vectors = False
 
     def __init__(
         self,

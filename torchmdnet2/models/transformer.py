@@ -85,6 +85,7 @@ class Transformer(Representation):
     """
 
     takes_ghosts = True
+    gives_vectors = False
 
     def __init__(
         self,

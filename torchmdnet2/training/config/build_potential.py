@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,19 +11,17 @@ import torch
 from pydantic import BeforeValidator, Field
 
 from ...checkpoint import load, read_header
-from ...models.base import PropertyHead
+from ...models.base import PropertyHead, Representation
 from ...potential import SYMBOLS, Potential
 from ...priors.pair_potential import FITTED
-from ...priors.pairs import PairLists
 from ...registry import HEADS, PRIORS
-from ...system import System
 from .schema import Section, validate_choice
 
 __all__ = [
+    "Built",
     "PriorConfig",
     "PropertyConfig",
     "load_priors",
-    "predicted_shapes",
     "untrained",
     "with_baseline",
 ]
@@ -93,11 +92,68 @@ PriorConfig = Annotated[dict[str, Any], BeforeValidator(_check_prior)]
 PropertyConfig = Annotated[dict[str, Any], BeforeValidator(_check_property)]
 
 
-def untrained(parts: Mapping[str, Any]) -> Potential:
+class Built:
+    """The untrained potential of a configuration, kept from the check of the configuration until a training takes it.
+
+    It is no part of what the configuration says: all are equal.
+    """
+
+    def __init__(self) -> None:
+        self._potential: Potential | None = None
+        self._network, self._priors = "", ""
+
+    def get(self, parts: Mapping[str, Any], seed: int) -> Potential:
+        """The potential, with neutral values for what is fitted later; only what is not kept is built.
+
+        Args:
+            parts: "model", "head", "properties", "priors", "atom_filter".
+            seed: of the random weights.
+
+        Raises:
+            TypeError, ValueError: an argument is out of range, or the parts do not fit together.
+        """
+        network = self._kept_network(parts, seed)
+        priors = json.dumps(parts["priors"], sort_keys=True, default=str)
+        if network is None or priors != self._priors:
+            self._potential = untrained(parts, seed, network)
+            self._network, self._priors = _network_key(parts, seed), priors
+        assert self._potential is not None
+        return self._potential
+
+    def representation(self, parts: Mapping[str, Any], seed: int) -> Representation:
+        """That of the potential, whatever the priors; arguments and errors as `get`."""
+        return (self._kept_network(parts, seed) or self.get(parts, seed)).representation
+
+    def _kept_network(self, parts: Mapping[str, Any], seed: int) -> Potential | None:
+        return self._potential if _network_key(parts, seed) == self._network else None
+
+    def forget(self) -> None:
+        """Keep it no longer: its weights are going to be trained."""
+        self._potential = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Built)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Built:
+        return Built()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Built, ()
+
+
+def _network_key(parts: Mapping[str, Any], seed: int) -> str:
+    return json.dumps([{k: v for k, v in parts.items() if k != "priors"}, seed], sort_keys=True, default=str)
+
+
+def untrained(parts: Mapping[str, Any], seed: int = 0, network: Potential | None = None) -> Potential:
     """The potential of a configuration, with neutral values for what is fitted later.
 
     Args:
         parts: "model", "head", "properties", "priors".
+        seed: of the random weights, which are those that a training starts from.
+        network: see `Potential.from_config`.
 
     Raises:
         TypeError, ValueError: an argument is out of range, or the parts do not fit together.
@@ -108,7 +164,8 @@ def untrained(parts: Mapping[str, Any]) -> Potential:
     priors = [with_baseline(p) for p in priors]
     properties = [{k: neutral[k] if v == "fit" else v for k, v in p.items()} for p in parts["properties"]]
     with torch.random.fork_rng(devices=[]):
-        return Potential.from_config({**parts, "priors": priors, "properties": properties})
+        torch.manual_seed(seed)
+        return Potential.from_config({**parts, "priors": priors, "properties": properties}, network)
 
 
 def with_baseline(prior: dict[str, Any]) -> dict[str, Any]:
@@ -142,24 +199,3 @@ def load_priors(potential: Potential, priors: Sequence[Mapping[str, Any]], base:
         for other in base.priors if base is not None else ():
             prior.adopt_values(other)
         prior.require_values()
-
-
-def predicted_shapes(potential: Potential) -> dict[str, str]:
-    """Property -> its shape, a key of `data.labels.SHAPES`, found by asking for two atoms; "charges" where it has any.
-
-    Raises:
-        ValueError: a head does not fit to the representation.
-    """
-    z = torch.full((2,), potential.elements[0], device=potential.device)
-    pos = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64, device=potential.device)
-    system = System(z=z, pos=pos)  # of charge 0, which the model need not know
-    result = potential.compute(system, PairLists(system), forces=False, stress=False)
-    shapes = {name: _shape(tuple(value.shape)) for name, value in result.properties.items()}
-    return shapes if result.charges is None else {**shapes, "charges": "atom_scalar"}
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    kind = {(): "scalar", (3,): "vector", (3, 3): "tensor"}.get(shape[1:])
-    if kind is None:
-        raise ValueError(f"a property of the shape {list(shape[1:])} per structure or atom cannot be trained")
-    return f"atom_{kind}" if shape[0] == 2 else kind

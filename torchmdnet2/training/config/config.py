@@ -10,19 +10,18 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from ...data.labels import LABELS
 from ...errors import BadConfig
-from ...models.base import PropertyHead
+from ...models.base import PropertyHead, Representation
 from ...potential import Potential
 from ...registry import HEADS, REPRESENTATIONS
 from ...yaml_reader import read_config
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .base_model import complete, open_base
-from .build_potential import PriorConfig, PropertyConfig, load_priors, predicted_shapes, untrained
+from .build_potential import Built, PriorConfig, PropertyConfig, load_priors
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
-from .labels import check_labels
+from .labels import check_labels, predicted_shapes
 from .loss_config import LossConfig, Moment, epoch_of
 from .schema import Section, first_error, homes, section_of, validate_choice
 
@@ -212,6 +211,7 @@ class Config(Section):
     )
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     output: OutputConfig = Field(default_factory=OutputConfig)
+    _built: Built = PrivateAttr(default_factory=Built)
 
     @field_validator("model", mode="before")
     @classmethod
@@ -235,16 +235,11 @@ class Config(Section):
         if kept and self.init is None:
             raise ValueError("priors: atomref.energies: keep is for fine-tuning; take 'auto' or a table of element: eV")
         try:
-            potential = untrained(self.parts())
-            shapes = predicted_shapes(potential) if self._further_labels() else {}
+            shapes = predicted_shapes(self._built.get(self.parts(), self.training.seed))
         except (TypeError, ValueError) as error:
             raise ValueError(f"model, head, properties or priors: {error}") from error
         check_labels(self, shapes)
         return self
-
-    def _further_labels(self) -> bool:
-        keys = self.data.keys
-        return bool(self.properties or keys.properties or any(getattr(keys, name) for name in LABELS.of_heads()))
 
     def parts(self) -> dict[str, Any]:
         """The sections that a potential is made of, as plain data."""
@@ -252,13 +247,23 @@ class Config(Section):
         return {name: getattr(self, name) for name in names}
 
     def untrained(self) -> Potential:
-        """The potential with neutral values for what is fitted later.
+        """The potential with neutral values for what is fitted later; the same one until `take_network`.
 
         Raises:
             MissingBackend: a prior needs a package that is not installed.
         """
-        potential = untrained(self.parts())
+        potential = self._built.get(self.parts(), self.training.seed)
         load_priors(potential, self.priors, self.base())
+        return potential
+
+    def representation(self) -> Representation:
+        """That of `untrained`."""
+        return self._built.representation(self.parts(), self.training.seed)
+
+    def take_network(self) -> Potential:
+        """`untrained`, for the caller alone: its representation and heads are those that the training starts from."""
+        potential = self._built.get(self.parts(), self.training.seed)
+        self._built.forget()
         return potential
 
     def base(self) -> Potential | None:

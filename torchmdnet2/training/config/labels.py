@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from ...data.kinds import CONFIG_TYPE
-from ...data.labels import LABELS
-from ...potential import Result
+from ...data.labels import LABELS, SHAPES
+from ...potential import Potential, Result
 from ...registry import PRIORS, did_you_mean
 from ...units import OWN_UNITS, factor
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_labels",
     "label_keys",
     "label_units",
+    "predicted_shapes",
     "prediction",
     "property_of",
     "unit_of",
@@ -41,6 +42,16 @@ FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE)
 def property_of(label: str) -> str:
     """The name of a label without its shape: "gap" of "scalar:gap"."""
     return label.partition(":")[2] or label
+
+
+def predicted_shapes(potential: Potential) -> dict[str, str]:
+    """Property -> its shape, a key of `data.labels.SHAPES`, as the parts of the potential declare it.
+
+    Properties of other shapes, which no label can have, are left out.
+    """
+    names = {(shape.per_atom, shape.row): name for name, shape in SHAPES.items()}
+    found = {name: names.get((output.per_atom, output.shape)) for name, output in potential.outputs.items()}
+    return {name: shape for name, shape in found.items() if shape is not None}
 
 
 def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:

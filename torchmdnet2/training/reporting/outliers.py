@@ -66,7 +66,7 @@ def find_outliers(
 
 def _atoms(potential: Potential, frames: Frames, position: int, properties: Properties) -> Atoms:
     batch = next(iter(Loader(frames)([[position]]))).to(potential.device)
-    return predicted_frames(batch, predict(potential, batch, properties), [frames.name(position)])[0]
+    return predicted_frames(batch, predict(potential, batch, properties), potential.outputs, [frames.name(position)])[0]
 
 
 def outlier_frames(found: Sequence[Outlier]) -> list[Atoms]:

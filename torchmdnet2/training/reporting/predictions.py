@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ...data import LABELS
 from ...ensemble import EnsembleResult
+from ...output import Output
 from ...potential import Result
 from ..config.labels import property_of
 from ..steps.batches import Batch
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["predicted_frames", "write_frames"]
 
 
-def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Atoms]:
+def predicted_frames(batch: Batch, result: Result, outputs: Mapping[str, Output], names: list[str]) -> list[Atoms]:
     """Each structure of a batch, predictions in its calculator, labels in `info` and `arrays` as "reference_…".
 
     Of an ensemble the spread too: `energy_std` (eV) and `forces_std` [N, 3] (eV/Å).
@@ -25,6 +27,7 @@ def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Ato
     Args:
         batch: B structures with the labels that there are.
         result: the predictions for them.
+        outputs: of the potential.
         names: [B] kept in `info` as "frame".
     """
     from ase.calculators.singlepoint import SinglePointCalculator
@@ -45,11 +48,11 @@ def predicted_frames(batch: Batch, result: Result, names: list[str]) -> list[Ato
             if name in values:  # charges, of their head
                 continue
             value = value.detach().double().cpu()
-            if len(value) == len(system.z) and len(value) != system.num_systems:
-                atoms.arrays[name] = value[rows].numpy()
-            elif name == "dipole":
+            if name == "dipole":
                 if not bool(system.pbc[k].any()):  # that of charges is NaN there
                     values["dipole"] = value[k].numpy()
+            elif outputs[name].per_atom:
+                atoms.arrays[name] = value[rows].numpy()
             else:
                 atoms.info[name] = value[k].numpy() if value.ndim > 1 else float(value[k])
         if isinstance(result, EnsembleResult) and result.energy_std is not None:

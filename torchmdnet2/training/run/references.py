@@ -114,7 +114,7 @@ def of_priors(config: Config, without: Sequence[str]) -> Potential:
     others = [prior for prior in config.priors if prior["name"] not in without]
     with torch.random.fork_rng(devices=[]):
         made = [with_baseline(prior) for prior in others]
-        potential = Potential.from_config({"model": config.model, "head": None, "priors": made})
+        potential = Potential.from_config({"head": None, "priors": made}, Potential(config.representation(), None))
     load_priors(potential, others, config.base())
     known = [prior for prior in potential.priors if not prior.uses_charges]
     potential.priors = torch.nn.ModuleList(known)  # type: ignore[assignment]

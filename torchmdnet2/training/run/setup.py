@@ -16,9 +16,9 @@ from ...data import Statistics, splits_entry, statistics
 from ...errors import BadConfig, BadData
 from ...potential import SYMBOLS, Potential
 from ...potentials import find_model
-from ..config.build_potential import load_priors, predicted_shapes
+from ..config.build_potential import load_priors
 from ..config.config import Config
-from ..config.labels import FRAME_LABELS, label_keys, label_units, property_of
+from ..config.labels import FRAME_LABELS, label_keys, label_units, predicted_shapes, property_of
 from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
@@ -72,20 +72,20 @@ def make_setup(config: Config) -> Setup:
         FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
         BadConfig: the split asks for more frames than there are; the device is not there.
     """
-    shapes = predicted_shapes(config.untrained())
+    untrained = config.untrained()
+    shapes = predicted_shapes(untrained)
     keys = {**label_keys(config.data.keys.model_dump(), shapes), **weight_keys(config)}
     keys = labels_of(config.data, keys)
     data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
-    cutoff = float(config.model["cutoff"])
-    frames = {name: Frames(dataset, indices, cutoff) for name, (dataset, indices) in data.items()}
+    frames = {name: Frames(dataset, indices, untrained.cutoff) for name, (dataset, indices) in data.items()}
     for part in frames.values():
         require_searchable(part)
     properties = Properties(forces="forces" in keys, stress="stress" in keys or "virial" in keys)
     found = {name: statistics(part.data, part.indices) for name, part in frames.items()}
     facts = survey(frames["train"], found["train"])
     notes: list[str] = [*weight_notes(config, frames), *_stated(frames)]
-    largest = config.model.get("max_z")
-    if largest is not None and max(facts["elements"]) >= largest:
+    largest = untrained.representation.max_z
+    if max(facts["elements"]) >= largest:
         symbol, needed = SYMBOLS[max(facts["elements"])], max(facts["elements"]) + 1
         raise BadConfig(
             f"model.max_z: {symbol} is in the training frames, which needs {needed} at least, got {largest}"
@@ -97,9 +97,8 @@ def make_setup(config: Config) -> Setup:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
         if config.init is None:
-            potential = Potential.from_config(
-                potential_config(known, frames["train"], facts, device_of(config.training.device))
-            )
+            fitted = potential_config(known, frames["train"], facts, device_of(config.training.device))
+            potential = Potential.from_config(fitted, config.take_network())
             load_priors(potential, config.priors)
         else:
             potential, begun = from_base_model(known, frames["train"], facts)

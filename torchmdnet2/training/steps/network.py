@@ -14,7 +14,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ...data.labels import LABELS
 from ...derivatives import with_leaves
 from ...fused.differentiable_ops import MultilinearOp
 from ...fused.fast_path import PairBatch, PairNetwork
@@ -59,12 +58,10 @@ class PackedNetwork:
         self.labels, self.energies = list(labels), potential.head is not None
         self.priors = [prior for prior in potential.priors if prior.uses_charges]
         self.pair_cutoff = None if potential.head is None else potential.head.pair_cutoff
-        # property -> whether it is one of atoms
-        wanted = {property_of(name): LABELS[name].per_atom for name in labels}
-        wanted |= {"dipole": False} if wanted.pop(DIPOLE_NORM, None) is not None else {}
-        wanted |= {"charges": True} if self.priors else {}
-        self.heads = [(name, potential.properties[name], per_atom) for name, per_atom in wanted.items()
-                      if name in potential.properties]  # fmt: skip
+        wanted = ["dipole" if name == DIPOLE_NORM else name for name in map(property_of, labels)]
+        wanted += ["charges"] if self.priors else []
+        self.heads = [(name, potential.properties[name], potential.outputs[name].per_atom)
+                      for name in dict.fromkeys(wanted) if name in potential.properties]  # fmt: skip
 
     def __call__(self, batch: PackedBatch) -> Result:
         """Energy [B + 1], and forces [N, 3] and stress [B + 1, 3, 3] where asked for, to be differentiated further.

@@ -20,7 +20,6 @@ from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
 from ...potential import Potential
 from ...priors.pairs import PairLists, require_molecules
 from ...system import System
-from ..config.build_potential import predicted_shapes
 from ..config.labels import DIPOLE_NORM, property_of
 from ..config.loss_config import LossConfig
 from .batches import Batch, Frames, in_order
@@ -59,8 +58,8 @@ def unsupported_reason(potential: Potential) -> str | None:
 
 def further_labels(potential: Potential, labels: Iterable[str]) -> list[str]:
     """Those of the labels, in their order, that heads of properties or the network's charges are compared with."""
-    shapes = predicted_shapes(potential)
-    known = {*shapes, *([DIPOLE_NORM] if "dipole" in shapes else [])}
+    outputs = potential.outputs
+    known = {*outputs, *([DIPOLE_NORM] if "dipole" in outputs else [])}
     return [n for n in label_names(labels) if n not in LABELS.of_energies() and property_of(n) in known]
 
 
