@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import os
-import threading
 from itertools import chain
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import nn
 from . import checkpoint
 from .evaluator import Evaluator
 from .potential import Potential, Result
+from .processes import ProcessLock
 from .system import System
 
 __all__ = ["FastCalls", "load"]
@@ -58,7 +58,7 @@ class FastCalls:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._evaluator: Evaluator | None = None
         self._tables: list[dict[str, Any]] = []  # what the potential is made of, table by table
         self._hooks: list[dict[int, Any]] = []

@@ -66,7 +66,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Tiles:
-    """One shape for each kernel; see the classes in `torchmdnet2.kernels`.
+    """One shape for each kernel; see the classes above.
 
     Args:
         overlap: 0, 1 or 2: how early each kernel is launched (triton_launch.py).

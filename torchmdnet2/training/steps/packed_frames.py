@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ...fused.pair_sums import Pairs
 from ...neighbors import NeighborList
+from ...neighbors.result import upper_half
 from .batch_gather import gather_frames
 from .frame_rows import Rows
 from .further_tables import Further, FurtherPart, FurtherTables
@@ -43,8 +44,7 @@ def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
     receiver, sender = neighbors.edge_index.numpy()
     shift = neighbors.shift.numpy()
     s0, s1, s2 = shift.T
-    upper = (s0 > 0) | ((s0 == 0) & ((s1 > 0) | ((s1 == 0) & (s2 > 0))))
-    forward = (receiver < sender) | ((receiver == sender) & upper)
+    forward = upper_half(neighbors.edge_index[0], neighbors.edge_index[1], neighbors.shift).numpy()
     ahead, back = np.flatnonzero(forward), np.flatnonzero(~forward)
     if len(ahead) != len(back):
         raise ValueError("the neighbor list does not hold both directions of each edge")

@@ -2,7 +2,7 @@
 
 A field of 3×3 tensors is nine components (models/tensor_algebra.py): i, a01, a02, a12, s00, s01, s02, s11, s12. Each
 function takes and returns them as separate values, so that they stay in registers. The plain-PyTorch versions in
-tensors.py are the specification; `adjoint` functions are the transposes of the linear maps there.
+models/tensor_algebra.py are the specification; `adjoint` functions are the transposes of the linear maps there.
 """
 
 from __future__ import annotations
