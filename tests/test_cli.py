@@ -408,3 +408,8 @@ def test_config_from_torchmd_net(capsys, tmp_path):
     assert code == 0 and ours["model"]["hidden_channels"] == 64 and ours["model"]["cutoff"] == 4.5
     (tmp_path / "theirs.yaml").write_text("model: tensornet\nembeding_dimension: 64\n")
     assert "embeding_dimension" in fails(capsys, 2, "config", "--from-torchmd-net", tmp_path / "theirs.yaml")
+
+
+@pytest.mark.parametrize("more", [["--learn"], ["--model", "transformer"], ["--from-torchmd-net", "theirs.yaml"]])
+def test_one_configuration_at_a_time(capsys, more):
+    assert "print different configurations" in fails(capsys, 2, "config", "own.yaml", *more)

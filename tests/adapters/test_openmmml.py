@@ -107,6 +107,12 @@ def test_plugin_arguments(ml_potential, model_file):
         ml_potential.createSystem(topology_of(ethanol()), chrage=1)
     with pytest.raises(TypeError, match="unknown argument 'spin', did you mean 'multiplicity'"):
         ml_potential.createSystem(topology_of(ethanol()), spin=3)  # its name elsewhere; it was ignored
+    for name, words in [
+        ("periodic", "where the topology or the System has a box"),
+        ("nonbondedMethod", "known: charge"),
+    ]:
+        with pytest.raises(TypeError, match=f"unknown argument '{name}'.*{words}"):
+            ml_potential.createSystem(topology_of(ethanol()), **{name: False})
     with pytest.raises(ValueError, match="modelPath"):
         openmmml.MLPotential("torchmdnet2")
     with pytest.raises(ValueError, match="model_path"):

@@ -214,6 +214,8 @@ def test_nothing_left_to_select(raw_learn, monkeypatch):
         ({"refine": {"max_epoch": 3}}, r"training\.max_epoch: unknown key, did you mean 'max_epochs'"),
         ({"start__units": {"energy": "eVolt"}}, r"start\.units"),
         ({"start": {}}, r"start\.file: is required"),
+        ({"start__labelled": False, "start__verify": 3}, r"start\.verify: has no effect"),
+        ({"stop__rounds": 1, "refine": {"max_epochs": 3}}, "refine: has no effect"),
     ],
 )
 def test_mistakes_are_named(raw_learn, keys, message):

@@ -33,6 +33,7 @@ def test_nothing_is_said_of_what_is_right(raw_config):
 
 
 def test_frames_in_two_subsets(raw_config, data_file):
+    del raw_config["data"]["split"]["test"]
     raw_config["data"]["test"] = str(data_file)
     (train, validation) = notes(raw_config)
     assert "26 of 32 test frames have the same structure as training frames" in train and "frame 0" in train
@@ -130,6 +131,7 @@ def test_the_closest_atoms(raw_config, tmp_path, capsys):
 
 
 def test_notes_are_in_the_log_once(raw_config, data_file, tmp_path):
+    del raw_config["data"]["split"]["test"]
     raw_config["data"]["test"] = str(data_file)
     raw_config["training"]["max_epochs"] = 1
     run_training(parse_config(raw_config))

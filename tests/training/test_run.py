@@ -137,6 +137,7 @@ def test_given_and_absent_references_and_own_files(raw_config, tmp_path):
     from ase.io import write
 
     write(tmp_path / "test.xyz", make_frames(5, seed=9), format="extxyz")
+    del raw_config["data"]["split"]["test"]
     raw_config["data"]["test"] = str(tmp_path / "test.xyz")
     raw_config["priors"] = [{"name": "atomref", "energies": {"H": -13.5, "C": -1030.0, "O": -2040.0}}]
     path = run_training(parse_config(raw_config))
@@ -279,6 +280,7 @@ def test_what_would_fail_later_fails_before_training(raw_config, tmp_path):
     frames = make_frames(4, seed=5)
     frames[2].numbers[1] = 16
     write(tmp_path / "sulphur.xyz", frames, format="extxyz")
+    del raw_config["data"]["split"]["test"]
     raw_config["data"]["test"] = str(tmp_path / "sulphur.xyz")
     raw_config["model"]["max_z"] = 20
     with pytest.raises(BadData, match="test frames hold S, which no training frame does"):
@@ -288,7 +290,7 @@ def test_what_would_fail_later_fails_before_training(raw_config, tmp_path):
         atoms.calc.results["energy"] = float("nan")
         atoms.calc.results["forces"][:] = float("nan")
     write(tmp_path / "none.xyz", unlabelled, format="extxyz")
-    raw_config["data"].update(test=None, validation=str(tmp_path / "none.xyz"))
+    raw_config["data"].update(test=None, split={}, validation=str(tmp_path / "none.xyz"))
     with pytest.raises(BadData, match="none of the validation frames has a label to train on"):
         run_training(parse_config(raw_config))
     assert not list(tmp_path.glob("run/best*"))

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["TorchMDNet2Factory", "TorchMDNet2Impl"]
 
 _ELSEWHERE = {"spin": "multiplicity", "dtype": "precision"}  # what our other interfaces call them
+_REASONS = {
+    "periodic": ": the model is periodic where the topology or the System has a box. For a box, take a model whose "
+    "Coulomb energy has a cutoff, the reaction field or Ewald summation; a molecule alone needs both without box"
+}
 _OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge")
+_KNOWN = f" (known: {', '.join(_OPTIONS)})"
 
 
 class TorchMDNet2Factory(MLPotentialImplFactory):
@@ -79,10 +84,10 @@ class TorchMDNet2Impl(MLPotentialImpl):
             device: "cpu", "cuda", …; None takes a GPU when there is one.
             precision: "single" or "double"; None keeps the model's.
             allow_untrained_charge: take a charge that the model was not trained on, or does not use.
-            args: of the embedding; a misspelt argument of ours is refused.
+            args: none; the embedding takes its own before.
 
         Raises:
-            TypeError: a misspelt argument.
+            TypeError: an argument that is not known.
             others: as `torchmdnet2.adapters.openmm.create_force`.
         """
         import torch
@@ -93,8 +98,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         for name in args:
             meant = _ELSEWHERE.get(name)
             hint = f", did you mean '{meant}'?" if meant else did_you_mean(name, _OPTIONS)
-            if hint:
-                raise TypeError(f"unknown argument '{name}'{hint}")
+            raise TypeError(f"unknown argument '{name}'{_REASONS.get(name) or hint or _KNOWN}")
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
         periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()

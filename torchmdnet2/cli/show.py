@@ -80,6 +80,10 @@ def _config(options: argparse.Namespace) -> None:
     from ..training.config.config import load_config
     from ..training.config.defaults import config_yaml, default_config_yaml
 
+    ways = ["FILE"] * bool(options.file) + ["--learn"] * options.learn
+    ways += ["--from-torchmd-net"] * bool(options.from_torchmd_net) + ["--model"] * (options.model != "tensornet")
+    if len(ways) > 1:
+        raise BadConfig(f"{' and '.join(ways)} print different configurations: give one of them")
     if options.from_torchmd_net:
         from ..importers.training_yaml import convert_yaml
         from ..yaml_reader import read_text

@@ -179,8 +179,10 @@ class LearnConfig(Section):
             BadConfig: `train` or `refine` is not right.
         """
         raw: dict[str, Any] = dict(self.train) if first else {"init": {"file": init}}
+        given = self.train.get("training") or {}
         raw["training"] = {
-            **(self.train.get("training") or {}),
+            # later rounds keep the scale of the first
+            **{key: value for key, value in given.items() if first or key != "energy_scale"},
             **({} if first else self.refine),
             "seed": seed,
         }
@@ -208,6 +210,7 @@ def parse_learn_config(raw: Any, source: str = "configuration") -> LearnConfig:
     except ValidationError as error:
         raise first_error(error, source, homes(LearnConfig)) from None
     try:
+        _refuse_idle(config)
         _check_training(config)
         make_selection(config.selection)
         ours, theirs = make_labeller(config.labels.labeller).level_of_theory, config.start.level_of_theory
@@ -219,6 +222,17 @@ def parse_learn_config(raw: Any, source: str = "configuration") -> LearnConfig:
     except BadConfig as error:
         raise BadConfig(f"{source}: {error}") from None
     return config
+
+
+def _refuse_idle(config: LearnConfig) -> None:
+    """Raise BadConfig for a setting that has no effect with the others."""
+    start = config.start
+    if not start.labelled:
+        for key in ("verify", "level_of_theory"):
+            if getattr(start, key) != StartConfig.model_fields[key].default and getattr(start, key):
+                raise BadConfig(f"start.{key}: has no effect: it needs start.labelled, labels that are there")
+    if config.stop.rounds == 1 and config.refine:
+        raise BadConfig("refine: has no effect: stop.rounds is 1, and there are no later rounds")
 
 
 def _check_training(config: LearnConfig) -> None:

@@ -81,6 +81,8 @@ class MDOptions:
             zero_is_fine = name == "temperature" and self.ensemble == "nve"
             if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and zero_is_fine))):
                 raise BadConfig(f"{name}: must be a positive number, got {value}")
+        if self.ensemble == "nve" and self.friction != 1.0:
+            raise BadConfig("friction: is of the Langevin bath, and this run has none; give the ensemble nvt")
         if self.timestep > 20:
             raise BadConfig(f"timestep: {self.timestep:g} fs is too long for atoms; 0.5 fs suits molecules with H")
         if len({Path(path).name for path in self.trajectories}) < len(self.trajectories):

@@ -53,7 +53,7 @@ def require_molecules(system: System) -> None:
     if bool(periodic.any()):
         raise ValueError(
             f"system {int(periodic.nonzero()[0, 0])} is periodic, and a sum over all pairs, as in this model's Coulomb "
-            "energy, has no end there; make it a molecule alone (pbc=False, periodic=False in OpenMM), or take a "
+            "energy, has no end there; make it a molecule alone (pbc=False; without a box in OpenMM), or take a "
             "model whose Coulomb energy has a cutoff, the reaction field or Ewald summation"
         )
 

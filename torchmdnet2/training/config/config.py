@@ -21,6 +21,7 @@ from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .base_model import complete, open_base
 from .build_potential import Built, PriorConfig, PropertyConfig, load_priors
 from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
+from .idle import refuse_idle
 from .labels import check_labels, predicted_shapes
 from .loss_config import LossConfig, Moment, epoch_of
 from .schema import Section, first_error, homes, section_of, validate_choice
@@ -239,6 +240,7 @@ class Config(Section):
         except (TypeError, ValueError) as error:
             raise ValueError(f"model, head, properties or priors: {error}") from error
         check_labels(self, shapes)
+        refuse_idle(self)
         return self
 
     def parts(self) -> dict[str, Any]:

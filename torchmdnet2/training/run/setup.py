@@ -72,6 +72,7 @@ def make_setup(config: Config) -> Setup:
         FileNotFoundError, BadData: a data file, or a label in it, is missing or not usable.
         BadConfig: the split asks for more frames than there are; the device is not there.
     """
+    require_precision(config)
     untrained = config.untrained()
     shapes = predicted_shapes(untrained)
     keys = {**label_keys(config.data.keys.model_dump(), shapes), **weight_keys(config)}
@@ -154,6 +155,12 @@ def device_of(name: str) -> torch.device:
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise BadConfig(f"training.device: '{name}' is not there: torch sees no CUDA device; use cpu or auto")
     return torch.device(name)
+
+
+def require_precision(config: Config) -> None:
+    """Raise BadConfig for `tf32` on a CPU, which has no such products."""
+    if config.training.precision == "tf32" and device_of(config.training.device).type == "cpu":
+        raise BadConfig("training.precision: tf32 needs an NVIDIA GPU, and this training runs on the CPU; take float32")
 
 
 def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Potential, list[str]]:
