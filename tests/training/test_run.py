@@ -15,7 +15,9 @@ from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import load_config, parse_config
 from torchmdnet2.training.reporting.card import model_card
+from torchmdnet2.training.run import check, start
 from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.steps.loop import pack_trainer
 from torchmdnet2.training.steps.trainer import TrainingDiverged
 
@@ -179,6 +181,39 @@ def test_a_tenth_is_for_testing_or_what_is_left(raw_config, capsys, split, sizes
     assert (f"{sizes[2]} test" in text) == (sizes[2] > 0)
 
 
+@pytest.mark.parametrize("channels, num_threads, expected", [(8, None, 1), (8, 2, 2), (512, None, 2), (512, 1, 1)])
+def test_small_steps_run_on_one_thread(raw_config, channels, num_threads, expected, monkeypatch):
+    """Threads wait for each other, on busy cores for longer than a small step takes."""
+    raw_config["model"]["hidden_channels"], raw_config["training"]["num_threads"] = channels, num_threads
+    raw_config["training"]["batch_size"] = 20
+    before, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    config = parse_config(raw_config)
+    with start.own_torch_state(config):
+        setup = make_setup(config)
+        start.take_threads(setup, start.make_trainer(setup, None))
+        used = seen[-1]
+    assert used == expected and seen[-1] == 2, "PyTorch's number is as before afterwards"
+    monkeypatch.undo()
+    assert torch.get_num_threads() == before
+
+
+def test_check_times_one_thread(raw_config, monkeypatch, capsys):
+    monkeypatch.setattr(start, "_SMALL", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    times = iter([(0.2, 0.0), (0.02, 0.0)])
+    monkeypatch.setattr(check, "_measure", lambda trainer: next(times))
+    raw_config["training"]["num_threads"] = None
+    try:
+        run_training(parse_config(raw_config), check=True)
+    finally:
+        torch.set_num_threads(before)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "threads: 2, 200 ms a step; with one 20 ms" in output and "training.num_threads: 1" in output
+
+
 def test_check_writes_nothing(raw_config, tmp_path, capsys):
     assert run_training(parse_config(raw_config), check=True) is None
     text = capsys.readouterr().out
@@ -194,8 +229,6 @@ def test_check_writes_nothing(raw_config, tmp_path, capsys):
 
 def test_check_of_replayed_steps(raw_config, monkeypatch, capsys):
     """What is measured on a GPU, here without one."""
-    from torchmdnet2.training.run import check
-
     measure = check._measure
 
     def packed(trainer):

@@ -71,7 +71,7 @@ class TrainingConfig(Section):
         default="auto", description="auto, cpu, cuda or cuda:N"
     )
     num_threads: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="CPU threads; null: torch's default. 1 is best for small molecules"
+        default=None, description="CPU threads; null: 1 for small steps, else torch's default; --check times both"
     )
     precision: Literal["float32", "tf32", "float64"] = Field(
         default="float32",

@@ -18,7 +18,7 @@ from ..steps.metrics import UNITS
 from ..steps.trainer import Trainer
 from .data_notes import closest_pair
 from .setup import make_setup, require_usable
-from .start import introduce, make_trainer, own_torch_state, pack_steps
+from .start import introduce, make_trainer, own_torch_state, pack_steps, take_threads
 
 __all__ = ["run_check"]
 
@@ -41,6 +41,7 @@ def run_check(config: Config, log: TrainingLog) -> None:
         setup = make_setup(config)
         require_usable(setup)
         trainer = make_trainer(setup, None)
+        take_threads(setup, trainer)
         introduce(setup, trainer, log)
         facts = setup.facts
         total = len(setup.frames["train"])
@@ -72,6 +73,13 @@ def run_check(config: Config, log: TrainingLog) -> None:
         count = config.training.max_epochs
         log.say(f"{count} epoch{'' if count == 1 else 's'}: about {_duration(epoch * count)}")
         log.say(f"memory of a step: about {memory / 2**20:.0f} MiB")
+        threads = torch.get_num_threads()
+        if trainer.device.type == "cpu" and threads > 1:
+            torch.set_num_threads(1)
+            alone, _ = _measure(trainer)
+            log.say(f"threads: {threads}, {1e3 * seconds:.0f} ms a step; with one {1e3 * alone:.0f} ms")
+            if alone < seconds:
+                log.say("note: one thread is faster here and now: training.num_threads: 1")
         log.say("the configuration is fine; nothing was written")
 
 

@@ -37,7 +37,7 @@ from .finish import describe, finish, package_versions
 from .folder import BEST, DONE, HEADER, STATE, clear, exclusive_folder, prepare
 from .run_fingerprint import check_identity, require_alike
 from .setup import Setup, device_of, make_setup, require_usable
-from .start import introduce, make_trainer, own_torch_state, pack_steps
+from .start import introduce, make_trainer, own_torch_state, pack_steps, take_threads
 
 __all__ = ["run_training"]
 
@@ -106,6 +106,7 @@ def _run(
             setup = make_setup(config)
             require_usable(setup)
             trainer = make_trainer(setup, folder / STATE if devices.main else None)
+            take_threads(setup, trainer)
         require_alike(devices, {"data": setup.digests})
         if resuming:
             with devices.copy_of(folder / STATE) as state, devices.together():

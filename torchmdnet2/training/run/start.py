@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ...errors import BadConfig
+from ...fused.thread_tuner import amount_of_work
 from ...processes import usable_threads
 from ...version import __version__
 from ..config.config import Config
@@ -20,7 +21,12 @@ from ..steps.trainer import Trainer
 from .data_notes import data_notes
 from .setup import SUBSETS, Setup, device_of
 
-__all__ = ["introduce", "make_trainer", "own_torch_state", "pack_steps"]
+__all__ = ["introduce", "make_trainer", "own_torch_state", "pack_steps", "take_threads"]
+
+_SMALL = 1_000_000
+"""Work of a training step that gains at most 15 % by a second thread, in units of `thread_tuner.amount_of_work`
+(TensorNet and graph network on 16 idle cores; three times as much work gains up to a third). Where other programs use
+the cores, threads wait for each other, and such steps take five to ten times as long."""
 
 
 @contextmanager
@@ -52,6 +58,20 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
         save_after=config.output.save_every_seconds,
         identity={"config": config.to_dict(), "data": setup.digests},
     )
+
+
+def take_threads(setup: Setup, trainer: Trainer) -> None:
+    """One thread for small steps, where the configuration leaves the number open.
+
+    It depends on nothing but the configuration and the data: weights are the same in every run.
+    """
+    if setup.config.training.num_threads is None and trainer.device.type == "cpu":
+        facts, steps = setup.facts, trainer.steps_per_epoch
+        network = setup.potential.representation
+        layers = max(1, int(getattr(network, "num_layers", setup.config.model.get("num_layers", 1))))
+        work = amount_of_work(sum(facts["atoms"]), sum(facts["edges"]), network.hidden_channels, layers) // steps
+        if work < _SMALL:
+            torch.set_num_threads(1)
 
 
 def pack_steps(trainer: Trainer, devices: Devices) -> str | None:
