@@ -14,10 +14,10 @@ from torch.autograd.functional import jacobian, vhp
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp
 from variants import VARIANTS, variant
 
-from torchmdnet2 import Evaluator, System, load
+from torchmdnet2 import Evaluator, System, dipole, load
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import UntrainedChargeWarning
-from torchmdnet2.models import properties, tensor_algebra
+from torchmdnet2.models import tensor_algebra
 
 STEP = 1e-4
 FURTHER = {
@@ -249,7 +249,7 @@ def test_backward_through_energy_and_forces():
 def test_nothing_of_a_transform_is_kept():
     """Constants that are made once must not belong to the transform within which they were made."""
     tensor_algebra._part_of_component.cache_clear()
-    properties._atomic_masses.cache_clear()
+    dipole._atomic_masses.cache_clear()
     made = tiny_potential(properties=[{"name": "dipole"}])
     system = System.from_ase(molecule("H2O"))
     hessian(lambda pos: made(system.replace(pos=pos)).energy.sum())(system.pos)

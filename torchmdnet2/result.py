@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from .models.properties import charge_dipole
+from .dipole import charge_dipole
 from .output import Output
 from .system import System
 

@@ -5,58 +5,24 @@ Shapes: N atoms, B structures, F features.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..dipole import centered_positions
 from ..registry import HEADS
-from ..system import System, outside_transforms
+from ..system import System
 from .base import Features, Graph, PropertyHead, pool, sum_over_systems
 from .heads import Reduce, VectorNetwork, _check_reduce, scalar_network
 
-__all__ = ["ChargesHead", "DipoleHead", "ScalarPropertyHead", "SpatialExtentHead", "VectorHead", "charge_dipole"]
+__all__ = ["ChargesHead", "DipoleHead", "ScalarPropertyHead", "SpatialExtentHead", "VectorHead"]
 
 
-def centered_positions(graph: Graph) -> Tensor:
+def _centered(graph: Graph) -> Tensor:
     """Positions relative to the centre of mass of the atoms that are read out, [N, 3] Å, float64."""
     assert graph.system is not None
-    return _centered(graph.system, graph.readout)
-
-
-def charge_dipole(charges: Tensor, system: System) -> Tensor:
-    """Dipole moment of partial charges, Σ_i q_i (r_i − r_com) of each structure, [B, 3] e·Å, float64, differentiable.
-
-    That of an ion depends on the origin, which is the centre of mass. NaN for periodic structures, which have none.
-
-    Args:
-        charges: [N] e.
-        system: N atoms in B structures.
-    """
-    dipoles = charges.double()[:, None] * _centered(system, None)
-    total = sum_over_systems(dipoles, system.batch, system.num_systems)
-    return torch.where(system.pbc.any(1)[:, None], torch.nan, total)
-
-
-def _centered(system: System, share: Tensor | None) -> Tensor:
-    """Positions relative to the centre of mass, in which atoms have a share [N]; None: 1."""
-    masses = _atomic_masses(system.device)[system.z]
-    if share is not None:
-        masses = masses * share
-    pos = system.pos.double()
-    mass = sum_over_systems(masses, system.batch, system.num_systems).clamp(min=1e-300)
-    centre = sum_over_systems(masses[:, None] * pos, system.batch, system.num_systems) / mass[:, None]
-    return pos - centre.index_select(0, system.batch)
-
-
-@lru_cache
-def _atomic_masses(device: torch.device) -> Tensor:
-    """By atomic number, in amu, made once per device."""
-    from ase.data import atomic_masses
-
-    with torch.inference_mode(False), outside_transforms():
-        return torch.as_tensor(atomic_masses, dtype=torch.float64, device=device)
+    return centered_positions(graph.system, graph.readout)
 
 
 class _Centered(PropertyHead):
@@ -149,7 +115,7 @@ class DipoleHead(_Centered, _AtomNetwork):
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         charges, vectors = self.atom_values(features)
-        dipoles = charges[:, None] * centered_positions(graph)
+        dipoles = charges[:, None] * _centered(graph)
         return pool(dipoles if vectors is None else dipoles + vectors, graph)
 
 
@@ -179,7 +145,7 @@ class SpatialExtentHead(_Centered, _AtomNetwork):
         self.shift = float(shift)
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
-        square = (centered_positions(graph) ** 2).sum(1)
+        square = (_centered(graph) ** 2).sum(1)
         return pool(self.atom_values(features)[0] * square, graph) + self.shift
 
 
