@@ -32,6 +32,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model": {"name": "tensornet2", "q_dim": 4, **_SIZE},
         "head": {"name": "scalar_coulomb", "q_weights": _CHANNELS, "method": "ewald", "coulomb_cutoff": 6.0},
     },
+    "aimnet2": {
+        "model": {
+            "name": "aimnet2", "channels": 3, "num_rbf": 6, "num_vectors": 4, "hidden_channels": 16, "num_layers": 3,
+            "widths": [20, 12], "cutoff": 4.5, "max_z": 20,
+        },
+        "head": {"name": "scalar", "activation": "gelu", "num_hidden_layers": 1},
+    },
     "equivariant_transformer": {
         "model": {"name": "equivariant_transformer", **_ATTENTION}, "head": {"name": "equivariant_scalar"},
     },

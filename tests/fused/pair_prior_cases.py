@@ -37,6 +37,8 @@ def priors() -> dict[str, Prior]:
         "d2": D2(cutoff=4.5, s6=0.75, switch_width=1.5),
         "d2 abrupt": D2(cutoff=4.5, switch_width=0.0),
         "d3": D3(ELEMENTS, **PBE0, cutoff=5.0, switch_width=1.0),
+        "d3 of aimnet2": D3(ELEMENTS, **PBE0, cutoff=5.0, switch_width=1.0, variant="aimnet2"),
+        "d3, all pairs": D3(ELEMENTS, **PBE0, cutoff=None, variant="aimnet2"),
         "reaction field": Coulomb(CHARGES, **field),
         "reaction field, damped": Coulomb(CHARGES, **field, damping="exp", damping_upper=4.0, dielectric=78.0),
         "reaction field, cosine": Coulomb(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +17,13 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    other = command(
-        "import", _import, "convert a model of TorchMD-Net or matgl, or a YAML of TorchMD-Net, to one of torchmdnet2"
-    )
-    other.add_argument("theirs", help="a .ckpt, a folder of matgl's (nothing in them is run), or a .yaml")
+    other = command("import", _import, "convert a model of AIMNet2, TorchMD-Net or matgl, or a YAML of TorchMD-Net")
+    other.add_argument("theirs", help="a .jpt, a .ckpt, a folder of matgl's (nothing in them is run), or a .yaml")
     other.add_argument("ours", help=".tmn or .yaml file to write")
     other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
     other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all supported)")
     other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
+    other.add_argument("--member", type=int, metavar="K", help="of an ensemble of AIMNet2, from 0 (default: 0)")
     other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
 
     back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint, or one for LAMMPS's ML-IAP")
@@ -40,7 +40,6 @@ def add(command: Command) -> None:
 def _import(options: argparse.Namespace) -> None:
     from ..checkpoint import to_bytes
     from ..files import atomic_write
-    from ..importers.matgl import is_matgl
 
     from_yaml = Path(options.theirs).suffix in (".yaml", ".yml")
     ours = output_file(options.ours, (".yaml", ".yml") if from_yaml else (".tmn",), [options.theirs], "ours")
@@ -53,7 +52,7 @@ def _import(options: argparse.Namespace) -> None:
             atomic_write(ours, text, keep=True)
         print(f"wrote {ours}")
         return
-    potential = _matgl(options) if is_matgl(options.theirs) else _torchmd_net(options)
+    potential = _reader(options.theirs)(options)
     with keeping(ours):
         atomic_write(ours, to_bytes(potential), keep=True)
     for decision in potential.metadata.get("import", {}).get("decisions", []):
@@ -61,22 +60,50 @@ def _import(options: argparse.Namespace) -> None:
     print(f"wrote {ours}")
 
 
+def _reader(theirs: str) -> Callable[[argparse.Namespace], Potential]:
+    """What reads models of this kind."""
+    from ..importers.matgl import is_matgl
+    from ..importers.torchscript import is_torchscript
+
+    if is_matgl(theirs):
+        return _matgl
+    return _aimnet2 if is_torchscript(theirs) else _torchmd_net
+
+
 def _matgl(options: argparse.Namespace) -> Potential:
-    from ..errors import BadConfig
     from ..importers.matgl import import_matgl
+
+    _refuse_others(options, "matgl")
+    return import_matgl(options.theirs)
+
+
+def _aimnet2(options: argparse.Namespace) -> Potential:
+    from ..importers.aimnet2 import import_aimnet2
+
+    _refuse_others(options, "AIMNet2")
+    return import_aimnet2(options.theirs, options.member)
+
+
+def _refuse_others(options: argparse.Namespace, program: str) -> None:
+    """Refuse options for models that do not say all of themselves."""
+    from ..errors import BadConfig
 
     for name in ("elements", "layout", "ignore"):
         if getattr(options, name) is not None:
-            raise BadConfig(f"--{name} is for checkpoints of TorchMD-Net: a model of matgl says itself what it is")
+            raise BadConfig(f"--{name} is for checkpoints of TorchMD-Net: a model of {program} says itself what it is")
     if options.energy_unit != "eV":
-        raise BadConfig("--energy-unit is for checkpoints of TorchMD-Net: models of matgl are in eV")
-    return import_matgl(options.theirs)
+        raise BadConfig(f"--energy-unit is for checkpoints of TorchMD-Net: models of {program} are in eV")
+    if options.member is not None and program != "AIMNet2":
+        raise BadConfig("--member is for ensembles of AIMNet2")
 
 
 def _torchmd_net(options: argparse.Namespace) -> Potential:
     from ..adapters.model import atomic_numbers
+    from ..errors import BadConfig
     from ..importers.torchmd_net import import_checkpoint
 
+    if options.member is not None:
+        raise BadConfig("--member is for ensembles of AIMNet2")
     elements = None if options.elements is None else atomic_numbers(options.elements.split(","))
     ignore = [] if options.ignore is None else options.ignore.split(",")
     return import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)

@@ -1,5 +1,6 @@
 """Import of models of other programs without executing anything."""
 
+from .aimnet2 import import_aimnet2
 from .export import export_checkpoint, export_state
 from .matgl import import_matgl
 from .torchmd_net import convert, import_checkpoint, read_checkpoint
@@ -11,6 +12,7 @@ __all__ = [
     "convert_yaml",
     "export_checkpoint",
     "export_state",
+    "import_aimnet2",
     "import_checkpoint",
     "import_matgl",
     "read_checkpoint",

@@ -1,6 +1,7 @@
 """Representations and heads; importing this package registers all of them."""
 
 from ..float64_buffers import Float64Buffers
+from .aimnet2 import AIMNet2
 from .base import Features, Graph, Head, PropertyHead, Representation
 from .equivariant_transformer import EquivariantTransformer
 from .graph_network import GraphNetwork
@@ -12,6 +13,7 @@ from .tensornet2 import TensorNet2
 from .transformer import Transformer
 
 __all__ = [
+    "AIMNet2",
     "ChargesHead",
     "DipoleHead",
     "EquivariantScalarHead",

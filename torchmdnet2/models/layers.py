@@ -32,6 +32,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "ssp": ShiftedSoftplus,
     "mish": nn.Mish,
+    "gelu": nn.GELU,
 }
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from safetensors import safe_open
@@ -21,11 +23,13 @@ from ..registry import PRIORS
 from ..system import System
 from ..units import BOHR, HARTREE
 from .base import Prior
-from .pairs import pair_distances, sum_pairs, taper
+from .pairs import pair_distances, require_molecules, sum_pairs, taper
 
 __all__ = ["D3"]
 
 _REFERENCES = 7
+_REFERENCES_OF_AIMNET2 = 5
+_FAR = 1e3
 _TABLES = ("c6", "coordination", "radii", "moments")
 _COUNTING_STEEPNESS, _WEIGHT_STEEPNESS = 16.0, 4.0
 
@@ -49,8 +53,11 @@ class D3(Prior):
         a1: likewise. PBE0: 0.4145.
         a2: likewise, bohr. PBE0: 4.8593.
         s6: 1 but for double hybrids.
-        cutoff: Å.
+        cutoff: Å; None: all pairs of a molecule.
         switch_width: Å over which the energy goes smoothly to zero before the cutoff.
+        variant: "published"; or "aimnet2" as in the program of AIMNet2, where CN_i is at most the number of the
+            element's reference systems, and elements with less than five of them have others of CN = −1 without
+            dispersion, which make C6 smaller at low coordination.
 
     Raises:
         MissingBackend: on use, when there are no reference values of an element: neither this package nor `tad-dftd3`
@@ -71,17 +78,21 @@ class D3(Prior):
         a1: float,
         a2: float,
         s6: float = 1.0,
-        cutoff: float = 20.0,
+        cutoff: float | None = 20.0,
         switch_width: float = 2.0,
+        variant: Literal["published", "aimnet2"] = "published",
     ):
         super().__init__()
-        if not 0 <= switch_width < cutoff:
+        if cutoff is not None and not 0 <= switch_width < cutoff:
             raise ValueError(f"switch_width must be between 0 and the cutoff, got {switch_width} and {cutoff} Å")
         self.elements = sorted({int(z) for z in elements})
         if not self.elements or not 0 < self.elements[0] <= self.elements[-1] < 104:
             raise ValueError(f"elements must be atomic numbers 1 … 103, got {list(elements)}")
-        self.cutoff: float = float(cutoff)
-        self.switch_width = float(switch_width)
+        self.cutoff: float = math.inf if cutoff is None else float(cutoff)
+        self.switch_width = 0.0 if cutoff is None else float(switch_width)
+        if variant not in ("published", "aimnet2"):
+            raise ValueError(f"variant must be 'published' or 'aimnet2', got '{variant}'")
+        self.variant = variant
         self.s6, self.s8, self.a1, self.a2 = float(s6), float(s8), float(a1), float(a2) * BOHR
         index = torch.full((128,), -1)
         index[self.elements] = torch.arange(len(self.elements))
@@ -90,16 +101,18 @@ class D3(Prior):
             self.register_buffer(name, value)
 
     def check(self, system: System) -> None:
-        """Refuse elements that this was made without.
+        """Refuse elements that this was made without, and periodic structures of a sum over all pairs.
 
         Args:
             system: the structure, or a batch.
 
         Raises:
-            ValueError: there are such elements.
+            ValueError: there are such elements or structures.
             MissingBackend: as of `require_values`.
         """
         self.require_values()
+        if math.isinf(self.cutoff):
+            require_molecules(system)
         types = self.index[system.z]
         if bool((types < 0).any()):
             raise ValueError(f"the prior 'd3' was made without Z = {int(system.z[types < 0][0])}")
@@ -125,6 +138,19 @@ class D3(Prior):
         """The reference values of `elements`: "c6" [T, T, 7, 7], "coordination" [T, 7], "radii" [T], "moments" [T]."""
         return {name: getattr(self, name) for name in _TABLES}
 
+    def reference_coordination(self) -> Tensor:
+        """CN_a of the references, [T, 7] float64; those that do not count are so far away that their weight is 0."""
+        absent = self.coordination < 0
+        if self.variant == "aimnet2":
+            absent[:, :_REFERENCES_OF_AIMNET2] = False
+        return self.coordination.masked_fill(absent, _FAR)
+
+    def largest_coordination(self) -> Tensor:
+        """What CN cannot exceed, [T] float64."""
+        if self.variant == "aimnet2":
+            return (self.coordination >= 0).sum(1).double()
+        return torch.full_like(self.radii, _FAR)
+
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         assert neighbors is not None
         types = self.index[system.z]
@@ -135,8 +161,10 @@ class D3(Prior):
         bond = self.radii[types[receiver]] + self.radii[types[sender]]
         count = torch.sigmoid(_COUNTING_STEEPNESS * (bond / d - 1)) * end
         coordination = neighbors.complete(d.new_zeros(system.num_atoms).index_add(0, receiver, count))
-        exponent = -_WEIGHT_STEEPNESS * (coordination[:, None] - self.coordination[types]) ** 2
-        weights = torch.softmax(exponent.masked_fill(self.coordination[types] < 0, -torch.inf), 1)
+        coordination = coordination.minimum(self.largest_coordination()[types])
+        weights = torch.softmax(
+            -_WEIGHT_STEEPNESS * (coordination[:, None] - self.reference_coordination()[types]) ** 2, 1
+        )
 
         # mix the receiver's references per atom and element of the sender, so that edges carry 7 numbers and not 49
         mixed = torch.einsum("na,ntab->ntb", weights, self.c6[types])

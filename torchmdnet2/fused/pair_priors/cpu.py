@@ -53,7 +53,6 @@ class CpuPairTermOf(CpuTermOf):
 
     def __init__(self, parameters: PairParameters, system: System):
         self._parameters, n = parameters, system.num_atoms
-        self._listed = math.isfinite(parameters.cutoff)
         by_element = parameters.source == "element"
         self._key = system.z.numpy().copy() if by_element else np.arange(n)
         self._table = np.zeros((128 if by_element else n, 3))
@@ -63,12 +62,7 @@ class CpuPairTermOf(CpuTermOf):
             self._table[:, : numbers.shape[1]] = numbers.numpy()
         self._unused = np.zeros(n)
         self._constants = tuple(c.numpy() if isinstance(c, Tensor) else c for c in parameters.constants)
-        if not self._listed:
-            require_molecules(system)
-            self._batch = system.batch.numpy().copy()
-            self._members = np.argsort(self._batch, kind="stable")
-            self._ptr = np.zeros(system.num_systems + 1, np.int64)
-            self._ptr[1:] = np.bincount(self._batch, minlength=system.num_systems).cumsum()
+        self._all = None if math.isfinite(parameters.cutoff) else _atoms_of_structures(system)
 
     def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
         p = self._parameters
@@ -78,18 +72,8 @@ class CpuPairTermOf(CpuTermOf):
         slope = sums.charge_slope if p.source == "predicted" else self._unused
         last = sums.energy, sums.forces, sums.virial, slope
         if rows is None:
-            KERNELS[p.radial](
-                self._ptr,
-                self._members,
-                pos,
-                self._batch,
-                self._key,
-                self._table,
-                p.strength,
-                self._constants,
-                p.mode,
-                *last,
-            )
+            assert self._all is not None
+            KERNELS[p.radial](*self._all, pos, self._key, self._table, p.strength, self._constants, p.mode, *last)
         else:
             KERNELS[p.radial](
                 rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, p.strength,
@@ -121,6 +105,8 @@ class CpuD3TermOf(CpuTermOf):
         self._z = system.z.numpy().copy()
         self._elements, self._reference = array(parameters.elements), array(parameters.reference)
         self._c6 = array(parameters.c6)
+        self._none, self._none64 = np.empty((0, 3), np.float32), np.empty((0, 3))
+        self._all = None if math.isfinite(parameters.cutoff) else _atoms_of_structures(system)
         self._weights, self._mixed = np.empty((n, 8)), np.empty((n, len(self._reference), 2, 8))
         self._by_coordination = np.empty(n)
 
@@ -128,10 +114,14 @@ class CpuD3TermOf(CpuTermOf):
         self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None,
         exchange: Exchange | None = None,
     ) -> None:  # fmt: skip
-        assert rows is not None
         p = self._parameters
-        edges = rows.row_ptr, rows.sender, rows.vectors, self._z, self._elements
-        limits = _limit(rows, p.cutoff), p.start, p.inverse
+        if rows is None:
+            assert self._all is not None
+            edges = *self._all, self._none, np.asarray(pos, np.float64), False
+        else:
+            edges = rows.row_ptr[:-1], rows.row_ptr[1:], rows.sender, rows.vectors, self._none64, True
+        edges = *edges, self._z, self._elements
+        limits = _FAR if rows is None else _limit(rows, p.cutoff), p.start, p.inverse
         coordination(*edges, self._reference, self._c6, *limits, self._weights, self._mixed)
         _send(exchange, self._weights)
         dispersion(
@@ -140,6 +130,15 @@ class CpuD3TermOf(CpuTermOf):
         )  # fmt: skip
         _send(exchange, self._by_coordination)
         coordination_forces(*edges, self._by_coordination, *limits, sums.energy, sums.forces, sums.virial)
+
+
+def _atoms_of_structures(system: System) -> tuple[Array, Array, Array]:
+    """For each atom, where in the list of atoms those of its structure begin and end; the list."""
+    require_molecules(system)
+    batch = system.batch.numpy()
+    end = np.bincount(batch, minlength=system.num_systems).cumsum()
+    start = np.concatenate([[0], end[:-1]])
+    return start[batch], end[batch], np.argsort(batch, kind="stable")
 
 
 def _send(exchange: Exchange | None, rows: Array) -> None:

@@ -110,16 +110,24 @@ class D3Term(_PairTerm):
         weights, mixed, slope = (torch.zeros(s, dtype=torch.float32, device=self.device) for s in shapes)
         return weights, mixed, slope
 
+    def set_composition(self, buffers: Any, system: System) -> None:
+        if math.isinf(self.cutoff):
+            require_molecules(system)
+
     def run(
         self, buffers: tuple[Tensor, Tensor, Tensor], atoms: Atoms, edges: Edges | None, sums: TermSums,
         launch: TermLaunch,
     ) -> None:  # fmt: skip
-        assert edges is not None
         p, n, virial = self.parameters, atoms.num_rows, launch.with_virial
         weights, mixed, by_coordination = buffers
-        rows = edges.row_ptr, edges.sender, edges.vectors, atoms.z, self._elements
-        limits = math.inf if edges.cutoff <= self.cutoff else self.cutoff, p.start, p.inverse
-        options = _options(launch)
+        ints, reals = atoms.z, sums.forces  # where nothing is read
+        rows = (
+            *((ints, ints, reals) if edges is None else (edges.row_ptr, edges.sender, edges.vectors)),
+            atoms.pos, atoms.batch, atoms.ptr, atoms.z, self._elements,
+        )  # fmt: skip
+        own = edges is None or edges.cutoff <= self.cutoff
+        limits = math.inf if own else self.cutoff, p.start, p.inverse
+        options = {"LISTED": edges is not None, **_options(launch)}
         coordination_kernel[(n,)](
             *rows, self._reference, self._c6, weights, mixed, self._types, *limits, BT=4 if self._types <= 4 else 16,
             **options,

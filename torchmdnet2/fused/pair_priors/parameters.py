@@ -65,8 +65,8 @@ class D3Parameters:
         prior: that this describes.
         cutoff, start, inverse: Å, and 1/Å, of the taper.
         elements: [128, 4] float64 by atomic number: covalent radius in Å, (3 Q²)^¼ so that the product of two is
-            √(C8/C6) in Å, index of the element, 0.
-        reference: [T, 8] float64, coordination numbers; −1 where there is no reference.
+            √(C8/C6) in Å, index of the element, largest coordination number.
+        reference: [T, 8] float64, coordination numbers; very large where there is no reference.
         c6: [T, T, 8, 8] float64, eV Å⁶.
     """
 
@@ -167,8 +167,9 @@ def _d3(prior: D3, elements: list[int]) -> D3Parameters:
     table[known, 0] = prior.radii.double().cpu()[index[known]]
     table[known, 1] = 3**0.25 * prior.moments.double().cpu()[index[known]].sqrt()
     table[known, 2] = index[known].double()
-    reference, c6 = torch.full((kinds, 8), -1.0).double(), torch.zeros(kinds, kinds, 8, 8).double()
-    reference[:, :7], c6[:, :, :7, :7] = prior.coordination.double().cpu(), prior.c6.double().cpu()
+    table[known, 3] = prior.largest_coordination().cpu()[index[known]]
+    reference, c6 = torch.full((kinds, 8), 1e3).double(), torch.zeros(kinds, kinds, 8, 8).double()
+    reference[:, :7], c6[:, :, :7, :7] = prior.reference_coordination().cpu(), prior.c6.double().cpu()
     start, inverse = _taper(prior.cutoff, prior.switch_width)
     return D3Parameters(prior, prior.cutoff, start, inverse, table, reference, c6)
 

@@ -1,5 +1,8 @@
 """D3(BJ) on the CPU in three passes over the edges, as ../triton/d3.py, in float64.
 
+The edges of atom i are first[i] … last[i] − 1, with vectors vec [E, 3]; where pairs are not listed, all atoms of its
+structure are in `sender`, and their positions pos [N, 3] count.
+
 Shapes: N atoms, E edges, T elements, 8 reference systems of an element (the last one unused).
 """
 
@@ -27,34 +30,41 @@ def _count(d, bond, start, inverse):
 
 
 @inline
-def _square(vec, e):
-    x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
-    return x, y, z, x * x + y * y + z * z
+def _pair(listed, vec, pos, e, i, j):
+    """The vector of an edge of atom i, and its squared length; of all pairs, an atom is no neighbor of its own."""
+    if listed:
+        x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
+    else:
+        x, y, z = pos[j, 0] - pos[i, 0], pos[j, 1] - pos[i, 1], pos[j, 2] - pos[i, 2]
+    return x, y, z, (x * x + y * y + z * z if listed or i != j else np.inf)
 
 
 @njit(**PARALLEL, **OPTIONS)
-def coordination(row_ptr, sender, vec, z, elements, reference, c6, cutoff, start, inverse, weights, mixed):
+def coordination(
+    first, last, sender, vec, pos, listed, z, elements, reference, c6, cutoff, start, inverse, weights, mixed
+):
     """Weights [N, 8] of the references and mixed [N, T, 2, 8]: C6 with each element's references, and its slope."""
-    for i in prange(len(row_ptr) - 1):
+    for i in prange(len(first)):
         radius, kind, count = elements[z[i], 0], int(elements[z[i], 2]), 0.0
-        for e in range(row_ptr[i], row_ptr[i + 1]):
-            _x, _y, _z, square = _square(vec, e)
+        for e in range(first[i], last[i]):
+            _x, _y, _z, square = _pair(listed, vec, pos, e, i, sender[e])
             if square < cutoff * cutoff:
                 count += _count(length(square)[0], radius + elements[z[sender[e]], 0], start, inverse)[0]
         known, w, dw = reference[kind], weights[i], np.zeros(8)
+        steepness = -8.0 if count < elements[z[i], 3] else 0.0
+        count = min(count, elements[z[i], 3])
         nearest = 1e30
         for a in range(8):
-            if known[a] >= 0:
-                nearest = min(nearest, (count - known[a]) ** 2)
+            nearest = min(nearest, (count - known[a]) ** 2)
         total, turn = 0.0, 0.0
         for a in range(8):
-            w[a] = math.exp(-4 * ((count - known[a]) ** 2 - nearest)) if known[a] >= 0 else 0.0
+            w[a] = math.exp(-4 * ((count - known[a]) ** 2 - nearest))
             total += w[a]
         for a in range(8):
             w[a] /= total
-            turn += w[a] * -8 * (count - known[a])
+            turn += w[a] * steepness * (count - known[a])
         for a in range(8):
-            dw[a] = w[a] * (-8 * (count - known[a]) - turn)
+            dw[a] = w[a] * (steepness * (count - known[a]) - turn)
         for t in range(len(reference)):
             row = mixed[i, t]
             row[:] = 0
@@ -66,14 +76,14 @@ def coordination(row_ptr, sender, vec, z, elements, reference, c6, cutoff, start
 
 @njit(**PARALLEL, **OPTIONS)
 def dispersion(
-    row_ptr, sender, vec, z, elements, weights, mixed, cutoff, start, inverse, s6, s8, a1, a2, energy, forces, virial,
-    by_coordination,
+    first, last, sender, vec, pos, listed, z, elements, weights, mixed, cutoff, start, inverse, s6, s8, a1, a2, energy,
+    forces, virial, by_coordination,
 ):  # fmt: skip
     """Energies, forces at fixed coordination numbers, and by_coordination [N] = dE/dCN."""
-    for i in prange(len(row_ptr) - 1):
+    for i in prange(len(first)):
         own, s, turn = elements[z[i], 1], NOTHING, 0.0
-        for e in range(row_ptr[i], row_ptr[i + 1]):
-            x, y, z_vec, square = _square(vec, e)
+        for e in range(first[i], last[i]):
+            x, y, z_vec, square = _pair(listed, vec, pos, e, i, sender[e])
             if square < cutoff * cutoff:
                 d, inverse_d = length(square)
                 j = sender[e]
@@ -100,13 +110,13 @@ def dispersion(
 
 @njit(**PARALLEL, **OPTIONS)
 def coordination_forces(
-    row_ptr, sender, vec, z, elements, by_coordination, cutoff, start, inverse, energy, forces, virial
+    first, last, sender, vec, pos, listed, z, elements, by_coordination, cutoff, start, inverse, energy, forces, virial
 ):
     """Add the forces through the coordination numbers."""
-    for i in prange(len(row_ptr) - 1):
+    for i in prange(len(first)):
         radius, s = elements[z[i], 0], NOTHING
-        for e in range(row_ptr[i], row_ptr[i + 1]):
-            x, y, z_vec, square = _square(vec, e)
+        for e in range(first[i], last[i]):
+            x, y, z_vec, square = _pair(listed, vec, pos, e, i, sender[e])
             if square < cutoff * cutoff:
                 d, inverse_d = length(square)
                 j = sender[e]

@@ -105,11 +105,11 @@ def _reaction_field(
 
 
 @njit(**PARALLEL, **OPTIONS)
-def _all_pairs(ptr, members, pos, batch, key, table, strength, constants, mode, energy, forces, virial, slope):
-    """All pairs of the atoms members[ptr[b] … ptr[b + 1] − 1] of each structure b."""
+def _all_pairs(first, last, members, pos, key, table, strength, constants, mode, energy, forces, virial, slope):
+    """Atom i with members[first[i] … last[i] − 1], the atoms of its structure."""
     for i in prange(len(pos)):
-        own, s, b = table[key[i]], NOTHING, batch[i]
-        for k in range(ptr[b], ptr[b + 1]):
+        own, s = table[key[i]], NOTHING
+        for k in range(first[i], last[i]):
             j = members[k]
             if j != i:
                 x, y, z = pos[j, 0] - pos[i, 0], pos[j, 1] - pos[i, 1], pos[j, 2] - pos[i, 2]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from ....triton_launch import after_previous
-from .frame import edge_geometry, put, put_row
+from .frame import neighbor, put, put_row, row_of
 from .radial import taper
 
 __all__ = ["coordination_force_kernel", "coordination_kernel", "dispersion_kernel"]
@@ -29,15 +29,17 @@ def _count(d, bond, start, inverse):
 
 @triton.jit(do_not_specialize=["types", "cutoff", "start", "inverse"])
 def coordination_kernel(
-    row_ptr, sender, vec, z, elements, reference, c6, weights, mixed, types, cutoff, start, inverse,
-    BT: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+    row_ptr, sender, vec, pos, batch, ptr, z, elements, reference, c6, weights, mixed, types, cutoff, start, inverse,
+    BT: tl.constexpr, LISTED: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program i: how the C6 coefficients of atom i follow from its coordination number.
 
     Args:
-        row_ptr [N + 1], sender [C], vec [C, 3]: edges within `cutoff` or further; z [N].
-        elements: [128, 4] float32 by atomic number: covalent radius, √C8/C6 part, index 0 … T − 1, unused.
-        reference: [T, 8] float32 coordination numbers, negative where there is no reference.
+        row_ptr [N + 1], sender [C], vec [C, 3]: edges within `cutoff` or further (LISTED); else all pairs by pos,
+            batch and ptr, as for `pair_kernel`. z [N].
+        elements: [128, 4] float32 by atomic number: covalent radius, √C8/C6 part, index 0 … T − 1, largest
+            coordination number.
+        reference: [T, 8] float32 coordination numbers, very large where there is no reference.
         c6: [T, T, 8, 8] float32 eV Å⁶ by element and reference of both.
         weights: [N, 8] of the references, written.
         mixed: [N, T, 2, 8], written: C6 with each element's references, and its slope in the coordination number.
@@ -45,27 +47,24 @@ def coordination_kernel(
     """
     i = tl.program_id(0)
     after_previous(PDL)
-    first_edge, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+    first_edge, end, px, py, pz = row_of(i, row_ptr, pos, batch, ptr, LISTED)
     own = elements + tl.load(z + i) * 4
     radius = tl.load(own)
     kind = tl.load(own + 2).to(tl.int64)
     count = tl.zeros([BE], tl.float64)
     for first in range(first_edge, end, BE):
         e = first + tl.arange(0, BE)
-        use = e < end
-        j = tl.load(sender + e, use, other=0)
-        _x, _y, _z, d, _inverse = edge_geometry(vec, e, use)
+        use, j, _x, _y, _z, d, _inverse = neighbor(e, e < end, i, sender, vec, pos, px, py, pz, cutoff, LISTED)
         other = tl.load(elements + tl.load(z + j, use, other=1) * 4, use, other=0.0)
         counted, _slope = _count(d, radius + other, start, inverse)
-        count += tl.where(use & (d < cutoff), counted, 0.0).to(tl.float64)
-    coordination = tl.sum(count, 0)
+        count += tl.where(use, counted, 0.0).to(tl.float64)
+    counted, most = tl.sum(count, 0), tl.load(own + 3).to(tl.float64)
     a = tl.arange(0, 8)
-    known = tl.load(reference + kind * 8 + a)
-    away = coordination - known.to(tl.float64)
-    exponent = tl.where(known < 0.0, float("-inf"), -4.0 * away * away)
+    away = tl.minimum(counted, most) - tl.load(reference + kind * 8 + a).to(tl.float64)
+    exponent = -4.0 * away * away
     weight = tl.exp(exponent - tl.max(exponent, 0))
     weight = weight / tl.sum(weight, 0)
-    turn = tl.where(known < 0.0, 0.0, -8.0 * away)
+    turn = tl.where(counted < most, -8.0 * away, 0.0)
     turn = weight * (turn - tl.sum(weight * turn, 0))
     tl.store(weights + i.to(tl.int64) * 8 + a, weight.to(tl.float32))
     w, dw = weight.to(tl.float32)[None, :, None], turn.to(tl.float32)[None, :, None]
@@ -81,9 +80,9 @@ def coordination_kernel(
 
 @triton.jit(do_not_specialize=["types", "cutoff", "start", "inverse", "s6", "s8", "a1", "a2"])
 def dispersion_kernel(
-    row_ptr, sender, vec, z, elements, weights, mixed, energy, forces, virial, by_coordination,
+    row_ptr, sender, vec, pos, batch, ptr, z, elements, weights, mixed, energy, forces, virial, by_coordination,
     types, cutoff, start, inverse, s6, s8, a1, a2,
-    FIRST: tl.constexpr, VIRIAL: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+    LISTED: tl.constexpr, FIRST: tl.constexpr, VIRIAL: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program i: energy of atom i, forces at fixed coordination numbers, and by_coordination [N] = dE/dCN in eV.
 
@@ -91,7 +90,7 @@ def dispersion_kernel(
     """
     i = tl.program_id(0)
     after_previous(PDL)
-    first_edge, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+    first_edge, end, px, py, pz = row_of(i, row_ptr, pos, batch, ptr, LISTED)
     own = tl.load(elements + tl.load(z + i) * 4 + 1)
     row = mixed + i.to(tl.int64) * types * 16
     a = tl.arange(0, 8)
@@ -100,14 +99,11 @@ def dispersion_kernel(
     fx, fy, fz, xx, yy, zz, yz, xz, xy = turn, turn, turn, turn, turn, turn, turn, turn, turn
     for first in range(first_edge, end, BE):
         e = first + tl.arange(0, BE)
-        use = e < end
-        j = tl.load(sender + e, use, other=0)
-        x, y, z_vec, d, inverse_d = edge_geometry(vec, e, use)
-        use = use & (d < cutoff)
+        use, j, x, y, z_vec, d, inverse_d = neighbor(e, e < end, i, sender, vec, pos, px, py, pz, cutoff, LISTED)
         element = elements + tl.load(z + j, use, other=1) * 4
         moments = own * tl.load(element + 1, use, other=1.0)
         kind = tl.load(element + 2, use, other=0.0).to(tl.int32)
-        weight = tl.load(weights + j.to(tl.int64)[:, None] * 8 + a[None, :], use[:, None], other=0.0)
+        weight = tl.load(weights + j[:, None] * 8 + a[None, :], use[:, None], other=0.0)
         mix = row + kind[:, None] * 16 + a[None, :]
         c6 = tl.sum(tl.load(mix, use[:, None], other=0.0) * weight, 1)
         c6_turn = tl.sum(tl.load(mix + 8, use[:, None], other=0.0) * weight, 1)
@@ -142,23 +138,20 @@ def dispersion_kernel(
 
 @triton.jit(do_not_specialize=["cutoff", "start", "inverse"])
 def coordination_force_kernel(
-    row_ptr, sender, vec, z, elements, by_coordination, forces, virial, cutoff, start, inverse,
-    VIRIAL: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+    row_ptr, sender, vec, pos, batch, ptr, z, elements, by_coordination, forces, virial, cutoff, start, inverse,
+    LISTED: tl.constexpr, VIRIAL: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program i: adds the force on atom i through all coordination numbers, and the virial of its row."""
     i = tl.program_id(0)
     after_previous(PDL)
-    first_edge, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+    first_edge, end, px, py, pz = row_of(i, row_ptr, pos, batch, ptr, LISTED)
     radius = tl.load(elements + tl.load(z + i) * 4)
     own = tl.load(by_coordination + i)
     fx = tl.zeros([BE], tl.float32)
     fy, fz, xx, yy, zz, yz, xz, xy = fx, fx, fx, fx, fx, fx, fx, fx
     for first in range(first_edge, end, BE):
         e = first + tl.arange(0, BE)
-        use = e < end
-        j = tl.load(sender + e, use, other=0)
-        x, y, z_vec, d, inverse_d = edge_geometry(vec, e, use)
-        use = use & (d < cutoff)
+        use, j, x, y, z_vec, d, inverse_d = neighbor(e, e < end, i, sender, vec, pos, px, py, pz, cutoff, LISTED)
         other = tl.load(elements + tl.load(z + j, use, other=1) * 4, use, other=0.0)
         _counted, slope = _count(d, radius + other, start, inverse)
         both = own + tl.load(by_coordination + j, use, other=0.0)

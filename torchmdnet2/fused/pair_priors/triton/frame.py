@@ -14,7 +14,7 @@ import triton.language as tl
 
 from ....triton_launch import after_previous
 
-__all__ = ["MIN_DISTANCE", "edge_geometry", "pair_kernel", "put", "put_row"]
+__all__ = ["MIN_DISTANCE", "neighbor", "pair_kernel", "put", "put_row", "row_of"]
 
 MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as priors/pairs.py
 
@@ -37,6 +37,37 @@ def length(x, y, z):
     short = d < MIN_DISTANCE
     d = tl.where(short, MIN_DISTANCE, d)
     return d, tl.where(short, 0.0, 1.0 / d)
+
+
+@triton.jit
+def row_of(i, row_ptr, pos, batch, ptr, LISTED: tl.constexpr):
+    """First and last + 1 of the edges of atom i (LISTED), or of the atoms of its structure; and its position then."""
+    if LISTED:
+        start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+        x, y, z = 0.0, 0.0, 0.0
+    else:
+        b, at = tl.load(batch + i), pos + i.to(tl.int64) * 3
+        start, end = tl.load(ptr + b), tl.load(ptr + b + 1)
+        x, y, z = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    return start, end, x, y, z
+
+
+@triton.jit
+def neighbor(e, use, i, sender, vec, pos, px, py, pz, cutoff, LISTED: tl.constexpr):
+    """Of the entries e of `row_of`: which count, the atom j, vector x, y, z, distance d and 1/d, see `length`."""
+    if LISTED:
+        j = tl.load(sender + e, use, other=0).to(tl.int64)
+        x, y, z, d, inverse = edge_geometry(vec, e, use)
+        use = use & (d < cutoff)
+    else:
+        use = use & (e != i)
+        j = e.to(tl.int64)
+        x = (tl.load(pos + j * 3, use, other=0.0) - px).to(tl.float32)
+        y = (tl.load(pos + j * 3 + 1, use, other=0.0) - py).to(tl.float32)
+        z = (tl.load(pos + j * 3 + 2, use, other=0.0) - pz).to(tl.float32)
+        x = tl.where(use, x, 1.0)
+        d, inverse = length(x, y, z)
+    return use, j, x, y, z, d, inverse
 
 
 @triton.jit
@@ -91,13 +122,7 @@ def pair_kernel(
     i = tl.program_id(0)
     after_previous(PDL)
     own = i.to(tl.int64)
-    px, py, pz = 0.0, 0.0, 0.0
-    if LISTED:
-        start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
-    else:
-        b = tl.load(batch + i)
-        start, end = tl.load(ptr + b), tl.load(ptr + b + 1)
-        px, py, pz = tl.load(pos + own * 3), tl.load(pos + own * 3 + 1), tl.load(pos + own * 3 + 2)
+    start, end, px, py, pz = row_of(i, row_ptr, pos, batch, ptr, LISTED)
     if KEYED:
         own = tl.load(key + i).to(tl.int64)
     own_a = tl.load(table + own * COLUMNS)
@@ -111,19 +136,7 @@ def pair_kernel(
     fy, fz, xx, yy, zz, yz, xz, xy = fx, fx, fx, fx, fx, fx, fx, fx
     for first in range(start, end, BE):
         e = first + tl.arange(0, BE)
-        use = e < end
-        if LISTED:
-            j = tl.load(sender + e, use, other=0).to(tl.int64)
-            x, y, z, d, inverse = edge_geometry(vec, e, use)
-            use = use & (d < cutoff)
-        else:
-            use = use & (e != i)
-            j = e.to(tl.int64)
-            x = (tl.load(pos + j * 3, use, other=0.0) - px).to(tl.float32)
-            y = (tl.load(pos + j * 3 + 1, use, other=0.0) - py).to(tl.float32)
-            z = (tl.load(pos + j * 3 + 2, use, other=0.0) - pz).to(tl.float32)
-            x = tl.where(use, x, 1.0)
-            d, inverse = length(x, y, z)
+        use, j, x, y, z, d, inverse = neighbor(e, e < end, i, sender, vec, pos, px, py, pz, cutoff, LISTED)
         if KEYED:
             j = tl.load(key + j, use, other=0).to(tl.int64)
         a = tl.load(table + j * COLUMNS, use, other=0.0)

