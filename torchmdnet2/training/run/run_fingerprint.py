@@ -72,4 +72,5 @@ def differences(a: Any, b: Any, path: str = "") -> list[str]:
     if isinstance(a, dict) and isinstance(b, dict):
         keys = dict.fromkeys([*a, *b])
         return [p for key in keys for p in differences(a.get(key), b.get(key), f"{path}.{key}" if path else str(key))]
+    a, b = (list(x) if isinstance(x, tuple) else x for x in (a, b))  # as JSON does
     return [] if a == b else [path]
