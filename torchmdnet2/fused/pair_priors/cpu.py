@@ -117,10 +117,10 @@ class CpuD3TermOf(CpuTermOf):
         p = self._parameters
         if rows is None:
             assert self._all is not None
-            edges = *self._all, self._none, np.asarray(pos, np.float64), False
+            pairs = *self._all, self._none, np.asarray(pos, np.float64), False
         else:
-            edges = rows.row_ptr[:-1], rows.row_ptr[1:], rows.sender, rows.vectors, self._none64, True
-        edges = *edges, self._z, self._elements
+            pairs = rows.row_ptr[:-1], rows.row_ptr[1:], rows.sender, rows.vectors, self._none64, True
+        edges = *pairs, self._z, self._elements
         limits = _FAR if rows is None else _limit(rows, p.cutoff), p.start, p.inverse
         coordination(*edges, self._reference, self._c6, *limits, self._weights, self._mixed)
         _send(exchange, self._weights)

@@ -162,7 +162,8 @@ class AIMNet2(Representation):
     def forward(self, graph: Graph) -> Features:
         radial = self.radial(graph.distances)
         directions = safe_divide(graph.vectors, graph.distances[:, None])
-        features, stages = self.embedding(graph.z), []
+        features: Tensor = self.embedding(graph.z)
+        stages: list[Tensor] = []
         for network in self.passes[:-1]:
             out = network(self._read(features, stages, graph, radial, directions))
             charges, weights, change = out[:, :1], out[:, 1:2], out[:, 2:]
