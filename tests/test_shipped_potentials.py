@@ -82,7 +82,7 @@ def test_what_the_teacher_did_not_know_is_refused(name):
         potential(System(z=[8, 26], pos=[[0.0, 0, 0], [0, 0, 1.6]]))
     water.center(5.0)
     water.pbc = True
-    with pytest.raises(ValueError, match=r"periodic.* Coulomb energy.*\(pbc=False; without a box in OpenMM\)"):
+    with pytest.raises(ValueError, match=r"periodic.* Coulomb energy.*isolated=True.*\(pbc=False\)"):
         potential(System.from_ase(water))
 
 

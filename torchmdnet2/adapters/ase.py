@@ -25,6 +25,7 @@ from ..stated import cell_of, charge_and_spin, whole_number
 from ..version import __version__
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .hessian import hessian
+from .isolated import made_whole
 from .model import ModelSource, dtype_name, in_memory, open_model
 
 __all__ = ["NoStress", "TorchMDNet2Calculator"]
@@ -62,6 +63,9 @@ class TorchMDNet2Calculator(Calculator):
         spin: multiplicity 2S+1 for structures that state none.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
+        isolated: each structure is one molecule: made whole where it is wrapped into a periodic cell, and evaluated
+            without the cell, as in vacuum. It must be shorter than half of the shortest width of the cell, and has no
+            stress.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -78,11 +82,15 @@ class TorchMDNet2Calculator(Calculator):
         charge: int | None = None,
         spin: int | None = None,
         allow_untrained_charge: bool = False,
+        isolated: bool = False,
     ):
-        self._set_up([open_model(model, device, dtype, allow_untrained_charge)], charge, spin)
+        self._set_up([open_model(model, device, dtype, allow_untrained_charge)], charge, spin, isolated)
 
-    def _set_up(self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any) -> None:
+    def _set_up(
+        self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any, isolated: bool
+    ) -> None:
         self._entered: Structure | None = None
+        self.isolated = bool(isolated)
         super().__init__()
         self.charge = whole_number(0 if charge is None else charge, "charge")
         self.spin = whole_number(0 if spin is None else spin, "spin")
@@ -208,6 +216,8 @@ class TorchMDNet2Calculator(Calculator):
             stress = asked or self._stress_wanted
             if stress and not structure.has_volume:
                 if asked:
+                    if self.isolated:
+                        raise NoStress("an isolated molecule has no stress: do not ask for it, or leave isolated out")
                     raise NoStress(
                         "the stress needs a cell with a volume, and this structure has none: set all three lattice "
                         "vectors (atoms.cell), or do not ask for the stress"
@@ -241,14 +251,15 @@ class TorchMDNet2Calculator(Calculator):
 
         Returns:
             A list "models", of each member "file" and "sha256" (None for one in memory), "level_of_theory" (None where
-            it is not stated) and "dtype"; "charge", "spin", "torchmdnet2" (the version).
+            it is not stated) and "dtype"; "charge", "spin", "isolated", "torchmdnet2" (the version).
         """
         models = []
         for potential, source in zip(self._potentials, self._sources, strict=True):
             file = {"file": None, "sha256": None} if source is None else {"file": source.path, "sha256": source.sha256}
             level, dtype = potential.level_of_theory, dtype_name(potential.dtype)
             models.append({**file, "level_of_theory": level, "dtype": dtype})
-        return {"models": models, "charge": self.charge, "spin": self.spin, "torchmdnet2": __version__}
+        options = {"charge": self.charge, "spin": self.spin, "isolated": self.isolated}
+        return {"models": models, **options, "torchmdnet2": __version__}
 
     def reset(self) -> None:
         """Forget the last result."""
@@ -315,9 +326,10 @@ class TorchMDNet2Calculator(Calculator):
     def _structure(self, atoms: Atoms) -> Structure:
         charge, spin = charge_and_spin(atoms, self.charge or None, self.spin or None)
         cell, pbc = cell_of(atoms)
-        return Structure(
-            atoms.numbers.copy(), np.array(atoms.positions, dtype=np.float64), cell, pbc, charge or 0, spin or 0
-        )
+        positions = np.array(atoms.positions, dtype=np.float64)
+        if self.isolated:
+            positions, cell, pbc = made_whole(positions, cell, pbc), np.zeros((3, 3)), np.zeros(3, dtype=bool)
+        return Structure(atoms.numbers.copy(), positions, cell, pbc, charge or 0, spin or 0)
 
     # --- copies and pickles ---------------------------------------------------------------------------------------
 
@@ -330,6 +342,7 @@ class TorchMDNet2Calculator(Calculator):
                 "dtypes": [dtype_name(p.dtype) for p in self._potentials],
                 "charge": self.charge,
                 "spin": self.spin,
+                "isolated": self.isolated,
                 "allow_untrained_charge": self.potential.allow_untrained_charge,
                 "entered": None if self._entered is None else vars(self._entered),
                 "results": self.results,
@@ -340,7 +353,7 @@ class TorchMDNet2Calculator(Calculator):
         allow = state["allow_untrained_charge"]
         opened = [s.open(state["device"], dtype, allow) for s, dtype in zip(sources, state["dtypes"], strict=True)]
         kept = [source if source.path else None for source in sources]
-        self._set_up(list(zip(opened, kept, strict=True)), state["charge"], state["spin"])
+        self._set_up(list(zip(opened, kept, strict=True)), state["charge"], state["spin"], state["isolated"])
         self._entered = None if state["entered"] is None else Structure(**state["entered"])
         self.results = state["results"]
 
@@ -351,7 +364,8 @@ class TorchMDNet2Calculator(Calculator):
         other = type(self).__new__(type(self))
         with self._lock:
             # weights are frozen: copies in one process share them
-            other._set_up(list(zip(self._potentials, self._sources, strict=True)), self.charge, self.spin)
+            opened = list(zip(self._potentials, self._sources, strict=True))
+            other._set_up(opened, self.charge, self.spin, self.isolated)
             other._entered, other.results = self._entered, copy.deepcopy(self.results)
         return other
 

@@ -31,6 +31,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
         charge: likewise.
         spin: likewise.
         allow_untrained_charge: likewise.
+        isolated: likewise.
 
     Raises:
         ValueError: fewer than two models; others as TorchMDNet2Calculator.
@@ -44,12 +45,14 @@ class CommitteeCalculator(TorchMDNet2Calculator):
         charge: int | None = None,
         spin: int | None = None,
         allow_untrained_charge: bool = False,
+        isolated: bool = False,
     ):
         if isinstance(models, str | os.PathLike) and str(models).endswith(".json"):
             models = read_ensemble(models)
         if isinstance(models, str | os.PathLike | Potential) or len(models := list(models)) < 2:
             raise ValueError("a committee needs at least two models: give a list of them")
-        self._set_up([open_model(model, device, dtype, allow_untrained_charge) for model in models], charge, spin)
+        opened = [open_model(model, device, dtype, allow_untrained_charge) for model in models]
+        self._set_up(opened, charge, spin, isolated)
 
     @property
     def potentials(self) -> list[Potential]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import warnings
 from collections.abc import Iterable, Sequence
@@ -18,6 +20,7 @@ from ..processes import ProcessLock
 from ..stated import Statement, agreed, no_cell, whole_number
 from ..units import KJ_MOL, factor
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
+from .isolated import made_whole
 from .model import ModelSource, dtype_name, open_model
 
 with needs_extra("openmm"):
@@ -26,10 +29,71 @@ with needs_extra("openmm"):
 if TYPE_CHECKING:
     from openmm.app import Topology
 
-__all__ = ["TorchMDNet2Energy", "create_force", "has_box"]
+__all__ = ["TorchMDNet2Energy", "add_force", "bonds_force", "create_force", "has_box"]
 
+_LOGGER = logging.getLogger("torchmdnet2.openmm")
 _NM = factor("length", "nm")  # Å
 _KJ_MOL_NM = KJ_MOL / _NM  # eV/Å
+_ALL = np.ones(3, dtype=bool)
+
+
+def add_force(
+    system: openmm.System,
+    model: str | os.PathLike | Potential,
+    topology: Topology,
+    atoms: Iterable[int] | None = None,
+    periodic: bool | None = None,
+    force_group: int = 0,
+    **options: Any,
+) -> None:
+    """Add the energy of a model to a System: `create_force`, and `bonds_force` for what OpenMM takes for a molecule.
+
+    Args:
+        system: the System; its particles are the atoms of the topology.
+        model, topology, atoms: as of `create_force`.
+        periodic: use the system's box; None means: when the topology or a force of the system does.
+        force_group: of both forces.
+        options: further arguments of `create_force`.
+
+    Raises:
+        As `create_force`.
+    """
+    if periodic is None:
+        periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
+    chosen = None if atoms is None else list(atoms)
+    forces = [create_force(model, topology, chosen, periodic, **options), bonds_force(topology, chosen, periodic)]
+    for force in forces if forces[1].getNumBonds() else forces[:1]:
+        force.setForceGroup(force_group)
+        system.addForce(force)
+
+
+def bonds_force(
+    topology: Topology, atoms: Iterable[int] | None = None, periodic: bool | None = None
+) -> openmm.HarmonicBondForce:
+    """Bonds of zero strength, by which OpenMM knows which atoms are a molecule.
+
+    OpenMM finds molecules by the bonds of forces, and a PythonForce has none: without these, each atom of the model is
+    a molecule, and reporters and barostats, which move whole molecules, tear it.
+
+    Args:
+        topology: its bonds are taken.
+        atoms: only those between these atoms, and for those of a residue that the topology leaves without a bond to
+            the others of it (a PDB file without CONECT records) one to its first atom. None means all bonds.
+        periodic: whether the system has a box; None: as of `create_force`.
+    """
+    chosen = None if atoms is None else set(atoms)
+    pairs = [(a.index, b.index) for a, b in topology.bonds() if chosen is None or {a.index, b.index} <= chosen]
+    bonded = {atom for pair in pairs for atom in pair}
+    if chosen is not None:
+        for residue in topology.residues():
+            first, *others = [atom.index for atom in residue.atoms() if atom.index in chosen] or [-1]
+            pairs += [(first, other) for other in others if other not in bonded or first not in bonded]
+    force = openmm.HarmonicBondForce()
+    force.setName("TorchMDNet2 molecules")
+    force.setUsesPeriodicBoundaryConditions(has_box(topology) if periodic is None else bool(periodic))
+    for a, b in pairs:
+        force.addBond(a, b, 0.0, 0.0)
+    return force
 
 
 def create_force(
@@ -42,8 +106,11 @@ def create_force(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
+    isolated: bool | None = None,
 ) -> openmm.PythonForce:
     """A force to add to an openmm.System: the energy of the model for some or all of its atoms.
+
+    `add_force` adds it together with the bonds by which OpenMM knows the molecules of these atoms.
 
     A System with this force can be written as XML. The XML holds the path and checksum of the model file and the
     options, not the weights; reading it needs the file at the same path. Reading *any* XML that has a PythonForce in
@@ -61,6 +128,10 @@ def create_force(
         device: where the model runs, independent of OpenMM's platform.
         dtype: floating-point type of the network; None keeps the stored one.
         allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
+        isolated: these atoms are alone, without periodic images: made whole at each step, however OpenMM wraps them
+            into the box, and evaluated as in vacuum. All of them together, also where they are several molecules, must
+            be shorter than half of the shortest width of the box. None means: when `atoms` is given and the model has
+            a sum over all pairs, which has no end in a periodic system.
 
     A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does; at the
     first evaluation and at every 1000th from there.
@@ -95,6 +166,15 @@ def create_force(
         known = ", ".join(SYMBOLS[z] for z in potential.elements)
         names = ", ".join(f"atom {i} is {everyone[i].element.symbol}" for i in unknown[:3])
         raise UnknownElement(f"{names}{', …' if len(unknown) > 3 else ''}, and this model knows only {known}")
+    if isolated is None:
+        isolated = bool(periodic) and atoms is not None and _has_all_pairs(potential)
+    isolated = bool(isolated and periodic)
+    if isolated:
+        _LOGGER.warning(
+            "the model evaluates %d of %d atoms as an isolated molecule: made whole by nearest images at each step, "
+            "without periodic images, with the energy in vacuum",
+            len(chosen), len(everyone),
+        )  # fmt: skip
     options = {
         "numbers": tuple(numbers),
         "particles": None if atoms is None else tuple(chosen),
@@ -104,10 +184,11 @@ def create_force(
         "device": str(potential.device),
         "dtype": dtype_name(potential.dtype),
         "allow_untrained_charge": potential.allow_untrained_charge,
+        "isolated": isolated,
     }
     # now, and not at the first step
     alone = Structure(
-        np.array(numbers), np.zeros((len(numbers), 3)), np.eye(3), np.full(3, bool(periodic)),
+        np.array(numbers), np.zeros((len(numbers), 3)), np.eye(3), np.full(3, bool(periodic) and not isolated),
         total, whole_number(spin, "spin"),
     ).to_system(potential.device)  # fmt: skip
     potential.check(alone)
@@ -119,10 +200,15 @@ def create_force(
     return force
 
 
+def _has_all_pairs(potential: Potential) -> bool:
+    """Whether a part of it, or of a potential below it, has pairs at any distance."""
+    return any(getattr(part, "cutoff", None) == math.inf for part in potential.modules())
+
+
 def has_box(topology: Topology) -> bool:
     """Whether a topology has a periodic box, and not the dummy of a PDB file."""
     vectors = topology.getPeriodicBoxVectors()
-    return vectors is not None and not no_cell(np.array(vectors.value_in_unit(openmm.unit.angstrom)))
+    return vectors is not None and not no_cell([list(v.value_in_unit(openmm.unit.angstrom)) for v in vectors])
 
 
 def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
@@ -150,7 +236,7 @@ class TorchMDNet2Energy:
     Args:
         source: where the model is; None for one in memory, which cannot be pickled.
         options: "numbers" (atomic numbers), "particles" (their indices, None for all), "periodic", "charge", "spin",
-            "device", "dtype", "allow_untrained_charge".
+            "device", "dtype", "allow_untrained_charge", "isolated".
         potential: the opened model, None to open it from `source` when needed.
     """
 
@@ -158,7 +244,8 @@ class TorchMDNet2Energy:
         self.source, self.options = source, options
         self._lock = ProcessLock()
         self._numbers = np.array(options["numbers"], dtype=np.int64)
-        self._pbc = np.full(3, bool(options["periodic"]))
+        self._isolated = bool(options.get("isolated", False))  # XML of before has none
+        self._pbc = np.full(3, bool(options["periodic"]) and not self._isolated)
         self._watch = Watch()
         self._open(potential)
 
@@ -195,6 +282,8 @@ class TorchMDNet2Energy:
         cell = np.zeros((3, 3))
         if self.options["periodic"]:
             cell = state.getPeriodicBoxVectors(asNumpy=True).value_in_unit(nanometer) * _NM
+        if self._isolated:
+            pos, cell = made_whole(pos, cell, _ALL), np.zeros((3, 3))
         structure = Structure(self._numbers, pos, cell, self._pbc, self.options["charge"], self.options["spin"])
         try:
             results = self._arrays(structure)

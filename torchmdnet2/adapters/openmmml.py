@@ -6,11 +6,13 @@ rest of this package are imported when a system is made.
 
 from __future__ import annotations
 
+import copy
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import needs_extra
+from ..errors import StructureWarning, needs_extra
 
 with needs_extra("openmm"):
     from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
@@ -23,11 +25,13 @@ __all__ = ["TorchMDNet2Factory", "TorchMDNet2Impl"]
 
 _ELSEWHERE = {"spin": "multiplicity", "dtype": "precision"}  # what our other interfaces call them
 _REASONS = {
-    "periodic": ": the model is periodic where the topology or the System has a box. For a box, take a model whose "
-    "Coulomb energy has a cutoff, the reaction field or Ewald summation; a molecule alone needs both without box"
+    "periodic": ": the model is periodic where the topology or the System has a box; for a molecule alone in a box "
+    "give isolated=True"
 }
-_OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge")
-_KNOWN = f" (known: {', '.join(_OPTIONS)})"
+_OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge", "isolated")
+_OF_EMBEDDING = ("linkAtomDistances",)  # mechanical embedding hands its own arguments on
+_KNOWN = f" (known: {', '.join((*_OPTIONS, *_OF_EMBEDDING))})"
+_ROUNDING = 0.01  # e, of the charges of a molecule in force fields
 
 
 class TorchMDNet2Factory(MLPotentialImplFactory):
@@ -72,47 +76,109 @@ class TorchMDNet2Impl(MLPotentialImpl):
         device: Any = None,
         precision: str | None = None,
         allow_untrained_charge: bool = False,
+        isolated: bool | None = None,
         **args: Any,
     ) -> None:
-        """Add the model's force; arguments after `forceGroup` are those of createSystem and createMixedSystem.
+        """Add the model's force, and the bonds by which OpenMM knows the molecules of its atoms.
+
+        Arguments after `forceGroup` are those of createSystem and createMixedSystem.
 
         Args:
             topology, system, atoms, forceGroup: from openmm-ml.
             charge: total charge in e of the atoms that the model sees; None: the sum of the formal charges that the
-                topology states, else 0.
+                topology states, else in a mixed system that of the force field's charges, else 0.
             multiplicity: 2S+1 of these; 0 means not given.
             device: "cpu", "cuda", …; None takes a GPU when there is one.
             precision: "single" or "double"; None keeps the model's.
             allow_untrained_charge: take a charge that the model was not trained on, or does not use.
-            args: none; the embedding takes its own before.
+            isolated: the atoms of the model are alone, without periodic images, and made whole; None: in a mixed
+                system, where the model has a sum over all pairs.
+            args: of the embedding: linkAtomDistances.
 
         Raises:
             TypeError: an argument that is not known.
-            others: as `torchmdnet2.adapters.openmm.create_force`.
+            others: as `torchmdnet2.adapters.openmm.add_force`.
         """
         import torch
 
         from ..registry import did_you_mean
-        from .openmm import create_force, has_box
+        from .openmm import add_force
 
-        for name in args:
+        for name in args.keys() - set(_OF_EMBEDDING):
             meant = _ELSEWHERE.get(name)
             hint = f", did you mean '{meant}'?" if meant else did_you_mean(name, _OPTIONS)
             raise TypeError(f"unknown argument '{name}'{_REASONS.get(name) or hint or _KNOWN}")
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
-        force = create_force(
-            self.path, topology, atoms, periodic, charge, multiplicity, device, precision, allow_untrained_charge
+        add_force(
+            system, self.path, topology, atoms, force_group=forceGroup, charge=charge, spin=multiplicity, device=device,
+            dtype=precision, allow_untrained_charge=allow_untrained_charge, isolated=isolated,
+        )  # fmt: skip
+
+    def getSupportedEmbeddings(self) -> list[str]:
+        """openmm-ml's mechanical embedding; it comes by `createMixedSystem` here, which looks at the force field."""
+        return ["mechanical"]
+
+    def createMixedSystem(
+        self,
+        topology: Topology,
+        system: openmm.System,
+        atoms: list[int],
+        forceGroup: int,
+        interpolate: bool,
+        embedding: str,
+        returnInfo: bool = False,
+        **args: Any,
+    ) -> openmm.System | dict[str, Any]:
+        """A mixed system by openmm-ml's own mechanical embedding, with what `addForces` cannot see.
+
+        That is the box, where only the force field's System has it, and the charges of the force field: where neither
+        `charge` nor the topology states the total charge of the model's atoms, it is the sum of these.
+
+        Args:
+            topology, system, atoms, forceGroup, interpolate, embedding, returnInfo, args: from openmm-ml.
+
+        Raises:
+            As `addForces`.
+        """
+        from openmmml.embeddings.mechanicalembedding import MechanicalEmbedding
+
+        from .openmm import has_box
+
+        if system.usesPeriodicBoundaryConditions() and not has_box(topology):
+            topology = copy.deepcopy(topology)
+            topology.setPeriodicBoxVectors(system.getDefaultPeriodicBoxVectors())
+        everyone, atoms, stated = list(topology.atoms()), list(atoms), args.get("charge")
+        expected = _force_field_charge(system, atoms)
+        if expected is not None and stated is not None and stated != expected:
+            warnings.warn(
+                f"the charges of the force field sum to {expected} e over the atoms of the model, and charge={stated} "
+                "is given, with which it is evaluated",
+                StructureWarning,
+                stacklevel=3,
+            )
+        if stated is None and all(getattr(everyone[i], "formalCharge", None) is None for i in atoms):
+            args["charge"] = expected
+        return MechanicalEmbedding().createMixedSystem(
+            self, topology, system, atoms, forceGroup, interpolate, returnInfo=returnInfo, **args
         )
-        force.setForceGroup(forceGroup)
-        system.addForce(force)
 
     def getMLLongRange(self) -> bool:
         """Whether the model sums electrostatics over all periodic images; by its file."""
         from ..checkpoint import read_header
 
         return _sums_over_images(read_header(self.path)["config"])
+
+
+def _force_field_charge(system: openmm.System, atoms: Iterable[int]) -> int | None:
+    """What the charges of these atoms sum to in e; None: no whole number, as of a part of a molecule, or none."""
+    import openmm
+
+    for force in system.getForces():
+        if isinstance(force, openmm.NonbondedForce):
+            total = sum(force.getParticleParameters(atom)[0]._value for atom in atoms)
+            return round(total) if abs(total - round(total)) < _ROUNDING else None
+    return None
 
 
 def _sums_over_images(config: Mapping[str, Any]) -> bool:

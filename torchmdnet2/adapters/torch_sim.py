@@ -16,6 +16,7 @@ from ..evaluator import Evaluator
 from ..potential import Potential
 from ..stated import kind_of
 from ..system import System
+from .isolated import isolate
 from .model import open_model
 
 with needs_extra("torch-sim"):
@@ -42,6 +43,9 @@ class TorchMDNet2Model(ModelInterface):
         compute_stress: likewise the stress.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
+        isolated: each structure is one molecule: made whole where it is wrapped into a periodic cell, and evaluated
+            without the cell, as in vacuum. It must be shorter than half of the shortest width of its cell; its stress
+            is zero.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -56,8 +60,10 @@ class TorchMDNet2Model(ModelInterface):
         compute_forces: bool = True,
         compute_stress: bool = False,
         allow_untrained_charge: bool = False,
+        isolated: bool = False,
     ):
         super().__init__()
+        self.isolated = isolated
         self.potential, _ = open_model(model, device, dtype, allow_untrained_charge)
         self._device, self._dtype = self.potential.device, self.potential.dtype
         self._compute_forces, self._compute_stress = compute_forces, compute_stress
@@ -87,6 +93,8 @@ class TorchMDNet2Model(ModelInterface):
             ValueError, UnknownElement: as the Potential; ValueError when a result is not finite.
         """
         system = self._system(state)
+        if self.isolated:
+            system = isolate(system)
         flat = system.volume == 0
         if self._compute_stress and bool(flat.any()):
             # any volume will do where the cell does not enter

@@ -1,0 +1,95 @@
+"""A molecule that is alone in the world for the model, and whose atoms its host may wrap into a periodic box.
+
+It is made whole by the nearest images of its atoms to the first one. That is the molecule along its bonds: where all of
+its distances are below half of the shortest width of the box, no pair has another image that near, whichever atom one
+starts at. Where they are not, there may be two answers, and an error says so.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from ..errors import BadData
+from ..system import System
+
+__all__ = ["isolate", "made_whole"]
+
+_CHUNK = 1024  # atoms whose distances to all others are in memory at once
+
+
+def made_whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
+    """Positions of a molecule without jumps between its atoms; the first one stays where it is.
+
+    Args:
+        positions: [N, 3] Å, each atom in any periodic image.
+        cell: [3, 3] Å, lattice vectors as rows.
+        pbc: [3] booleans.
+
+    Returns:
+        [N, 3] Å, a fresh array.
+
+    Raises:
+        BadData: two atoms are as far apart as half of the shortest width of the cell, or further.
+    """
+    lattice, inverse, half = _lattice(cell.tobytes(), pbc.tobytes())
+    whole = positions - ((positions - positions[:1]) @ inverse).round() @ lattice
+    around = whole - whole.mean(0)
+    if 2 * np.sqrt((around * around).sum(1).max(initial=0.0)) >= half:
+        _refuse_long(torch.from_numpy(whole), half, "")
+    return whole
+
+
+def isolate(system: System) -> System:
+    """Each structure of a batch as a molecule in vacuum, as `made_whole`; on the device of the batch.
+
+    Args:
+        system: N atoms in B structures; not changed.
+
+    Raises:
+        BadData: as `made_whole`; names the structure.
+    """
+    if not bool(system.pbc.any()):
+        return system
+    lattice = torch.where(system.pbc[:, :, None], system.cell, 0.0).double()
+    inverse = torch.linalg.pinv(lattice.cpu()).to(lattice)  # a GPU would take longer
+    half = 0.5 / inverse.norm(dim=1).amax(1)
+    batch, num = system.batch, system.num_systems
+    places = torch.arange(system.num_atoms, device=system.device)
+    first = torch.zeros(num, dtype=torch.long, device=system.device)
+    first = first.scatter_reduce(0, batch, places, "amin", include_self=False)
+    pos = system.pos.double()
+    images = ((pos - pos[first[batch]])[:, None] @ inverse[batch]).round()
+    whole = pos - (images @ lattice[batch])[:, 0]
+    sums = torch.zeros(num, 3, dtype=whole.dtype, device=whole.device).index_add(0, batch, whole)
+    radius = (whole - (sums / system.atom_counts.clamp(min=1)[:, None])[batch]).norm(dim=1)
+    radii = torch.zeros_like(half).scatter_reduce(0, batch, radius, "amax")
+    for b in (2 * radii >= half).nonzero()[:, 0].tolist():
+        _refuse_long(whole[batch == b], float(half[b]), f"system {b}: ")
+    return system.replace(
+        pos=whole.to(system.pos.dtype), cell=torch.zeros_like(system.cell), pbc=torch.zeros_like(system.pbc)
+    )
+
+
+@lru_cache(maxsize=16)
+def _lattice(cell: bytes, pbc: bytes) -> tuple[np.ndarray, np.ndarray, float]:
+    """Lattice vectors [3, 3] of the periodic directions, the others zero; what gives fractional coordinates along
+    them; and half of the shortest width."""
+    lattice = np.frombuffer(cell).reshape(3, 3) * np.frombuffer(pbc, dtype=bool)[:, None]
+    inverse = np.linalg.pinv(lattice)
+    most = float(np.linalg.norm(inverse, axis=0).max())
+    return lattice, inverse, 0.5 / most if most else np.inf
+
+
+def _refuse_long(whole: torch.Tensor, half: float, name: str) -> None:
+    for part in whole.split(_CHUNK):
+        if bool((torch.cdist(part, whole, compute_mode="donot_use_mm_for_euclid_dist") >= half).any()):
+            raise BadData(
+                f"{name}the isolated molecule is longer than half of the shortest width of the periodic box, "
+                f"{half:.2f} Å, so that its images cannot be told from its own atoms: take a larger box (if these are "
+                "several molecules that have moved apart, make each a part of its own)"
+            )
