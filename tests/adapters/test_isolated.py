@@ -10,12 +10,14 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
+from ase.io import read
 from isolated_cases import CELLS, acetate, charged_potential, wrapped
 
 from torchmdnet2 import System
 from torchmdnet2.adapters.ase import NoStress, TorchMDNet2Calculator
 from torchmdnet2.adapters.committee import CommitteeCalculator
 from torchmdnet2.adapters.isolated import isolate, made_whole
+from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadData
 
 PBC = [True, (True, True, False), (False, False, True), False]
@@ -104,6 +106,23 @@ def test_copies_pickles_and_committees_stay_isolated():
     for each in (copy.copy(calc), pickle.loads(pickle.dumps(calc)), committee):
         assert each.get_property("energy", atoms) == pytest.approx(energy, rel=1e-9)
         assert each.todict()["isolated"] is True
+
+
+def test_md_takes_the_cell_away(tmp_path, monkeypatch, capsys):
+    from commands import run
+
+    monkeypatch.chdir(tmp_path)
+    save(charged_potential(), "charged.tmn")
+    atoms = wrapped(acetate(), CELLS["triclinic"], 1)
+    atoms.info["charge"] = -1
+    atoms.write("box.xyz")
+    code, _, err = run(capsys, "md", "charged.tmn", "box.xyz", "--steps", "0")
+    assert code == 1 and "--isolated to md" in err
+    code, _, err = run(capsys, "md", "charged.tmn", "box.xyz", "--steps", "2", "--every", "1", "--isolated")
+    assert code == 0, err
+    first = read("md.xyz", 0)
+    assert not first.pbc.any()
+    np.testing.assert_allclose(first.get_all_distances(), acetate().get_all_distances(), atol=1e-5)
 
 
 def test_torch_sim_gives_the_energy_in_vacuum():

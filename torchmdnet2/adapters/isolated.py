@@ -53,8 +53,6 @@ def isolate(system: System) -> System:
     Raises:
         BadData: as `made_whole`; names the structure.
     """
-    if not bool(system.pbc.any()):
-        return system
     lattice = torch.where(system.pbc[:, :, None], system.cell, 0.0).double()
     inverse = torch.linalg.pinv(lattice.cpu()).to(lattice)  # a GPU would take longer
     half = 0.5 / inverse.norm(dim=1).amax(1)

@@ -70,6 +70,7 @@ class TorchMDNet2Model(ModelInterface):
         self._evaluator = Evaluator(self.potential)
         self._known: tuple[Any, ...] = ()
         self._template: System | None = None
+        self._isolated: tuple[System | None, System] | None = None
 
     @ModelInterface.compute_forces.setter  # type: ignore[attr-defined]
     def compute_forces(self, value: bool) -> None:
@@ -94,7 +95,7 @@ class TorchMDNet2Model(ModelInterface):
         """
         system = self._system(state)
         if self.isolated:
-            system = isolate(system)
+            system = self._alone(isolate(system))
         flat = system.volume == 0
         if self._compute_stress and bool(flat.any()):
             # any volume will do where the cell does not enter
@@ -111,6 +112,12 @@ class TorchMDNet2Model(ModelInterface):
                 "the model's result is not finite: a structure is unphysical (atoms too close or too far apart?)"
             )
         return {name: value.detach() for name, value in output.items()}
+
+    def _alone(self, system: System) -> System:
+        """The same tensors as before for what has not changed, as `_system`."""
+        if self._isolated is None or self._isolated[0] is not self._template:
+            self._isolated = (self._template, system)
+        return self._isolated[1].replace(pos=system.pos)
 
     @staticmethod
     def _stated(state: SimState, quantity: str) -> Any:

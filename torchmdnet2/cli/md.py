@@ -48,6 +48,7 @@ def add(command: Command) -> None:
         "--trajectory", action="append", default=[], metavar="FILE",
         help=".xyz, .extxyz, .traj or .dcd, repeatable (default: the prefix + .xyz)",
     )  # fmt: skip
+    md.add_argument("--isolated", action="store_true", help="one molecule in a periodic cell: whole, without the cell")
     md.add_argument("--minimize", action="store_true", help="relax the start structure first")
     md.add_argument("--report", action="store_true", help="write a page with a movie and plots: prefix + .html")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
@@ -132,6 +133,11 @@ def _start(options: argparse.Namespace) -> Atoms:
         from ..data.smiles import from_smiles
 
         atoms = from_smiles(options.smiles, options.seed)
+    if options.isolated:
+        from ..adapters.isolated import made_whole
+
+        atoms.positions = made_whole(atoms.positions, atoms.cell.array, atoms.pbc)
+        atoms.cell, atoms.pbc = None, False
     refuse_other_charge(options, atoms, options.start or "the SMILES")
     return atoms
 
