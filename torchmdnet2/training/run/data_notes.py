@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset, statistics
-from ...data.consistency import agreement, stress_agreement
+from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset
 from ...data.edges import EdgeMemory
 from ...data.outlying import Usual
 from ...potential import SYMBOLS
@@ -17,6 +16,7 @@ from ..config.loss_config import epoch_of
 from ..steps.batches import Frames
 from .fine_tuning import first_names, reference_energies
 from .isolated import singles
+from .label_notes import label_notes
 
 if TYPE_CHECKING:
     from .setup import Setup
@@ -40,7 +40,7 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
     """
     return [
         *_repetitions(setup),
-        *_disagreement(setup),
+        *label_notes(setup),
         *_standing_out(setup),
         *_close_atoms(setup),
         *_unread(setup),
@@ -72,20 +72,6 @@ def _repetitions(setup: Setup) -> Iterator[str]:
                     f"{where}): their errors say little about new structures"
                 )
         seen[name] = keys
-
-
-def _disagreement(setup: Setup) -> Iterator[str]:
-    """Forces that are not the negative gradients of the energies."""
-    frames, known = setup.frames["train"], setup.statistics["train"]
-    indices, usual = frames.indices, Usual(known)
-    far = np.union1d(usual.forces(known), usual.energies(known))
-    if len(far):  # reported separately
-        indices = np.delete(indices, far)
-        known = statistics(frames.data, indices)
-    for label, compare in (("forces", agreement), ("stress", stress_agreement)):
-        found = compare(frames.data, indices, known) if label in known.labelled else None
-        if found is not None and found.fault is not None:
-            yield f"comparing similar training frames, {found.fault} See data.keys and data.units"
 
 
 def _standing_out(setup: Setup) -> Iterator[str]:

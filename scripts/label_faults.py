@@ -1,0 +1,271 @@
+"""Plant faults in labels and count which of them the notes of `train --check` find; makes all its data itself.
+
+    python -m scripts.label_faults [--frames 300] [--file OWN.xyz …] [--verbose]
+
+Data sets: the quickstart's ethanol (examples/data), water clusters of two to six molecules labelled with GFN2-xTB
+(needs tblite), Cu–Al crystals of mixed composition labelled with EMT, 40 or 50 frames of each, Cu₃Al, and molecules
+labelled with `organic-small`. Prints a table in Markdown: a fault, and what was said of it in a word (see `SIGNS`).
+What is in the row "none" is a false alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from ase import Atoms, io, units
+from ase.build import bulk, molecule
+from ase.calculators.emt import EMT
+from ase.calculators.singlepoint import SinglePointCalculator
+
+ROOT = Path(__file__).parent.parent
+
+
+def labelled(atoms: Atoms, calculator, stress: bool = False) -> Atoms:
+    atoms.calc = calculator
+    labels = {"energy": atoms.get_potential_energy(), "forces": atoms.get_forces()}
+    if stress:
+        labels["stress"] = atoms.get_stress(voigt=False)
+    atoms.calc = SinglePointCalculator(atoms, **{k: v for k, v in labels.items() if k != "stress"})
+    atoms.info["own_stress"] = labels.get("stress")
+    return atoms
+
+
+def water_clusters(count: int, calculator=None, seed: int = 0) -> list[Atoms]:
+    """Two to six molecules of water near each other, turned and distorted."""
+    if calculator is None:
+        from tblite.ase import TBLite
+
+        calculator = TBLite(method="GFN2-xTB", verbosity=0)
+    rng, frames = np.random.default_rng(seed), []
+    while len(frames) < count:
+        number, places, atoms = int(rng.integers(2, 7)), [], Atoms()
+        while len(places) < number:
+            place = rng.uniform(-1, 1, 3) * (1.6 * number ** (1 / 3) + 0.6)
+            if all(np.linalg.norm(place - other) > 2.8 for other in places):
+                places.append(place)
+                one = molecule("H2O")
+                one.rotate(rng.uniform(0, 360), rng.normal(size=3))
+                one.positions += place - one.get_center_of_mass() + rng.normal(0, 0.06, (3, 3))
+                atoms += one
+        if (atoms.get_all_distances() + 9 * np.eye(len(atoms))).min() < 0.75:
+            continue
+        frames.append(labelled(atoms, calculator))
+    return frames
+
+
+def alloys(count: int, mixed: bool = True, seed: int = 0) -> list[Atoms]:
+    """Strained, rattled crystals of Cu and Al in one to eight cells; `mixed`: of any composition, else of Cu3Al."""
+    rng, frames = np.random.default_rng(seed), []
+    for _ in range(count):
+        copper = rng.uniform(0, 1) if mixed else 0.75
+        atoms = bulk("Cu", cubic=True, a=3.6 + 0.45 * (1 - copper))
+        if mixed:
+            atoms = atoms * tuple(rng.integers(1, 3, 3))
+            atoms.symbols[:] = ["Cu" if rng.uniform() < copper else "Al" for _ in atoms]
+        else:
+            atoms.symbols[0] = "Al"
+        strain = rng.normal(0, 0.02, (3, 3))
+        atoms.set_cell(atoms.cell.array @ (np.eye(3) + (strain + strain.T) / 2), scale_atoms=True)
+        atoms.positions += rng.normal(0, rng.uniform(0.03, 0.12), atoms.positions.shape)
+        frames.append(labelled(atoms, EMT(), stress=True))
+    return frames
+
+
+def molecules(count: int, seed: int = 0) -> list[Atoms]:
+    """Distorted molecules of eight kinds, labelled with `organic-small`."""
+    from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+
+    calculator, rng, frames = TorchMDNet2Calculator("organic-small"), np.random.default_rng(seed), []
+    names = ["CH3CH2OH", "CH3COOH", "C2H6", "CH3OH", "HCOOH", "C6H6", "CH3CHO", "H2O"]
+    for k in range(count):
+        atoms = molecule(names[k % len(names)])
+        atoms.positions += rng.normal(0, 0.05, atoms.positions.shape)
+        frames.append(labelled(atoms, calculator))
+    return frames
+
+
+KCAL, HARTREE, BOHR = units.kcal / units.mol, units.Hartree, units.Bohr
+Labels = tuple[Atoms, float, np.ndarray, "np.ndarray | None"]
+
+
+def scaled(energy: float = 1.0, forces: float = 1.0, stress: float = 1.0, length: float = 1.0) -> Callable:
+    def plant(k, atoms, e, f, s):
+        atoms.set_positions(atoms.positions * length)
+        atoms.set_cell(atoms.cell.array * length)
+        return atoms, e * energy, f * forces, None if s is None else s * stress
+
+    return plant
+
+
+def zeros(k, atoms, e, f, s):
+    f = np.zeros_like(f) if k % 10 == 3 else f
+    return atoms, e, f, s
+
+
+def frozen(k, atoms, e, f, s):
+    return atoms, e, np.concatenate([np.zeros((1, 3)), f[1:]]), s
+
+
+def voigt(k, atoms, e, f, s):
+    """Six numbers in VASP's order, read as if in ASE's."""
+    if s is not None:
+        s = s.copy()
+        (yz, zx, xy) = s[0, 1], s[1, 2], s[0, 2]
+        s[1, 2] = s[2, 1] = yz
+        s[0, 2] = s[2, 0] = zx
+        s[0, 1] = s[1, 0] = xy
+    return atoms, e, f, s
+
+
+def virial(k, atoms, e, f, s):
+    return atoms, e, f, None if s is None else -s * atoms.get_volume()
+
+
+FAULTS: dict[str, tuple[Callable, bool]] = {
+    "none": (scaled(), False),
+    "forces: sign": (scaled(forces=-1), False),
+    "energies: sign": (scaled(energy=-1), False),
+    "forces in kcal/mol/Å (× 23.06)": (scaled(forces=1 / KCAL), False),
+    "energies in kcal/mol (× 23.06)": (scaled(energy=1 / KCAL), False),
+    "energies in hartree (/ 27.2)": (scaled(energy=1 / HARTREE), False),
+    "energies × 27.2": (scaled(energy=HARTREE), False),
+    "forces in hartree/Å (/ 27.2)": (scaled(forces=1 / HARTREE), False),
+    "forces in hartree/bohr (/ 51.4)": (scaled(forces=BOHR / HARTREE), False),
+    "forces × 51.4": (scaled(forces=HARTREE / BOHR), False),
+    "forces × 14.4": (scaled(forces=14.4), False),
+    "forces / 14.4": (scaled(forces=1 / 14.4), False),
+    "forces per bohr (/ 1.89)": (scaled(forces=BOHR), False),
+    "forces × 1.89": (scaled(forces=1 / BOHR), False),
+    "positions in bohr": (scaled(length=1 / BOHR), False),
+    "positions in nm": (scaled(length=0.1), False),
+    "energies per atom": (lambda k, a, e, f, s: (a, e / len(a), f, s), False),
+    "energies in float32, 2·10⁴ eV per atom": (
+        lambda k, a, e, f, s: (a, float(np.float32(e - 2e4 * len(a))), f, s),
+        False,
+    ),
+    "forces of every tenth frame 0": (zeros, False),
+    "energies of every tenth frame 0": (lambda k, a, e, f, s: (a, 0.0 if k % 10 == 3 else e, f, s), False),
+    "one frozen atom": (frozen, False),
+    "every tenth frame twice": (scaled(), False),
+    "the same with other labels": (scaled(), False),
+    "stress in kbar (× 1602)": (scaled(stress=1602.2), True),
+    "stress in GPa (× 160)": (scaled(stress=160.2), True),
+    "stress in bar": (scaled(stress=1.602e6), True),
+    "stress: sign": (scaled(stress=-1), True),
+    "stress in kbar, sign of VASP": (scaled(stress=-1602.2), True),
+    "stress: VASP's order": (voigt, True),
+    "stress as virial": (virial, True),
+    "stress of every tenth frame 0": (lambda k, a, e, f, s: (a, e, f, 0 * s if k % 10 == 3 else s), True),
+}
+
+SIGNS = {
+    "refused": "refused",
+    "sign": "wrong sign",
+    "order": "another order",
+    "per atom": "look like energies per atom",
+    "units": "are the units right",
+    "zeros": "exactly 0",
+    "digits": "digits were lost",
+    "duplicates": "repeat the structure",
+    "labels": "another energy",
+    "length": "units.length right",
+    "outliers": "far larger forces",
+    "energies": "energies far from",
+}
+"""Word in the table -> words of a note."""
+
+
+def notes_of(frames: list[Atoms], fault: str, folder: str) -> list[str]:
+    """What is said of the frames with a fault."""
+    from torchmdnet2.errors import BadConfig, BadData
+    from torchmdnet2.training.config.config import parse_config
+    from torchmdnet2.training.run.data_notes import data_notes
+    from torchmdnet2.training.run.setup import make_setup
+
+    plant, _ = FAULTS[fault]
+    extra = [k for k in range(0, len(frames), 10)] if "twice" in fault or "same" in fault else []
+    written = []
+    for k in [*range(len(frames)), *extra]:
+        own = frames[k]
+        stress = own.info.get("own_stress")
+        atoms, e, f, s = plant(k, Atoms(own.numbers, own.positions, cell=own.cell, pbc=own.pbc),
+                               own.get_potential_energy(), own.get_forces(), stress)  # fmt: skip
+        if len(written) >= len(frames) and "same" in fault:
+            e += 0.3
+        atoms.info = {"REF_energy": e} | ({} if s is None else {"REF_stress": s.ravel()})
+        atoms.arrays["REF_forces"] = f
+        written.append(atoms)
+    io.write(f"{folder}/faulty.xyz", written, format="extxyz")
+    keys = {"energy": "REF_energy", "forces": "REF_forces"} | (
+        {"stress": "REF_stress"} if any("REF_stress" in a.info for a in written) else {}
+    )
+    raw = {
+        "data": {"train": f"{folder}/faulty.xyz", "keys": keys, "split": {"validation": 0, "test": 0}, "cache": "off"},
+        "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0},
+        "priors": [{"name": "atomref", "energies": "auto"}],
+        "training": {"device": "cpu"},
+    }
+    try:
+        return data_notes(make_setup(parse_config(raw)), 10**6)
+    except (BadConfig, BadData) as error:
+        return [f"refused: {error}"]
+
+
+def short(notes: list[str]) -> str:
+    """The notes in a word each."""
+    words = [next((word for word, sign in SIGNS.items() if sign in note), note[:60]) for note in notes]
+    return ", ".join(dict.fromkeys(words))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frames", type=int, default=300)
+    parser.add_argument("--file", nargs="*", default=[], help="further extended XYZ with energy and forces")
+    parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS))
+    parser.add_argument("--sets", nargs="*", help="only these data sets")
+    parser.add_argument("--verbose", action="store_true", help="print the notes themselves")
+    args = parser.parse_args(argv)
+
+    n = args.frames
+    makers: dict[str, Callable[[], list[Atoms]]] = {
+        "ethanol": lambda: [labelled(a, a.calc) for a in io.read(ROOT / "examples/data/ethanol_gfn2.xyz", f":{n}")],
+        "water": lambda: water_clusters(n),
+        "Cu–Al": lambda: alloys(n),
+        "ethanol, 50": lambda: [labelled(a, a.calc) for a in io.read(ROOT / "examples/data/ethanol_gfn2.xyz", "::20")],
+        "water, 40": lambda: water_clusters(40, seed=1),
+        "Cu–Al, 40": lambda: alloys(40, seed=1),
+        "Cu₃Al": lambda: alloys(60, mixed=False),
+        "organic": lambda: molecules(n),
+    }
+    for file in args.file:
+        makers["/".join(Path(file).parts[-2:])] = lambda file=file: [
+            labelled(a, a.calc) for a in io.read(file, ":") if a.calc is not None and "forces" in a.calc.results
+        ]
+    makers = {name: make for name, make in makers.items() if args.sets is None or name in args.sets}
+    table: dict[str, list[str]] = {fault: [] for fault in args.faults}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, make in makers.items():
+            frames, start = make(), time.monotonic()
+            for fault in args.faults:
+                if FAULTS[fault][1] and frames[0].info.get("own_stress") is None:
+                    table[fault].append("–")
+                    continue
+                notes = notes_of(frames, fault, folder)
+                table[fault].append(short(notes))
+                if args.verbose:
+                    print(f"{name}, {fault}:", *notes, sep="\n    ", flush=True)
+            print(f"{name}: {len(frames)} frames, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    print(f"| fault | {' | '.join(makers)} |\n|---|{'---|' * len(makers)}")
+    for fault, cells in table.items():
+        print(f"| {fault} | {' | '.join(cells)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
