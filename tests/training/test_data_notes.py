@@ -136,3 +136,115 @@ def test_notes_are_in_the_log_once(raw_config, data_file, tmp_path):
     raw_config["training"]["max_epochs"] = 1
     run_training(parse_config(raw_config))
     assert (tmp_path / "run" / "log.txt").read_text().count("have the same structure as training frames") == 1
+
+
+def planted(raw, tmp_path, fault, count=40):
+    """The notes on frames of many compositions with a fault in the results of each."""
+    frames = make_frames(count)
+    for k, atoms in enumerate(frames):
+        fault(k, atoms, atoms.calc.results)
+    return notes(written(raw, tmp_path, frames))
+
+
+def test_forces_of_another_sign_or_unit_in_different_molecules(raw_config, tmp_path):
+    raw_config["data"]["split"] = {"validation": 0, "test": 0}
+
+    def scaled(label, factor):
+        def fault(k, atoms, results):
+            results[label] = results[label] * factor
+
+        return fault
+
+    for label, factor, said in (
+        ("forces", -1.0, "wrong sign"),
+        ("energy", -1.0, "wrong sign"),
+        ("forces", 23.06, "units right"),
+        ("energy", 23.06, "units right"),
+        ("forces", 1 / 51.42, "units right"),
+    ):
+        found = planted(raw_config, tmp_path, scaled(label, factor))
+        assert any(said in note and "pair potential" in note for note in found), (label, factor, found)
+
+
+def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
+    raw_config["data"]["split"] = {"validation": 0, "test": 0}
+
+    def no_forces(k, atoms, results):
+        results["forces"] = results["forces"] * (k != 7)
+
+    def frozen(k, atoms, results):
+        results["forces"] = np.concatenate([np.zeros((1, 3)), results["forces"][1:]])
+
+    def no_energy(k, atoms, results):
+        results["energy"] *= k != 7
+
+    def float32(k, atoms, results):
+        results["energy"] = float(np.float32(results["energy"] - 20_000 * len(atoms)))
+
+    def bohr(k, atoms, results):
+        atoms.positions /= 0.529
+        atoms.calc.atoms = atoms.copy()
+
+    for fault, said in (
+        (no_forces, "forces are exactly 0 on all atoms in 1 of 40 training frames looked at: "),
+        (frozen, "were they frozen?"),
+        (no_energy, "energies are exactly 0 in 1 training frames"),
+        (float32, "digits were lost"),
+        (bohr, "data.units.length right? A bohr is 0.529"),
+    ):
+        found = planted(raw_config, tmp_path, fault)
+        assert sum(said in note for note in found) == 1, (said, found)
+
+
+def test_one_structure_with_two_energies(raw_config, tmp_path):
+    frames = make_frames(30)
+    frames.append(frames[4].copy())
+    results = dict(frames[4].calc.results)
+    frames[-1].calc = type(frames[4].calc)(frames[-1], energy=results["energy"] + 0.2, forces=results["forces"])
+    raw = written(raw_config, tmp_path, frames)
+    raw["data"]["split"] = {"validation": 0, "test": 0}
+    (note,) = (note for note in notes(raw) if "another energy, by up to 0.2 eV" in note)
+    assert "frame 4" in note and "frame 30" in note
+
+
+def test_reference_energies_of_another_method(raw_config):
+    raw_config["priors"] = [{"name": "atomref", "energies": {"H": -0.5, "C": -37.0, "O": -75.0}}]
+    assert any("eV per atom from the reference energies" in note for note in notes(raw_config))
+
+
+@pytest.mark.parametrize("cache", ["off", "folder"])
+def test_entries_that_put_labels_in_doubt(raw_config, tmp_path, cache):
+    frames = make_frames(32)
+    raw = written(raw_config, tmp_path, frames)
+    raw["data"]["cache"] = "off" if cache == "off" else str(tmp_path / "cache")
+    assert notes(raw) == []
+    for k, atoms in enumerate(frames):
+        atoms.calc.results["free_energy"] = atoms.calc.results["energy"]
+        atoms.info["scf_converged"], atoms.info["converged"] = True, 1
+        atoms.info["ionic_converged"] = False
+    assert notes(written(raw, tmp_path, frames)) == []
+    for k, atoms in enumerate(frames):
+        atoms.calc.results["free_energy"] -= 1e-3 * k
+        atoms.info["scf_converged"] = k not in (3, 9)
+    free, scf = notes(written(raw, tmp_path, frames))
+    assert "'free_energy' differs from it in 31 frames, by up to 0.031 eV" in free and "energy: free_energy" in free
+    assert "'scf_converged' says that 2 frames of" in scf and "the first: frame 3" in scf
+    raw["data"]["keys"] = {"energy": "free_energy", "forces": "forces"}
+    assert len(notes(written(raw, tmp_path, frames))) == 1
+
+
+def test_labels_that_were_not_learned():
+    from torchmdnet2.training.reporting.evaluation import Evaluation
+    from torchmdnet2.training.run.finish import unlearned
+
+    label = np.random.default_rng(0).normal(5.0, 1.0, 60)
+    found = Evaluation(
+        {},
+        {
+            "forces": (label, np.full(60, 5.0)),
+            "energy_per_atom": (label, label + 0.3),
+            "few": (label[:4], 0 * label[:4]),
+        },
+    )
+    (note,) = unlearned(found)
+    assert note.startswith("the error of forces (RMSE ") and "sign and unit" in note

@@ -20,6 +20,7 @@ from ..stated import OF_ATOMS, StatedUnit, agreed, no_cell, stated_units, statem
 from ..units import factor
 from .check import check_sample, whole_number
 from .conversion import checked_keys, full_tensor, label_factors, stress_of
+from .doubts import Doubts
 from .extxyz import STRUCTURE, Frame, read_extxyz
 from .formats import find_format, register_format
 from .kinds import CONFIG_TYPE, kind_code
@@ -69,7 +70,7 @@ class FrameReader(Reader):
         self.keys = checked_keys(keys, self.path)
         self._units = _given(units)
         self._factors = label_factors({**self.default_units, **self._units}, self.path)
-        self.stated = {}
+        self.stated, self.doubts = {}, Doubts(self.path)
         self.available, self.counts = set(), Counter()
         self.kinds: set[str] = set()
 
@@ -114,6 +115,7 @@ class FrameReader(Reader):
         whole |= self._state(frame, where)
         factors = self._factors_of(entries, found, where)
         length = factors["length"]
+        self.doubts.see(entries, self.keys.get("energy"), factors.get("energy", 1.0), self.num_frames)
         cell, pbc = frame.cell * factors.get("cell", length), frame.pbc
         if no_cell(cell, pbc):
             cell, pbc = np.zeros((3, 3)), np.zeros(3, dtype=bool)

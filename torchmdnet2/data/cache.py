@@ -163,7 +163,7 @@ class CachedDataset(Dataset):
         facts: the content of index.json: "num_frames", "num_atoms", "atoms" (least, mean, largest number of a frame),
             "elements" (number → frames that have it, atoms), "labelled" (label → frames that have it), and what the
             maker stored besides.
-        asked, counts, available, kinds, stated: as of the readers that it was made from.
+        asked, counts, available, doubts, kinds, stated: as of the readers that it was made from.
 
     Raises:
         BadData: a file of the cache is missing, cut off or damaged; names it. Numbers are checked when they are read.
@@ -180,6 +180,7 @@ class CachedDataset(Dataset):
         self.asked: dict[str, str] = self.facts.get("asked", {})
         self.counts = Counter(self.facts.get("counts", self.facts["labelled"]))
         self.available = set(self.facts.get("available", self._labels))
+        self.doubts: list[str] = self.facts.get("doubts", [])
         self.kinds, self.stated = self.facts.get("kinds", ()), self.facts.get("stated", {})
 
     def __getstate__(self) -> dict[str, Any]:

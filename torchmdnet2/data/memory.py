@@ -80,7 +80,7 @@ class LoadedDataset(InMemoryDataset):
         require_keys: False where another file may have the keys that were asked for.
 
     Attributes:
-        asked, counts, available, kinds, stated: as the reader's.
+        asked, counts, available, doubts, kinds, stated: as the reader's.
 
     Raises:
         BadData: a frame cannot be read or used; a key is in no frame.
@@ -93,7 +93,7 @@ class LoadedDataset(InMemoryDataset):
             parts.append(chunk.sample)
             names += [f"{chunk.where}, frame {chunk.first + k}" for k in range(chunk.sample.system.num_systems)]
         self.asked, self.counts, self.available = reader.asked, reader.counts, reader.available
-        self.kinds, self.stated = reader.kinds, reader.stated
+        self.kinds, self.stated, self.doubts = reader.kinds, reader.stated, list(reader.doubts)
         if require_keys:
             reader.require_keys()
         self._pack(parts, names)

@@ -78,8 +78,8 @@ def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
 def resolution(found: Statistics) -> float | None:
     """The step that energies are multiples of, eV, where they have lost their digits; None where they have not.
 
-    Lost: the step is above 0.5 meV, and above a fiftieth of what energies of one composition differ by, or above 1 meV
-    per atom.
+    Lost: the step is above 0.5 meV, and above a fiftieth of what energies of one composition differ by, or above
+    0.3 meV per atom.
     """
     energies = found.energies[~np.isnan(found.energies) & (found.sizes > 1)]
     values = np.unique(energies)
@@ -89,14 +89,14 @@ def resolution(found: Statistics) -> float | None:
     step = float(np.diff(values).min())
     multiples = above / step
     error = np.abs(multiples - np.rint(multiples))
-    if step < 5e-4 or multiples[-1] > 1e7 or error.max() > 0.01 + 4 * np.spacing(np.abs(values).max()) / step:
+    if step < 5e-4 or multiples[-1] > 1e12 or error.max() > 0.01 + 4 * np.spacing(np.abs(values).max()) / step:
         return None
     references = found.atomref
     left = energies - (found.counts @ np.array([references.get(z, 0.0) for z in found.elements]))[
         ~np.isnan(found.energies) & (found.sizes > 1)
     ]  # fmt: skip
     usual = 1.4826 * float(np.median(np.abs(left - np.median(left))))
-    return step if step > min(0.02 * usual, 1e-3 * float(found.sizes.mean())) else None
+    return step if step > min(0.02 * usual, 3e-4 * float(found.sizes.mean())) else None
 
 
 def stress_size(batch: Sample) -> float | None:

@@ -55,6 +55,7 @@ class Reader(ABC):
         available: names of all labels seen.
         stated: what frames state themselves of charge, spin and units, by other entries than those of `keys`: name ->
             the statement.
+        doubts: sentences on entries that put the labels in doubt (see `doubts.py`).
         kinds: words seen as the kind of a frame, the first 1,000 of them.
         num_frames: frames seen.
     """
@@ -68,6 +69,7 @@ class Reader(ABC):
     counts: Counter[str]
     available: set[str]
     stated: dict[str, str] = {}  # noqa: RUF012 (readers have their own)
+    doubts: Iterable[str] = ()
     kinds: Collection[str] = ()
     num_frames: int = 0
 

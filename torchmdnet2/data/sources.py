@@ -140,6 +140,7 @@ def _build(folder: Path, readers: Sequence[Reader], files: Sequence[str]) -> Non
             "counts": dict(counts),
             "available": sorted(set().union(*(reader.available for reader in readers))),
             "kinds": sorted(set().union(*(reader.kinds for reader in readers))),
+            "doubts": [doubt for reader in readers for doubt in reader.doubts],
             "stated": {name: source for reader in readers for name, source in reader.stated.items()},
             "summary": "\n".join(reader.summary() for reader in readers),
         }

@@ -43,6 +43,7 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
         *label_notes(setup),
         *_standing_out(setup),
         *_close_atoms(setup),
+        *_doubts(setup),
         *_unread(setup),
         *_single_atoms(setup),
         *_ignored(setup),
@@ -104,6 +105,12 @@ def _close_atoms(setup: Setup) -> Iterator[str]:
                 f"{what} frames have atoms {distance:.3f} Å from each other, in {where}: closer than any bond. Is "
                 "data.units.length right, or that frame?"
             )
+
+
+def _doubts(setup: Setup) -> Iterator[str]:
+    """Entries of the files that put their labels in doubt."""
+    for part in dict.fromkeys(part for frames in setup.frames.values() for part in _parts(frames.data)):
+        yield from getattr(part, "doubts", ())
 
 
 def _unread(setup: Setup) -> Iterator[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ... import checkpoint
@@ -24,8 +26,10 @@ from .folder import BEST, DONE
 from .setup import SUBSETS, Setup
 
 _AT_ONCE = 64  # frames, at most
+_FEW = 8  # labels
+_UNLEARNED = 0.9  # of the spread of the labels
 
-__all__ = ["describe", "evaluate_saved", "finish", "package_versions"]
+__all__ = ["describe", "evaluate_saved", "finish", "package_versions", "unlearned"]
 
 
 def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> dict[str, Any]:
@@ -61,11 +65,26 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
         atomic_write(folder / "card.md", model_card(best.config, metadata, title=folder.name))
     for name in subsets:
         log.say(f"{name}: {in_words(errors[name])}")
+        for note in unlearned(evaluations[name]):
+            log.say(f"note: {name}: {note}")
     atomic_write(folder / DONE, json.dumps(errors, indent=1))
     if config.output.report:
         log.say(f"report: {folder / 'report.html'}")
     log.say(f"model: {folder / BEST}")
     return errors
+
+
+def unlearned(evaluation: Evaluation) -> Iterator[str]:
+    """Labels whose errors are as large as the labels differ from each other, in words."""
+    for name, (label, predicted) in evaluation.pairs.items():
+        spread = float(np.sqrt(np.mean(np.square(label - label.mean())))) if len(label) else 0.0
+        error = float(np.sqrt(np.mean(np.square(label - predicted)))) if len(label) else 0.0
+        if len(label) >= _FEW and spread > 0 and error > _UNLEARNED * spread:
+            yield (
+                f"the error of {name.replace('_', ' ')} (RMSE {error:.3g}) is as large as the spread of its labels "
+                f"({spread:.3g}): nothing was learned of it. Are its sign and unit right (see the notes at the "
+                "start), its weight in training.loss too small, or the training too short?"
+            )
 
 
 def costs(setup: Setup, trainer: Trainer) -> dict[str, str]:
