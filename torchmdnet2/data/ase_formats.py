@@ -70,7 +70,8 @@ class FrameReader(Reader):
         self.keys = checked_keys(keys, self.path)
         self._units = _given(units)
         self._factors = label_factors({**self.default_units, **self._units}, self.path)
-        self.stated, self.doubts = {}, Doubts(self.path)
+        self.stated, self._doubts = {}, Doubts(self.path)
+        self.doubts = self._doubts
         self.available, self.counts = set(), Counter()
         self.kinds: set[str] = set()
 
@@ -115,7 +116,7 @@ class FrameReader(Reader):
         whole |= self._state(frame, where)
         factors = self._factors_of(entries, found, where)
         length = factors["length"]
-        self.doubts.see(entries, self.keys.get("energy"), factors.get("energy", 1.0), self.num_frames)
+        self._doubts.see(entries, self.keys.get("energy"), factors.get("energy", 1.0), self.num_frames)
         cell, pbc = frame.cell * factors.get("cell", length), frame.pbc
         if no_cell(cell, pbc):
             cell, pbc = np.zeros((3, 3)), np.zeros(3, dtype=bool)

@@ -42,7 +42,7 @@ class Doubts:
             if said is not None and _flag(value) is said:
                 count, first = self._unconverged.get(name, (0, frame))
                 self._unconverged[name] = count + 1, first
-            elif energy in entries and name != energy and _FREE.search(name):
+            elif energy is not None and energy in entries and name != energy and _FREE.search(name):
                 difference = factor * abs(_number(value) - _number(entries[energy]))
                 if difference > _DIFFERENT:
                     most, count = self._other.get((str(energy), name), (0.0, 0))
