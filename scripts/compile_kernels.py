@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 
 import torchmdnet2.neighbors.triton_search as triton_search
 from torchmdnet2 import Potential
-from torchmdnet2.runtime.fused_model import FusedModel
+from torchmdnet2.engine.fused_step import FusedModel
 
 # bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities)
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}

@@ -193,9 +193,8 @@ def _training(model: dict[str, Any], keys: dict[str, Any], priors: list[dict[str
 
 def md() -> None:
     """The integrators' kernels, launched one by one."""
-    from torchmdnet2.md.graphed import GraphEngine
-    from torchmdnet2.md.integrators import Langevin, VelocityVerlet
-    from torchmdnet2.md.state import AtomConstants, maxwell_boltzmann
+    from torchmdnet2.md.integrators import AtomConstants, Langevin, VelocityVerlet, maxwell_boltzmann
+    from torchmdnet2.md.kernels_gpu import GraphEngine
 
     potential = Potential.from_config(
         {"model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8}, "energy_scale": 1e-3}

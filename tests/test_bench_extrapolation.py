@@ -13,8 +13,8 @@ from ase.io import write
 from training.conftest import make_frames
 
 from torchmdnet2 import load
+from torchmdnet2.core.yaml_reader import parse_yaml
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.yaml_reader import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAN = """

@@ -14,10 +14,11 @@ from torch.autograd.functional import jacobian, vhp
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp
 from variants import VARIANTS, variant
 
-from torchmdnet2 import Evaluator, System, dipole, load
+from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import UntrainedChargeWarning
-from torchmdnet2.models import tensor_algebra
+from torchmdnet2.models.tensornet import model as tensor_algebra
+from torchmdnet2.potential import dipole
 
 STEP = 1e-4
 FURTHER = {

@@ -10,8 +10,8 @@ import torch
 
 from torchmdnet2 import Potential, System, load
 from torchmdnet2.checkpoint import save
-from torchmdnet2.determined import Determined, formula
 from torchmdnet2.errors import UndeterminedEnergyWarning
+from torchmdnet2.potential.determined import Determined, formula
 from torchmdnet2.training.run.references import determined_by, fit_references, least_change
 
 WATER, METHANE, METHANOL, ETHANOL = {1: 2, 8: 1}, {1: 4, 6: 1}, {1: 4, 6: 1, 8: 1}, {1: 6, 6: 2, 8: 1}

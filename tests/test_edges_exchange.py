@@ -12,9 +12,9 @@ from tiny import tiny_potential
 from torch import nn
 
 from torchmdnet2 import Potential
-from torchmdnet2.edges import evaluate_edges
-from torchmdnet2.exchange import CopyExchange, with_ghosts
-from torchmdnet2.models.base import Features, Representation
+from torchmdnet2.core.exchange import CopyExchange, with_ghosts
+from torchmdnet2.engine.edges import evaluate_edges
+from torchmdnet2.potential.graph import Features, Representation
 
 CELLS = {
     "orthorhombic": [[4.0, 0, 0], [0, 2.2, 0], [0, 0, 3.1]],  # narrower than the cutoff: several images of an atom

@@ -1,6 +1,6 @@
 """The Evaluator without a GPU: the Potential's numbers and errors, options, copies, bound steps.
 
-Its fused path is tested by tests/runtime (in Triton's interpreter) and tests/gpu.
+Its fused path is tested by tests/engine (in Triton's interpreter) and tests/gpu.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def test_report_says_why():
 
 
 def test_kernels_are_not_for_gpus_before_ampere(monkeypatch):
-    from torchmdnet2.runtime.coverage import unsupported_reason
+    from torchmdnet2.engine.select import unsupported_reason
 
     potential = Potential.from_config({"model": {"name": "tensornet", **SMALL, "hidden_channels": 32}})
 
@@ -202,7 +202,7 @@ def test_bound_step():
 
 
 def bound_result(given):
-    from torchmdnet2.potential import Result
+    from torchmdnet2.potential.potential import Result
 
     return Result(given.energy, given.forces, given.stress, given.atom_energies)
 

@@ -3,7 +3,7 @@ import os
 
 import pytest
 
-from torchmdnet2.files import atomic_write
+from torchmdnet2.core.files import atomic_write
 
 
 def test_a_full_disk_names_the_file_and_leaves_the_old_one(tmp_path, monkeypatch):

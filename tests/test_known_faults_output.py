@@ -15,9 +15,9 @@ from commands import fill, run, tiny
 
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
-from torchmdnet2.console import SteadyConsole
+from torchmdnet2.core.console import SteadyConsole
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.md.restart import read_restart, write_restart
+from torchmdnet2.md.trajectory import read_restart, write_restart
 from torchmdnet2.training.reporting.log import TrainingLog
 
 
@@ -78,7 +78,7 @@ def test_a_full_disk_leaves_whole_frames(potential, folder, suffix):
 
 def test_a_row_is_written_whole_or_not_at_all(tmp_path):
     resource = pytest.importorskip("resource")
-    from torchmdnet2.files import append
+    from torchmdnet2.core.files import append
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with open(tmp_path / "table", "ab", buffering=0) as file:

@@ -15,10 +15,10 @@ from variants import ELEMENTS, variant
 from torchmdnet2 import Potential
 from torchmdnet2.checkpoint import from_bytes, load, save, to_bytes
 from torchmdnet2.data import open_dataset
-from torchmdnet2.data.folders import read_index, write_index
+from torchmdnet2.data.cache import read_index, write_index
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig, BadData
-from torchmdnet2.training.config.base_model import open_base
+from torchmdnet2.training.config.build_potential import open_base
 from torchmdnet2.training.run.fine_tuning import fine_tuned
 from torchmdnet2.units import factor
 

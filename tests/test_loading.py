@@ -13,8 +13,8 @@ import torch
 
 from torchmdnet2 import Evaluator, Potential, System, load
 from torchmdnet2.checkpoint import save
-from torchmdnet2.dipole import charge_dipole
-from torchmdnet2.result import Result
+from torchmdnet2.potential.dipole import charge_dipole
+from torchmdnet2.potential.potential import Result
 
 CONFIG = {
     "model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0},

@@ -16,8 +16,7 @@ from torchmdnet2 import Potential, System, load
 from torchmdnet2.checkpoint import from_bytes, read_header, save, to_bytes
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadData
-from torchmdnet2.novelty import NoveltyWarning, Watch, calibrate
-from torchmdnet2.novelty.calibration import largest
+from torchmdnet2.potential.novelty import NoveltyWarning, Watch, calibrate, largest
 from torchmdnet2.registry import REPRESENTATIONS
 
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from tiny import tiny_potential
 
-from torchmdnet2 import Evaluator, System, processes
+from torchmdnet2 import Evaluator, System
+from torchmdnet2.core import processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

@@ -194,24 +194,21 @@ def test_public_names():
 
 
 LAYERS = """
-    version errors units devices processes files html_page console registry float64_buffers yaml_reader
-    triton_or_none triton_launch
-    stated
-    system derivatives exchange compilation
-    neighbors
-    refusals determined potentials output
+    version errors units registry
+    core
+    system
+    potentials neighbors
+    potential
+    kernels
     priors models
-    novelty
-    result potential edges
-    checkpoint baseline
-    data importers
-    fused runtime
+    checkpoint data importers
+    engine
     evaluator
-    loading ensemble_file ensemble
+    loading ensemble
     adapters
     md training
     scan learn
-    prior_alone checks testing diagnostics benchmark
+    testing diagnostics benchmark
     cli
     __init__ __main__
 """.split()

@@ -12,9 +12,9 @@ from ase.io import read
 
 from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.checkpoint import read_header
+from torchmdnet2.core.stated import is_flag
 from torchmdnet2.errors import UnknownElement, UntrainedCharge
 from torchmdnet2.potentials import find_model
-from torchmdnet2.stated import is_flag
 
 FROZEN = Path(__file__).parent / "golden" / "organic" / "frozen.npz"
 ELEMENTS = [1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53]

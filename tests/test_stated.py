@@ -16,11 +16,11 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
+from torchmdnet2.core.stated import charge_and_spin, kind_of, whole_number
 from torchmdnet2.data import AseDataset, Sample
 from torchmdnet2.data.check import check_batch
 from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.stated import charge_and_spin, kind_of, whole_number
 
 SYMBOLS = "CCO4"
 POSITIONS = np.array([[0.77, 0, 0], [-0.77, 0, 0], [1.36, 1.1, 0], [1.36, -1.1, 0], [-1.36, 1.1, 0], [-1.36, -1.1, 0]])

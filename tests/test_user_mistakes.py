@@ -9,7 +9,7 @@ from commands import MODEL, fill, run
 from torchmdnet2 import Potential, System, load
 from torchmdnet2.benchmark import Benchmark, Timing
 from torchmdnet2.checkpoint import read_header, save
-from torchmdnet2.devices import device_of
+from torchmdnet2.core.devices import device_of
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadCheckpoint, UnknownElement, UnknownModel
 

@@ -12,15 +12,16 @@ __all__ = ["Evaluator", "Potential", "System", "__version__", "load"]
 if TYPE_CHECKING:
     from .evaluator import Evaluator
     from .loading import load
-    from .potential import Potential
+    from .potential.potential import Potential
     from .system import System
 
-_HOME = {"load": "loading", "Evaluator": "evaluator", "Potential": "potential", "System": "system"}
+_HOME = {"load": "loading", "Evaluator": "evaluator", "Potential": "potential.potential", "System": "system"}
 
 
 def _register_builtin() -> None:
-    from . import baseline, models, priors  # noqa: F401  (each registers its classes)
+    from . import models, priors  # noqa: F401  (each registers its classes)
     from .neighbors import external  # noqa: F401
+    from .potential import baseline  # noqa: F401
 
 
 registry.provide(_register_builtin)

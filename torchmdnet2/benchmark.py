@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from .checkpoint import load
+from .core.files import atomic_write
+from .core.html_page import figure_png
 from .diagnostics import surroundings
 from .errors import BadData
 from .evaluator import Evaluator
-from .files import atomic_write
-from .html_page import figure_png
-from .potential import Potential
+from .potential.potential import Potential
 from .system import System
 
 if TYPE_CHECKING:

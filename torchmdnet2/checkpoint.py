@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from .devices import device_of, dtype_of
+from .core.devices import device_of, dtype_of
+from .core.files import atomic_write
 from .errors import BadCheckpoint
-from .files import atomic_write
-from .novelty import Calibration
-from .potential import Potential
+from .potential.novelty import Calibration
+from .potential.potential import Potential
+from .potential.refusals import require_potential
 from .potentials import find_model, is_name
-from .refusals import require_potential
 
 __all__ = ["FORMAT_VERSION", "from_bytes", "load", "read_header", "save", "to_bytes"]
 

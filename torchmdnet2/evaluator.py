@@ -12,17 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-from .compilation import not_compiled
-from .derivatives import is_differentiated, outside_modes
-from .potential import Potential, Result
-from .processes import ProcessLock, refuse_forked_gpu
-from .refusals import require_potential, require_system
-from .result import with_dipole
-from .runtime.backend import Backend, Declined, ReferenceBackend, Task
-from .runtime.cpu_backend import CompiledCpuBackend
-from .runtime.reference import BoundStep
-from .runtime.step_backends import CapturedAutogradBackend, FusedBackend
-from .runtime.timings import describe_timings
+from .core.processes import ProcessLock, refuse_forked_gpu
+from .engine.backends import (
+    Backend,
+    CapturedAutogradBackend,
+    CompiledCpuBackend,
+    Declined,
+    FusedBackend,
+    ReferenceBackend,
+    Task,
+)
+from .engine.bound import BoundStep
+from .engine.timings import describe_timings
+from .potential.derivatives import is_differentiated, not_compiled, outside_modes
+from .potential.potential import Potential, Result, with_dipole
+from .potential.refusals import require_potential, require_system
 from .system import System
 
 __all__ = ["Evaluator"]
@@ -109,7 +113,7 @@ class Evaluator:
 
         Returns:
             An object with static tensors `pos`, `cell`, `forces`, `energy`, `atom_energies`, `stress`, with
-            `replay()` and with `check()`; see `torchmdnet2.runtime.reference`. The first step is computed. It keeps the
+            `replay()` and with `check()`; see `torchmdnet2.engine.bound`. The first step is computed. It keeps the
             weights of now, and is not locked: one thread at a time.
 
         Raises:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from . import checkpoint
+from .core.processes import ProcessLock
 from .evaluator import Evaluator
-from .potential import Potential, Result
-from .processes import ProcessLock
+from .potential.potential import Potential, Result
 from .system import System
 
 __all__ = ["FastCalls", "load"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .stated import cell_of, charge_and_spin
+from .core.stated import cell_of, charge_and_spin
 
 if TYPE_CHECKING:
     from ase import Atoms

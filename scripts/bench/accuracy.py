@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from torchmdnet2 import Potential, checkpoint
+from torchmdnet2.core.yaml_reader import apply_override, parse_yaml
 from torchmdnet2.data import open_dataset
 from torchmdnet2.training.config.config import Config, parse_config
 from torchmdnet2.training.reporting.evaluation import evaluate
@@ -39,7 +40,6 @@ from torchmdnet2.training.run.start import make_trainer, own_torch_state, pack_s
 from torchmdnet2.training.steps.batches import Frames
 from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.trainer import Hooks, Trainer
-from torchmdnet2.yaml_reader import apply_override, parse_yaml
 
 from .harness import ROOT, shared
 

@@ -44,8 +44,8 @@ from ase import Atoms
 from ase.io import read, write
 
 from torchmdnet2 import Potential
+from torchmdnet2.core.yaml_reader import apply_override, parse_yaml
 from torchmdnet2.data import open_dataset
-from torchmdnet2.yaml_reader import apply_override, parse_yaml
 
 from .accuracy import (
     KEYS,

@@ -81,8 +81,7 @@ def worker(options: argparse.Namespace) -> None:
     import torch
 
     from torchmdnet2 import Evaluator, System
-    from torchmdnet2.adapters.lammps import attach
-    from torchmdnet2.adapters.lammps_script import local_process
+    from torchmdnet2.adapters.lammps import attach, local_process
 
     torch.set_num_threads(options.threads)
     comm, box, potential = MPI.COMM_WORLD, water(options.atoms), model(options.channels, options.dtype)

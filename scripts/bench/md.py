@@ -22,11 +22,11 @@ from ase.io import read
 from rich.console import Console
 
 from torchmdnet2 import Evaluator, Potential, System
+from torchmdnet2.engine.bound import BoundStep
 from torchmdnet2.md import MDOptions, run_md
+from torchmdnet2.md.integrators import State
 from torchmdnet2.md.output import TableRow
 from torchmdnet2.md.run import Simulation
-from torchmdnet2.md.state import State
-from torchmdnet2.runtime.reference import BoundStep
 
 from .harness import ROOT, attempt, over, run_parts, say, shared
 from .systems import MODEL, read_pdb, sides, timed, water_box

@@ -39,8 +39,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.priors.pairs import PairLists
-from torchmdnet2.runtime.padded import PaddedList
+from torchmdnet2.engine.autograd_term import PaddedList
+from torchmdnet2.neighbors.pairs import PairLists
 
 from .harness import Row, again, save_rows, shared
 from .peer import peer_step
@@ -222,8 +222,8 @@ def run(potential: Potential, system: System, way: str, lock: Callable[[], Any],
 
 def shaped(potential: Potential, system: System, shapes: str) -> tuple[Callable[[], Any], Tensor, Tensor, float]:
     """A replayed step with other launch shapes: what replays it, forces, energy, seconds of the first launch."""
-    from torchmdnet2.fused.messages.operation import LaunchShapes
-    from torchmdnet2.runtime.fused_model import FusedModel
+    from torchmdnet2.engine.fused_step import FusedModel
+    from torchmdnet2.models.message_passing.gpu import LaunchShapes
 
     if id(potential) not in _MODELS:
         _MODELS[id(potential)] = FusedModel(potential, "native")
@@ -241,7 +241,7 @@ _MODELS: dict[int, Any] = {}
 
 def make_step(potential: Potential, system: System) -> Any:
     """A step of captured autograd with room for the edges."""
-    from torchmdnet2.runtime.autograd_step import AutogradStep
+    from torchmdnet2.engine.autograd_step import AutogradStep
 
     isolated = potential.isolated_energies().detach()
     step = AutogradStep(potential, isolated, [potential.cutoff], system, False, 1.0)

@@ -32,7 +32,7 @@ from tblite.ase import TBLite
 from torchmdnet2 import System, load
 from torchmdnet2.data import open_dataset, read_splits
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.novelty.calibration import largest
+from torchmdnet2.potential.novelty import largest
 
 MOLECULES = ["CH3OH", "C2H6", "C3H8", "isobutane", "CH4", "H2O", "CH3OCH3", "CH3COOH", "HCOOH", "CH3CHO", "H2CO",
              "H2CCO", "C2H4", "C2H2", "C6H6", "C4H4O", "CO2"]  # fmt: skip

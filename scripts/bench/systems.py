@@ -12,7 +12,7 @@ import torch
 
 from torchmdnet2 import Potential, System, benchmark
 from torchmdnet2.benchmark import water_box
-from torchmdnet2.priors.base import Prior
+from torchmdnet2.potential.prior import Prior
 
 __all__ = [
     "COMPOSED",

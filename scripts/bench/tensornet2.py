@@ -5,7 +5,7 @@
 Each row is a step by replay of one CUDA graph in float32: L = 1 and 2, F = 128, q_dim 16, and L = 1 with the priors
 "zbl" (covalent) and "coulomb" (predicted charges, reaction field). "peak_GB" is the memory of the step. Errors are the
 largest against the Potential in float64, up to 2,000 atoms. With --scan, further rows take one other launch shape each
-(fused/tensornet2/launch_shapes.py), and "kernels" are milliseconds by kernel of the shapes that are chosen.
+(models/tensornet2/gpu.py), and "kernels" are milliseconds by kernel of the shapes that are chosen.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from typing import Any
 import torch
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.fused.tensornet.launch_shapes import Block, MessageTile
-from torchmdnet2.fused.tensornet2.launch_shapes import FilterTiles
-from torchmdnet2.runtime.fused_model import FusedModel
-from torchmdnet2.runtime.graphed_step import GraphedStep
-from torchmdnet2.runtime.static_inputs import StaticInputs
+from torchmdnet2.engine.fused_step import FusedModel
+from torchmdnet2.engine.step import GraphedStep, StaticInputs
+from torchmdnet2.models.tensornet.gpu import Block, MessageTile
+from torchmdnet2.models.tensornet2.gpu import FilterTiles
 
 from .harness import save_rows, shared
 from .systems import read_pdb, timed, water_box

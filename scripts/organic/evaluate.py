@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torchmdnet2 import load
 from torchmdnet2.checkpoint import read_header
+from torchmdnet2.core.files import atomic_write
 from torchmdnet2.data import open_dataset
-from torchmdnet2.files import atomic_write
 from torchmdnet2.training.reporting.evaluation import evaluate
 from torchmdnet2.training.steps.batches import Frames
 from torchmdnet2.training.steps.trainer import Properties

@@ -15,7 +15,7 @@ import numpy as np
 from rdkit import Chem, rdBase
 from rdkit.Chem.rdMolDescriptors import CalcMolFormula
 
-from torchmdnet2.files import atomic_write
+from torchmdnet2.core.files import atomic_write
 
 VALENCES = {"N": 3, "O": 2, "P": 3, "S": 2, "Si": 4, "C": 4, "B": 3, "Se": 2, "As": 3, "F": 1, "Cl": 1, "Br": 1, "I": 1}
 FREQUENCIES = (4, 4, 4, 4, 4, 4, 1, 1, 1, 1, 1, 0.5, 0.5)

@@ -34,7 +34,7 @@ from shards import Geometry, keep_settings, read_shard, seed_of
 from teachers import GFN2, AIMNet2, Labels, Student, Teacher
 from torch import Tensor
 
-from torchmdnet2.files import written_aside
+from torchmdnet2.core.files import written_aside
 
 TEMPERATURES = (300.0, 500.0, 700.0, 1000.0)  # K, of training frames
 HELD_OUT = (300.0, 600.0)  # of validation and test frames

@@ -24,7 +24,7 @@ from rdkit.Chem import Descriptors
 from rdkit.Chem.Scaffolds import MurckoScaffold
 from shards import ELEMENTS, keep_settings, seed_of
 
-from torchmdnet2.files import atomic_write
+from torchmdnet2.core.files import atomic_write
 
 # group -> (atom that changes, change of charge), at a pH where it is charged; first atom of the pattern
 PROTONATION = (

@@ -36,7 +36,7 @@ from ase.data import chemical_symbols
 from halve import halve
 from shards import read_shard
 
-from torchmdnet2.files import written_aside
+from torchmdnet2.core.files import written_aside
 
 HERE = Path(__file__).resolve().parent
 MODELS = ("organic", "organic-small")

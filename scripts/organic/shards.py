@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from ase.data import covalent_radii
 
-from torchmdnet2.files import atomic_write, written_aside
+from torchmdnet2.core.files import atomic_write, written_aside
 
 ELEMENTS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53)  # H B C N O F Si P S Cl As Se Br I
 SUBSETS = ("train", "validation", "test")

@@ -15,7 +15,7 @@ from shards import file_sha256
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torchmdnet2.potential import Result
+    from torchmdnet2.potential.potential import Result
 
 __all__ = ["GFN2", "AIMNet2", "Labels", "Student", "Teacher"]
 

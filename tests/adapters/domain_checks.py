@@ -12,9 +12,9 @@ from lammps_cases import BOX, PRISM, THIN, scattered
 from test_lammps_compiled import D3, PRIORS, make, with_images
 
 from torchmdnet2 import System
-from torchmdnet2.exchange import CopyExchange
-from torchmdnet2.runtime.domain import ReferenceDomain
-from torchmdnet2.runtime.fused_domain import FusedDomain
+from torchmdnet2.core.exchange import CopyExchange
+from torchmdnet2.engine.domain import ReferenceDomain
+from torchmdnet2.engine.fused_domain import FusedDomain
 
 
 def set_atoms(domain, atoms):

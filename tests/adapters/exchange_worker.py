@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from mpi4py import MPI
 
-from torchmdnet2.adapters.gpu_group import _store, gpu_group
-from torchmdnet2.adapters.mpi_exchange import MpiExchange
+from torchmdnet2.adapters.mpi_exchange import MpiExchange, _store, gpu_group
 
 comm = MPI.COMM_WORLD
 assert gpu_group(comm, torch.device("cpu")) is None

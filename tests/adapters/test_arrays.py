@@ -11,7 +11,7 @@ from ase_cases import crystal, ethanol
 
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.adapters.arrays import ArrayEvaluator, NonFiniteResult, Structure
-from torchmdnet2.runtime.reference import ReferenceBoundStep
+from torchmdnet2.engine.bound import ReferenceBoundStep
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.adapters.committee import CommitteeCalculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
-from torchmdnet2.dipole import charge_dipole
 from torchmdnet2.ensemble import Ensemble
+from torchmdnet2.potential.dipole import charge_dipole
 
 NETWORK = {"name": "tensornet", "hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0}
 MODELS = {

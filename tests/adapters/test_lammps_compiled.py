@@ -13,11 +13,11 @@ pytest.importorskip("numba")
 from lammps_cases import BOX, PRISM, THIN, scattered
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.exchange import CopyExchange
-from torchmdnet2.runtime import domain_check
-from torchmdnet2.runtime.choose_domain import choose_domain, compiled_reason
-from torchmdnet2.runtime.cpu_domain import CompiledDomain
-from torchmdnet2.runtime.domain import ReferenceDomain
+from torchmdnet2.core.exchange import CopyExchange
+from torchmdnet2.engine import domain as domain_check
+from torchmdnet2.engine.choose_domain import choose_domain, compiled_reason
+from torchmdnet2.engine.cpu_domain import CompiledDomain
+from torchmdnet2.engine.domain import ReferenceDomain
 
 PRIORS = [
     {"name": "zbl", "cutoff": 2.0},
@@ -128,6 +128,6 @@ def test_what_has_no_kernels_runs_by_autograd():
 
 
 def test_a_gpu_without_triton_runs_by_autograd(monkeypatch):
-    monkeypatch.setattr("torchmdnet2.runtime.choose_domain.fused_reason", lambda potential: "")
-    monkeypatch.setitem(sys.modules, "torchmdnet2.runtime.fused_domain", None)
+    monkeypatch.setattr("torchmdnet2.engine.choose_domain.fused_reason", lambda potential: "")
+    monkeypatch.setitem(sys.modules, "torchmdnet2.engine.fused_domain", None)
     assert isinstance(choose_domain(make(), 0.0), ReferenceDomain)

@@ -95,8 +95,7 @@ BAD = [
 
 @pytest.mark.parametrize(("script", "words"), BAD)
 def test_bad_scripts_are_named(folder, potential, script, words):
-    from torchmdnet2.adapters.lammps import LammpsError, attach
-    from torchmdnet2.adapters.lammps_script import open_lammps, run_script
+    from torchmdnet2.adapters.lammps import LammpsError, attach, open_lammps, run_script
     from torchmdnet2.errors import BadConfig
 
     Path("in.script").write_text(script)

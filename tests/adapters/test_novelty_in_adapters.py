@@ -12,7 +12,8 @@ from ase.build import molecule
 from torchmdnet2 import System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
-from torchmdnet2.novelty import NoveltyWarning, calibrate, watch
+from torchmdnet2.potential import novelty as watch
+from torchmdnet2.potential.novelty import NoveltyWarning, calibrate
 
 CELL = [[12.0, 0, 0], [1.0, 11.0, 0], [0.5, -0.5, 10.0]]
 

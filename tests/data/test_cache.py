@@ -22,11 +22,10 @@ from torchmdnet2.data import (
     sources,
     write_hdf5,
 )
-from torchmdnet2.data.cache import write_cache
-from torchmdnet2.data.columns import BLOCK, Column, ColumnWriter, expand
+from torchmdnet2.data.cache import build_folder, write_cache
+from torchmdnet2.data.dataset import BLOCK, Column, ColumnWriter, expand
 from torchmdnet2.data.edges import EdgeMemory, search
-from torchmdnet2.data.folders import build_folder
-from torchmdnet2.data.memory import LoadedDataset
+from torchmdnet2.data.reader import LoadedDataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import neighbor_list
 
@@ -297,7 +296,7 @@ def test_every_byte_of_every_file_matters(source, folder):
 
 
 def test_a_cache_of_another_version_is_refused(source, folder):
-    from torchmdnet2.data import folders
+    from torchmdnet2.data import cache as folders
 
     data = cached(source, folder)
     folders.write_index(data.folder, {**data.facts, "format": "torchmdnet2 cache 2"})

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from torchmdnet2.data import InMemoryDataset, Sample, statistics
-from torchmdnet2.data.consistency import Agreement, agreement, stress_agreement
+from torchmdnet2.data.label_checks import Agreement, agreement, stress_agreement
 from torchmdnet2.system import System
 
 PLACE = np.array([[0.0, 0, 0], [1.1, 0, 0], [-0.4, 1.0, 0], [0, 0.3, 1.4], [-0.5, -0.9, 0.8]])

@@ -6,8 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from torchmdnet2.data.datasets.base import DownloadFile
-from torchmdnet2.data.datasets.download import fetch
+from torchmdnet2.data.datasets.base import DownloadFile, fetch
 from torchmdnet2.errors import BadData
 
 CONTENT = bytes(range(256)) * 5000

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchmdnet2.data import CachedDataset, InMemoryDataset, Sample, collate, open_dataset, statistics, write_hdf5
-from torchmdnet2.data.frame_facts import FrameFacts, structure_keys
+from torchmdnet2.data.dataset import FrameFacts, structure_keys
 from torchmdnet2.errors import BadData
 from torchmdnet2.system import System
 

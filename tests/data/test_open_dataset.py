@@ -1,7 +1,7 @@
 import pytest
 
 from torchmdnet2.data import ConcatDataset, HDF5Dataset, open_dataset, write_hdf5
-from torchmdnet2.data.memory import LoadedDataset
+from torchmdnet2.data.reader import LoadedDataset
 from torchmdnet2.errors import BadData
 
 from .frames import make_sample

@@ -135,7 +135,7 @@ def test_cp2k(tmp_path):
 
 
 def test_a_training_watches_every_file_that_is_read(tmp_path):
-    from torchmdnet2.training.config.data_config import DataConfig
+    from torchmdnet2.training.config.sections import DataConfig
     from torchmdnet2.training.run.subsets import file_digests, open_subsets
 
     config = DataConfig(train=str(write_cp2k(tmp_path, range(10))), format="cp2k", cache="off")

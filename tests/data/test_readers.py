@@ -8,7 +8,7 @@ import torch
 from torchmdnet2.data import AseDataset, ConcatDataset, HDF5Dataset, InMemoryDataset, Subset, collate, write_hdf5
 from torchmdnet2.data.ase_formats import ExtxyzReader
 from torchmdnet2.data.check import check_batch
-from torchmdnet2.data.collate import select
+from torchmdnet2.data.dataset import select
 from torchmdnet2.errors import BadData
 
 from .frames import make_mixture, make_sample, same

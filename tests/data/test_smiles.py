@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchmdnet2.data.smiles import from_smiles
+from torchmdnet2.data.structures import from_smiles
 from torchmdnet2.errors import BadData
 
 pytest.importorskip("rdkit", reason="SMILES need RDKit")

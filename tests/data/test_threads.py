@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from torchmdnet2.data.threads import in_threads
+from torchmdnet2.data.edges import in_threads
 
 
 def test_results_come_in_order():

@@ -168,7 +168,7 @@ def test_r8_overflow_under_replay(potential, exact):
 
 def test_r8_a_thousand_random_trials(potential, monkeypatch):
     """No silent result, whatever the room: replays with none to spare equal launches with plenty, bit for bit."""
-    from torchmdnet2.runtime import step as steps
+    from torchmdnet2.engine import step as steps
 
     system, rng = random_atoms(40, seed=13), np.random.default_rng(0)
     roomy = Evaluator(potential, graphs=False)
@@ -186,7 +186,7 @@ def test_r8_a_thousand_random_trials(potential, monkeypatch):
 
 
 def test_few_sizes_are_kept(potential, exact, monkeypatch):
-    monkeypatch.setattr("torchmdnet2.runtime.step_backends.KEPT", 3)
+    monkeypatch.setattr("torchmdnet2.engine.backends.KEPT", 3)
     evaluator = Evaluator(potential, graphs=True)
     for n in (5, 6, 7, 8, 9, 5, 6):
         system = random_atoms(n, seed=n)

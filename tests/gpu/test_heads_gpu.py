@@ -1,5 +1,5 @@
 """Heads of other properties on TensorNet's kernels: R15 (the Potential in float64), R8, R16, R19. Twin without a GPU:
-tests/fused/test_tensornet_heads.py."""
+tests/kernels/test_tensornet_heads.py."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_many_atoms(n, monkeypatch):
 
     Positions are multiples of 2⁻¹² Å, of which float32 holds all sums and differences here exactly.
     """
-    monkeypatch.setattr("torchmdnet2.runtime.fused_step.SORT_FROM", 100)
+    monkeypatch.setattr("torchmdnet2.engine.fused_step.SORT_FROM", 100)
     potential = charged(priors=[{**FIELD, "cutoff": 6.0}])
     system = random_atoms(600, seed=3, cell=True)
     system = system.replace(pos=(4096 * system.pos).round() / 4096, cell=(4096 * system.cell).round() / 4096)

@@ -47,7 +47,7 @@ def test_as_accurate_as_eager(kind, side):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_and_room(kind, monkeypatch):
-    from torchmdnet2.runtime import step as steps
+    from torchmdnet2.engine import step as steps
 
     monkeypatch.setattr(steps, "next_capacity", lambda edges: -(-edges // 16) * 16)
     model, system = potential(kind), water(3)

@@ -143,7 +143,7 @@ def test_captured_batches_and_float64_positions():
 
 def test_captured_overflow_is_redone(monkeypatch):
     """R8."""
-    monkeypatch.setattr("torchmdnet2.runtime.step.next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
+    monkeypatch.setattr("torchmdnet2.engine.step.next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
     potential = variant("transformer", priors=CAPTURED_PRIORS).cuda()
     evaluator = Evaluator(potential, graphs=True)
     system = cluster(torch.float64, False)

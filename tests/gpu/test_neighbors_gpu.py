@@ -75,7 +75,7 @@ def test_agrees_with_the_reference_on_500_cells(method, dtype, part):
     """Bar R6; "auto" takes "pairs" for structures as small as these."""
     from cells import generated_atoms
 
-    from torchmdnet2.neighbors.triton_list import neighbor_list_triton
+    from torchmdnet2.neighbors.triton_search import neighbor_list_triton
 
     wrong, searched = [], 0
     for seed in range(part * 125, (part + 1) * 125):
@@ -188,7 +188,7 @@ def test_many_candidates():
 
 
 def neighbor_list_with(system, cutoff, method):
-    from torchmdnet2.neighbors.triton_list import neighbor_list_triton
+    from torchmdnet2.neighbors.triton_search import neighbor_list_triton
 
     return neighbor_list_triton(system, cutoff, method=method)
 

@@ -12,7 +12,7 @@ from tiny import tiny_potential
 from torchmdnet2 import System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.novelty import NoveltyWarning, calibrate
+from torchmdnet2.potential.novelty import NoveltyWarning, calibrate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

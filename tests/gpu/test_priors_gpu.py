@@ -1,5 +1,5 @@
 """Priors on kernels of their own beside TensorNet's: R15 (the Potential in float64), R8, R16, R19. Twins without a GPU:
-tests/fused/test_pair_priors_gpu.py and test_prior_steps.py."""
+tests/kernels/test_pair_priors_gpu.py and test_prior_steps.py."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from test_evaluator_gpu import make, no_waiting, random_atoms
 
 from torchmdnet2 import Evaluator, System
-from torchmdnet2.priors.base import Prior
-from torchmdnet2.priors.pairs import pair_list
+from torchmdnet2.neighbors.pairs import pair_list
+from torchmdnet2.potential.prior import Prior
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -75,7 +75,7 @@ def test_energies_forces_stress(name, n, cell):
 def test_many_atoms(sort, monkeypatch):
     """One warp per row, and atoms in spatial order; charges by atom go with their atoms."""
     n = 6000
-    monkeypatch.setattr("torchmdnet2.runtime.fused_step.SORT_FROM", 100 if sort else 10**9)
+    monkeypatch.setattr("torchmdnet2.engine.fused_step.SORT_FROM", 100 if sort else 10**9)
     charges = torch.linspace(-0.5, 0.5, n).tolist()
     priors = [ZBL, D3, {"name": "coulomb", "charges": charges, "method": "reaction_field", "cutoff": 6.0}]
     potential, _ = model(priors)
@@ -109,7 +109,7 @@ def test_all_pairs_of_molecules():
 
 
 def test_overflow_of_each_list_under_replay(monkeypatch):
-    monkeypatch.setattr("torchmdnet2.runtime.step.next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
+    monkeypatch.setattr("torchmdnet2.engine.step.next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
     potential, exact = model([D2, FIELD])
     system = random_atoms(60, seed=4)
     bound = Evaluator(potential, graphs=True).bind(system.replace(pos=system.pos * 6))

@@ -1,5 +1,5 @@
 """TensorNet2 on fused kernels: R15 (the Potential in float64), R8, R16, R19. Its twin without a GPU:
-tests/fused/test_tensornet2_kernels.py."""
+tests/kernels/test_tensornet2_kernels.py."""
 
 from __future__ import annotations
 
@@ -69,9 +69,8 @@ def test_energies_forces_charges_stress(name, n, cell):
 
 def test_batches_in_chunks_and_spatial_order():
     """Structures of several charges; chunks that end within rows."""
-    from torchmdnet2.runtime.fused_model import FusedModel
-    from torchmdnet2.runtime.graphed_step import GraphedStep
-    from torchmdnet2.runtime.static_inputs import StaticInputs
+    from torchmdnet2.engine.fused_step import FusedModel
+    from torchmdnet2.engine.step import GraphedStep, StaticInputs
 
     potential = make(**MODELS["L = 2, coulomb"])
     structures = [random_atoms(n, seed=n, cell=True, charge=(n % 3 - 1) * ION) for n in (40, 7, 1, 90)]

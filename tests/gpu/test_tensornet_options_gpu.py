@@ -47,7 +47,7 @@ def test_logarithms_and_linear_readout_on_the_fused_kernels(n, channels, linear)
     evaluator = Evaluator(model, graphs=True)
     found, expected = evaluator(system, stress=stress), exact(system.to(dtype=torch.float64), stress=stress)
     assert "fused" in evaluator.report()
-    # sums cancel: of the size of what is summed up, as in tests/fused/test_tensornet_cpu.py
+    # sums cancel: of the size of what is summed up, as in tests/kernels/test_tensornet_cpu.py
     size = max(float(n), float(expected.atom_energies.abs().sum()))
     torch.testing.assert_close(found.energy, expected.energy, rtol=0, atol=1e-6 * size)
     largest = float(expected.forces.abs().max())

@@ -17,7 +17,7 @@ from training.test_packed import CUTOFF, objective, packed, structures
 from training.test_packed_properties import COULOMB, HEADS, KEYS, MODELS, file, made, raw_of  # noqa: F401
 
 from torchmdnet2 import Potential
-from torchmdnet2.runtime.capture import CudaGraph, GraphMemory
+from torchmdnet2.engine.graph import CudaGraph, GraphMemory
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state

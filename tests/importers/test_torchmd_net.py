@@ -63,7 +63,7 @@ def test_w1_so3_models_keep_their_hand():
     mirrored = system.replace(pos=system.pos * torch.tensor([1.0, 1.0, -1.0]))
     assert float((three(system).energy - three(mirrored).energy).abs().max()) > 1e-3
     # with the same weights in the same order, 2.x sees the mirror image of what 3.x sees
-    from torchmdnet2.importers.layout import reorder_rows
+    from torchmdnet2.importers.source_files import reorder_rows
 
     two = convert(args, reorder_rows(state, "tensornet", "2.x"), layout="2.x")
     assert torch.allclose(two(system).energy, three(mirrored).energy, rtol=1e-10)
@@ -85,7 +85,7 @@ def test_the_2x_layout_is_proved_not_guessed():
     system, _ = inputs("lightning_3x_tensornet")
     expected = import_checkpoint(FOLDER / "lightning_3x_tensornet.ckpt")(system).energy
     # the names alone prove it; so does check_errors with new names and no box
-    from torchmdnet2.importers.names import modern_names
+    from torchmdnet2.importers.torchmd_net import modern_names
 
     no_key = {k: v for k, v in args.items() if k != "check_errors"}
     for a, s in ((no_key, state), (args, modern_names(state))):
@@ -103,7 +103,7 @@ def test_aceff_names():
     """The names under which AceFF-2 stores TensorNet2; its layers were never reordered, its embedding was."""
     args, state, system = golden("tensornet2")
     expected = convert(args, state)(system).energy
-    from torchmdnet2.importers.layout import reorder_rows
+    from torchmdnet2.importers.source_files import reorder_rows
 
     old = reorder_rows(state, "tensornet2", "2.x")
     del old["representation_model.distance.box"]
@@ -130,7 +130,7 @@ def test_export_is_the_inverse(name, tmp_path):
     again = convert(args_back, back)
     first, second = again(system), potential(system)
     assert torch.equal(first.energy, second.energy) and torch.equal(first.forces, second.forces)
-    from torchmdnet2.importers.hyper_parameters import ARGUMENTS, COMMON
+    from torchmdnet2.importers.training_yaml import ARGUMENTS, COMMON
 
     used = {"model", "output_model", "reduce_op", *COMMON, *ARGUMENTS[potential.config["model"]["name"]]}
     used &= args.keys()
@@ -348,7 +348,7 @@ def test_a_hostile_checkpoint_executes_nothing(tmp_path, place):
 @pytest.mark.parametrize("name", ["tensornet2_coulomb_cut", "et", "graph_network"])
 def test_wrong_hyper_parameters_are_bad_checkpoints(name):
     """Every hyper-parameter replaced by values of other types and sizes: a BadCheckpoint, or a model that loads."""
-    from torchmdnet2.importers.hyper_parameters import NO_EFFECT
+    from torchmdnet2.importers.training_yaml import NO_EFFECT
 
     args, state, _ = golden(name)
     refused = 0

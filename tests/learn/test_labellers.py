@@ -17,9 +17,9 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadConfig, MissingBackend
 from torchmdnet2.learn import LABELLERS
 from torchmdnet2.learn.config import LabelsConfig
-from torchmdnet2.learn.frames import labels_of, read_frames
 from torchmdnet2.learn.labellers import LabellingFailed, make_labeller
 from torchmdnet2.learn.labelling import label_frames
+from torchmdnet2.learn.selection import labels_of, read_frames
 
 MORSE_LABELLER = {"name": "ase", "calculator": "morse", "level_of_theory": "Morse", "arguments": MORSE}
 

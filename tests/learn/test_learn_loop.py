@@ -20,7 +20,7 @@ from rich.console import Console
 
 from torchmdnet2 import System, load
 from torchmdnet2.cli import main
-from torchmdnet2.ensemble_file import read_ensemble
+from torchmdnet2.ensemble import read_ensemble
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.learn import load_learn_config, loop, parse_learn_config, run_learning
 from torchmdnet2.learn.config import StopConfig
@@ -264,7 +264,7 @@ KILLS = [
     ("torchmdnet2.learn.loop", "run_training", 2),  # between two members
     ("torchmdnet2.learn.loop", "write_ensemble", 1),
     ("torchmdnet2.learn.loop", "write_trajectories", 2),  # between two temperatures
-    ("torchmdnet2.learn.summary", "atomic_write", 1),
+    ("torchmdnet2.learn.report", "atomic_write", 1),
     ("torchmdnet2.learn.loop", "frames_of", 1),  # during the selection
     ("torchmdnet2.learn.loop", "write_report", 1),
     ("torchmdnet2.learn.labelling", "append", 2),  # between two labels

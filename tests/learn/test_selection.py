@@ -13,9 +13,15 @@ from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.learn import SELECTIONS
 from torchmdnet2.learn.config import DynamicsConfig
 from torchmdnet2.learn.dynamics import explore, force_spread
-from torchmdnet2.learn.seeds import seed_of
-from torchmdnet2.learn.selected import frames_of, keys_of, unlabelled
-from torchmdnet2.learn.trajectory import Trajectory, read_trajectories, write_trajectories
+from torchmdnet2.learn.selection import (
+    Trajectory,
+    frames_of,
+    keys_of,
+    read_trajectories,
+    seed_of,
+    unlabelled,
+    write_trajectories,
+)
 
 RNG = np.random.default_rng(0)
 

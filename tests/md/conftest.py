@@ -8,8 +8,8 @@ from ase.build import molecule
 
 from torchmdnet2 import Potential
 from torchmdnet2.checkpoint import save
+from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.runtime.reference import ReferenceBoundStep
 
 
 @pytest.fixture(scope="session")

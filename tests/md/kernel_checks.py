@@ -11,8 +11,8 @@ import torch
 from springs import Springs, atoms_of
 
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.graphed import GraphEngine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet
+from torchmdnet2.md.kernels_gpu import GraphEngine
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchmdnet2.md.state import AtomConstants
+from torchmdnet2.md.integrators import AtomConstants
 
 
 class Springs:

@@ -10,7 +10,7 @@ from ase.build import bulk, molecule
 
 from torchmdnet2 import System
 from torchmdnet2.md import Unphysical
-from torchmdnet2.md.bonds import Bonds
+from torchmdnet2.md.guard import Bonds
 
 
 def bonds_of(atoms, frames=()):
@@ -112,7 +112,7 @@ def test_new_bonds_are_found_with_and_without_a_neighbor_search(monkeypatch):
     other.translate([9.0, 0, 0])
     atoms = molecule("CH4") + other
     quick = bonds_of(atoms)
-    monkeypatch.setattr("torchmdnet2.md.bonds._DENSE", 0)
+    monkeypatch.setattr("torchmdnet2.md.guard._DENSE", 0)
     searching = bonds_of(atoms)
     assert searching._apart is None and quick._apart is not None
 

@@ -9,18 +9,17 @@ from ase.constraints import FixAtoms
 from springs import Springs, atoms_of
 
 from torchmdnet2 import System
+from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.md.choose_engine import make_engine
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.integrators import Langevin, VelocityVerlet
-from torchmdnet2.md.noise import normal
-from torchmdnet2.runtime.reference import ReferenceBoundStep
+from torchmdnet2.md.integrators import Langevin, VelocityVerlet, normal
 
 pytest.importorskip("numba")
 
+from torchmdnet2.engine.cpu_bound import CpuBoundStep
 from torchmdnet2.md.compiled import CompiledEngine
 from torchmdnet2.md.kernels_cpu import normal3
-from torchmdnet2.runtime.cpu_bound import CpuBoundStep
 
 
 def dynamics_of(atoms):

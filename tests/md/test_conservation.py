@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 
-from torchmdnet2.md import MDOptions, conservation, run_md
-from torchmdnet2.md.conservation import Conservation, EnergyJumpWarning
-from torchmdnet2.md.output import TableRow
+from torchmdnet2.md import MDOptions, run_md
+from torchmdnet2.md import output as conservation
+from torchmdnet2.md.output import Conservation, EnergyJumpWarning, TableRow
 
 
 def rows(step, *conserved):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchmdnet2.md.integrators import Langevin, VelocityVerlet
-from torchmdnet2.md.state import AtomConstants, State, maxwell_boltzmann
+from torchmdnet2.md.integrators import AtomConstants, Langevin, State, VelocityVerlet, maxwell_boltzmann
 from torchmdnet2.units import AMU_A2_FS2, KB
 
 SPRING = 30.0  # eV/Å²

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from torchmdnet2.md.noise import normal, philox
+from torchmdnet2.md.integrators import normal, philox
 
 
 def words(*values):

@@ -17,7 +17,8 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.md import MDOptions, check_stability, run_md
-from torchmdnet2.novelty import NoveltyWarning, UnknownStructure, calibrate, watch
+from torchmdnet2.potential import novelty as watch
+from torchmdnet2.potential.novelty import NoveltyWarning, UnknownStructure, calibrate
 
 
 def rattled(count: int, seed: int, stretch: float = 1.0) -> list:
@@ -134,8 +135,8 @@ def test_ase_looks_now_and_then(model, monkeypatch):
 
 
 def test_large_runs_are_not_looked_at(model, tmp_path, monkeypatch):
-    from torchmdnet2.md import replicas
     from torchmdnet2.md import run as module
+    from torchmdnet2.md import stability as replicas
 
     for place in (replicas, module):
         monkeypatch.setattr(place, "LARGEST", 5)

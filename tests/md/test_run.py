@@ -23,13 +23,13 @@ from rich.console import Console
 from torchmdnet2 import Potential
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
+from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData
 from torchmdnet2.md import MDOptions, run_md
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.output import Drift, TableRow
-from torchmdnet2.md.record import Recorder
 from torchmdnet2.md.run import Simulation
-from torchmdnet2.runtime.reference import ReferenceBoundStep
+from torchmdnet2.md.trajectory import Recorder
 
 
 def options(tmp_path, steps=20, name="run", **more):

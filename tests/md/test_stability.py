@@ -16,11 +16,12 @@ from ase.io import read, write
 from torchmdnet2 import System
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData
-from torchmdnet2.md import ReplicaOutcome, StabilityReport, Unphysical, check_stability, replicas
-from torchmdnet2.md.bonds import Bonds
+from torchmdnet2.md import ReplicaOutcome, StabilityReport, Unphysical, check_stability
+from torchmdnet2.md import stability as replicas
 from torchmdnet2.md.engine import HostEngine
+from torchmdnet2.md.guard import Bonds
 from torchmdnet2.md.options import MDOptions
-from torchmdnet2.md.replicas import ReplicaBatch, ReplicaRun
+from torchmdnet2.md.stability import ReplicaBatch, ReplicaRun
 
 H2 = Atoms("H2", [[0, 0, 0], [0, 0, 0.74]])
 OH = Atoms("OH", [[0, 0, 0], [0, 0, 0.97]])

@@ -7,7 +7,7 @@ import torch
 from tiny import ELEMENTS, MODELS, tiny_potential
 
 from torchmdnet2 import System
-from torchmdnet2.priors.pairs import PairLists
+from torchmdnet2.neighbors.pairs import PairLists
 from torchmdnet2.testing import POTENTIAL_CHECKS, SYSTEM_CHECKS, check_potential, example_systems
 
 POTENTIALS = {kind: tiny_potential(kind) for kind in MODELS}

@@ -114,8 +114,8 @@ def test_w2_mean_of_a_property(potential):
 
 def aggregate(aggregation: str, messages: list[float], envelope: list[float]) -> list[float]:
     """What atom 0 of four gets from the others, and what the others get."""
-    from torchmdnet2.models.base import Graph
-    from torchmdnet2.models.graph_network import ContinuousFilter
+    from torchmdnet2.models.message_passing.graph_network import ContinuousFilter
+    from torchmdnet2.potential.graph import Graph
 
     layer = ContinuousFilter(1, 1, aggregation).double()
     with torch.no_grad():
@@ -213,9 +213,9 @@ def test_atom_filter_of_properties():
     """Means and centres of mass are those of the atoms that are kept."""
     properties = [{"name": "scalar_property", "property": "gap", "reduce": "mean"}, {"name": "dipole"}]
     potential = variant("transformer", properties=properties, atom_filter=1)
-    from torchmdnet2.models.base import Graph, pool
-    from torchmdnet2.models.properties import centered_positions
+    from torchmdnet2.models.heads import centered_positions
     from torchmdnet2.neighbors import neighbor_list
+    from torchmdnet2.potential.graph import Graph, pool
 
     graph = Graph.build(MOLECULE, neighbor_list(MOLECULE, 4.5), torch.float64)
     graph.readout = MOLECULE.z > 1

@@ -7,8 +7,8 @@ import torch
 from variants import ELEMENTS
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import ZBL
+from torchmdnet2.testing import without_network
 
 SIZE = {"hidden_channels": 16, "num_layers": 1, "num_rbf": 8, "cutoff": 3.5, "max_z": 20}
 MODELS = {

@@ -139,7 +139,7 @@ def test_w15_pairs_follow_the_atoms():
 
 def test_all_pairs_are_per_structure():
     """No square over the batch: pairs grow with the number of structures, not with its square."""
-    from torchmdnet2.priors.pairs import all_pairs
+    from torchmdnet2.neighbors.pairs import all_pairs
 
     system = SYSTEMS["molecule"]
     pairs = all_pairs(System.concatenate([system] * 7))

@@ -15,7 +15,8 @@ from cells import generated_atoms, generated_pairs
 from torchmdnet2 import System
 from torchmdnet2.errors import MissingBackend, NeighborOverflow
 from torchmdnet2.neighbors import BACKENDS as REGISTRY
-from torchmdnet2.neighbors import brute_force, neighbor_list
+from torchmdnet2.neighbors import neighbor_list
+from torchmdnet2.neighbors import reference as brute_force
 
 BACKENDS = [
     "reference",

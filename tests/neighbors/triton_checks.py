@@ -17,13 +17,13 @@ from torchmdnet2 import System
 from torchmdnet2.errors import NeighborOverflow
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.neighbors.reference import neighbor_list_reference
-from torchmdnet2.neighbors.triton_list import neighbor_list_triton
 from torchmdnet2.neighbors.triton_search import (
     COINCIDENT,
     NOT_FINITE,
     OVERFLOW,
     TOO_THIN,
     TritonNeighborSearch,
+    neighbor_list_triton,
 )
 
 assert os.environ["TRITON_INTERPRET"] == "1"

@@ -9,9 +9,8 @@ import torch
 from ase.build import molecule
 
 from torchmdnet2 import System
-from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import Atomref
-from torchmdnet2.testing import check_prior
+from torchmdnet2.testing import check_prior, without_network
 
 ENERGIES = {1: -13.587222780835477, 6: -1029.4889999855063, 8: -2041.9816003861047}
 SYSTEM = System.from_ase([molecule("CH3CH2OH"), molecule("H2O")])

@@ -12,11 +12,10 @@ from ase.build import bulk
 from ase.geometry import cellpar_to_cell
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.prior_alone import without_network
+from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.priors import Coulomb
-from torchmdnet2.priors.electrostatics import Electrostatics
-from torchmdnet2.priors.pairs import pair_list
-from torchmdnet2.testing import check_prior, example_systems
+from torchmdnet2.priors.coulomb.electrostatics import Electrostatics
+from torchmdnet2.testing import check_prior, example_systems, without_network
 from torchmdnet2.units import COULOMB
 
 SYSTEMS = example_systems((1, 6, 8), 5.0)
@@ -83,7 +82,7 @@ def test_particle_mesh_is_ewald(name, accuracy):
 @pytest.mark.parametrize("name", ["molecule", *PERIODIC])
 def test_conformance_of_the_mesh(name):
     """Forces and stress are exact derivatives; batches and order do not matter."""
-    from torchmdnet2 import checks
+    from torchmdnet2 import testing as checks
 
     potential = without_network([Coulomb(CHARGES, "pme", 6.0, accuracy=1e-6)], (1, 6, 8))
     checks.forces_are_gradients(potential, SYSTEMS[name])
@@ -94,7 +93,7 @@ def test_conformance_of_the_mesh(name):
 
 def test_symmetries_of_a_fine_mesh():
     """With the accuracy turned up, the mesh passes the checks that a coarse one does not; derivatives: see above."""
-    from torchmdnet2 import checks
+    from torchmdnet2 import testing as checks
 
     potential = without_network([Coulomb(CHARGES, "pme", 5.0, accuracy=1e-11)], (1, 6, 8)).eval()
     for name in ("triclinic cell", "tiny cell"):
@@ -126,7 +125,7 @@ def test_mesh_in_cells_of_every_shape():
 
 def test_mesh_work_grows_with_the_number_of_atoms():
     """N log N: mesh points per volume stay the same, and 27 times the atoms take far less than 27² times as long."""
-    from torchmdnet2.priors import mesh
+    from torchmdnet2.priors.coulomb import ewald as mesh
 
     def sizes(length: float) -> list[int]:
         order, spacing = mesh.order_and_spacing(1e-9, 0.4)

@@ -13,8 +13,8 @@ from ase.build import bulk, molecule
 from torchmdnet2 import Potential, System, load
 from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import MissingBackend
+from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.priors import D2, D3
-from torchmdnet2.priors.pairs import pair_list
 from torchmdnet2.testing import check_prior, example_systems
 from torchmdnet2.units import BOHR, HARTREE
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from torchmdnet2 import System
+from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.priors import PairPotential
 from torchmdnet2.priors.pair_potential import ATTRACTIVE, REPULSIVE
-from torchmdnet2.priors.pairs import pair_list
 from torchmdnet2.testing import check_prior
 
 TABLE = {"C-H": [0.5, 0.0, 2.0, 0.3, 0.0, 1.0, 0.0, 2.5], "1-1": [0, 0, 0, 12.0, 0, 0, 0, 0]}

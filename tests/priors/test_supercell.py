@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from torchmdnet2 import System
-from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import D2, D3, ZBL, Coulomb, PairPotential
-from torchmdnet2.testing import example_systems
+from torchmdnet2.testing import example_systems, without_network
 
 CHARGES = {1: 0.4, 6: -0.4}
 PAIR = [0.5, 0, 2, 0, 0, 1, 0, 2.5]

@@ -9,8 +9,8 @@ import torch
 from ase.data import covalent_radii
 
 from torchmdnet2 import System
+from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.priors import ZBL
-from torchmdnet2.priors.pairs import pair_list
 from torchmdnet2.testing import check_prior, example_systems
 
 SYSTEMS = example_systems((1, 6, 8), 5.0)

@@ -6,8 +6,8 @@ import torch
 from ase import Atoms
 
 from torchmdnet2 import Potential
-from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import Prior
+from torchmdnet2.testing import without_network
 
 LENGTH, DEPTH, WIDTH = 0.97, 5.0, 2.0  # Å, eV, 1/Å
 OH = Atoms("OH", [[0, 0, 0], [0, 0, LENGTH]])

@@ -100,7 +100,7 @@ def test_an_interrupted_scan_writes_its_files(capsys, folder, tmp_path, monkeypa
 
 def test_ensembles(capsys, folder, tmp_path):
     """The mean of the members, and their spread."""
-    from torchmdnet2.ensemble_file import write_ensemble
+    from torchmdnet2.ensemble import write_ensemble
 
     common = [folder / "water.xyz", "--only", "bond", "--output"]
     one, two, both = (tmp_path / name for name in ("one", "two", "both"))

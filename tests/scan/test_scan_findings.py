@@ -13,10 +13,9 @@ from planted import DEPTH, LENGTH, OH, morse, potential, repulsion, smooth
 
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.scan import CalculatorSurface, ModelSurface, Samples, scan_molecule
-from torchmdnet2.scan.curve import Curve
-from torchmdnet2.scan.findings import find_faults
-from torchmdnet2.scan.jumps import KINDS
+from torchmdnet2.scan.findings import KINDS, find_faults
 from torchmdnet2.scan.paths import Line
+from torchmdnet2.scan.surfaces import Curve
 
 
 def scan(energy, atoms=OH, kinds=("bond",), cutoff=5.0, dtype="float64", **more):
@@ -137,7 +136,7 @@ def test_progress():
 
     from rich.console import Console
 
-    from torchmdnet2.scan import progress
+    from torchmdnet2.scan import surfaces as progress
 
     text = io.StringIO()
     shown = progress.ScanProgress(Console(file=text, width=200))

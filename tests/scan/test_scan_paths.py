@@ -9,10 +9,8 @@ from ase.build import molecule
 from ase.data import covalent_radii
 
 from torchmdnet2 import System
-from torchmdnet2.scan.bond_graph import BondGraph
-from torchmdnet2.scan.contacts import contact_paths
-from torchmdnet2.scan.curve import minima
-from torchmdnet2.scan.paths import bond_paths, torsion_paths
+from torchmdnet2.scan.paths import BondGraph, bond_paths, contact_paths, torsion_paths
+from torchmdnet2.scan.surfaces import minima
 
 
 def scanned(name: str, paths=bond_paths):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchmdnet2 import System
-from torchmdnet2.fused.tensornet.training.pair_ops import Pairs
+from torchmdnet2.models.tensornet.training_pairs import Pairs
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.steps.packed_frames import Capacity, PackedBatch, PackedFrames, Part
 

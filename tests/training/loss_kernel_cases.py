@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchmdnet2.potential import Result
-from torchmdnet2.training.config.loss_config import LossConfig
+from torchmdnet2.potential.potential import Result
+from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.replay import EvaluationPass
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Potential
-from torchmdnet2.training.config.loss_config import LossConfig
+from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps import loss_kernels
 from torchmdnet2.training.steps.loss_kernels import BatchErrors, Labels, Penalties
 from torchmdnet2.training.steps.network import PackedNetwork

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchmdnet2 import Potential, System
 from torchmdnet2.data import Sample
 from torchmdnet2.neighbors import neighbor_list
-from torchmdnet2.training.config.loss_config import LossConfig
+from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps.batches import Batch
 from torchmdnet2.training.steps.network import PackedNetwork
 from torchmdnet2.training.steps.optimizers import AdamW

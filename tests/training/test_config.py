@@ -10,10 +10,9 @@ import string
 import pytest
 import yaml
 
+from torchmdnet2.core.yaml_reader import parse_yaml
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.training.config.config import load_config, parse_config
-from torchmdnet2.training.config.defaults import config_yaml, default_config_yaml
-from torchmdnet2.yaml_reader import parse_yaml
+from torchmdnet2.training.config.config import config_yaml, default_config_yaml, load_config, parse_config
 
 
 def all_keys(node, path=()):

@@ -194,7 +194,7 @@ def test_a_signal_to_one_process_stops_all(raw_config, tmp_path):
 _TOGETHER = """
 import os, pathlib, signal, tempfile, torch
 from torchmdnet2.training.steps.distributed import Devices, ProcessFailed
-from torchmdnet2.training.run.run_fingerprint import require_alike
+from torchmdnet2.training.run.folder import require_alike
 
 def tell(work):
     try:

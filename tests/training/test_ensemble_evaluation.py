@@ -12,8 +12,8 @@ from commands import MODEL, contents, fill, run
 
 from torchmdnet2 import Potential, System, load
 from torchmdnet2.checkpoint import save
-from torchmdnet2.ensemble_file import write_ensemble
-from torchmdnet2.training.reporting.uncertainty import Spread
+from torchmdnet2.ensemble import write_ensemble
+from torchmdnet2.training.reporting.evaluation import Spread
 
 
 @pytest.fixture

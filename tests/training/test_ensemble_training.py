@@ -17,8 +17,8 @@ from torchmdnet2.cli import main
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.reporting.plots import digits
-from torchmdnet2.training.reporting.uncertainty import rank_correlation
+from torchmdnet2.training.reporting.evaluation import rank_correlation
+from torchmdnet2.training.reporting.report import digits
 from torchmdnet2.training.run.ensemble import member_config, run_members
 from torchmdnet2.training.run.run import run_training
 

@@ -15,7 +15,7 @@ from ase.io import read, write
 from torchmdnet2 import Potential, System, checkpoint
 from torchmdnet2.errors import BadConfig, MissingBackend, UntrainedCharge
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.reporting.card import model_card
+from torchmdnet2.training.reporting.report import model_card
 from torchmdnet2.training.run.fine_tuning import _same_model
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup

@@ -19,7 +19,7 @@ from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting.evaluation import evaluate
-from torchmdnet2.training.run import check
+from torchmdnet2.training.run import start as check
 from torchmdnet2.training.run.data_notes import data_notes
 from torchmdnet2.training.run.ensemble import run_members
 from torchmdnet2.training.run.run import run_training

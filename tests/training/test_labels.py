@@ -10,7 +10,7 @@ import numpy as np
 from ase.io import write
 
 from torchmdnet2.data.labels import LABELS
-from torchmdnet2.training.config.loss_config import LossConfig
+from torchmdnet2.training.config.sections import LossConfig
 
 from .conftest import make_frames
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from torchmdnet2.potential import Result
+from torchmdnet2.potential.potential import Result
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import LossConfig, TrainingConfig
-from torchmdnet2.training.steps.loss import penalty_sums, residuals, total_loss
-from torchmdnet2.training.steps.metrics import ErrorSums
+from torchmdnet2.training.steps.loss import ErrorSums, penalty_sums, residuals, total_loss
 from torchmdnet2.training.steps.schedule import BestEpoch, LearningRate, update_average
 
 NAN = float("nan")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from interpreter import needs_triton, run_checks
 
+from torchmdnet2.training.steps.loss import UNITS
 from torchmdnet2.training.steps.loss_kernels import ROWS
-from torchmdnet2.training.steps.metrics import UNITS
 
 
 @needs_triton

@@ -10,10 +10,9 @@ from torch import nn
 
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import TrainingConfig, parse_config
-from torchmdnet2.training.config.loss_config import LossConfig, LossScheduleConfig
+from torchmdnet2.training.config.sections import LossConfig, LossScheduleConfig
 from torchmdnet2.training.run.run import run_training
-from torchmdnet2.training.steps.muon import Muon, Stacks, newton_schulz
-from torchmdnet2.training.steps.optimizers import OPTIMIZERS, parameter_groups
+from torchmdnet2.training.steps.optimizers import OPTIMIZERS, Muon, Stacks, newton_schulz, parameter_groups
 from torchmdnet2.training.steps.schedule import LearningRate
 from torchmdnet2.training.steps.state import load_state
 

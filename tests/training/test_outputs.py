@@ -15,12 +15,12 @@ from torch import nn
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.models.base import Features, PropertyHead, Representation, pool
 from torchmdnet2.models.heads import ScalarHead
-from torchmdnet2.output import CHARGES, Output
+from torchmdnet2.potential.graph import Features, PropertyHead, Representation, pool
+from torchmdnet2.potential.output import CHARGES, Output
 from torchmdnet2.registry import HEADS, REPRESENTATIONS
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.config.labels import predicted_shapes
+from torchmdnet2.training.config.sections import predicted_shapes
 from torchmdnet2.training.run.setup import make_setup
 
 BUILT: list[str] = []

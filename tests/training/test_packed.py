@@ -14,7 +14,7 @@ import torch
 from ase.io import write
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.fused.tensornet.training.node_ops import Mix
+from torchmdnet2.models.tensornet.training_atoms import Mix
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup

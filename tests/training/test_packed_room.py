@@ -6,12 +6,12 @@ import numpy as np
 import torch
 
 from torchmdnet2 import System
-from torchmdnet2.priors.pairs import all_pairs
+from torchmdnet2.neighbors.pairs import all_pairs
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer
-from torchmdnet2.training.steps.further_tables import EdgeRows
 from torchmdnet2.training.steps.loop import pack_trainer
+from torchmdnet2.training.steps.packed_frames import EdgeRows
 
 
 def test_room_for_lists_of_charges(raw_config):

@@ -13,12 +13,12 @@ from ase.io import write
 from torchmdnet2 import System, load
 from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.prior_alone import without_network
 from torchmdnet2.priors import ZBL, PairPotential
 from torchmdnet2.priors.pair_potential import FITTED
 from torchmdnet2.scan import scan_molecule
+from torchmdnet2.testing import without_network
 from torchmdnet2.training.config.config import parse_config
-from torchmdnet2.training.run.pair_potential_fit import FITS, fit_pair_potential
+from torchmdnet2.training.run.references import FITS, fit_pair_potential
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.steps.batches import Frames

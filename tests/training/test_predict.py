@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchmdnet2.neighbors import neighbor_list
-from torchmdnet2.potential import Potential
+from torchmdnet2.potential.potential import Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import LossConfig, parse_config
 from torchmdnet2.training.reporting import evaluation

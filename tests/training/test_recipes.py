@@ -12,10 +12,10 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
+from torchmdnet2.core.yaml_reader import parse_yaml
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.training.config.config import load_config, parse_config
 from torchmdnet2.training.run.run import run_training
-from torchmdnet2.yaml_reader import parse_yaml
 
 from .conftest import make_frames
 from .test_config import all_keys, mutations, one_edit, with_key_renamed

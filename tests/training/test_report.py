@@ -15,11 +15,11 @@ import pytest
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
+from torchmdnet2.core.html_page import breakable
 from torchmdnet2.errors import MissingBackend
-from torchmdnet2.html_page import breakable
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting.evaluation import Evaluation
-from torchmdnet2.training.reporting.plots import digits, pictures
+from torchmdnet2.training.reporting.report import digits, pictures
 from torchmdnet2.training.run.run import run_training
 
 from .conftest import make_frames

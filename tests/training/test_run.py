@@ -14,8 +14,9 @@ from torchmdnet2 import checkpoint
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import load_config, parse_config
-from torchmdnet2.training.reporting.card import model_card
-from torchmdnet2.training.run import check, start
+from torchmdnet2.training.reporting.report import model_card
+from torchmdnet2.training.run import start
+from torchmdnet2.training.run import start as check
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.steps.loop import pack_trainer

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from ase.data import atomic_masses
 
+from ..engine.bound import BoundStep
 from ..ensemble import Ensemble, EnsembleBoundStep, EnsembleResult
 from ..evaluator import Evaluator
-from ..output import RESULTS
-from ..potential import Result
-from ..runtime.reference import BoundStep
+from ..potential.output import RESULTS
+from ..potential.potential import Result
 from ..system import System
 
 __all__ = ["ArrayEvaluator", "NonFiniteResult", "Structure"]

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 import torch
 
-from ..ensemble import Ensemble
-from ..ensemble_file import read_ensemble
-from ..potential import Potential
+from ..ensemble import Ensemble, read_ensemble
+from ..potential.potential import Potential
 from .ase import TorchMDNet2Calculator
 from .model import open_model
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import from_bytes, to_bytes
-from ..edges import evaluate_edges, list_cutoff, refuse_global
+from ..core.files import atomic_write
+from ..engine.edges import evaluate_edges, list_cutoff, refuse_global
 from ..errors import BadConfig
-from ..files import atomic_write
-from ..potential import Potential
+from ..potential.potential import Potential
 from ..units import KCAL_MOL
 from .model import atomic_numbers
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from ..checkpoint import from_bytes, read_header, to_bytes
-from ..devices import device_of, dtype_name, dtype_of
+from ..core.devices import device_of, dtype_name, dtype_of
 from ..errors import BadCheckpoint, BadConfig
-from ..potential import SYMBOLS, Potential
+from ..potential.potential import SYMBOLS, Potential
 from ..potentials import find_model, is_name
 
 __all__ = ["ModelSource", "atomic_numbers", "device_of", "dtype_name", "dtype_of", "in_memory", "open_model"]

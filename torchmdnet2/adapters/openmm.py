@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ..core.processes import ProcessLock
+from ..core.stated import Statement, agreed, no_cell, whole_number
 from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
 from ..evaluator import Evaluator
-from ..novelty import Watch
-from ..potential import SYMBOLS, Potential
-from ..processes import ProcessLock
-from ..stated import Statement, agreed, no_cell, whole_number
+from ..potential.novelty import Watch
+from ..potential.potential import SYMBOLS, Potential
 from ..units import KJ_MOL, factor
 from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .isolated import made_whole

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..core.stated import kind_of
 from ..errors import BadData, needs_extra
 from ..evaluator import Evaluator
-from ..potential import Potential
-from ..stated import kind_of
+from ..potential.potential import Potential
 from ..system import System
 from .isolated import isolate
 from .model import open_model

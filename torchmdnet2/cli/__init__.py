@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from .streams import steady_streams
+from .common import steady_streams
 
 __all__ = ["main"]
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(str(stop) or "interrupted", file=sys.stderr)
         return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # as in `torchmdnet2 config | head`
-        from ..console import silence_stdout
+        from ..core.console import silence_stdout
 
         silence_stdout()
         return 0

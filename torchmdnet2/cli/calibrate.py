@@ -11,7 +11,7 @@ from .common import Command, add_device, device_name, keeping, output_file
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..potential import Potential
+    from ..potential.potential import Potential
     from ..system import System
 
 __all__ = ["add"]
@@ -39,9 +39,9 @@ def add(command: Command) -> None:
 
 def _calibrate(options: argparse.Namespace) -> None:
     from ..checkpoint import load, to_bytes
+    from ..core.files import atomic_write
     from ..errors import BadConfig
-    from ..files import atomic_write
-    from ..novelty import calibrate
+    from ..potential.novelty import calibrate
 
     fits = options.output is not None
     if fits != bool(options.train) or fits != bool(options.validation or options.split):
@@ -104,7 +104,7 @@ def _test(potential: Potential, options: argparse.Namespace) -> None:
     """Print the shares of structures with a score above 1."""
     import torch
 
-    from ..novelty.calibration import largest
+    from ..potential.novelty import largest
 
     for file, kind in zip(options.test, ("false alarms", "recall"), strict=True):
         data = _dataset(potential, [file], options.format)
@@ -145,7 +145,7 @@ def _spread(indices: list[int], most: int) -> list[int]:
 
 def _batches(potential: Potential, data: Dataset, indices: list[int]) -> Iterator[System]:
     """Checked structures on the potential's device."""
-    from ..refusals import rename
+    from ..potential.refusals import rename
 
     for first in range(0, len(indices), _BATCH):
         chosen = indices[first : first + _BATCH]

@@ -1,40 +1,57 @@
-"""What several commands share."""
+"""Standard output and error that take whatever a command prints."""
 
 from __future__ import annotations
 
 import argparse
+import codecs
 import errno
 import json
 import os
 import sys
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+__all__ = [
+    "Command", "add_allow_untrained_charge", "add_charges", "add_device", "device_name", "frame_numbers", "keeping",
+    "make_console", "note", "output_file", "output_prefix", "print_json", "print_table", "read_frames",
+    "read_structure", "refuse_other_charge", "split_index", "steady_streams",
+]  # fmt: skip
+
+
+_PLAIN = {"−": "-", "–": "-", "→": "->", "≤": "<=", "≥": ">=", "·": "*", "×": "x", "μ": "u", "σ": "sigma", "Δ": "D"}
+
+
+def steady_streams() -> None:
+    """No character ends a command, in an ASCII terminal either, nor does a stream that the shell has closed (>&-)."""
+    codecs.register_error("torchmdnet2.nearest", _nearest)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif hasattr(stream, "reconfigure"):  # not within notebooks
+            stream.reconfigure(errors="torchmdnet2.nearest")
+
+
+def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
+    """What is printed for characters that the stream's encoding lacks: A for Å, 3 for ³, else ?."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    character = error.object[error.start]
+    if "\udc80" <= character <= "\udcff":  # a byte of a file name that is not text
+        return bytes([ord(character) - 0xDC00]), error.start + 1
+    plain = unicodedata.normalize("NFKD", character)
+    return "".join(_PLAIN.get(c, c) for c in plain if _PLAIN.get(c, c).isascii()) or "?", error.start + 1
+
+
+# --- What several commands share ---
+
 if TYPE_CHECKING:
     from ase import Atoms
     from rich.console import Console
 
-__all__ = [
-    "Command",
-    "add_allow_untrained_charge",
-    "add_charges",
-    "add_device",
-    "device_name",
-    "frame_numbers",
-    "keeping",
-    "make_console",
-    "note",
-    "output_file",
-    "output_prefix",
-    "print_json",
-    "print_table",
-    "read_frames",
-    "read_structure",
-    "refuse_other_charge",
-    "split_index",
-]
 
 Command = Callable[..., argparse.ArgumentParser]
 """Makes the parser of a command: name, function that runs it, one line of help."""
@@ -78,7 +95,7 @@ def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:
 
 
 def make_console() -> Console:
-    from ..console import SteadyConsole
+    from ..core.console import SteadyConsole
 
     return SteadyConsole()
 
@@ -104,8 +121,8 @@ def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], nam
         BadConfig: it has another suffix, is a folder, or one of the inputs.
         FileNotFoundError: its folder does not exist.
     """
+    from ..core.files import spare_inputs
     from ..errors import BadConfig
-    from ..files import spare_inputs
 
     file = Path(path)
     if file.suffix.lower() not in suffixes:
@@ -129,7 +146,7 @@ def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]
         BadConfig: a file would be written that is read.
         OSError: nothing can be written there; better now than when the results are there.
     """
-    from ..files import spare_inputs
+    from ..core.files import spare_inputs
 
     prefix = Path(output)
     if output.endswith(("/", "\\")) or prefix.is_dir():
@@ -169,7 +186,7 @@ def note(text: str) -> None:
 @contextmanager
 def keeping(path: Path) -> Iterator[None]:
     """Tell, after the block has written a file with keep=True, what became of one that was there already."""
-    from ..files import old_name
+    from ..core.files import old_name
 
     existed = path.exists()
     yield

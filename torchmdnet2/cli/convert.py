@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .common import Command, add_allow_untrained_charge, keeping, output_file
 
 if TYPE_CHECKING:
-    from ..potential import Potential
+    from ..potential.potential import Potential
 
 __all__ = ["add"]
 
@@ -39,13 +39,13 @@ def add(command: Command) -> None:
 
 def _import(options: argparse.Namespace) -> None:
     from ..checkpoint import to_bytes
-    from ..files import atomic_write
+    from ..core.files import atomic_write
 
     from_yaml = Path(options.theirs).suffix in (".yaml", ".yml")
     ours = output_file(options.ours, (".yaml", ".yml") if from_yaml else (".tmn",), [options.theirs], "ours")
     if from_yaml:
+        from ..core.yaml_reader import read_text
         from ..importers.training_yaml import convert_yaml
-        from ..yaml_reader import read_text
 
         text = convert_yaml(read_text(options.theirs), options.theirs)
         with keeping(ours):

@@ -23,7 +23,7 @@ from .common import (
 
 if TYPE_CHECKING:
     from ..data import Dataset
-    from ..training.reporting.ensemble_evaluation import EnsembleEvaluation
+    from ..training.reporting.evaluation import EnsembleEvaluation
 
 __all__ = ["add"]
 
@@ -59,16 +59,13 @@ def add(command: Command) -> None:
 
 def _evaluate(options: argparse.Namespace) -> None:
     from ..checkpoint import load
+    from ..core.files import written_aside
     from ..data import data_files
     from ..ensemble import Ensemble
     from ..errors import BadConfig
-    from ..files import written_aside
-    from ..potential import Result
-    from ..result import has_dipole
-    from ..training.config.labels import label_keys, label_units, predicted_shapes
-    from ..training.reporting.ensemble_evaluation import evaluate_ensemble
-    from ..training.reporting.evaluation import evaluate
-    from ..training.reporting.predictions import predicted_frames, write_frames
+    from ..potential.potential import Result, has_dipole
+    from ..training.config.sections import label_keys, label_units, predicted_shapes
+    from ..training.reporting.evaluation import evaluate, evaluate_ensemble, predicted_frames, write_frames
     from ..training.steps.batches import Batch, Frames
     from ..training.steps.trainer import Properties
 
@@ -147,7 +144,7 @@ def _models(options: argparse.Namespace) -> list[str]:
     Raises:
         BadConfig: there are no data.
     """
-    from ..ensemble_file import read_ensemble
+    from ..ensemble import read_ensemble
     from ..errors import BadConfig
     from ..potentials import is_name
 
@@ -184,7 +181,7 @@ def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str],
         BadData: a label is not there that the command line named, or none at all is.
     """
     from ..data import LABELS, missing_keys, open_dataset
-    from ..training.config.labels import property_of
+    from ..training.config.sections import property_of
 
     labels = [name for name in keys if name in LABELS or name == "virial"]
     optional = [name for name in labels if name not in {"energy", "forces", *_given(options, "key")}]
@@ -237,7 +234,7 @@ def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]
 
 
 def _print_errors(errors: dict[str, Any], title: str) -> None:
-    from ..training.steps.metrics import shown
+    from ..training.steps.loss import shown
 
     rows = []
     for name, value in errors.items():
@@ -250,7 +247,7 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
 
 def _print_members(models: Sequence[str], found: EnsembleEvaluation) -> None:
     """RMSE of each member, and the spread beside the error of the mean."""
-    from ..training.steps.metrics import shown
+    from ..training.steps.loss import shown
 
     names = [name for name in found.errors if name != "forces_by_element"]
     heads = [f"{name.replace('_', ' ')}, {shown(0, found.errors[name]['unit'])[1] or '1'}" for name in names]

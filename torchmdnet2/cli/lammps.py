@@ -41,8 +41,7 @@ def _lammps(options: argparse.Namespace) -> None:
 
     _spare_inputs(options)
     try:
-        from ..adapters.lammps import MPI, end_all
-        from ..adapters.lammps_script import open_lammps, run_script
+        from ..adapters.lammps import MPI, end_all, open_lammps, run_script
         from ..adapters.model import atomic_numbers, device_of, dtype_of
         from ..checkpoint import read_header
     except MissingBackend:
@@ -85,8 +84,8 @@ def _lammps(options: argparse.Namespace) -> None:
 
 def _spare_inputs(options: argparse.Namespace) -> None:
     """LAMMPS writes its log file over what is there, before it reads the script."""
+    from ..core.files import spare_inputs
     from ..errors import BadConfig
-    from ..files import spare_inputs
 
     if Path(options.script).suffix == ".tmn":
         raise BadConfig(f"{options.script} is a model file, and a script is needed there: the model comes first")
@@ -115,7 +114,7 @@ def _device(name: str) -> str:
     """Of this process; it also leaves the cores of the host to all of its processes alike."""
     import torch
 
-    from ..adapters.lammps_script import local_process
+    from ..adapters.lammps import local_process
 
     place, count = local_process()
     if name in ("auto", "cuda") and torch.cuda.is_available():

@@ -62,7 +62,7 @@ def _md(options: argparse.Namespace) -> None:
     import signal
 
     from ..md import MDOptions, run_md
-    from ..md.progress import drift_text, speed_text
+    from ..md.output import drift_text, speed_text
 
     steps = options.steps if options.steps is not None else _steps(options.time, options.timestep)
     chosen = MDOptions(
@@ -130,7 +130,7 @@ def _start(options: argparse.Namespace) -> Atoms:
     if options.smiles is None:
         atoms = read_structure(options.start)
     else:
-        from ..data.smiles import from_smiles
+        from ..data.structures import from_smiles
 
         atoms = from_smiles(options.smiles, options.seed)
     if options.isolated:
@@ -144,7 +144,7 @@ def _start(options: argparse.Namespace) -> Atoms:
 
 def _spare_inputs(options: MDOptions, model: str, start: str | None) -> None:
     """Refuse to write where the model or the start structure is."""
-    from ..files import spare_inputs
+    from ..core.files import spare_inputs
 
     # a restart goes on in the same files, and may take elements and cell from its own trajectory
     inputs = [model] if options.restart or start is None else [model, split_index(start)[0]]

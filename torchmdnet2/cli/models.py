@@ -42,7 +42,7 @@ def _models(options: argparse.Namespace) -> None:
 def _facts(model: NamedModel) -> dict[str, Any]:
     """What the file says; an error in its place where it cannot be read."""
     from ..checkpoint import read_header
-    from ..potential import SYMBOLS
+    from ..potential.potential import SYMBOLS
 
     facts: dict[str, Any] = {"name": model.name, "package": model.package, "file": str(model.path)}
     try:

@@ -44,7 +44,7 @@ def print_card(name: str, model: str | os.PathLike) -> None:
     """
     from ..checkpoint import read_header
     from ..errors import BadCheckpoint
-    from ..training.reporting.card import model_card
+    from ..training.reporting.report import model_card
 
     header = read_header(model)
     try:
@@ -77,16 +77,15 @@ def _info(options: argparse.Namespace) -> None:
 def _config(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
     from ..registry import REPRESENTATIONS, did_you_mean
-    from ..training.config.config import load_config
-    from ..training.config.defaults import config_yaml, default_config_yaml
+    from ..training.config.config import config_yaml, default_config_yaml, load_config
 
     ways = ["FILE"] * bool(options.file) + ["--learn"] * options.learn
     ways += ["--from-torchmd-net"] * bool(options.from_torchmd_net) + ["--model"] * (options.model != "tensornet")
     if len(ways) > 1:
         raise BadConfig(f"{' and '.join(ways)} print different configurations: give one of them")
     if options.from_torchmd_net:
+        from ..core.yaml_reader import read_text
         from ..importers.training_yaml import convert_yaml
-        from ..yaml_reader import read_text
 
         print(convert_yaml(read_text(options.from_torchmd_net), options.from_torchmd_net).rstrip())
         return
@@ -96,7 +95,7 @@ def _config(options: argparse.Namespace) -> None:
     if options.set:
         raise BadConfig("--set changes a configuration file: name one")
     if options.learn:
-        from ..learn.defaults import default_learn_yaml
+        from ..learn.config import default_learn_yaml
 
         print(default_learn_yaml().rstrip())
         return

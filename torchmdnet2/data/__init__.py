@@ -12,21 +12,15 @@ from . import cp2k_format, dpdata_format, mlip_format, n2p2_format  # noqa: F401
 from .ase_formats import AseDataset, FrameReader
 from .cache import CachedDataset
 from .check import check_sample
-from .collate import collate
-from .dataset import ConcatDataset, Dataset, Subset
+from .dataset import ConcatDataset, Dataset, Sample, Subset, collate
 from .extxyz import Frame
 from .formats import FORMATS, data_files, find_format, format_of, make_readers, register_format
-from .hdf5 import HDF5Dataset
-from .hdf5_writer import write_hdf5
+from .hdf5 import HDF5Dataset, write_hdf5
 from .labels import LABELS
-from .memory import InMemoryDataset, LoadedDataset
-from .npy_format import NpyReader
-from .npz_format import NpzReader
-from .reader import Reader
-from .sample import Sample
-from .sampler import epoch_batches, epoch_order, in_order
+from .npy_format import NpyReader, NpzReader
+from .reader import InMemoryDataset, LoadedDataset, Reader
 from .sources import AUTO_BYTES, cache_folder, cache_root, cached, missing_keys
-from .splits import make_splits, read_splits, splits_entry
+from .splits import epoch_batches, epoch_order, in_order, make_splits, read_splits, splits_entry
 from .statistics import Statistics, fit_atomref, statistics
 from .structures import read_structures
 

@@ -20,12 +20,11 @@ import torch
 from ..errors import BadData
 from ..system import System
 from .check import check_batch
-from .conversion import checked_keys, label_factors
+from .dataset import Sample
 from .formats import register_format
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
-from .labels import LABELS, label_names
+from .labels import LABELS, checked_keys, label_factors, label_names
 from .reader import Chunk, Reader
-from .sample import Sample
 
 if TYPE_CHECKING:
     import h5py

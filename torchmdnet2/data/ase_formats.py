@@ -15,18 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ..core.stated import OF_ATOMS, StatedUnit, agreed, no_cell, stated_units, statements
 from ..errors import BadData, MissingBackend
-from ..stated import OF_ATOMS, StatedUnit, agreed, no_cell, stated_units, statements
 from ..units import factor
 from .check import check_sample, whole_number
-from .conversion import checked_keys, full_tensor, label_factors, stress_of
 from .doubts import Doubts
 from .extxyz import STRUCTURE, Frame, read_extxyz
 from .formats import find_format, register_format
-from .kinds import CONFIG_TYPE, kind_code
-from .labels import LABELS
-from .memory import LoadedDataset
-from .reader import Chunk, FrameRow, Reader, files_in, joined, stacked
+from .labels import CONFIG_TYPE, LABELS, checked_keys, full_tensor, kind_code, label_factors, stress_of
+from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, joined, stacked
 from .structures import open_structures
 
 if TYPE_CHECKING:

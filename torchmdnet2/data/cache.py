@@ -1,17 +1,18 @@
-"""A cache of frames in flat files, built once from any source: millions of frames are opened without being read.
-
-A cache is a folder. index.json says what is in it and what it was made from; the numbers are columns (see
-`columns`): one row per frame (cell, pbc, charge, spin, labels of structures) or per atom (z, pos, labels of atoms),
-and the neighbor lists of a cutoff in a folder of their own. It is written aside and renamed, so it is there complete
-or not at all.
-"""
+"""Folders written atomically: complete or absent, with an index.json that has a checksum; locks between processes."""
 
 from __future__ import annotations
 
+import glob
+import hashlib
+import json
 import os
+import shutil
+import tempfile
+import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,245 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..core.files import atomic_write, umask
 from ..errors import BadData
 from ..system import System
-from .columns import Column, ColumnWriter, expand
-from .dataset import Dataset, checked_index
-from .edge_cache import CachedEdges, write_edges
-from .facts_cache import stored_facts, write_facts
-from .folders import build_folder, locked, read_index, write_index
-from .frame_facts import FrameFacts
+from .dataset import Column, ColumnWriter, Dataset, FrameFacts, Sample, checked_index, expand, read_facts
+from .edges import FrameEdges, in_threads, search
 from .labels import LABELS
 from .reader import Chunk
-from .sample import Sample
 
-__all__ = ["CacheWriter", "CachedDataset", "write_cache"]
+__all__ = [
+    "CacheWriter", "CachedDataset", "CachedEdges", "build_folder", "locked", "read_index", "stored_facts",
+    "write_cache", "write_edges", "write_facts", "write_index",
+]  # fmt: skip
 
+
+_FORMAT = "torchmdnet2 cache 1"
+_ABANDONED = 3600.0  # s
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Within the block, no other process or thread is in a block of this file, which is made.
+
+    Where there are no locks (Windows, some network file systems), the same work may be done twice.
+    """
+    with open(path, "ab") as file:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def build_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder that replaces `folder` when the block ends, and vanishes when it raises.
+
+    Those that killed processes left behind are removed after an hour.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*"):
+        if left.is_dir() and time.time() - _last_change(left) > _ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
+    aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        yield aside
+        aside.chmod(0o777 & ~umask())
+        if folder.exists():
+            old = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.old."))
+            os.rename(folder, old / "cache")
+            os.rename(aside, folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.rename(aside, folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _last_change(folder: Path) -> float:
+    """When the folder, or a file in it, was last written."""
+    times = []
+    for path in (folder, *folder.rglob("*")):
+        with suppress(OSError):  # gone by now
+            times.append(path.stat().st_mtime)
+    return max(times, default=time.time())
+
+
+def write_index(folder: Path, content: dict[str, Any]) -> None:
+    """index.json with a checksum of itself."""
+    text = json.dumps({"format": _FORMAT, **content}, ensure_ascii=False)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    atomic_write(folder / "index.json", json.dumps({"sha256": digest, "content": text}))
+
+
+def read_index(folder: Path) -> dict[str, Any]:
+    """What `write_index` wrote.
+
+    Raises:
+        BadData: it is missing, damaged, or of another version.
+    """
+    path = folder / "index.json"
+    remedy = "Delete the folder, and it is made again"
+    try:
+        outer = json.loads(path.read_text(encoding="utf-8"))
+        text = outer["content"]
+        if hashlib.sha256(text.encode()).hexdigest() != outer["sha256"]:
+            raise ValueError("its checksum is wrong")
+        content = json.loads(text)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadData(f"{path}: the cache is damaged: {error}. {remedy}") from error
+    if content.get("format") != _FORMAT:
+        raise BadData(f"{path}: this cache is of the format {content.get('format')!r}, not '{_FORMAT}'. {remedy}")
+    return content
+
+
+# --- Statistics of single frames, stored in flat files with the cached frames ---
+
+_COLUMNS = {
+    "energies": "f8",
+    "charges": "i4",
+    "spins": "i4",
+    "force_square": "f8",
+    "force_count": "i8",
+    "keys": "u8",
+    "labelled": "u4",  # bit k says whether the frame has label k
+}
+
+
+def write_facts(folder: Path, data: Dataset) -> None:
+    """Find the facts of all frames and write them, all or nothing.
+
+    Args:
+        folder: where; one that is there is replaced.
+        data: the frames.
+    """
+    facts = read_facts(data.batch, np.arange(len(data)))
+    labels = list(facts.labelled)
+    bits = np.zeros(len(data), dtype=np.uint32)
+    for k, name in enumerate(labels):
+        bits |= facts.labelled[name].astype(np.uint32) << np.uint32(k)
+    with build_folder(folder) as aside:
+        columns = {name: ColumnWriter(aside, name, kind) for name, kind in _COLUMNS.items()}
+        columns["counts"] = ColumnWriter(aside, "counts", "i4", (len(facts.elements),))
+        try:
+            for name, column in columns.items():
+                column.append(bits if name == "labelled" else getattr(facts, name))
+            written = {name: column.finish() for name, column in columns.items()}
+        finally:
+            for column in columns.values():
+                column.close()
+        write_index(aside, {"elements": facts.elements.tolist(), "labels": labels, "columns": written})
+
+
+def stored_facts(folder: Path) -> FrameFacts:
+    """What `write_facts` wrote.
+
+    Raises:
+        BadData: a file of it is missing or damaged.
+    """
+    index = read_index(folder)
+    columns = {name: Column(folder, name, facts).all() for name, facts in index["columns"].items()}
+    bits = columns.pop("labelled")
+    labelled = {name: (bits >> np.uint32(k) & np.uint32(1)).astype(bool) for k, name in enumerate(index["labels"])}
+    return FrameFacts(elements=np.array(index["elements"]), labelled=labelled, **columns)
+
+
+# --- Neighbor lists, stored in flat files with the cached frames ---
+
+_CHUNK = 1024  # frames at a time
+
+
+def write_edges(folder: Path, data: Dataset, cutoff: float) -> None:
+    """Search the neighbors in all frames and write them, all or nothing.
+
+    Args:
+        folder: where; one that is there is replaced.
+        data: the frames.
+        cutoff: Å.
+    """
+    sizes = data.sizes()
+    kind = "u2" if sizes.max() < 2**16 else "i4"
+    with build_folder(folder) as aside:
+        columns = {
+            "starts": ColumnWriter(aside, "starts", "i8"),
+            "degree": ColumnWriter(aside, "degree", "i4"),
+            "sender": ColumnWriter(aside, "sender", kind),
+            "shift": ColumnWriter(aside, "shift", "i4", (3,)),
+        }
+        try:
+            columns["starts"].append(np.zeros(1, dtype=np.int64))
+            total, least, most, periodic = 0, 2**62, 0, False
+            starts = range(0, len(data), _CHUNK)
+            chunks = (np.arange(first, min(first + _CHUNK, len(data))) for first in starts)
+            for found in in_threads(lambda frames: search(data.batch(frames).system, cutoff), chunks):
+                columns["starts"].append(total + np.cumsum(found.count))
+                columns["degree"].append(found.degree)
+                columns["sender"].append(found.sender)
+                if found.shift is not None:
+                    columns["shift"].fill(total, 0)
+                    columns["shift"].append(found.shift)
+                total += len(found.sender)
+                periodic = periodic or found.shift is not None
+                least, most = min(least, int(found.degree.min())), max(most, int(found.degree.max()))
+            if periodic:
+                columns["shift"].fill(total, 0)
+            facts = {name: column.finish() for name, column in columns.items()}
+        finally:
+            for column in columns.values():
+                column.close()
+        mean = total / int(sizes.sum())
+        write_index(aside, {"cutoff": cutoff, "neighbors": [least, mean, most], "columns": facts})
+
+
+class CachedEdges:
+    """Neighbor lists of a `CachedDataset`, mapped into memory.
+
+    Args:
+        folder: that `write_edges` made.
+        atoms: [frames + 1] first atom of each frame.
+
+    Attributes:
+        cutoff: Å.
+        neighbors: least, mean and largest number of neighbors of an atom.
+        count: [frames] directed edges of each frame.
+    """
+
+    def __init__(self, folder: Path, atoms: np.ndarray):
+        self._made_of = (folder, atoms)
+        facts = read_index(folder)
+        self.cutoff = float(facts["cutoff"])
+        self.neighbors: tuple[int, float, int] = tuple(facts["neighbors"])
+        self._columns = {name: Column(folder, name, value) for name, value in facts["columns"].items()}
+        self._starts, self._atoms, self._sizes = self._columns["starts"].all(), atoms, np.diff(atoms)
+        self.count = np.diff(self._starts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CachedEdges, self._made_of
+
+    def gather(self, frames: np.ndarray) -> FrameEdges:
+        """The edges of some frames."""
+        count, first = self.count[frames], self._starts[frames]
+        index = expand(first, count)
+        shift = self._columns["shift"].ranges(first, count, index) if len(self._columns["shift"]) else None
+        return FrameEdges(
+            self._columns["degree"].ranges(self._atoms[frames], self._sizes[frames]),
+            self._columns["sender"].ranges(first, count, index),
+            shift,
+            count,
+        )
+
+
+# --- A cache of frames in flat files, built once from any source: millions of frames are opened without being ---
+# read
+#
+# A cache is a folder. index.json says what is in it and what it was made from; the numbers are columns (see
+# `columns`): one row per frame (cell, pbc, charge, spin, labels of structures) or per atom (z, pos, labels of atoms),
+# and the neighbor lists of a cutoff in a folder of their own. It is written aside and renamed, so it is there
+# complete
+# or not at all.
 
 _FRAME = {"cell": ("f8", (3, 3)), "pbc": ("u1", (3,)), "charge": ("i4", ()), "spin": ("i4", ()), "has": ("u4", ())}
 """columns with a row per frame; bit k of `has` says whether the frame has label k"""

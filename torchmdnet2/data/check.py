@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.stated import ROUNDING, is_flag
 from ..errors import BadData
 from ..registry import did_you_mean
-from ..stated import ROUNDING, is_flag
 from ..system import System
-from .collate import select
+from .dataset import Sample, select
 from .labels import LABELS
-from .sample import Sample
 
 __all__ = ["check_batch", "check_sample", "whole_number"]
 

@@ -1,19 +1,436 @@
-"""Data sets: samples by index, subsets and concatenations."""
+"""Columns: flat little-endian arrays in files, written row by row and read through memory maps.
+
+A column `name` is the file name.bin (its rows, nothing else) and the file name.crc with the CRC-32 of every 64 KiB.
+A block is checked when it is first read, so that opening costs nothing and damage is never taken for data.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from .collate import collate, select
-from .frame_facts import FrameFacts, read_facts
-from .sample import Sample
+from ..errors import BadData
+from ..system import System
+from .labels import LABELS, label_names
 
-__all__ = ["ConcatDataset", "Dataset", "Subset"]
+__all__ = [
+    "BLOCK", "Column", "ColumnWriter", "ConcatDataset", "Dataset", "FrameFacts", "Sample", "Subset", "collate",
+    "expand", "read_facts", "select", "structure_keys",
+]  # fmt: skip
+
+
+BLOCK = 2**16
+"""bytes under one checksum"""
+
+_REMEDY = "Delete the folder, and it is made again"
+
+
+def expand(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Indices of several ranges, one after the other: [2, 7], [3, 1] -> [2, 3, 4, 7].
+
+    Args:
+        first: [B] where each range begins.
+        count: [B] its length.
+    """
+    ends = np.cumsum(count)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(first - (ends - count), count) + np.arange(total)
+
+
+class ColumnWriter:
+    """Appends rows to a column.
+
+    Args:
+        folder: where name.bin and name.crc go.
+        name: of the column.
+        dtype: of its numbers; written little-endian.
+        row: shape of a row.
+    """
+
+    def __init__(self, folder: Path, name: str, dtype: str, row: tuple[int, ...] = ()):
+        self.folder, self.name, self.dtype, self.row = folder, name, np.dtype(dtype).newbyteorder("<"), tuple(row)
+        self.rows = 0
+        self._file: BinaryIO = open(folder / f"{name}.bin", "wb")
+        self._sums: list[int] = []
+        self._sum = self._filled = 0
+
+    def append(self, rows: np.ndarray) -> None:
+        """Add rows, [n, *row]."""
+        rows = np.ascontiguousarray(rows, dtype=self.dtype)
+        if rows.shape[1:] != self.row:
+            raise ValueError(f"column {self.name}: rows have the shape {rows.shape[1:]}, not {self.row}")
+        self.rows += len(rows)
+        data = memoryview(rows.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+        self._file.write(data)
+        while len(data):
+            part, data = data[: BLOCK - self._filled], data[BLOCK - self._filled :]
+            self._sum = zlib.crc32(part, self._sum)
+            self._filled += len(part)
+            if self._filled == BLOCK:
+                self._sums.append(self._sum)
+                self._sum = self._filled = 0
+
+    def fill(self, rows: int, value: float = np.nan) -> None:
+        """Add rows of one value until there are so many in all."""
+        while self.rows < rows:
+            self.append(np.full((min(rows - self.rows, 65_536), *self.row), value, dtype=self.dtype))
+
+    def finish(self) -> dict[str, Any]:
+        """Flush to disk, and what `Column` needs to read it again, as plain data."""
+        if self._filled:
+            self._sums.append(self._sum)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+        sums = np.array(self._sums, dtype="<u4").tobytes()
+        with open(self.folder / f"{self.name}.crc", "wb") as file:
+            file.write(sums)
+            file.flush()
+            os.fsync(file.fileno())
+        return {
+            "dtype": self.dtype.str,
+            "row": list(self.row),
+            "rows": self.rows,
+            "crc_sha256": hashlib.sha256(sums).hexdigest(),
+        }
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Column:
+    """Rows of a column, read through a memory map.
+
+    Args:
+        folder: where its files are.
+        name: of the column.
+        facts: what `ColumnWriter.finish` gave.
+
+    Raises:
+        BadData: a file is missing, longer or shorter than it was, or the checksums themselves are damaged.
+    """
+
+    def __init__(self, folder: Path, name: str, facts: Mapping[str, Any]):
+        self.path = folder / f"{name}.bin"
+        dtype, row, rows = np.dtype(facts["dtype"]), tuple(facts["row"]), int(facts["rows"])
+        self._row_bytes = dtype.itemsize * int(np.prod(row, dtype=np.int64))
+        size = rows * self._row_bytes
+        try:
+            sums = (folder / f"{name}.crc").read_bytes()
+            found = self.path.stat().st_size
+        except OSError as error:
+            raise BadData(f"{self.path}: this part of the cache cannot be read: {error}. {_REMEDY}") from error
+        if found != size:
+            raise BadData(f"{self.path}: it is {found} bytes long instead of {size}; the cache is damaged. {_REMEDY}")
+        if hashlib.sha256(sums).hexdigest() != facts["crc_sha256"]:
+            raise BadData(f"{folder / name}.crc: the checksums are damaged. {_REMEDY}")
+        self._sums = np.frombuffer(sums, dtype="<u4")
+        self._checked = np.zeros(len(self._sums), dtype=bool)
+        if size:
+            self._bytes = np.asarray(np.memmap(self.path, dtype=np.uint8, mode="r"))
+        else:  # an empty file cannot be mapped
+            self._bytes = np.zeros(0, dtype=np.uint8)
+        self._rows: np.ndarray = self._bytes.view(dtype).reshape(rows, *row)
+
+        self._made_of = (folder, name, dict(facts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its name: another process maps the file again instead of being sent its content."""
+        return Column, self._made_of
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._bytes)
+
+    def all(self) -> np.ndarray:
+        """Every row, checked; a view of the file."""
+        self.check(np.zeros(1, dtype=np.int64), np.array([len(self)]))
+        return self._rows
+
+    def rows(self, index: np.ndarray) -> np.ndarray:
+        """Single rows, [len(index), *row]."""
+        self.check(index, np.ones_like(index))
+        return self._rows.take(index, axis=0)
+
+    def ranges(self, first: np.ndarray, count: np.ndarray, index: np.ndarray | None = None) -> np.ndarray:
+        """The rows of several ranges, one after the other, [sum(count), *row].
+
+        Args:
+            first, count: [B] as for `expand`.
+            index: `expand(first, count)` where it is known already.
+        """
+        self.check(first, count)
+        return self._rows.take(expand(first, count) if index is None else index, axis=0)
+
+    def check(self, first: np.ndarray, count: np.ndarray) -> None:
+        """Raise BadData when one of the rows is damaged; each block is looked at once."""
+        if not count.all():
+            first, count = first[count > 0], count[count > 0]
+        low = first * self._row_bytes // BLOCK
+        high = ((first + count) * self._row_bytes - 1) // BLOCK
+        if len(low) and int((high - low).max()) > 1:
+            blocks = np.unique(expand(low, high - low + 1))
+        else:
+            blocks = np.concatenate([low, high])
+        new = blocks[~self._checked[blocks]]
+        for block in np.unique(new).tolist() if len(new) else ():
+            part = memoryview(self._bytes[block * BLOCK : (block + 1) * BLOCK])  # type: ignore[arg-type]
+            if zlib.crc32(part) != int(self._sums[block]):
+                raise BadData(
+                    f"{self.path}: the cache is damaged between bytes {block * BLOCK} and "
+                    f"{min((block + 1) * BLOCK, self.nbytes)}. {_REMEDY}"
+                )
+            self._checked[block] = True
+
+
+# --- Samples: structures with labels ---
+
+
+@dataclass(eq=False)
+class Sample:
+    """One structure, or a batch of them, with its labels.
+
+    Args:
+        system: B structures; from a data set B = 1 and positions are float64.
+        labels: name -> values in the package's units: energy [B] eV, forces [N, 3] eV/Å, stress [B, 3, 3] eV/Å³
+            (tensile positive), dipole [B, 3] e·Å, charges [N] e, and further ones named by their shape, as in
+            "scalar:gap" [B] (see `labels.SHAPES`). A label that is not known is absent, or NaN.
+    """
+
+    system: System
+    labels: dict[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sample:
+        """The same on another device or in another floating-point type; energies stay in float64.
+
+        A total energy of −10⁴ eV has an error of 10⁻³ eV in float32, which is as large as what is to be learned.
+
+        Args:
+            device: None keeps it.
+            dtype: of positions, cells and labels other than energies; None keeps it.
+        """
+        labels = {
+            name: value.to(device=device, dtype=None if name == "energy" else dtype)
+            for name, value in self.labels.items()
+        }
+        return Sample(self.system.to(device, dtype), labels)
+
+
+# --- Joining samples to a batch, and selecting structures of a batch ---
+
+
+def collate(samples: Sequence[Sample]) -> Sample:
+    """One batch that holds the samples in order.
+
+    Args:
+        samples: at least one, each with B ≥ 1 structures.
+
+    Returns:
+        The batch. It has every label that one of the samples has, with NaN where a sample does not have it.
+
+    Raises:
+        ValueError: no sample is given.
+    """
+    if not samples:
+        raise ValueError("collate needs at least one sample")
+    labels = {}
+    for name in label_names(*(s.labels for s in samples)):
+        known, shape = next(s.labels[name] for s in samples if name in s.labels), LABELS[name]
+        labels[name] = torch.cat(
+            [s.labels[name] if name in s.labels else known.new_full(shape.of(s.system), torch.nan) for s in samples]
+        )
+    return Sample(System.concatenate([s.system for s in samples]), labels)
+
+
+def select(batch: Sample, frames: np.ndarray, starts: np.ndarray | None = None) -> Sample:
+    """Some structures of a batch, in the order given.
+
+    Args:
+        batch: B structures whose atoms follow each other.
+        frames: indices of structures, each any number of times.
+        starts: [B + 1] first atom of each structure; computed where it is not given.
+
+    Returns:
+        The chosen ones, with copies of all numbers.
+    """
+    system = batch.system
+    if starts is None:
+        starts = np.concatenate([[0], system.atom_counts.cumsum(0).numpy()])
+    frames = np.asarray(frames, dtype=np.int64)
+    first = starts[frames]
+    count = starts[frames + 1] - first
+    chosen, atoms = torch.from_numpy(frames), torch.from_numpy(expand(first, count))
+    structures = System(
+        z=system.z[atoms],
+        pos=system.pos[atoms],
+        batch=torch.from_numpy(np.repeat(np.arange(len(frames)), count)),
+        cell=system.cell[chosen],
+        pbc=system.pbc[chosen],
+        charge=system.charge[chosen],
+        spin=system.spin[chosen],
+    )
+    return Sample(
+        structures, {name: value[atoms if LABELS[name].per_atom else chosen] for name, value in batch.labels.items()}
+    )
+
+
+# --- Contribution of each frame to the statistics of a data set, computed in one pass, for any choice of frames ---
+
+_CHUNK = 1024  # frames at a time
+_RESOLUTION = 1e-5  # Å
+_ODD = [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F]
+
+
+@dataclass(frozen=True, eq=False)
+class FrameFacts:
+    """Numbers of each frame.
+
+    Attributes:
+        elements: [K] atomic numbers, ascending.
+        counts: [S, K] atoms of each element.
+        labelled: label -> [S] whether the frame has it, at least in part.
+        energies: [S] eV, NaN where a frame has none.
+        charges, spins: [S] total charge, e, and spin multiplicity.
+        force_square, force_count: [S] sum of the squared force components, eV²/Å², and their number.
+        keys: [S] the same for the same structure, see `structure_keys`.
+    """
+
+    elements: np.ndarray
+    counts: np.ndarray
+    labelled: dict[str, np.ndarray]
+    energies: np.ndarray
+    charges: np.ndarray
+    spins: np.ndarray
+    force_square: np.ndarray
+    force_count: np.ndarray
+    keys: np.ndarray
+
+    def of(self, frames: np.ndarray) -> FrameFacts:
+        """Those of some frames, in the order given; elements and labels that none of them has are left out."""
+        counts = self.counts[frames]
+        there = counts.any(0)
+        labelled = {name: has[frames] for name, has in self.labelled.items()}
+        rest = {name: getattr(self, name)[frames]
+                for name in ("energies", "charges", "spins", "force_square", "force_count", "keys")}  # fmt: skip
+        return FrameFacts(
+            self.elements[there], counts[:, there], {n: has for n, has in labelled.items() if has.any()}, **rest
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[FrameFacts]) -> FrameFacts:
+        """Those of several runs of frames, one after the other."""
+        elements = np.unique(np.concatenate([part.elements for part in parts]))
+        sizes = [len(part.energies) for part in parts]
+        counts = np.zeros((sum(sizes), len(elements)), dtype=np.int32)
+        ends = np.cumsum(sizes)
+        for part, end, size in zip(parts, ends, sizes, strict=True):
+            counts[end - size : end, np.searchsorted(elements, part.elements)] = part.counts
+        names = dict.fromkeys(name for part in parts for name in part.labelled)
+        labelled = {
+            name: np.concatenate(
+                [part.labelled.get(name, np.zeros(n, dtype=bool)) for part, n in zip(parts, sizes, strict=True)]
+            )
+            for name in names
+        }
+        rest = {name: np.concatenate([getattr(part, name) for part in parts])
+                for name in ("energies", "charges", "spins", "force_square", "force_count", "keys")}  # fmt: skip
+        return cls(elements, counts, labelled, **rest)
+
+
+def read_facts(read: Callable[[np.ndarray], Sample], frames: np.ndarray) -> FrameFacts:
+    """Read them from the frames.
+
+    Args:
+        read: the frames of given numbers as one batch: `Dataset.batch`.
+        frames: [S] indices, at least one.
+
+    Raises:
+        BadData: a frame cannot be used.
+    """
+    return FrameFacts.joined([_facts(read(frames[first : first + _CHUNK])) for first in range(0, len(frames), _CHUNK)])
+
+
+def _facts(batch: Sample) -> FrameFacts:
+    system, labels = batch.system, batch.labels
+    owner, count = system.batch.numpy(), system.num_systems
+    table = np.bincount(owner * 256 + system.z.numpy(), minlength=count * 256).reshape(count, 256)
+    present = np.flatnonzero(table.any(0))
+    labelled = {}
+    for name, value in labels.items():
+        there = ~torch.isnan(value).reshape(len(value), -1).all(1).numpy()
+        labelled[name] = np.bincount(owner[there], minlength=count) > 0 if LABELS[name].per_atom else there
+    square: np.ndarray = np.zeros(count)
+    number: np.ndarray = np.zeros(count, dtype=np.int64)
+    if "forces" in labels:
+        forces = labels["forces"].numpy()
+        known = ~np.isnan(forces)
+        square = np.bincount(owner, weights=np.square(np.where(known, forces, 0.0)).sum(1), minlength=count)
+        number = np.bincount(owner, weights=known.sum(1), minlength=count).astype(np.int64)
+    return FrameFacts(
+        present,
+        table[:, present].astype(np.int32),
+        labelled,
+        labels["energy"].numpy() if "energy" in labels else np.full(count, np.nan),
+        system.charge.numpy().astype(np.int32),
+        system.spin.numpy().astype(np.int32),
+        square,
+        number,
+        structure_keys(batch),
+    )
+
+
+def structure_keys(batch: Sample) -> np.ndarray:
+    """A number for each structure, the same where elements, positions (to 1e-5 Å), cell, charge and spin are the same.
+
+    Different structures have different numbers but for one pair in 2⁶⁴; two that are the same but for rounding at
+    the last of these digits are taken for different ones.
+
+    Returns:
+        [B] uint64.
+    """
+    system = batch.system
+    owner = system.batch.numpy()
+    sizes = np.bincount(owner, minlength=system.num_systems)
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    rows = np.column_stack([_whole(system.pos.numpy()), system.z.numpy(), place])
+    atoms = _mixed(rows)
+    ends = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(atoms)])  # sums modulo 2⁶⁴, as are differences
+    last = np.cumsum(sizes)
+    sums = ends[last] - ends[last - sizes]
+    cells = _whole(system.cell.numpy().reshape(-1, 9))
+    whole = np.column_stack([system.charge.numpy().astype(np.int64), system.spin.numpy(), system.pbc.numpy()])
+    return _mixed(np.column_stack([sums.view(np.int64), cells, whole]))
+
+
+def _whole(lengths: np.ndarray) -> np.ndarray:
+    return np.rint(lengths * (1 / _RESOLUTION)).astype(np.int64)
+
+
+def _mixed(rows: np.ndarray) -> np.ndarray:
+    """A well spread number for each row of integers, [n]."""
+    found = np.zeros(len(rows), dtype=np.uint64)
+    for k, column in enumerate(rows.T):
+        found = (found ^ column.astype(np.int64).view(np.uint64)) * np.uint64(_ODD[k % len(_ODD)])
+        found ^= found >> np.uint64(29)
+    return found
+
+
+# --- Data sets: samples by index, subsets and concatenations ---
 
 
 class Dataset(ABC):

@@ -18,9 +18,9 @@ import numpy as np
 
 from ..errors import BadData, MissingBackend
 from .ase_formats import FrameReader
-from .conversion import label_factors
 from .extxyz import Frame
 from .formats import register_format
+from .labels import label_factors
 
 __all__ = ["DpdataReader"]
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from ..neighbors import neighbor_list
-from .dataset import Dataset
-from .sample import Sample
+from .dataset import Dataset, Sample
 from .statistics import Statistics
 
 __all__ = ["Factor", "Regression", "regression"]

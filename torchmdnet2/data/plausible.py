@@ -9,7 +9,7 @@ import torch
 from ase.data import covalent_radii
 
 from ..neighbors import neighbor_list
-from .sample import Sample
+from .dataset import Sample
 from .statistics import Statistics
 
 __all__ = ["Zeros", "bond_scale", "resolution", "stress_size", "zeros"]

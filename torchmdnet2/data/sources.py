@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadData
-from .cache import CachedDataset, write_cache
-from .conversion import missing_key
-from .folders import locked, read_index, write_index
+from .cache import CachedDataset, locked, read_index, write_cache, write_index
+from .labels import missing_key
 from .reader import Reader
 
 __all__ = ["AUTO_BYTES", "cache_folder", "cache_root", "cached", "file_facts", "missing_keys"]

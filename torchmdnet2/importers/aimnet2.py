@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import BadCheckpoint
-from ..potential import SYMBOLS, Potential
+from ..potential.potential import SYMBOLS, Potential
 from ..units import BOHR, HARTREE
 from .torchscript import ScriptModule, read_torchscript
 

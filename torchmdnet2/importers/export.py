@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import atomic_write
-from ..potential import Potential
+from ..core.files import atomic_write
+from ..potential.potential import Potential
 from ..priors import ZBL, Atomref
-from .hyper_parameters import ABSENT, ARGUMENTS, COMMON
+from .training_yaml import ABSENT, ARGUMENTS, COMMON
 
 __all__ = ["export_checkpoint", "export_state"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.files import written_aside
 from ..errors import BadConfig, BadData, MissingBackend
-from ..files import written_aside
 
 __all__ = ["HubFile", "HubModel", "download", "look_up"]
 

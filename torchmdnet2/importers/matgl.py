@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import BadCheckpoint
-from ..potential import SYMBOLS, Potential
-from .layout import reorder_rows
-from .tensor_file import read_tensor_file
+from ..potential.potential import SYMBOLS, Potential
+from .source_files import read_tensor_file, reorder_rows
 
 __all__ = ["convert_matgl", "import_matgl", "is_matgl"]
 

@@ -10,17 +10,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from .. import units
+from ..core.yaml_reader import read_config
 from ..errors import BadConfig
-from ..training.config.config import Config, parse_config
-from ..training.config.schema import Section, closest, first_error, homes, validate_choice
-from ..yaml_reader import read_config
+from ..training.config.config import Config, parse_config, section_lines, yaml_line
+from ..training.config.schema import Section, closest, first_error, homes, section_of, validate_choice
 from .labellers import LABELLERS, make_labeller
 from .selection import SELECTIONS, make_selection
 
-__all__ = ["DynamicsConfig", "LabelsConfig", "LearnConfig", "StartConfig", "load_learn_config", "parse_learn_config"]
+__all__ = [
+    "DynamicsConfig", "LabelsConfig", "LearnConfig", "StartConfig", "default_learn_yaml", "load_learn_config",
+    "parse_learn_config",
+]  # fmt: skip
+
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=1)]
@@ -263,3 +267,34 @@ def load_learn_config(path: str | os.PathLike, overrides: Iterable[str] = ()) ->
         BadConfig: not YAML, an unknown key, a wrong type, a value out of range.
     """
     return parse_learn_config(read_config(path, overrides), str(path))
+
+
+# --- The configuration of active learning as YAML: every key with its default and its description ---
+
+
+def default_learn_yaml() -> str:
+    """A configuration with all keys, their defaults and their meaning; only `start.file` is left to be filled in.
+
+    Other labellers, and the arguments of each, are listed at the end as comments.
+    """
+    lines = ["# torchmdnet2 learn: every key, its default and its meaning.", ""]
+    for name, field in LearnConfig.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            own = section_lines(kind, 1, {"file": "frames.xyz"} if name == "start" else {})
+            lines += [f"{name}:", *own, ""]
+        elif name == "selection":
+            lines += [yaml_line("selection:", field.description), *_choice(SELECTIONS["disagreement"], "disagreement")]
+            lines += [yaml_line("  # name: random", "to compare with; has no other keys"), ""]
+        else:
+            default: Any = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
+            value = default if isinstance(default, int | float | str) else "{}"
+            lines.append(yaml_line(f"{name}: {value}", field.description))
+    lines += ["", "# Arguments of labels.labeller by its name:"]
+    for name in LABELLERS:
+        lines += ["#", *(f"#{line}" for line in _choice(LABELLERS[name], name))]
+    return "\n".join(lines)
+
+
+def _choice(cls: type, name: str) -> list[str]:
+    return section_lines(section_of(cls), 1, {"name": name})

@@ -12,15 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from ..ensemble import Ensemble
-from ..md.bonds import Bonds
+from ..md.guard import Bonds
+from ..md.integrators import State
 from ..md.options import MDOptions
 from ..md.output import TableRow
-from ..md.replicas import ReplicaBatch, ReplicaRun
-from ..md.stability import ReplicaProgress, alike, checked_start
-from ..md.state import State
+from ..md.stability import ReplicaBatch, ReplicaProgress, ReplicaRun, alike, checked_start
 from ..system import System
 from .config import DynamicsConfig
-from .trajectory import Trajectory
+from .selection import Trajectory
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -211,7 +211,7 @@ class Teacher(Labeller):
 
     def _stated(self) -> str:
         from ..checkpoint import read_header
-        from ..ensemble_file import read_ensemble
+        from ..ensemble import read_ensemble
 
         first = read_ensemble(self.file)[0] if self.file.endswith(".json") else self.file
         data = read_header(first)["metadata"].get("data", {})

@@ -1,17 +1,14 @@
-"""The loop of active learning: labels, training, dynamics, selection, in rounds until a condition to stop is met.
-
-Every phase of a round ends with a file that is written at once, and is skipped where this file is there already. A run
-that was killed therefore goes on where it was, and ends with the same files. Numbers of a round are functions of the
-configuration, the round, and the files of the rounds before.
-"""
+"""The start of a run: frames to begin with, structures to start dynamics from, and whether labels fit the labeller."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,36 +19,142 @@ import numpy as np
 import yaml
 from rich.console import Console
 
+from ..core.files import atomic_write, old_name
 from ..data.sources import file_facts
-from ..ensemble import Ensemble
-from ..ensemble_file import write_ensemble
+from ..ensemble import Ensemble, write_ensemble
 from ..errors import BadConfig, BadData
-from ..files import atomic_write
 from ..training.config.config import Config
 from ..training.reporting.log import TrainingLog
-from ..training.run.folder import DONE, exclusive_folder
+from ..training.run.folder import DONE, differences, exclusive_folder
 from ..training.run.run import run_training
-from ..training.run.run_fingerprint import differences
 from ..training.run.setup import device_of
 from ..training.run.start import own_torch_state
-from ..training.steps.interrupts import Interrupted
-from .beginning import START, STARTS, VERIFY, clear_start, prepare_start, verify_start
+from ..training.steps.state import Interrupted
 from .config import LearnConfig
 from .dynamics import explore
-from .frames import read_frames, write_frames
 from .labellers import make_labeller
 from .labelling import FAILED, LABELLED, LABELS, label_frames, put_aside
-from .report import write_report
-from .seeds import seed_of
-from .selected import frames_of, keys_of, unlabelled
-from .selection import make_selection
-from .summary import RoundSummary, errors_of, first_words, temperatures_of, validation_errors
-from .trajectory import Trajectory, read_trajectories, write_trajectories
+from .report import RoundSummary, errors_of, first_words, temperatures_of, validation_errors, write_report
+from .selection import (
+    Trajectory,
+    frames_of,
+    keys_of,
+    labelled_frames,
+    labels_of,
+    make_selection,
+    read_frames,
+    read_trajectories,
+    seed_of,
+    spread_over,
+    structures,
+    unlabelled,
+    write_frames,
+    write_trajectories,
+)
+
+__all__ = ["START", "STARTS", "VERIFY", "LearnResult", "clear_start", "prepare_start", "run_learning", "verify_start"]
+
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["LearnResult", "run_learning"]
+
+START, STARTS, VERIFY = "start.xyz", "starts.xyz", "verify"
+ENERGY, FORCE = 5e-3, 0.05
+"""eV per atom and eV/Å: by more than this, labels of the same method do not differ."""
+
+
+def prepare_start(config: LearnConfig, folder: Path) -> None:
+    """Write start.xyz, the frames to begin with, and starts.xyz, where dynamics start.
+
+    Raises:
+        FileNotFoundError, BadData: a file is missing or cannot be used.
+        BadConfig: there are fewer than two frames.
+    """
+    start = config.start
+    if not (folder / START).is_file():
+        if start.labelled:
+            keys = {name: key for name, key in start.keys.model_dump().items() if key is not None}
+            frames = labelled_frames(start.file, keys, start.units.model_dump(exclude_none=True))
+        else:
+            frames = structures(start.file)
+        frames = spread_over(frames, start.frames)
+        if len(frames) < 2:
+            raise BadConfig("start.file: has one frame; two are needed at least, to train on one and validate on one")
+        for k, atoms in enumerate(frames):
+            atoms.info.update(round=0, reason="start", start=k)
+        write_frames(folder / START, frames)
+    if not (folder / STARTS).is_file():
+        given = config.dynamics.starts
+        write_frames(folder / STARTS, read_frames(folder / START) if given is None else structures(given))
+
+
+def verify_start(config: LearnConfig, folder: Path, say: Callable[[str], None]) -> None:
+    """Label some labelled start frames again, in the folder `verify`, and compare.
+
+    Raises:
+        BadData: labels differ, or cannot be computed: other units, another method or other settings.
+    """
+    count = config.start.verify if config.start.labelled else 0
+    if not count:
+        return
+    frames: list[Atoms] = spread_over(read_frames(folder / START), count)
+    own = folder / VERIFY
+    own.mkdir(exist_ok=True)
+    if not (own / LABELLED).is_file():
+        label_frames([_bare(atoms) for atoms in frames], own, config.labels, say)
+    for atoms in read_frames(own / FAILED):
+        raise BadData(f"start frame {atoms.info['start']} cannot be labelled: {atoms.info['error']}")
+    energy = force = 0.0
+    for given, computed in zip(frames, read_frames(own / LABELLED), strict=True):
+        theirs, ours = labels_of(given), labels_of(computed)
+        energy = max(energy, abs(theirs.energy - ours.energy) / len(given))
+        force = max(force, float(np.abs(theirs.forces - ours.forces).max()))
+    if energy > ENERGY or force > FORCE:
+        raise BadData(
+            f"the labels of the start frames are not those of the labeller: energies differ by {1e3 * energy:.3g} "
+            f"meV/atom, forces by {1e3 * force:.3g} meV/Å. Check start.keys, start.units and the settings of the "
+            "labeller; or set start.labelled to false, to have the structures labelled anew"
+        )
+    say(
+        f"{len(frames)} start frame(s) labelled again: energies differ by {1e3 * energy:.2g} meV/atom, forces by "
+        f"{1e3 * force:.2g} meV/Å"
+    )
+
+
+def clear_start(folder: Path, others: Iterable[str]) -> None:
+    """Make a folder free again for a run whose start has failed; what was labelled stays in verify.old.
+
+    Args:
+        folder: of the run.
+        others: names of files that the run has written before.
+    """
+    own = folder / VERIFY
+    if own.exists():
+        shutil.rmtree(old_name(own), ignore_errors=True)
+        os.replace(own, old_name(own))
+    for name in (START, STARTS, *others):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _bare(atoms: Atoms) -> Atoms:
+    frame = atoms.copy()
+    frame.calc = None
+    return frame
+
+
+# --- The loop of active learning: labels, training, dynamics, selection, in rounds until a condition to stop is ---
+# met
+#
+# Every phase of a round ends with a file that is written at once, and is skipped where this file is there already. A
+# run
+# that was killed therefore goes on where it was, and ends with the same files. Numbers of a round are functions of
+# the
+# configuration, the round, and the files of the rounds before.
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
 
 RUN, CONFIG, FINISHED, SUMMARY, SELECTED = "run.json", "config.yaml", "finished.json", "round.json", "selected.xyz"
 TRAIN, VALIDATION = "train.xyz", "validation.xyz"

@@ -1,22 +1,199 @@
-"""Which frames of the dynamics are labelled next. One class per way, registered under a name.
-
-The upper limit on the spread, and the frames before a break: what lies beyond is not worth a calculation, because the
-dynamics that led there are wrong. Compare Y. Zhang et al., Comput. Phys. Commun. 253, 107206 (2020) (DP-GEN).
-"""
+"""Frames on disk: extended XYZ with labels, and in `info` where each frame comes from."""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..errors import BadConfig
+from ..core.files import atomic_write
+from ..data import open_dataset
+from ..data.structures import read_structures
+from ..errors import BadConfig, BadData
+from ..md.setup import plain_copy
 from ..registry import Registry
-from .trajectory import Trajectory
+from .labellers import Labels
 
-__all__ = ["SELECTIONS", "Choice", "Selection", "make_selection"]
+__all__ = [
+    "SELECTIONS", "Choice", "Selection", "Trajectory", "frames_of", "keys_of", "labelled_frames", "labels_of",
+    "make_selection", "read_frames", "read_trajectories", "seed_of", "structures", "unlabelled", "with_labels",
+    "write_frames", "write_trajectories",
+]  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+def write_frames(path: Path, frames: Sequence[Atoms]) -> None:
+    """Write extended XYZ, of positions rounded to 10⁻⁸ Å; a reader sees all of it or nothing.
+
+    What is computed from frames is computed from those that `read_frames` reads back.
+    """
+    from ase.io import write
+
+    text = io.StringIO()
+    if frames:
+        write(text, list(frames), format="extxyz")
+    atomic_write(path, text.getvalue())
+
+
+def read_frames(path: Path) -> list[Atoms]:
+    """The frames of a file of `write_frames`, which may be empty."""
+    from ase.io import read
+
+    if not path.stat().st_size:
+        return []
+    return read(path, ":", format="extxyz")  # type: ignore[return-value]
+
+
+def with_labels(atoms: Atoms, labels: Labels) -> Atoms:
+    """A copy with labels; `info` is kept."""
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    frame = atoms.copy()
+    frame.set_constraint()  # forces are written as they are
+    frame.calc = SinglePointCalculator(frame, energy=labels.energy, forces=labels.forces)
+    return frame
+
+
+def labels_of(frame: Atoms) -> Labels:
+    """The labels of a frame of `with_labels`."""
+    assert frame.calc is not None
+    return Labels(float(frame.calc.results["energy"]), np.asarray(frame.calc.results["forces"]))
+
+
+def labelled_frames(
+    path: str | list[str], keys: Mapping[str, str | None], units: Mapping[str, str | None]
+) -> list[Atoms]:
+    """Frames of the user's data files, with their energies and forces in eV and Å.
+
+    Raises:
+        FileNotFoundError, BadData: as `open_dataset`; a frame has no energy or no forces.
+    """
+    data = open_dataset(path, keys=keys, units=units)
+    frames = []
+    for k in range(len(data)):
+        sample = data[k]
+        (atoms,) = sample.system.to_ase()
+        for name in ("energy", "forces"):
+            if name not in sample.labels or not bool(sample.labels[name].isfinite().all()):
+                raise BadData(
+                    f"{data.name(k)}: has no {name}; set start.labelled to false, to have all frames labelled"
+                )
+        labels = Labels(float(sample.labels["energy"][0]), sample.labels["forces"].numpy())
+        frames.append(with_labels(atoms, labels))
+    return frames
+
+
+def structures(path: str | list[str]) -> list[Atoms]:
+    """Frames of the user's files, without labels.
+
+    Raises:
+        FileNotFoundError, BadData: a file is missing or cannot be read.
+    """
+    found: list[Atoms] = []
+    for file in [path] if isinstance(path, str) else path:
+        if not Path(file).is_file():
+            raise FileNotFoundError(f"{file}: no such file")
+        try:
+            found += read_structures(file)
+        except Exception as error:  # ASE's readers raise whatever they meet
+            raise BadData(f"{file}: cannot be read as structures: {str(error) or type(error).__name__}") from error
+    if not found:
+        raise BadConfig(f"{path}: there are no structures in it")
+    return [plain_copy(atoms, None, None) for atoms in found]
+
+
+def spread_over(frames: Sequence[Any], count: int | None) -> list[Any]:
+    """So many of the frames, evenly from all over them; None: all."""
+    if count is None or count >= len(frames):
+        return list(frames)
+    return [frames[k * len(frames) // count] for k in range(count)]
+
+
+# --- Seeds of a round, derived from that of the run ---
+
+
+def seed_of(seed: int, what: str, *numbers: int) -> int:
+    """A seed below 2⁵⁶ for one purpose, as seed_of(0, "training", round, member)."""
+    words = " ".join(map(str, (seed, what, *numbers)))
+    return int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "little")
+
+
+# --- What the dynamics of a round leave behind: positions of each replica, the spread of the committee, and its ---
+# end
+
+_PLAIN = ("temperature", "replica", "member", "start", "broken_at", "reason")
+
+
+@dataclass(eq=False)
+class Trajectory:
+    """K frames of one replica of n atoms, all from before it broke.
+
+    Attributes:
+        temperature: K, of the bath.
+        replica, member, start: its number, the model that ran it, and the frame that it started from.
+        broken_at: ps; None if it stayed whole.
+        reason: why it broke.
+        time: [K] ps, ascending.
+        pos: [K, n, 3] Å, not wrapped into the cell.
+        regular: [K] whether a frame is one of those at equal intervals; the others are the last before a break.
+        spread: [K] eV/Å, standard deviation of the members' forces on the atom where it is largest.
+    """
+
+    temperature: float
+    replica: int
+    member: int
+    start: int
+    broken_at: float | None
+    reason: str
+    time: NDArray[np.float64]
+    pos: NDArray[np.float64]
+    regular: NDArray[np.bool_]
+    spread: NDArray[np.float64]
+
+    @property
+    def whole(self) -> bool:
+        return self.broken_at is None
+
+
+def write_trajectories(path: Path, runs: Sequence[Trajectory]) -> None:
+    """All replicas at one temperature as .npz; a reader sees all of it or nothing."""
+    arrays: dict[str, Any] = {
+        f"{name}_{k}": value for k, run in enumerate(runs) for name, value in _arrays(run).items()
+    }
+    facts = [{name: value for name, value in vars(run).items() if name in _PLAIN} for run in runs]
+    buffer = io.BytesIO()
+    np.savez(buffer, facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8), **arrays)
+    atomic_write(path, buffer.getvalue())
+
+
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """What `write_trajectories` wrote, to the bit."""
+    with np.load(path, allow_pickle=False) as file:
+        facts = json.loads(file["facts"].tobytes())
+        names = ("time", "pos", "regular", "spread")
+        return [Trajectory(**own, **{name: file[f"{name}_{k}"] for name in names}) for k, own in enumerate(facts)]
+
+
+def _arrays(run: Trajectory) -> dict[str, np.ndarray]:
+    return {name: value for name, value in vars(run).items() if name not in _PLAIN}
+
+
+# --- Which frames of the dynamics are labelled next. One class per way, registered under a name ---
+#
+# The upper limit on the spread, and the frames before a break: what lies beyond is not worth a calculation, because
+# the
+# dynamics that led there are wrong. Compare Y. Zhang et al., Comput. Phys. Commun. 253, 107206 (2020) (DP-GEN).
 
 SELECTIONS: Registry[Any] = Registry("selection")
 
@@ -101,3 +278,53 @@ class Random(Selection):
         every = [Choice(run, k, "random") for run in runs for k in np.flatnonzero(run.regular).tolist()]
         drawn = rng.permutation(len(every))[:count]
         return [every[k] for k in drawn.tolist()]
+
+
+# --- From selected frames of trajectories to frames that say where they come from ---
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+def frames_of(choices: Sequence[Choice], starts: Sequence[Atoms], number: int) -> list[Atoms]:
+    """The selected frames; `info` holds round, reason, spread (eV/Å), temperature (K), time (ps), replica, start.
+
+    Args:
+        choices: what was selected.
+        starts: the structures that the replicas started from.
+        number: of the round that they will be labelled in.
+    """
+    frames = []
+    for run, k, reason in choices:
+        atoms = starts[run.start].copy()
+        atoms.calc = None
+        atoms.set_positions(run.pos[k], apply_constraint=False)
+        kept = {name: atoms.info[name] for name in ("charge", "spin") if name in atoms.info}
+        atoms.info = {
+            **kept, "round": number, "reason": reason, "spread": float(run.spread[k]),
+            "temperature_K": run.temperature, "time_ps": float(run.time[k]), "replica": run.replica,
+            "start": run.start,
+        }  # fmt: skip
+        frames.append(atoms)
+    return frames
+
+
+def keys_of(frames: Iterable[Atoms]) -> set[bytes]:
+    """What frames are recognised by: elements and positions, rounded to 10⁻⁶ Å."""
+    return {_key(atoms.numbers, atoms.positions) for atoms in frames}
+
+
+def unlabelled(runs: Sequence[Trajectory], starts: Sequence[Atoms], known: set[bytes]) -> list[Trajectory]:
+    """The replicas without the frames that are labelled already, as the starts often are."""
+    left = []
+    for run in runs:
+        numbers = starts[run.start].numbers
+        new = np.array([_key(numbers, pos) not in known for pos in run.pos], dtype=bool)
+        facts = {name: value for name, value in vars(run).items() if not isinstance(value, np.ndarray)}
+        arrays = {name: value[new] for name, value in vars(run).items() if isinstance(value, np.ndarray)}
+        left.append(Trajectory(**facts, **arrays))
+    return left
+
+
+def _key(numbers: NDArray[np.int64], pos: NDArray[np.float64]) -> bytes:
+    return numbers.astype(np.int64).tobytes() + (np.round(pos, 6) + 0.0).tobytes()  # + 0.0: no negative zeros

@@ -6,8 +6,7 @@ from __future__ import annotations
 from .guard import Unphysical
 from .options import MDOptions
 from .run import MDResult, Replica, run_md
-from .stability import check_stability
-from .stability_report import ReplicaOutcome, StabilityReport, Summary
+from .stability import ReplicaOutcome, StabilityReport, Summary, check_stability
 
 __all__ = [
     "MDOptions",

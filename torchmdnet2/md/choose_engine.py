@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..evaluator import Evaluator
-from ..potential import Potential
+from ..potential.potential import Potential
 from ..system import System
 from .engine import Engine, HostEngine
 from .integrators import VelocityVerlet
@@ -37,8 +37,8 @@ def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, 
         evaluator = Evaluator(potential)
     step = evaluator.bind(system, stress=False)
     try:
-        from ..runtime.bound import FusedBoundStep
-        from .graphed import GraphEngine
+        from ..engine.step import FusedBoundStep
+        from .kernels_gpu import GraphEngine
     except ImportError:  # no Triton
         return HostEngine(step, dynamics)
     if not isinstance(step, FusedBoundStep):

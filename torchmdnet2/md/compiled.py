@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..runtime.reference import BoundStep
+from ..engine.bound import BoundStep
 from ..units import AMU_A2_FS2
 from . import kernels_cpu as kernels
 from .engine import HostEngine

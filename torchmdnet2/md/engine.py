@@ -10,9 +10,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from ..runtime.reference import BoundStep
-from .integrators import VelocityVerlet
-from .state import State
+from ..engine.bound import BoundStep
+from .integrators import State, VelocityVerlet
 
 __all__ = ["Engine", "HostEngine"]
 

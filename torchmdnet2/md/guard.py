@@ -9,18 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from ase.data import covalent_radii
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..neighbors import neighbor_list
-from ..potential import SYMBOLS
+from ..potential.potential import SYMBOLS
 from ..system import System
+from .integrators import AtomConstants, State
 from .output import TableRow
-from .state import AtomConstants, State
 
-__all__ = ["Guard", "Limits", "NonFiniteState", "Unphysical", "check_overlaps", "closest_pair"]
+__all__ = [
+    "BONDED", "DEVIATION", "Bonds", "Guard", "Limits", "NonFiniteState", "Unphysical", "check_overlaps",
+    "closest_pair",
+]  # fmt: skip
+
 
 OVERLAP = 0.5
 """Atoms closer than this part of the sum of their covalent radii overlap; the shortest bonds are near 1."""
@@ -199,3 +206,197 @@ def _name(system: System, atom: int) -> str:
         return f"atom {atom} ({symbol})"
     first = int((system.batch < replica).sum())
     return f"atom {atom - first} ({symbol}) of replica {replica}"
+
+
+# --- Bonds of a structure, and whether dynamics has changed them ---
+#
+# The measure is that of X. Fu et al., "Forces are not enough", Trans. Mach. Learn. Res. 2023 (arXiv:2210.07237): a
+# simulation of a molecule is no longer stable once a bond is 0.5 Å longer or shorter than it usually is. Two
+# additions:
+# a new bond counts as well, and a proton that goes over a hydrogen bond does not, since in the enol of acetylacetone,
+# in acids and in water it does so at room temperature.
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+BONDED = 1.25
+"""Atoms nearer than this many sums of their covalent radii are bonded."""
+
+DEVIATION = 0.5
+"""Å by which a bond may be longer or shorter than usual."""
+
+NONMETALS = (1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 52, 53)
+"""Elements whose bonds are checked. Metal atoms change their neighbors in normal dynamics."""
+
+_DENSE_BONDS = 20_000  # pairs up to which computing all distances is faster than a neighbor search
+
+ACCEPTORS = (7, 8, 9, 16, 17)
+"""Elements (N, O, F, S, Cl) between which a proton may be transferred."""
+
+
+class _Bond(NamedTuple):
+    """A possible bond: both atoms, the three shifts of the second, and its length in Å."""
+
+    key: tuple[int, ...]
+    usual: float
+
+
+class Bonds:
+    """The bonds of a structure.
+
+    Args:
+        start: one structure, on the CPU. Its bonds are those that are watched; in periodic structures each with the
+            image in which it is, so that positions are to be followed without wrapping them into the cell.
+        frames: of the same atoms in the same order. The usual length of a bond is its mean over those in which it is
+            one; where there is none, its length at the start.
+
+    Attributes:
+        pairs: [P, 2] atoms.
+        shift: [P, 3] cells between the second atom and its image that is bonded.
+        usual: [P] Å.
+        deviation: Å, the largest that was let pass, but for bonds of protons that another atom could hold as well.
+        transfers: protons that went over.
+    """
+
+    def __init__(self, start: System, frames: Sequence[Atoms] = ()):
+        self.system = start
+        self._z = start.z.numpy()
+        self._cell, self._periodic = start.cell[0].numpy(), bool(start.pbc.any())
+        self._radii = np.where(np.isin(self._z, NONMETALS), covalent_radii[self._z], 0.0)
+        self.pairs, self.shift, self.usual = self._within(start, np.arange(len(self._z)), BONDED)
+        self._heavy = np.flatnonzero((self._radii > 0) & (self._z > 1))
+        self.deviation, self.transfers = 0.0, 0
+        self._apart = self._pairs_apart()
+        self._learn(frames)
+
+    def __call__(self, pos: Tensor) -> None:
+        """Compare positions with the bonds.
+
+        Args:
+            pos: [n, 3] Å, finite.
+
+        Raises:
+            Unphysical: a bond is too long or too short, or there is a new one; names the atoms.
+        """
+        x = pos.numpy()
+        length = self.lengths(x)
+        off = np.abs(length - self.usual)
+        # nothing to do, as nearly always, if no bond is as far off as one was before
+        if off.max(initial=0.0) > self.deviation:
+            shared = self._shared(x)
+            for k in np.flatnonzero(off > DEVIATION)[::-1].tolist():  # backwards, because bonds are removed
+                if k not in shared or length[k] < self.usual[k]:
+                    i, j = map(self._name, self.pairs[k])
+                    raise Unphysical(f"the bond of {i} and {j} is {length[k]:.2f} Å long (usually {self.usual[k]:.2f})")
+                self._hand_over(k, shared[k])
+            off[list(shared)] = 0.0
+        if self._near(x):
+            self._refuse_new(x)
+        self.deviation = max(self.deviation, float(off.max(initial=0.0)))
+
+    def lengths(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[P] Å, at positions [n, 3] Å."""
+        i, j = self.pairs.T
+        vectors = x[j] - x[i]
+        if self._periodic:
+            vectors = vectors + self.shift @ self._cell
+        return np.linalg.norm(vectors, axis=1)
+
+    def _learn(self, frames: Sequence[Atoms]) -> None:
+        """The usual lengths, from frames that may have other cells and may be wrapped: minimum images."""
+        from ase.geometry import find_mic
+
+        i, j = self.pairs.T
+        limit = BONDED * (self._radii[i] + self._radii[j])
+        total, count = np.zeros(len(i)), np.zeros(len(i))
+        for atoms in frames:
+            vectors = atoms.positions[j] - atoms.positions[i]
+            d = find_mic(vectors, atoms.cell, atoms.pbc)[1] if len(i) else np.zeros(0)
+            total += np.where(d < limit, d, 0.0)
+            count += d < limit
+        self.usual = np.where(count > 0, total / np.maximum(count, 1), self.usual)
+
+    def _within(
+        self, system: System, among: NDArray[np.int64], part: float
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Pairs [P, 2], their shifts [P, 3] and distances [P] below that part of the sum of the radii."""
+        radii = self._radii[among]
+        cutoff = 2 * part * float(radii.max(initial=0.0))
+        if not cutoff:
+            return np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int64), np.zeros(0)
+        own = torch.as_tensor(among)
+        found = system.replace(z=system.z[own], pos=system.pos[own], batch=system.batch[own])
+        edges = neighbor_list(found, cutoff, half=True)
+        d = edges.distances(found).numpy()
+        i, j = edges.edge_index.numpy()
+        near = (d < part * (radii[i] + radii[j])) & (radii[i] > 0) & (radii[j] > 0)
+        return among[np.stack([i, j], 1)[near]], edges.shift.numpy()[near], d[near]
+
+    def _pairs_apart(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+        """Heavy atoms that are not bonded, [Q, 2], and the squares of their least distances; None where a neighbor
+        search is needed. Bonds of heavy atoms stay what they are (see `_refuse_new`), unlike those of protons."""
+        i, j = np.triu_indices(len(self._heavy), 1)
+        if self._periodic or len(i) > _DENSE_BONDS:
+            return None
+        pairs = self._heavy[np.stack([i, j], 1)]
+        known = {tuple(sorted(pair)) for pair in self.pairs.tolist()}
+        pairs = pairs[[tuple(pair) not in known for pair in pairs.tolist()]]
+        return pairs, self._radii[pairs].sum(1) ** 2
+
+    def _near(self, x: NDArray[np.float64]) -> bool:
+        """Whether heavy atoms may have come so near that they are bonded; quick."""
+        if self._apart is None:
+            return True
+        pairs, limits = self._apart
+        vectors = x[pairs[:, 0]] - x[pairs[:, 1]]
+        return bool((np.einsum("qk,qk->q", vectors, vectors) < limits * (1 + 1e-12)).any())
+
+    def _refuse_new(self, x: NDArray[np.float64]) -> None:
+        """Two atoms nearer than the sum of their radii that were not bonded. Not of hydrogen, whose new bond costs it
+        the old one, and which may be near to both on its way."""
+        pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), self._heavy, 1.0)
+        known = self._keys()
+        for p, s, distance in zip(pairs.tolist(), shift.tolist(), d, strict=True):
+            if (*p, *s) not in known:
+                i, j = map(self._name, p)
+                raise Unphysical(f"{i} and {j}, which were not bonded, are {distance:.2f} Å apart: a new bond")
+
+    def _shared(self, x: NDArray[np.float64]) -> dict[int, _Bond]:
+        """Bonds of protons that another atom can hold as well, each with the shortest bond to such an atom."""
+        z = self._z[self.pairs]
+        protic = np.flatnonzero((z == 1).any(1) & np.isin(z, ACCEPTORS).any(1))
+        if not len(protic):
+            return {}
+        protons = np.where(z[protic, 0] == 1, *self.pairs[protic].T)
+        among = np.union1d(np.flatnonzero(np.isin(self._z, ACCEPTORS)), protons)
+        reach = 1 + DEVIATION / (covalent_radii[1] + covalent_radii[list(ACCEPTORS)].min())
+        pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), among, reach)
+        sums = self._radii[pairs].sum(1)
+        held = (d < sums + DEVIATION) & ((self._z[pairs] == 1).sum(1) == 1)
+        near: dict[int, list[tuple[float, _Bond]]] = {}
+        for p, s, distance, usual in zip(pairs[held], shift[held], d[held], sums[held], strict=True):
+            near.setdefault(int(p[self._z[p] == 1][0]), []).append((distance, _Bond((*p, *s), usual)))
+        found = {}
+        for k, h in zip(protic.tolist(), protons.tolist(), strict=True):
+            own = (*self.pairs[k], *self.shift[k])
+            others = [(distance, bond) for distance, bond in near.get(h, ()) if bond.key != own]
+            if others:
+                found[k] = min(others)[1]
+        return found
+
+    def _hand_over(self, k: int, bond: _Bond) -> None:
+        """Put another bond in the place of bond k, or nothing where the proton had two."""
+        rest = np.arange(len(self.pairs)) != k
+        self.pairs, self.shift, self.usual = self.pairs[rest], self.shift[rest], self.usual[rest]
+        if bond.key not in self._keys():
+            self.pairs = np.concatenate([self.pairs, [bond.key[:2]]])
+            self.shift = np.concatenate([self.shift, [bond.key[2:]]])
+            self.usual = np.append(self.usual, bond.usual)
+            self.transfers += 1
+
+    def _keys(self) -> set[tuple[int, ...]]:
+        return {(*p, *s) for p, s in zip(self.pairs.tolist(), self.shift.tolist(), strict=True)}
+
+    def _name(self, atom: int) -> str:
+        return f"atom {atom} ({SYMBOLS[self._z[atom]]})"

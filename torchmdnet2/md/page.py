@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import atomic_write
-from ..html_page import document, figure_png, image, table
+from ..core.files import atomic_write
+from ..core.html_page import document, figure_png, image, table
 from ..neighbors import neighbor_list
 from ..system import System
-from .bonds import Bonds
-from .output import TableRow
-from .progress import drift_text, speed_text
+from .guard import Bonds
+from .output import TableRow, drift_text, speed_text
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -12,21 +12,16 @@ import torch
 
 from ..adapters.model import ModelSource, open_model
 from ..errors import BadConfig
-from ..novelty import LARGEST, UnknownStructure, Watch
-from ..potential import Potential
+from ..potential.novelty import LARGEST, UnknownStructure, Watch
+from ..potential.potential import Potential
 from ..system import System
 from .choose_engine import make_engine
-from .conservation import Conservation
 from .guard import Guard, Limits, NonFiniteState, Unphysical, check_overlaps
-from .integrators import Langevin, VelocityVerlet
+from .integrators import AtomConstants, Langevin, State, VelocityVerlet
 from .options import MDOptions
-from .output import TableRow
-from .progress import Reporter
-from .record import Recorder
-from .restart import read_restart, write_restart
+from .output import Conservation, Reporter, TableRow
 from .setup import atom_constants, check_start, fingerprint, minimize, noise_seeds, plain_copy, velocities
-from .state import AtomConstants, State
-from .trajectory import check_trajectory
+from .trajectory import Recorder, check_trajectory, read_restart, write_restart
 
 if TYPE_CHECKING:
     from ase import Atoms

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.stated import cell_of, charge_and_spin
 from ..errors import BadData
-from ..potential import Potential
-from ..stated import cell_of, charge_and_spin
+from ..potential.potential import Potential
 from ..system import System
+from .integrators import AtomConstants, maxwell_boltzmann, remove_momentum
 from .options import MDOptions
-from .record import VELOCITY
-from .state import AtomConstants, maxwell_boltzmann, remove_momentum
+from .trajectory import VELOCITY
 
 if TYPE_CHECKING:
     from ase import Atoms

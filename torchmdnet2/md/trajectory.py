@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import os
 import struct
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import numpy as np
+from torch import Tensor
 
-from ..errors import BadData
-from ..files import keep_old
+from ..core.files import atomic_write, keep_old
+from ..errors import BadCheckpoint, BadConfig, BadData
+from ..units import AMU_A2_FS2
+from .integrators import AtomConstants, State
+from .options import MDOptions
+from .output import Drift, Table, TableRow, plot
+from .page import Simulated, read_frames, write_page
+
+__all__ = [
+    "DCD", "VELOCITY", "ASETrajectory", "ExtendedXYZ", "Marks", "Recorder", "TrajectoryFile", "check_trajectory",
+    "open_trajectory", "read_restart", "write_restart",
+]  # fmt: skip
+
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["DCD", "ASETrajectory", "ExtendedXYZ", "TrajectoryFile", "check_trajectory", "open_trajectory"]
 
 _AKMA = 0.04888821  # ps, the unit of time in DCD files
 _MOST = 2**31 - 1  # that their numbers can be
@@ -268,3 +283,242 @@ def check_trajectory(path: Path, atoms: Atoms) -> None:
 def open_trajectory(path: Path, timestep: float, interval: int, mark: dict[str, int] | None = None) -> TrajectoryFile:
     """The trajectory file of the kind that its extension names; arguments as for TrajectoryFile."""
     return _FORMATS[path.suffix](path, timestep, interval, mark)
+
+
+# --- Restart files: the state bit by bit, bound to the model and the physics of the run ---
+#
+# Safetensors with a JSON header and a checksum, written atomically.
+
+_FORMAT = "torchmdnet2-md-2"
+
+
+def write_restart(path: str | os.PathLike, state: State, facts: dict[str, Any]) -> None:
+    """Write a restart file.
+
+    Args:
+        path: replaced in one piece.
+        state: of the simulation. Noise needs none: it is a function of the seed and the step.
+        facts: JSON-able: what a continuation must agree with, and how far the output files had got.
+    """
+    from safetensors.torch import save
+
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors().items()}
+    told = json.dumps({**facts, "step": state.step}, sort_keys=True)
+    atomic_write(path, save(tensors, metadata={"format": _FORMAT, "facts": told, "digest": _digest(tensors, told)}))
+
+
+def read_restart(path: str | os.PathLike, expected: dict[str, Any]) -> tuple[State, dict[str, Any]]:
+    """The state (on the CPU) and the facts of a restart file.
+
+    Args:
+        path: of the file.
+        expected: facts that must be the same as when it was written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadCheckpoint: it is damaged.
+        BadConfig: it belongs to another model, structure or setting.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path}: no such restart file; start without --restart")
+    blob = Path(path).read_bytes()
+    try:
+        tensors = load(blob)
+        size = int.from_bytes(blob[:8], "little")
+        header = json.loads(blob[8 : 8 + size])["__metadata__"]
+        if header["format"] != _FORMAT:
+            raise ValueError(f"its format is {header['format']}, and this version reads {_FORMAT}")
+        if header["digest"] != _digest(tensors, header["facts"]):
+            raise ValueError("the checksum does not match")
+        facts = json.loads(header["facts"])
+        state = State(**tensors, step=facts["step"])
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise BadCheckpoint(f"{path}: not a restart file, or damaged: {error}") from error
+    differing = [name for name, value in expected.items() if facts.get(name) != value]
+    if differing:
+        words = "; ".join(_difference(name, facts.get(name), expected[name]) for name in differing)
+        raise BadConfig(
+            f"{path} is of another simulation: {words}. A restart continues the same one: give the same model, "
+            "structure and options, or start without --restart"
+        )
+    return state, facts
+
+
+_WORDS = {
+    "timestep": "the time step",
+    "ensemble": "the ensemble",
+    "temperature": "the temperature",
+    "friction": "the friction",
+    "seed": "the seed",
+    "replicas": "the number of replicas",
+    "dtype": "the precision (--dtype)",
+    "device": "the kind of device",
+    "cell": "the cell",
+    "pbc": "the periodicity (pbc)",
+    "fixed atoms": "the list of fixed atoms",
+    "charge": "the total charge",
+    "spin": "the multiplicity 2S+1",
+}
+_UNITS = {"timestep": " fs", "temperature": " K", "friction": " per ps", "cell": " Å", "charge": " e"}
+_UNSHOWN = {
+    "model": "its model has other weights",
+    "elements": "its atoms are others, or in another order",
+    "masses": "its atoms have other masses",
+}
+"""What is known by a checksum only."""
+
+
+def _difference(name: str, before: Any, now: Any) -> str:
+    """What differs, in words."""
+    if name in _UNSHOWN:
+        return _UNSHOWN[name]
+    return f"{_WORDS.get(name, name)} was {_shown(name, before)} there and is {_shown(name, now)} here"
+
+
+def _shown(name: str, value: Any) -> str:
+    if value is None:
+        return "not given"
+    if value == []:
+        return "none"
+    return str(value).removeprefix("torch.") + _UNITS.get(name, "")
+
+
+def _digest(tensors: dict[str, Tensor], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
+
+
+# --- Output of a simulation: trajectories, tables and the plot, with the positions at which restarts continue ---
+# them
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+VELOCITY = math.sqrt(AMU_A2_FS2)
+"""Å/fs in ASE's unit of velocity, sqrt(eV/amu)."""
+
+Marks = dict[str, dict[str, int]]
+"""File name -> frames and bytes of a trajectory file."""
+
+
+class Recorder:
+    """Writes all files except restart files.
+
+    Args:
+        options: which files.
+        start: the structure; its elements, cell, constraints and info are those of all frames.
+        atoms: on the CPU.
+        last: the step of the restart file that is continued; None begins new files, and keeps older ones as ….old.
+        marks: of the restart file.
+
+    Attributes:
+        rows: of each replica, also of earlier runs when continued.
+    """
+
+    def __init__(self, options: MDOptions, start: Atoms, atoms: AtomConstants, last: int | None, marks: Marks | None):
+        self.options, self.start, self.atoms = options, start, atoms
+        paths = [options.trajectory_files(b) for b in range(atoms.replicas)]
+        for path in (options.prefix, *(p for own in paths for p in own)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        if last is None:
+            for path in options.files():
+                keep_old(path)
+        self._trajectories = [
+            [
+                open_trajectory(p, options.timestep, options.interval, None if marks is None else marks[p.name])
+                for p in own
+            ]
+            for own in paths
+        ]
+        self._tables = [Table(options.file(".csv", b), last) for b in range(atoms.replicas)]
+        self.rows = [table.rows for table in self._tables]
+        self._drifts = [Drift(atoms.num_atoms) for _ in self._tables]
+        for drift, rows in zip(self._drifts, self.rows, strict=True):
+            for row in rows:
+                drift.add(row)
+
+    def add(self, state: State, rows: Sequence[TableRow]) -> None:
+        """A frame and a row for each replica."""
+        for b, row in enumerate(rows):
+            self._tables[b].add(row)
+            self._drifts[b].add(row)
+            frame = self.frame(state, b)
+            for trajectory in self._trajectories[b]:
+                trajectory.write(frame)
+
+    def frame(self, state: State, replica: int) -> Atoms:
+        """A replica as Atoms: positions as they are (not wrapped), momenta, energy, forces."""
+        from ase.calculators.singlepoint import SinglePointCalculator
+
+        n = self.atoms.num_atoms
+        own = slice(replica * n, (replica + 1) * n)
+        frame = self.start.copy()
+        frame.set_positions(state.pos[own].numpy(), apply_constraint=False)
+        momenta = (self.atoms.masses[own] * state.vel[own]).numpy() * VELOCITY
+        frame.set_momenta(momenta, apply_constraint=False)
+        frame.info.update(step=state.step, time_ps=state.step * self.options.timestep * 1e-3)
+        frame.calc = SinglePointCalculator(
+            frame, energy=float(state.energy[replica]), forces=state.forces[own].double().numpy().copy()
+        )
+        return frame
+
+    @property
+    def drifts(self) -> list[float]:
+        """Of each replica, eV/atom/ps; nan for short runs."""
+        return [drift.slope for drift in self._drifts]
+
+    @property
+    def worst_drift(self) -> float:
+        """The largest, with its sign."""
+        return max(self.drifts, key=abs)
+
+    @property
+    def marks(self) -> Marks:
+        """Current ends of the trajectory files."""
+        return {t.path.name: t.mark for own in self._trajectories for t in own}
+
+    def sync(self) -> None:
+        """Flush everything to disk."""
+        for file in self._written:
+            file.sync()
+
+    def close(self) -> None:
+        for file in self._written:
+            file.close()
+
+    @property
+    def _written(self) -> list[Table | TrajectoryFile]:
+        return [*(t for own in self._trajectories for t in own), *self._tables]
+
+    def plot(self, title: str) -> str:
+        """Write the plot; returns why it could not be written, else ""."""
+        if len(self.rows[0]) < 2:
+            return ""
+        try:
+            plot(self.options.file(".png"), self.rows, self.atoms.num_atoms, title, self.drifts)
+        except ImportError as error:
+            return f"no plot: {error.name} is not installed (pip install matplotlib)"
+        return ""
+
+    def write_page(self, title: str, settings: str, ns_per_day: float) -> None:
+        """Write the page, if it is asked for; after `close` and `plot`."""
+        if not self.options.report:
+            return
+        curves = self.options.file(".png")
+        frames = read_frames(self.options.trajectory_files(0), len(self.rows[0]))
+        drawn = curves.read_bytes() if curves.exists() else None
+        found = Simulated(title, settings, frames, self.rows, self.drifts, ns_per_day, drawn)
+        write_page(self.options.file(".html"), found)
+
+    def files(self) -> list[Path]:
+        """All files that exist."""
+        paths = [file.path for file in self._written]
+        others = [self.options.file(extension) for extension in (".png", ".html", ".restart")]
+        return [path for path in (*paths, *others) if path.exists()]

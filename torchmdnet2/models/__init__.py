@@ -1,16 +1,25 @@
 """Representations and heads; importing this package registers all of them."""
 
-from ..float64_buffers import Float64Buffers
+from ..core.devices import Float64Buffers
+from ..potential.graph import Features, Graph, Head, PropertyHead, Representation
 from .aimnet2 import AIMNet2
-from .base import Features, Graph, Head, PropertyHead, Representation
-from .equivariant_transformer import EquivariantTransformer
-from .graph_network import GraphNetwork
-from .heads import EquivariantScalarHead, GatedScalarHead, ScalarCoulombHead, ScalarHead
-from .matgl_tensornet import MatglTensorNet
-from .properties import ChargesHead, DipoleHead, ScalarPropertyHead, SpatialExtentHead, VectorHead
-from .tensornet import TensorNet
-from .tensornet2 import TensorNet2
-from .transformer import Transformer
+from .heads import (
+    ChargesHead,
+    DipoleHead,
+    EquivariantScalarHead,
+    GatedScalarHead,
+    ScalarCoulombHead,
+    ScalarHead,
+    ScalarPropertyHead,
+    SpatialExtentHead,
+    VectorHead,
+)
+from .matgl_tensornet.model import MatglTensorNet
+from .message_passing.equivariant_transformer import EquivariantTransformer
+from .message_passing.graph_network import GraphNetwork
+from .message_passing.transformer import Transformer
+from .tensornet.model import TensorNet
+from .tensornet2.model import TensorNet2
 
 __all__ = [
     "AIMNet2",

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ..float64_buffers import Float64Buffers
+from ..core.devices import Float64Buffers
 from ..registry import did_you_mean
 
 __all__ = ["BesselBasis", "CosineCutoff", "ExpNormalBasis", "GaussianBasis", "SmoothBesselBasis", "radial_basis"]

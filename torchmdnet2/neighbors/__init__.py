@@ -15,9 +15,8 @@ from collections.abc import Callable
 from ..errors import MissingBackend, NeighborOverflow
 from ..registry import Registry, did_you_mean
 from ..system import System, outside_transforms
-from .brute_force import neighbor_list_brute_force, simple_structure
-from .reference import neighbor_list_reference
-from .result import NeighborList
+from .neighbor_list import NeighborList
+from .reference import neighbor_list_brute_force, neighbor_list_reference, simple_structure
 from .vesin_search import neighbor_list_vesin
 
 __all__ = ["BACKENDS", "NeighborList", "neighbor_list"]
@@ -33,7 +32,7 @@ _PACKAGES = {"torch_cluster": "torch-cluster", "nvalchemiops": "nvalchemi-toolki
 
 @BACKENDS.register("triton")
 def _neighbor_list_triton(system: System, cutoff: float, half: bool = False) -> NeighborList:
-    from .triton_list import neighbor_list_triton  # imports triton, which not every machine has
+    from .triton_search import neighbor_list_triton  # imports triton, which not every machine has
 
     return neighbor_list_triton(system, cutoff, half)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..system import System
 from . import BACKENDS
+from .neighbor_list import NeighborList, sort_edges
 from .reference import complete_cell
-from .result import NeighborList, sort_edges
 
 __all__ = ["neighbor_list_nvalchemi", "neighbor_list_torch_cluster"]
 

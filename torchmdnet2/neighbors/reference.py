@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..system import System
-from .result import NeighborList, sort_edges
+from .neighbor_list import NeighborList, sort_edges
 
-__all__ = ["complete_cell", "neighbor_list_reference"]
+__all__ = [
+    "SimpleStructure", "complete_cell", "neighbor_list_brute_force", "neighbor_list_reference", "simple_structure",
+]  # fmt: skip
 
 
 def complete_cell(cell: Tensor, pbc: Tensor) -> Tensor:
@@ -95,3 +100,140 @@ def _search(pos: Tensor, cell: Tensor, pbc: Tensor, cutoff: float) -> tuple[Tens
         cols.append(j)
         shifts.append(s + wrap_int[i] - wrap_int[j])
     return torch.cat(rows), torch.cat(cols), torch.cat(shifts)
+
+
+# --- Small structures on the CPU: the distances of all pairs of all images, in NumPy ---
+#
+# For a small molecule or cell this is faster than a search by cells: what surrounds such a search (checks, calls, the
+# sorting of its pairs) takes longer than to compute all distances, which are in the order of the rows already. The
+# arithmetic is that of reference.py, in as few calls as possible: each costs as much as a thousand distances.
+
+MAX_DISTANCES = 200_000
+"""Largest number of distances, N²·S, that is searched in this way."""
+
+_HOME = np.zeros((1, 3), np.int64)
+Vector = tuple[float, float, float]
+
+
+class SimpleStructure(NamedTuple):
+    """One structure, periodic everywhere or nowhere.
+
+    Attributes:
+        pos: [N, 3] Å, float64.
+        cell: rows in Å.
+        volume: Å³, with its sign; 0 where not periodic.
+    """
+
+    pos: np.ndarray
+    cell: list[Vector]
+    volume: float
+
+
+def simple_structure(system: System) -> SimpleStructure | None:
+    """The structure, if a quick check shows that it is valid; None means that `System.validate` has to decide.
+
+    validate() takes 0.3 ms, several times as long as the search of a small molecule.
+    """
+    if system.num_systems != 1 or system.device.type != "cpu" or system.num_atoms == 0:
+        return None
+    pos = system.pos.detach().double().numpy()
+    cell, periodic = system.cell.tolist()[0], system.pbc.tolist()[0]
+    numbers = float(pos.sum()) + sum(map(sum, cell)) + system.charge.tolist()[0]
+    if not math.isfinite(numbers) or system.batch.numpy().any():
+        return None
+    if not any(periodic):
+        return SimpleStructure(pos, cell, 0.0)
+    volume = _dot(cell[0], _cross(cell[1], cell[2]))
+    if not all(periodic) or not abs(volume) > 1e-3 * math.prod(math.hypot(*row) for row in cell):
+        return None
+    return SimpleStructure(pos, cell, volume)
+
+
+def neighbor_list_brute_force(structure: SimpleStructure, cutoff: float, half: bool = False) -> NeighborList | None:
+    """All pairs closer than the cutoff, from all images.
+
+    Args:
+        structure: N atoms.
+        cutoff: Å; pairs at d < cutoff are listed.
+        half: list each unordered pair once.
+
+    Returns:
+        NeighborList with int64 indices; None where there are more than MAX_DISTANCES distances.
+    """
+    pos, cell, volume = structure
+    n, images, shifts = len(pos), 1, _HOME
+    if n * n > MAX_DISTANCES:
+        return None
+    x = pos.T.copy()  # [3, N]; a view would hand down the order of its memory
+    if volume:
+        across = [_cross(cell[k - 2], cell[k - 1]) for k in range(3)]
+        # |fractional difference| < 1 inside the cell: an image s can be in range only if |s| < cutoff / height + 1
+        reach = [int(cutoff * math.hypot(*v) / abs(volume)) + 1 for v in across]
+        images = math.prod(2 * r + 1 for r in reach)
+        if n * n * images > MAX_DISTANCES:
+            return None
+        shifts, upper = _shifts(*reach)
+        columns = np.array(cell).T
+        whole = np.floor(np.array(across) @ x / volume)
+        x -= columns @ whole
+    delta = (x[:, None] - x[:, :, None]).reshape(3, 1, n * n)  # from row to column
+    home = images // 2
+    if volume:  # images from the cell itself on; the others are their opposites
+        delta = delta + (columns @ upper)[:, :, None]
+    delta *= delta
+    square = delta[0] + delta[1]
+    square += delta[2]
+    close = (square < cutoff * cutoff).reshape(-1)
+    close[: n * n : n + 1] = False  # an atom is no neighbor of itself
+
+    found = close.nonzero()[0]
+    if volume:  # in the order of receiver, sender, image; of the cell itself both directions are there
+        ends, forth, back = _places(n, images)
+        again = back.take(found[found.searchsorted(n * n) :])
+        found = np.concatenate([forth.take(found), again])
+        found.sort()
+        pair = found // images
+        edges = ends.take(pair, axis=1)
+    else:  # sets of molecules have many sizes: no tables
+        pair = found
+        edges = np.array(np.divmod(pair, n))
+    receiver, sender = edges
+    image = found - pair * images
+    shift = shifts.take(image, axis=0)
+    if volume and whole.any():
+        rows = whole.T.astype(np.int64, order="C")
+        shift += (rows[:, None] - rows).reshape(-1, 3).take(pair, axis=0)
+    if half:
+        keep = (receiver < sender) | ((receiver == sender) & (image > home))
+        edges, shift = edges[:, keep], shift[keep]
+    row_ptr = edges[0].searchsorted(np.arange(n + 1))
+    return NeighborList(torch.from_numpy(edges), torch.from_numpy(shift), torch.from_numpy(row_ptr), cutoff, half)
+
+
+@lru_cache(maxsize=32)
+def _shifts(*reach: int) -> tuple[np.ndarray, np.ndarray]:
+    """All shifts within a reach, in order, [S, 3] int64; those from zero on, [3, S/2 + 1/2] float64."""
+    shifts = np.array(list(itertools.product(*(range(-r, r + 1) for r in reach))))
+    return shifts, shifts[len(shifts) // 2 :].T.astype(np.float64, order="C")
+
+
+@lru_cache(maxsize=8)
+def _places(n: int, images: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Positions of edges in a list sorted by receiver, sender, image.
+
+    Returns:
+        ends: [2, N²] receiver and sender of each pair; forth, back: [(S/2 + 1/2) N²], by image (from the cell itself
+        on), receiver and sender: the position of this edge, and that of the opposite edge.
+    """
+    ends = np.indices((n, n)).reshape(2, n * n)
+    pairs, h = np.arange(n * n).reshape(n, n), np.arange(images // 2 + 1)[:, None, None]
+    forth, back = pairs * images + images // 2 + h, pairs.T * images + images // 2 - h
+    return ends, forth.reshape(-1), back.reshape(-1)
+
+
+def _cross(a: Vector, b: Vector) -> Vector:
+    return a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]
+
+
+def _dot(a: Vector, b: Vector) -> float:
+    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]

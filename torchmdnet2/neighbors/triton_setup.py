@@ -15,14 +15,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ..triton_launch import after_previous
-from .result import SAME_PLACE
+from ..core.triton_launch import after_previous
+from .neighbor_list import SAME_PLACE
 
 REALS = 22
 WHOLE = 11
 THIN_BINS = 4  # bins per cutoff along the third lattice vector, where atoms of a column lie in order
 FREE_BINS = 27  # a structure of n atoms has at most n + FREE_BINS bins
-ROW_BLOCK = 1024  # rows summed by one program of row_pointers
+ROW_BLOCK = 1024  # rows summed by one program of row_pointer_kernel
 
 OVERFLOW = 1  # more edges than the capacity
 NOT_FINITE = 2  # a position or a cell is not finite (or beyond 2^30 cells or Å), or a periodic cell is flat
@@ -258,7 +258,7 @@ def row_sums(counts, block_sums, N, BLOCK: tl.constexpr, PDL: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["N", "capacity"])
-def row_pointers(
+def row_pointer_kernel(
     counts,
     block_sums,
     row_ptr,

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from ..system import System
+from .neighbor_list import NeighborList, sort_edges
 from .reference import complete_cell, neighbor_list_reference
-from .result import NeighborList, sort_edges
 
 __all__ = ["neighbor_list_vesin"]
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..neighbors import NeighborList
+from ..potential.prior import Prior, atomic_number
 from ..registry import PRIORS
 from ..system import System
-from .base import Prior, atomic_number
 
 __all__ = ["Atomref"]
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ..neighbors import NeighborList
+from ..neighbors.pairs import pair_distances, sum_pairs
+from ..potential.prior import Prior, atomic_number
 from ..registry import PRIORS
 from ..system import System
-from .base import Prior, atomic_number
-from .pairs import pair_distances, sum_pairs
 
 __all__ = ["ATTRACTIVE", "FITTED", "REPULSIVE", "PairPotential", "radial_functions"]
 

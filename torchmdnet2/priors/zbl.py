@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ..neighbors import NeighborList
+from ..neighbors.pairs import pair_distances, sum_pairs
+from ..potential.prior import Prior, atomic_number
 from ..registry import PRIORS
 from ..system import System
 from ..units import BOHR, COULOMB
-from .base import Prior, atomic_number
-from .pairs import pair_distances, sum_pairs
 
 __all__ = ["ZBL"]
 

@@ -1,9 +1,8 @@
 """Scans of a potential along bonds, torsions and close contacts: walls, minima, jumps."""
 
-from .curve import Curve, Finding
 from .report import ScanReport
 from .scan import scan_molecule
-from .surfaces import CalculatorSurface, ModelSurface, Samples, Surface
+from .surfaces import CalculatorSurface, Curve, Finding, ModelSurface, Samples, Surface
 
 __all__ = [
     "CalculatorSurface",

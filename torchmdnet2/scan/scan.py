@@ -16,15 +16,10 @@ from ..errors import BadConfig, BadData, UntrainedCharge
 from ..md.guard import check_overlaps
 from ..md.setup import plain_copy
 from ..system import System
-from .bond_graph import BondGraph
-from .contacts import contact_paths
-from .curve import Curve
-from .findings import SHARED, compare, find_faults
-from .jumps import find_jumps
-from .paths import ScanPath, bond_paths, torsion_paths
-from .progress import ScanProgress
+from .findings import SHARED, compare, find_faults, find_jumps
+from .paths import BondGraph, ScanPath, bond_paths, contact_paths, torsion_paths
 from .report import ScanReport
-from .surfaces import Models, ModelSurface, Surface, open_reference
+from .surfaces import Curve, Models, ModelSurface, ScanProgress, Surface, open_reference
 
 if TYPE_CHECKING:
     from ase import Atoms

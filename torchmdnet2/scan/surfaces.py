@@ -1,36 +1,110 @@
-"""What gives the energies of a scan: a model, an ensemble, or a calculator of ASE as reference.
-
-Shapes: N atoms, n points of a path.
-"""
+"""How far a scan is: a live bar in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import copy
 import math
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from ase import Atoms
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..adapters.model import open_model
-from ..devices import device_of, dtype_of
+from ..core.devices import device_of, dtype_of
 from ..ensemble import Ensemble, EnsembleResult
 from ..errors import BadConfig, MissingBackend
 from ..evaluator import Evaluator
-from ..potential import Potential
+from ..potential.potential import Potential
 from ..potentials import is_name
 from ..system import System
 from .paths import Array, ScanPath
 
+__all__ = [
+    "CalculatorSurface", "Curve", "Finding", "Minimum", "ModelSurface", "Samples", "ScanProgress", "Surface",
+    "minima", "open_reference",
+]  # fmt: skip
+
+
+_EVERY = 10.0  # s between lines
+
+
+class ScanProgress:
+    """Shows how many structures are computed, and the time left.
+
+    Args:
+        console: where to; None shows nothing.
+    """
+
+    def __init__(self, console: Console | None):
+        self.console = console
+        self._bar: Progress | None = None
+        if console is not None and console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(bar_width=24),
+                TextColumn("{task.completed:.0f}/{task.total:.0f} structures, left"), TimeRemainingColumn(),
+                console=console, transient=True,
+            )  # fmt: skip
+        self.begin("", 0)
+
+    def __enter__(self) -> ScanProgress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def begin(self, stage: str, total: int) -> None:
+        """Begin a stage.
+
+        Args:
+            stage: what is done, in words.
+            total: structures in it.
+        """
+        self._stage, self._total, self._done = stage, total, 0
+        self._started = self._told = time.perf_counter()
+        if self._bar is not None:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            if total:
+                self._bar.add_task(stage, total=total)
+        elif total:
+            self._print(f"{stage}: {total} structures")
+
+    def advance(self, structures: int) -> None:
+        """Tell that some more structures are computed."""
+        self._done += structures
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[-1], completed=self._done)
+            return
+        clock = time.perf_counter()
+        if self._done < self._total and clock - self._told > _EVERY:
+            self._told = clock
+            left = (clock - self._started) / self._done * (self._total - self._done)
+            self._print(f"{self._stage}: {self._done} of {self._total} structures, {left:.0f} s left")
+
+    def _print(self, text: str) -> None:
+        if self.console is not None:
+            self.console.print(text, highlight=False, soft_wrap=True, markup=False)
+
+
+# --- What gives the energies of a scan: a model, an ensemble, or a calculator of ASE as reference ---
+
 if TYPE_CHECKING:
     from ase.calculators.calculator import Calculator
 
-__all__ = ["CalculatorSurface", "ModelSurface", "Samples", "Surface", "open_reference"]
 
 _ATOMS = 4000  # of a batch
 Request = tuple[ScanPath, Array]
@@ -248,3 +322,129 @@ def _parts(systems: Iterable[System]) -> Iterator[list[System]]:
             part, atoms = [], 0
     if part:
         yield part
+
+
+# --- A scanned curve, and what is read off it ---
+
+WELL = (0.8, 1.25)
+"""A bond's minimum is between these multiples of its length: thermal frames and the model's own minimum differ by
+less."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a curve.
+
+    Attributes:
+        kind: one of `findings.KINDS`.
+        value: of the coordinate where it is, Å or rad.
+        size: how large it is, in the unit of its kind.
+        text: in words.
+    """
+
+    kind: str
+    value: float
+    size: float
+    text: str
+
+
+@dataclass(eq=False)
+class Curve:
+    """Energies along one path.
+
+    Attributes:
+        path: which one.
+        model: the model's samples.
+        reference: those of the reference, at every fifth point; None without.
+        findings: what is wrong.
+        excused: what the reference has too.
+        jumps: the largest of each kind that was found by refinement (`jumps.KINDS`), in eV, eV/Å and eV/Å²; with rad
+            for a torsion.
+    """
+
+    path: ScanPath
+    model: Samples
+    reference: Samples | None = None
+    findings: list[Finding] = field(default_factory=list)
+    excused: list[Finding] = field(default_factory=list)
+    jumps: dict[str, float] = field(default_factory=dict)
+
+    def relative(self, samples: Samples | None = None) -> Array:
+        """[n] eV above the zero of the curve, of the model by default.
+
+        That is the minimum of the well of a bond, the lowest point of a torsion, and the farthest point of a contact.
+        """
+        samples = self.model if samples is None else samples
+        return samples.energy - zero(self.path, samples)
+
+    def at(self, multiple: float, samples: Samples | None = None) -> float:
+        """Energy (`relative`) at a multiple of the usual value, interpolated; NaN outside the scanned range."""
+        samples = self.model if samples is None else samples
+        x = samples.values / self.path.usual
+        if not x[0] - 1e-9 <= multiple <= x[-1] + 1e-9:
+            return float("nan")
+        return float(np.interp(multiple, x, self.relative(samples)))
+
+
+def zero(path: ScanPath, samples: Samples) -> float:
+    """The energy that others are compared with, eV; NaN where there is none."""
+    energy = samples.energy
+    if path.kind == "contact":
+        return float(energy[-1])
+    if path.kind == "bond":
+        x = samples.values / path.usual
+        energy = energy[(x >= WELL[0]) & (x <= WELL[1])]
+    return float(np.nanmin(energy)) if np.isfinite(energy).any() else float("nan")
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """A minimum of a curve.
+
+    Attributes:
+        index: of its point.
+        depth: eV below the lower one of the two barriers around it (an end of the curve is no barrier).
+    """
+
+    index: int
+    depth: float
+
+
+def minima(energy: Array, least: float) -> list[Minimum]:
+    """The minima that are at least so deep, the ends of the curve among them, in order.
+
+    Points are flooded from the lowest up; where two basins meet, the higher minimum ends with the depth it has reached
+    (persistence). The lowest one of all is always there.
+
+    Args:
+        energy: [n] eV; NaN separate basins as infinite walls do.
+        least: eV.
+    """
+    energy = np.where(np.isfinite(energy), energy, np.inf)
+    lowest: dict[int, int] = {}  # representative point of a basin -> its minimum
+    owner = np.full(len(energy), -1)
+
+    def find(k: int) -> int:
+        while owner[k] != k:
+            k = int(owner[k])
+        return k
+
+    found = []
+    for k in np.argsort(energy, kind="stable").tolist():
+        if not np.isfinite(energy[k]):
+            break
+        basins = {find(n) for n in (k - 1, k + 1) if 0 <= n < len(energy) and owner[n] >= 0}
+        owner[k] = k
+        if not basins:
+            lowest[k] = k
+            continue
+        first, *others = sorted(basins, key=lambda b: energy[lowest[b]])
+        owner[k] = first
+        for other in others:
+            depth = float(energy[k] - energy[lowest[other]])
+            if depth >= least:
+                found.append(Minimum(lowest[other], depth))
+            owner[other] = first
+    roots = {find(k) for k in range(len(energy)) if owner[k] >= 0}
+    found += [Minimum(lowest[root], float("inf")) for root in roots]
+    return sorted(found, key=lambda minimum: minimum.index)

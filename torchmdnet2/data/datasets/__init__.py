@@ -17,14 +17,10 @@ from ..cache import CachedDataset
 from ..reader import Chunk, Reader
 from ..sources import cache_folder, cache_root, cached
 from .ani import COMP6, ANI1x, ANI2x
-from .base import DATASETS, DownloadFile, Published, make_published
-from .botnet import BOTNet
-from .download import fetch, find, verify
-from .maceoff import MACEOFF
+from .base import DATASETS, DownloadFile, Published, fetch, find, make_published, verify
+from .collections import MACEOFF, SPICE, BOTNet, WaterBox
 from .md17 import MD17, MD22, RMD17
 from .qm9 import QM9
-from .spice import SPICE
-from .waterbox import WaterBox
 
 __all__ = [
     "COMP6",

@@ -13,8 +13,7 @@ from ...errors import BadData
 from ...units import HARTREE
 from ..hdf5_file import damage_is_bad_data, opened_hdf5
 from ..reader import Chunk
-from .archive import unpacked
-from .base import DownloadFile, Published, frames, one_of, register
+from .base import DownloadFile, Published, frames, one_of, register, unpacked
 
 if TYPE_CHECKING:
     import h5py

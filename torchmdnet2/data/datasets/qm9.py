@@ -13,9 +13,8 @@ import numpy as np
 
 from ...errors import BadData
 from ...units import BOHR, HARTREE, factor
-from ..collate import collate
+from ..dataset import Sample, collate
 from ..reader import Chunk
-from ..sample import Sample
 from .base import DownloadFile, Published, frames, one_of, register
 
 __all__ = ["QM9"]

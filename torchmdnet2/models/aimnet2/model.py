@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ...float64_buffers import Float64Buffers
-from ...output import CHARGES
+from ...core.devices import Float64Buffers
+from ...potential.graph import Features, Graph, Representation
+from ...potential.output import CHARGES
 from ...registry import REPRESENTATIONS
-from ..base import Features, Graph, Representation
 from ..layers import activation as activation_of
 from ..layers import safe_divide
 from ..radial import CosineCutoff
-from ..tensornet2 import equilibrate
+from ..tensornet2.model import equilibrate
 
 __all__ = ["AIMNet2", "Convolution", "RadialShells"]
 

@@ -10,34 +10,37 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, field_validator, model_validator
+import yaml
+from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic_core import PydanticUndefined
 
+from ...core.yaml_reader import read_config
 from ...errors import BadConfig
-from ...models.base import PropertyHead, Representation
-from ...potential import Potential
-from ...registry import HEADS, REPRESENTATIONS
-from ...yaml_reader import read_config
+from ...potential.graph import PropertyHead, Representation
+from ...potential.potential import Potential
+from ...registry import HEADS, PRIORS, REPRESENTATIONS
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
-from .base_model import complete, open_base
-from .build_potential import Built, PriorConfig, PropertyConfig, load_priors
-from .data_config import DataConfig, KeysConfig, SplitConfig, UnitsConfig
+from .build_potential import Built, PriorConfig, PropertyConfig, complete, load_priors, open_base
 from .idle import refuse_idle
-from .labels import check_labels, predicted_shapes
-from .loss_config import LossConfig, Moment, epoch_of
 from .schema import Section, first_error, homes, section_of, validate_choice
+from .sections import (
+    DataConfig,
+    KeysConfig,
+    LossConfig,
+    Moment,
+    SplitConfig,
+    UnitsConfig,
+    check_labels,
+    epoch_of,
+    predicted_shapes,
+)
 
 __all__ = [
-    "Config",
-    "DataConfig",
-    "KeysConfig",
-    "LossConfig",
-    "OutputConfig",
-    "SplitConfig",
-    "TrainingConfig",
-    "UnitsConfig",
-    "load_config",
-    "parse_config",
-]
+    "Config", "DataConfig", "KeysConfig", "LossConfig", "OutputConfig", "SplitConfig", "TrainingConfig",
+    "UnitsConfig", "config_yaml", "default_config_yaml", "load_config", "parse_config", "section_lines",
+    "yaml_line",
+]  # fmt: skip
+
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -322,3 +325,74 @@ def load_config(path: str | os.PathLike, overrides: Iterable[str] = ()) -> Confi
         BadConfig: not YAML, an unknown key, a wrong type, a value out of range.
     """
     return parse_config(read_config(path, overrides), str(path))
+
+
+# --- Configurations as YAML: every key with its default and its description ---
+
+_COLUMN = 44  # where the comments start
+
+
+def default_config_yaml(model: str = "tensornet") -> str:
+    """A configuration with all keys, their defaults and their meaning; only `data.train` is left to be filled in.
+
+    Args:
+        model: whose hyper-parameters are listed.
+
+    Raises:
+        KeyError: no such model.
+    """
+    lines = ["# torchmdnet2 training configuration: every key, its default and its meaning.", ""]
+    for name, field in Config.model_fields.items():
+        if name == "model":
+            lines += ["model:", *section_lines(section_of(REPRESENTATIONS[model]), 1, {"name": model})]
+        elif name == "head":
+            lines += ["head:", *section_lines(section_of(HEADS["scalar"], ["hidden_channels"]), 1, {"name": "scalar"})]
+        elif name == "priors":
+            entry = section_lines(section_of(PRIORS["atomref"]), 2, {"name": "atomref", "energies": "auto"})
+            entry[0] = entry[0].replace("    name", "  - name", 1)
+            entry[1] = yaml_line(
+                "    energies: auto",
+                "auto (single atoms in data.train, else fit), fit, isolated, a file, {H: -13.6, …} in eV",
+            )
+            lines += ["priors:  # terms added to the network; [] for none", *entry]
+        elif not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):
+            lines.append(yaml_line(f"{name}: {_scalar(field.default)}", field.description))
+        else:
+            section = field.annotation
+            lines += [f"{name}:", *section_lines(section, 1, {"train": "data.xyz"} if name == "data" else {})]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def config_yaml(config: Config) -> str:
+    """A configuration as YAML, all defaults filled in; reads back as the same configuration."""
+    return yaml.safe_dump(config.to_dict(), sort_keys=False, allow_unicode=True)
+
+
+def section_lines(section: type[BaseModel], depth: int, given: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        indent = "  " * depth
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            lines += [f"{indent}{name}:", *section_lines(kind, depth + 1, {})]
+            continue
+        if name == "optimizer":
+            settings, own = section_of(OPTIMIZERS[DEFAULT_OPTIMIZER], ["params"]), {"name": DEFAULT_OPTIMIZER}
+            lines += [yaml_line(f"{indent}{name}:", field.description), *section_lines(settings, depth + 1, own)]
+            continue
+        default = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
+        value = given.get(name, None if default is PydanticUndefined else default)
+        lines.append(yaml_line(f"{indent}{name}: {_scalar(value)}", field.description))
+    return lines
+
+
+def yaml_line(text: str, description: str | None) -> str:
+    return f"{text:<{_COLUMN}}# {description}" if description else text
+
+
+def _scalar(value: Any) -> str:
+    """One value as YAML on one line."""
+    if isinstance(value, float):
+        return repr(value)
+    return yaml.safe_dump(value, default_flow_style=True).removesuffix("\n").removesuffix("\n...")

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...data.labels import LABELS
-from ...potential import Potential, Result
+from ...ensemble import Ensemble, EnsembleResult, combine
+from ...potential.output import Output
+from ...potential.potential import Potential, Result, with_dipole
+from ...potential.refusals import refuse_coincident, rename
 from ...priors import Atomref
-from ...refusals import refuse_coincident, rename
-from ...result import with_dipole
 from ...system import System
-from ..config.labels import prediction, property_of
-from ..config.loss_config import LossConfig
+from ..config.sections import LossConfig, prediction, property_of, unit_of
 from ..steps.batches import Batch, Frames, Loader, in_order
-from ..steps.loss import Residual, atoms_per_system, residuals
-from ..steps.metrics import ErrorSums
+from ..steps.loss import UNITS, ErrorSums, Residual, atoms_per_system, residuals
 from ..steps.trainer import Properties, predict
 
-__all__ = ["Evaluation", "check_batch", "evaluate"]
+__all__ = [
+    "EnsembleEvaluation", "Evaluation", "Spread", "check_batch", "evaluate", "evaluate_ensemble",
+    "predicted_frames", "write_frames",
+]  # fmt: skip
 
 
 @dataclass
@@ -189,3 +194,221 @@ def _rms_by_frame(found: Mapping[str, Residual], system: System) -> dict[str, np
 
 def _chosen(values: torch.Tensor, present: torch.Tensor) -> np.ndarray:
     return values[present].cpu().numpy()
+
+
+# --- Structures with what a potential predicts for them, as ase.Atoms, and as extended XYZ ---
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+def predicted_frames(batch: Batch, result: Result, outputs: Mapping[str, Output], names: list[str]) -> list[Atoms]:
+    """Each structure of a batch, predictions in its calculator, labels in `info` and `arrays` as "reference_…".
+
+    Of an ensemble the spread too: `energy_std` (eV) and `forces_std` [N, 3] (eV/Å).
+
+    Args:
+        batch: B structures with the labels that there are.
+        result: the predictions for them.
+        outputs: of the potential.
+        names: [B] kept in `info` as "frame".
+    """
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    system = batch.sample.system.to("cpu")
+    labels = {name: value.double().cpu() for name, value in batch.sample.labels.items()}
+    per_atom = {"forces": result.forces, "charges": result.charges}
+    frames = []
+    for k, atoms in enumerate(system.to_ase()):
+        rows = (system.batch == k).cpu()
+        values: dict[str, Any] = {"energy": float(result.energy[k])}
+        for name, value in per_atom.items():
+            if value is not None:
+                values[name] = value.detach().double().cpu()[rows].numpy()
+        if result.stress is not None and float(system.volume[k]) > 0:
+            values["stress"] = result.stress[k].detach().double().cpu().numpy()[[0, 1, 2, 1, 0, 0], [0, 1, 2, 2, 2, 1]]
+        for name, value in result.properties.items():
+            if name in values:  # charges, of their head
+                continue
+            value = value.detach().double().cpu()
+            if name == "dipole":
+                if not bool(system.pbc[k].any()):  # that of charges is NaN there
+                    values["dipole"] = value[k].numpy()
+            elif outputs[name].per_atom:
+                atoms.arrays[name] = value[rows].numpy()
+            else:
+                atoms.info[name] = value[k].numpy() if value.ndim > 1 else float(value[k])
+        if isinstance(result, EnsembleResult) and result.energy_std is not None:
+            atoms.info["energy_std"] = float(result.energy_std[k])
+            if result.forces_std is not None:
+                atoms.arrays["forces_std"] = result.forces_std.double().cpu()[rows].numpy()
+        atoms.info["frame"] = names[k]
+        for name, value in labels.items():
+            key = f"reference_{property_of(name)}"
+            if LABELS[name].per_atom:
+                atoms.arrays[key] = value[rows].numpy()
+            elif not bool(value[k].isnan().all()):
+                atoms.info[key] = value[k].numpy() if value.ndim > 1 else float(value[k])
+        atoms.calc = SinglePointCalculator(atoms, **values)
+        frames.append(atoms)
+    return frames
+
+
+def write_frames(file: BinaryIO, frames: list[Atoms]) -> None:
+    """Append structures of `predicted_frames` as extended XYZ."""
+    from ase.io import write
+
+    text = io.StringIO()
+    write(text, frames, format="extxyz")
+    file.write(text.getvalue().encode())
+
+
+# --- The spread of an ensemble, compared with its errors ---
+
+_BINS = 5
+
+
+class Spread:
+    """Errors of the mean and standard deviations of the members, collected over batches."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        self._units: dict[str, str] = {}
+
+    def add(self, name: str, error: Tensor, deviation: Tensor, unit: str) -> None:
+        """Errors of the mean and deviations of the members, of one property, [n, …] with vectors and tensors whole."""
+        n = len(error)
+        pair = error.detach().double().cpu().reshape(n, -1), deviation.double().cpu().reshape(n, -1)
+        self._rows.setdefault(name, []).append(pair)
+        self._units[name] = unit
+
+    def pairs(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """By property: (|error| [n], deviation [n]), of vectors and tensors their lengths (Frobenius)."""
+        return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
+
+    def summary(self) -> dict[str, Any]:
+        """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and what the one tells about the
+        other: "ratio", rmse over rms_spread, 1 where the spread is as large as the error; "correlation" of the ranks
+        (Spearman's, of the lengths of vectors and tensors); "bins", the frames or atoms in five parts of equal number
+        from the smallest spread to the largest, with "rms_spread" and "rmse" of each."""
+        pairs = self.pairs()
+        return {
+            name: {
+                **_rms(error, deviation),
+                "ratio": _ratio(error, deviation),
+                "correlation": rank_correlation(*pairs[name]),
+                "bins": _bins(error, deviation),
+                "unit": self._units[name],
+            }
+            for name, (error, deviation) in self._joined().items()
+            if len(error)
+        }
+
+    def _joined(self) -> dict[str, tuple[Tensor, Tensor]]:
+        return {
+            name: (torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+            for name, parts in self._rows.items()
+        }
+
+
+def _rms(error: Tensor, deviation: Tensor) -> dict[str, float]:
+    rms_spread, rmse = (float(values.square().mean().sqrt()) for values in (deviation, error))
+    return {"rms_spread": rms_spread, "rmse": rmse}
+
+
+def _ratio(error: Tensor, deviation: Tensor) -> float | None:
+    """None for members that agree, as copies do."""
+    found = _rms(error, deviation)
+    return found["rmse"] / found["rms_spread"] if found["rms_spread"] else None
+
+
+def _bins(error: Tensor, deviation: Tensor) -> list[dict[str, float]]:
+    parts = deviation.norm(dim=1).argsort().tensor_split(_BINS)
+    return [_rms(error[part], deviation[part]) for part in parts if len(part)]
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> float:
+    """Spearman's: the correlation of the ranks, −1 … 1; 0 for fewer than three values, or equal ones."""
+    if len(a) < 3 or any(bool((values == values[0]).all()) for values in (a, b)):
+        return 0.0
+    ranks = [values.argsort().argsort().double() for values in (a, b)]
+    x, y = (r - r.mean() for r in ranks)
+    scale = math.sqrt(float((x * x).sum()) * float((y * y).sum()))
+    return float((x * y).sum()) / scale if scale else 0.0
+
+
+# --- Errors of an ensemble on labelled frames: of the mean, of each member, and what the spread tells about them ---
+
+
+@dataclass
+class EnsembleEvaluation:
+    """What `evaluate_ensemble` found.
+
+    Attributes:
+        errors: of the mean of the members, as `ErrorSums.summary`.
+        members: of each member, in the order of the ensemble.
+        spread: errors of the mean and standard deviations of the members, of the energy per atom and of every other
+            label that all members predict.
+    """
+
+    errors: dict[str, Any]
+    members: list[dict[str, Any]]
+    spread: Spread
+
+
+def evaluate_ensemble(
+    ensemble: Ensemble,
+    frames: Frames,
+    properties: Properties,
+    batch_size: int = 32,
+    units: Mapping[str, Any] | None = None,
+    each: Callable[[Batch, Result], None] | None = None,
+    batches: Sequence[Sequence[int]] | None = None,
+    check: bool = True,
+) -> EnsembleEvaluation:
+    """Errors on all given frames.
+
+    Args:
+        ensemble: its members' precision is that of the predictions.
+        frames: labelled frames; their neighbor lists must have the ensemble's cutoff.
+        properties, batch_size, units, each, batches, check: as of `evaluation.evaluate`; `each` is given the mean.
+
+    Raises:
+        UnknownElement, UntrainedCharge, ValueError: a member refuses a frame; the message names it.
+    """
+    device = ensemble.members[0].device
+    sums, *alone = (ErrorSums(LossConfig(), device, units) for _ in range(1 + len(ensemble.members)))
+    spread = Spread()
+    for batch in Loader(frames)(batches or in_order(len(frames), batch_size)):
+        batch = batch.to(device)
+        if check:
+            for member in ensemble.members:
+                check_batch(member, batch, frames)
+        results = [predict_with_dipole(member, batch, properties) for member in ensemble.members]
+        mean = combine(results)
+        if each is not None:
+            each(batch, mean)
+        labels, system = batch.sample.labels, batch.sample.system
+        for own, result in zip(alone, results, strict=True):
+            own.add(residuals(result, labels), system)
+        found = residuals(mean, labels)
+        sums.add(found, system)
+        atoms = atoms_per_system(system).clamp(min=1)
+        for name, residual in found.items():
+            deviation = _deviation(mean, name)
+            if deviation is None:
+                continue
+            known_as, error = property_of(name), residual.error
+            if name == "energy":
+                known_as, error, deviation = "energy_per_atom", error / atoms, deviation / atoms
+            here = residual.present.reshape(len(error), -1).all(1)
+            unit = UNITS[known_as] if known_as in UNITS else unit_of(name, units)
+            spread.add(known_as, error[here], deviation[here], unit)
+    return EnsembleEvaluation(sums.summary(), [own.summary() for own in alone], spread)
+
+
+def _deviation(result: EnsembleResult, label: str) -> Tensor | None:
+    """The standard deviation of what the members predict for a label; None where one of them does not predict it."""
+    if hasattr(result, f"{label}_std"):
+        return getattr(result, f"{label}_std")
+    return result.properties_std.get(property_of(label))

@@ -1,29 +1,397 @@
-"""The report of a training: report.html (self-contained), its plots as PNG, and outliers.xyz."""
+"""The model card: data, errors and settings of a model as Markdown, from the header of its file."""
 
 from __future__ import annotations
 
 import html
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
 
-from ...files import atomic_write
-from ...html_page import breakable, document, image, table
-from ...potential import SYMBOLS, Potential
+from ...core.files import atomic_write
+from ...core.html_page import breakable, document, figure_png, image, table
+from ...potential.determined import Determined
+from ...potential.potential import SYMBOLS, Potential
 from ...version import __version__
-from ..steps.batches import Frames
-from ..steps.metrics import shown
-from ..steps.trainer import Properties
-from .evaluation import Evaluation
-from .outliers import Outlier, find_outliers, outlier_frames
-from .plots import digits, pictures, structures
+from ..steps.batches import Frames, Loader
+from ..steps.loss import UNITS, shown
+from ..steps.trainer import Properties, predict
+from .evaluation import Evaluation, predicted_frames
 
-__all__ = ["Report", "ensemble_page", "write_report"]
+__all__ = [
+    "Outlier", "Report", "digits", "ensemble_page", "find_outliers", "model_card", "outlier_frames", "pictures",
+    "spread_picture", "structures", "write_report",
+]  # fmt: skip
+
+
+def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: str = "Model") -> str:
+    """The card of a model.
+
+    Args:
+        config: of the potential, as in the model file.
+        metadata: as `run_training` writes it; what is missing is left out, so cards of other models work too. "about",
+            if it is there, has further sections: heading -> text.
+        title: heading.
+    """
+    model = config.get("model", {})
+    # models of other programs may have plain text under these names
+    words = {
+        name: metadata[name]
+        for name in ("data", "errors", "training", "versions")
+        if not isinstance(metadata.get(name, {}), Mapping)
+    }
+    metadata = {name: value for name, value in metadata.items() if name not in words}
+    data = metadata.get("data", {})
+    facts = {
+        **_card_elements(config.get("elements") or [], data.get("elements")),
+        "Level of theory": data.get("level_of_theory", "not stated"),
+        "Model": f"{model.get('name', '?')}, {metadata.get('num_parameters', '?')} parameters",
+        "Cutoff": f"{model.get('cutoff', '?')} Å",
+        "Units": "energy eV, length Å, forces eV/Å, stress eV/Å³, charge e",
+        "Total charges": _listed(data.get("charges")),
+        "Spin multiplicities": _listed(data.get("spins"), {0: "not given"}),
+        "Precision": metadata.get("precision", "not stated"),
+        "Licence of the model": metadata.get("licence", "not stated"),
+        "Licence of the data": data.get("licence", "not stated"),
+        **{name.capitalize(): value for name, value in words.items()},
+    }
+    lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
+    about = metadata.get("about", {})
+    for heading, text in about.items() if isinstance(about, Mapping) else ():
+        lines += [f"## {heading}", "", str(text), ""]
+    lines += _errors(metadata.get("errors", {}))
+    lines += _card_references(config)
+    lines += _data(data)
+    if "training" in metadata:
+        training = metadata["training"]
+        lines += ["## Training", ""]
+        lines += [f"- {name.replace('_', ' ')}: {value}" for name, value in training.items()]
+        lines.append("")
+    if "versions" in metadata:
+        lines += ["## Versions", "", *(f"- {name} {version}" for name, version in metadata["versions"].items()), ""]
+    if "config" in metadata:
+        text = yaml.safe_dump(metadata["config"], sort_keys=False, allow_unicode=True)
+        lines += ["## Configuration", "", "```yaml", text.rstrip(), "```", ""]
+    return "\n".join(lines)
+
+
+def _card_elements(elements: Sequence[int], trained: Sequence[int] | None) -> dict[str, str]:
+    """Those of the training frames, and those that only the model knows that the training started from."""
+    kinds = {"Elements": elements}
+    if trained is not None:
+        kinds = {
+            "Elements": [z for z in elements if z in trained],
+            "Elements of the starting model alone": [z for z in elements if z not in trained],
+        }
+    found = {name: ", ".join(SYMBOLS[int(z)] for z in kind) for name, kind in kinds.items() if kind}
+    return {"Elements": "not stated", **found}
+
+
+def _errors(errors: Mapping[str, Any]) -> list[str]:
+    """A table of errors by subset and property, and of force errors by element."""
+    rows = []
+    for subset, properties in sorted(errors.items(), reverse=True):
+        for name, value in sorted(properties.items()):
+            entries = sorted(value.items()) if name == "forces_by_element" else [("", value)]
+            for element, error in entries:
+                label = f"forces on {element}" if element else name.replace("_", " ")
+                (mae, unit), (rmse, _) = shown(error["mae"], error["unit"]), shown(error["rmse"], error["unit"])
+                rows.append(f"| {subset} | {label} | {mae:.3f} | {rmse:.3f} | {unit} | {error['count']} |")
+    if not rows:
+        return []
+    return [
+        "## Errors",
+        "",
+        "| frames | property | MAE | RMSE | unit | labels |",
+        "|---|---|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _card_references(config: Mapping[str, Any]) -> list[str]:
+    for prior in config.get("priors") or []:
+        if prior.get("name") == "atomref" and prior.get("energies"):
+            energies, note = {int(z): energy for z, energy in prior["energies"].items()}, []
+            if config.get("compositions") is not None:
+                determined = Determined(config["compositions"])
+                sentence = determined.sentence(config.get("elements") or energies)
+                note = [f"{sentence[0].upper()}{sentence[1:]}.", ""]
+                energies = {z: energy for z, energy in energies.items() if z in determined.elements}
+            rows = [f"| {SYMBOLS[z]} | {energy:.6f} |" for z, energy in energies.items()]
+            return ["## Reference energies", "", *note, "| element | eV |", "|---|---|", *rows, ""]
+    return []
+
+
+def _data(data: Mapping[str, Any]) -> list[str]:
+    if not data:
+        return []
+    lines = ["## Data", ""]
+    lines += [f"- `{path}`, sha256 {digest}" for path, digest in data.get("files", {}).items()]
+    if "frames" in data:
+        lines.append("- frames: " + ", ".join(f"{count} {subset}" for subset, count in data["frames"].items()))
+    if "split" in data:
+        lines.append(f"- split: {data['split']}")
+    return [*lines, ""]
+
+
+def _listed(values: Any, names: Mapping[Any, str] | None = None) -> str:
+    names = names or {}
+    return ", ".join(str(names.get(v, v)) for v in values) if values else "not stated"
+
+
+# --- The frames with the largest errors ---
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+@dataclass
+class Outlier:
+    """One frame with large errors.
+
+    Attributes:
+        name: where it comes from.
+        errors: property -> its rms error; NaN without label.
+        atoms: the structure; predictions are in its calculator, labels in `info` and `arrays` as "reference_…".
+    """
+
+    name: str
+    errors: dict[str, float]
+    atoms: Atoms
+
+
+def find_outliers(
+    potential: Potential, frames: Frames, evaluation: Evaluation, properties: Properties, number: int
+) -> list[Outlier]:
+    """The frames with the largest errors, worst first: by their forces, without these by their energy, or whatever
+    else is labelled.
+
+    Args:
+        potential: that was evaluated.
+        frames: that it was evaluated on.
+        evaluation: with errors by frame.
+        properties: what to predict.
+        number: at most so many.
+    """
+    table = evaluation.by_frame
+    names = [name for name in table if name != "frame"]
+    candidates = [name for name in ("forces", "energy_per_atom", *names) if name in table]
+    ranked = next((name for name in candidates if np.isfinite(table[name]).any()), None)
+    if ranked is None or number == 0:
+        return []
+    order = np.argsort(-np.nan_to_num(table[ranked], nan=-1.0), kind="stable")[:number]
+    found = []
+    for position in order.tolist():
+        if np.isfinite(table[ranked][position]):
+            errors = {name: float(table[name][position]) for name in names}
+            index = int(table["frame"][position])
+            found.append(Outlier(frames.data.name(index), errors, _atoms(potential, frames, position, properties)))
+    return found
+
+
+def _atoms(potential: Potential, frames: Frames, position: int, properties: Properties) -> Atoms:
+    batch = next(iter(Loader(frames)([[position]]))).to(potential.device)
+    return predicted_frames(batch, predict(potential, batch, properties), potential.outputs, [frames.name(position)])[0]
+
+
+def outlier_frames(found: Sequence[Outlier]) -> list[Atoms]:
+    """The structures, each with its errors in `info`."""
+    for outlier in found:
+        outlier.atoms.info.update({f"rms_error_{name}": value for name, value in outlier.errors.items()})
+    return [outlier.atoms for outlier in found]
+
+
+# --- The plots of the report. They are drawn without pyplot: no window, no global state ---
+
+if TYPE_CHECKING:
+    from ase import Atoms
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_SUBSETS = ("train", "validation")
+_MOST_POINTS = 20_000  # of a parity plot
+_MOST_STICKS = 500  # atoms of a structure that is drawn with bonds
+_MOSTLY_VACUUM = 40  # volumes of its atoms that a cell has, from which on it is a molecule in a box
+_FILES = {"energy_per_atom": "energy_parity", "forces": "force_parity"}  # others: their name + _parity
+
+
+def pictures(history: Sequence[Mapping[str, Any]], evaluation: Evaluation, subset: str) -> dict[str, bytes]:
+    """Learning curve, parity plots, force errors by element, as far as there are labels for them.
+
+    Args:
+        history: one row of metrics per epoch.
+        evaluation: of the final weights.
+        subset: what `evaluation` was made on, for the titles: "test".
+
+    Returns:
+        File name without ".png" -> PNG.
+    """
+    curves = _curves(history, evaluation.errors)
+    found = {
+        "learning_curve": figure_png(
+            partial(_learning_curve, history, curves), (5.2, max(4.2, 0.8 + 1.6 * len(curves)))
+        )
+    }
+    for name, pair in evaluation.pairs.items():
+        if len(pair[0]) and name in evaluation.errors:
+            draw = partial(_parity, pair, evaluation.errors[name], name, subset)
+            found[_FILES.get(name, f"{name}_parity")] = _picture(draw)
+    by_element = evaluation.errors.get("forces_by_element")
+    if by_element:
+        size = (max(5.2, 0.4 * len(by_element)), 4.2)
+        found["errors_by_element"] = _picture(partial(_elements, by_element, subset), size)
+    return found
+
+
+def digits(value: float, count: int = 4) -> str:
+    """A number by so many digits that count, and all before the point."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.{max(0, count - 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+def structures(frames: Sequence[Atoms]) -> list[bytes]:
+    """A small picture of each structure, seen along its shortest principal axis, as PNG."""
+    return [_picture(partial(_structure, atoms), size=(1.8, 1.5)) for atoms in frames]
+
+
+def spread_picture(error: np.ndarray, deviation: np.ndarray, name: str, unit: str) -> bytes:
+    """|error| of an ensemble's mean over the standard deviation of its members, on logarithmic axes, as PNG."""
+
+    def draw(axes: Axes) -> None:
+        stride = -(-len(error) // _MOST_POINTS)
+        low = 1e-6  # what is exactly 0 is drawn at the edge
+        x, y = (1e3 * np.maximum(values[::stride], low) for values in (deviation, error))
+        axes.plot(x, y, ".", ms=4, alpha=0.4, mew=0)
+        ends = [min(x.min(), y.min()), max(x.max(), y.max())]
+        axes.plot(ends, ends, color="0.4", lw=0.8, label="error = spread")
+        axes.set(xscale="log", yscale="log", xlabel=f"standard deviation of the members (m{unit})",
+                 ylabel=f"error of their mean (m{unit})", title=name.replace("_", " ").capitalize())  # fmt: skip
+        axes.legend()
+
+    return _picture(draw)
+
+
+def _picture(draw: Callable[[Axes], None], size: tuple[float, float] = (5.2, 4.2)) -> bytes:
+    return figure_png(lambda figure: draw(figure.add_subplot()), size)
+
+
+def _curves(history: Sequence[Mapping[str, Any]], errors: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Property and unit of each learning curve; the energy per atom stands for the energy too."""
+    names = dict.fromkeys(
+        key[6:-4] for row in history for key in row if key.startswith("train_") and key.endswith("_mae")
+    )
+    if "energy_per_atom" in names:
+        names.pop("energy", None)
+    units = {**UNITS, **{name: error["unit"] for name, error in errors.items() if "unit" in error}}
+    known = [
+        n for n in names if any(math.isfinite(row.get(f"{s}_{n}_mae", math.nan)) for s in _SUBSETS for row in history)
+    ]
+    return [(name, units.get(name, "")) for name in known]
+
+
+def _learning_curve(history: Sequence[Mapping[str, Any]], curves: Sequence[tuple[str, str]], figure: Figure) -> None:
+    """A panel for each property, since they differ in unit and size."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    epochs = [row["epoch"] for row in history]
+    best = max((row["epoch"] for row in history if row["best"]), default=None)
+    panels = figure.subplots(max(1, len(curves)), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, unit) in zip(panels, curves, strict=False):
+        drawn: list[float] = []
+        for subset, style in zip(_SUBSETS, ({"color": "C1", "lw": 1.2}, {"color": "C0", "lw": 1.8}), strict=True):
+            values = [shown(row.get(f"{subset}_{name}_mae", math.nan), unit)[0] for row in history]
+            if np.isfinite(values).any():
+                axes.plot(epochs, values, marker="." if len(epochs) < 30 else "", label=subset, **style)
+                drawn += values
+        found = np.array([value for value in drawn if value > 0])
+        if len(found):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=_subs(found.max() / found.min()), numticks=12))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.yaxis.set_minor_locator(NullLocator())
+        if best is not None:
+            axes.axvline(best, color="0.6", lw=0.8, ls=":", label=f"best epoch: {best}")
+        axes.set_ylabel(f"{name.replace('_', ' ')}\nMAE ({shown(0.0, unit)[1] or '1'})")
+        axes.grid(axis="y", color="0.9", lw=0.6)
+    panels[0].set_title("Learning curve")
+    panels[0].legend(fontsize=8)
+    panels[-1].set_xlabel("epoch")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _subs(ratio: float) -> tuple[float, ...]:
+    """Multiples of powers of ten that are labelled on an axis over this range."""
+    return (1, 1.5, 2, 3, 5, 7) if ratio < 10 else (1, 2, 5) if ratio < 200 else (1,)
+
+
+def _parity(
+    pairs: tuple[np.ndarray, np.ndarray], errors: Mapping[str, Any], name: str, subset: str, axes: Axes
+) -> None:
+    label, predicted = pairs
+    known = {"energy_per_atom": "energy per atom − references", "forces": "force components"}
+    title = known.get(name, name.replace("_", " "))
+    stride = -(-len(label) // _MOST_POINTS)
+    ends = np.array([min(label.min(), predicted.min()), max(label.max(), predicted.max())])
+    scale, unit = (1.0, errors["unit"]) if np.abs(ends).max() >= 1 else shown(1.0, errors["unit"])
+    axes.plot(scale * label[::stride], scale * predicted[::stride], ".", ms=4, alpha=0.5, mew=0)
+    axes.plot(scale * ends, scale * ends, color="0.4", lw=0.8)
+    texts = [(kind.upper(), *shown(errors[kind], errors["unit"])) for kind in ("mae", "rmse")]
+    text = "\n".join(f"{kind} {digits(value, 3)} {of}".rstrip() for kind, value, of in texts)
+    axes.text(0.04, 0.96, text, transform=axes.transAxes, va="top")
+    unit = unit and f" ({unit})"
+    axes.set(xlabel=f"reference{unit}", ylabel=f"predicted{unit}", title=f"{title.capitalize()}, {subset} frames")
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_box_aspect(1)
+    axes.locator_params(nbins=6)
+
+
+def _elements(errors: Mapping[str, Any], subset: str, axes: Axes) -> None:
+    names = list(errors)
+    for shift, kind in ((-0.2, "mae"), (0.2, "rmse")):
+        values = [1e3 * errors[name][kind] for name in names]
+        axes.bar([i + shift for i in range(len(names))], values, 0.38, label=kind.upper())
+    axes.set_xticks(range(len(names)), names)
+    axes.set(ylabel="force error (meV/Å)", title=f"Force errors by element, {subset} frames")
+    axes.legend()
+
+
+def _structure(atoms: Atoms, axes: Axes) -> None:
+    """Balls and sticks, the nearest last; the cell of a periodic structure that fills it."""
+    from ase.data import covalent_radii
+    from ase.data.colors import jmol_colors
+    from matplotlib.patches import Circle
+
+    pos, radii = atoms.positions - atoms.positions.mean(0), covalent_radii[atoms.numbers]
+    if atoms.pbc.any() and atoms.cell.volume < _MOSTLY_VACUUM * 4 / 3 * np.pi * (radii**3).sum():
+        corners = np.array(np.meshgrid([0, 1], [0, 1], [0, 1])).reshape(3, -1).T @ atoms.cell.array
+        for one, two in zip(*np.triu_indices(8, 1), strict=True):
+            edge = corners[[one, two]] - atoms.positions.mean(0)
+            if np.isclose(np.linalg.norm(edge[1] - edge[0]), atoms.cell.lengths()).any():
+                axes.plot(*edge[:, :2].T, color="0.75", lw=0.6, zorder=-1e6)
+    elif len(atoms) > 2:
+        pos = pos @ np.linalg.svd(pos, full_matrices=True)[2].T
+    if len(atoms) <= _MOST_STICKS:
+        near = np.linalg.norm(pos[:, None] - pos, axis=2) < 1.25 * np.add.outer(radii, radii)
+        for one, two in zip(*np.triu(near, 1).nonzero(), strict=True):
+            depth = float(pos[[one, two], 2].min()) - 1e-3  # behind its own atoms
+            axes.plot(*pos[[one, two], :2].T, color="0.45", lw=2.0, zorder=depth, solid_capstyle="round")
+    for place, radius, z in zip(pos, radii, atoms.numbers, strict=True):
+        axes.add_patch(Circle(place[:2], 0.5 * radius, fc=jmol_colors[z], ec="0.2", lw=0.6, zorder=float(place[2])))
+    axes.set_aspect("equal")
+    axes.autoscale_view()
+    axes.set_axis_off()
+
+
+# --- The report of a training: report.html (self-contained), its plots as PNG, and outliers.xyz ---
 
 
 @dataclass

@@ -10,13 +10,13 @@ import numpy as np
 
 from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset
 from ...data.edges import EdgeMemory
-from ...data.outlying import Usual
-from ...potential import SYMBOLS
-from ..config.loss_config import epoch_of
+from ...data.label_checks import Usual
+from ...potential.potential import SYMBOLS
+from ..config.sections import epoch_of
 from ..steps.batches import Frames
 from .fine_tuning import first_names, reference_energies
-from .isolated import singles
 from .label_notes import label_notes
+from .references import singles
 
 if TYPE_CHECKING:
     from .setup import Setup

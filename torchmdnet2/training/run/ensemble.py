@@ -15,19 +15,16 @@ from typing import Any, Literal
 import torch
 
 from ...checkpoint import read_header
-from ...ensemble import Ensemble
-from ...ensemble_file import write_ensemble
+from ...core.files import atomic_write
+from ...ensemble import Ensemble, write_ensemble
 from ...errors import BadConfig
-from ...files import atomic_write
 from ..config.config import Config
-from ..reporting.ensemble_evaluation import evaluate_ensemble
+from ..reporting.evaluation import Spread, evaluate_ensemble
 from ..reporting.log import TrainingLog
-from ..reporting.plots import spread_picture
-from ..reporting.report import ensemble_page
-from ..reporting.uncertainty import Spread
+from ..reporting.report import ensemble_page, spread_picture
 from ..steps.batches import measured_batches
 from ..steps.distributed import Devices
-from ..steps.metrics import in_words, shown
+from ..steps.loss import in_words, shown
 from .folder import protect_inputs
 from .run import run_training
 from .setup import Setup, device_of, make_setup

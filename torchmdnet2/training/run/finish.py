@@ -12,15 +12,14 @@ import numpy as np
 import torch
 
 from ... import checkpoint
-from ...files import atomic_write
+from ...core.files import atomic_write
 from ...version import __version__
 from ..config.config import Config
-from ..reporting.card import model_card
 from ..reporting.evaluation import Evaluation, evaluate
 from ..reporting.log import TrainingLog
-from ..reporting.report import Report, write_report
+from ..reporting.report import Report, model_card, write_report
 from ..steps.batches import Frames, measured_batches
-from ..steps.metrics import in_words
+from ..steps.loss import in_words
 from ..steps.trainer import Trainer
 from .folder import BEST, DONE
 from .setup import SUBSETS, Setup

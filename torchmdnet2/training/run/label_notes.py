@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...data import Statistics, statistics
-from ...data.consistency import Agreement, agreement, stress_agreement
-from ...data.outlying import Usual
+from ...data.label_checks import Agreement, Usual, agreement, stress_agreement
 from ...data.pair_regression import Factor, Regression, regression
 from ...data.plausible import bond_scale, resolution, spread_out, stress_size, zeros
 from ..steps.batches import Frames

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from ase.data import covalent_radii
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...data import LABELS
-from ...determined import Determined
+from ...data import LABELS, Dataset, open_dataset
 from ...errors import BadConfig
-from ...potential import SYMBOLS, Potential
+from ...neighbors import neighbor_list
+from ...potential.determined import Determined
+from ...potential.potential import SYMBOLS, Potential
+from ...priors.pair_potential import ATTRACTIVE, REPULSIVE, radial_functions
 from ...system import System
 from ..config.build_potential import load_priors, with_baseline
 from ..config.config import Config
-from ..config.labels import DIPOLE_NORM, property_of
+from ..config.sections import DIPOLE_NORM, label_units, property_of
 from ..steps.batches import Frames, in_order
-from .subsets import Compositions
+from .subsets import Compositions, periodic_heights
 
 __all__ = [
-    "determined_by",
-    "energy_scale",
-    "fit_references",
-    "least_change",
-    "of_priors",
-    "potential_config",
-]
+    "FITS", "SingleAtoms", "atom_files", "determined_by", "energy_scale", "fit_pair_potential", "fit_references",
+    "least_change", "of_priors", "potential_config", "reference_notes", "single_atoms", "singles", "trusted",
+    "with_isolated", "with_pair_fit",
+]  # fmt: skip
+
 
 _AT_ONCE = 256  # frames
 _UNKNOWN = 100.0  # how much more an element without a known value may change
@@ -259,3 +262,309 @@ def _sizes(head: dict[str, Any], system: System) -> Tensor:
         return count.new_zeros(len(count)).index_add_(0, system.batch, square).clamp(min=1.0)
     summed = head["name"] == "dipole" or (head.get("per") == "system" and head.get("reduce") == "sum")
     return count.sqrt() if summed else torch.ones_like(count)
+
+
+# --- Reference energies from calculations of single atoms, in the training data or in a file of their own ---
+
+WORDS = ("auto", "fit", "keep", "isolated")
+"""What `energies` of atomref may be, besides a table and a file."""
+
+_SAME = 1e-3  # eV
+_FAR = 8.0  # Å, between a single atom and its images
+
+
+@dataclass
+class SingleAtoms:
+    """Frames that are one atom, far from its images.
+
+    Attributes:
+        energies: atomic number -> eV of the neutral ones.
+        conflicts: atomic number -> what two frames say, where they differ by more than 1 meV.
+        skipped: atomic number -> why a frame that is this atom was not taken, in words.
+    """
+
+    energies: dict[int, float] = field(default_factory=dict)
+    conflicts: dict[int, str] = field(default_factory=dict)
+    skipped: dict[int, str] = field(default_factory=dict)
+
+
+def atom_files(config: Config) -> list[str]:
+    """Files of single atoms that the priors name."""
+    words = [prior["energies"] for prior in config.priors if prior["name"] == "atomref"]
+    return [word for word in words if isinstance(word, str) and word not in WORDS]
+
+
+def with_isolated(config: Config, data: Dataset, elements: Sequence[int]) -> tuple[Config, SingleAtoms | None]:
+    """The configuration with tables in the place of `energies: isolated` and `energies: FILE`.
+
+    Args:
+        config: of the run.
+        data: its training data, of whatever subset.
+        elements: of the training frames.
+
+    Returns:
+        The configuration, and the single atoms among the data where `energies: auto` asks for them.
+
+    Raises:
+        BadConfig: an element has no single atom, or two energies.
+        FileNotFoundError, BadData: the file cannot be read.
+    """
+    files, priors, among = atom_files(config), [], None
+    for prior in config.priors:
+        if prior["name"] == "atomref" and prior["energies"] == "auto" and config.data.keys.energy is not None:
+            among = single_atoms(data)
+        if prior["name"] == "atomref" and prior["energies"] in ("isolated", *files):
+            source, name = data, "data.train"
+            if prior["energies"] in files:
+                keys = {"energy": config.data.keys.energy or "energy", "charge": config.data.keys.charge}
+                units = label_units(config.data.units.model_dump(), {})
+                name = prior["energies"]
+                source = open_dataset(name, {k: v for k, v in keys.items() if v is not None}, units)
+            table = _complete_table(source, name, elements)
+            prior = {**prior, "energies": {str(z): energy for z, energy in table.items()}}
+        priors.append(prior)
+    return config.model_copy(update={"priors": priors}), among
+
+
+def _complete_table(data: Dataset, name: str, elements: Sequence[int]) -> dict[int, float]:
+    found = single_atoms(data)
+    for conflict in found.conflicts.values():
+        raise BadConfig(f"priors: atomref.energies: {conflict}; give a table")
+    missing = [found.skipped[z] for z in elements if z in found.skipped and z not in found.energies]
+    reasons = "".join(f"; {reason}" for reason in missing)
+    if not found.energies:
+        raise BadConfig(
+            f"priors: atomref.energies: no frame of {name} is a single neutral atom with an energy{reasons}"
+        )
+    require_references(found.energies, elements, reasons)
+    return found.energies
+
+
+def trusted(atoms: SingleAtoms, elements: Sequence[int]) -> dict[int, float]:
+    """Atomic number -> eV of the elements for which there is one energy of a single atom."""
+    return {z: energy for z, energy in atoms.energies.items() if z in elements and z not in atoms.conflicts}
+
+
+def reference_notes(atoms: SingleAtoms, elements: Sequence[int]) -> Iterator[str]:
+    """What `energies: auto` makes of the single atoms, in words; nothing where there are none."""
+    known = trusted(atoms, elements)
+    if known:
+        rest = [SYMBOLS[z] for z in elements if z not in known]
+        fitted = f"; {', '.join(rest)} by least squares" if rest else ""
+        yield f"reference energies: single atoms of data.train for {', '.join(SYMBOLS[z] for z in known)}{fitted}"
+    for z, conflict in atoms.conflicts.items():
+        if z in elements:
+            yield f"note: reference energies: {conflict}; that of {SYMBOLS[z]} is fitted. Give a table to choose one"
+    for z, reason in atoms.skipped.items():
+        if z in elements and z not in atoms.energies:
+            yield f"note: reference energies: {reason}; that of {SYMBOLS[z]} is fitted"
+
+
+def single_atoms(data: Dataset) -> SingleAtoms:
+    """What the frames that are one neutral atom say.
+
+    Args:
+        data: with energies.
+    """
+    found = SingleAtoms()
+    places: dict[int, str] = {}
+    for z, energy, where, fault in singles(data):
+        if fault is not None:
+            found.skipped.setdefault(z, f"{where} is a single {SYMBOLS[z]}, but {fault}")
+        elif z in places and abs(found.energies[z] - energy) > _SAME:
+            found.conflicts[z] = f"{SYMBOLS[z]} has {found.energies[z]} eV in {places[z]} and {energy} eV in {where}"
+        elif z not in places:
+            found.energies[z], places[z] = energy, where
+    found.energies = dict(sorted(found.energies.items()))
+    return found
+
+
+def singles(data: Dataset, frames: np.ndarray | None = None) -> Iterator[tuple[int, float, str, str | None]]:
+    """Frames of one atom: its number, energy in eV, the frame's name, and why it is no reference or None.
+
+    Args:
+        data: the data set.
+        frames: indices of those to look at; None: all.
+    """
+    chosen = np.arange(len(data)) if frames is None else np.unique(frames)
+    for index in chosen[data.sizes()[chosen] == 1].tolist():
+        sample = data[index]
+        charge = int(sample.system.charge[0])
+        energy = float(sample.labels["energy"][0]) if "energy" in sample.labels else np.nan
+        fault = None
+        if charge != 0:
+            fault = f"has the charge {charge:+d}"
+        elif np.isnan(energy):
+            fault = "has no energy"
+        elif (nearest := _to_image(sample.system)) < _FAR:
+            fault = f"its images are {nearest:.1f} Å away"
+        yield int(sample.system.z[0]), energy, data.name(index), fault
+
+
+def _to_image(system: System) -> float:
+    """Distance to the next image, or less: the smallest height of the cell along its periodic vectors, Å."""
+    return min(periodic_heights(system).tolist(), default=np.inf)
+
+
+# --- Fit of the prior `pair_potential` to the forces of the training frames, before training ---
+
+_FRAMES = 500  # that are fitted to, evenly spread
+_FITTED_AT_ONCE = 32
+_WALL = 0.8  # of the sum of the covalent radii: where every pair repels at least so much
+
+
+class Fit(NamedTuple):
+    """What a pair potential may be.
+
+    Args:
+        attracts: of two atomic numbers: whether such atoms may attract each other.
+        wall: eV/Å by which every pair repels at 0.8 times the sum of the covalent radii, at least.
+        ridge: added to the scaled diagonal of the normal equations; the smallest makes the solution unique.
+    """
+
+    attracts: Callable[[int, int], bool]
+    wall: float = 10.0
+    ridge: float = 1e-9
+
+
+FITS = {
+    "fit": Fit(lambda one, two: True),
+    "repulsion": Fit(lambda one, two: False),
+    "heavy_attraction": Fit(lambda one, two: min(one, two) > 1, wall=20.0, ridge=1e-3),
+}
+"""`parameters` of the prior in a training configuration -> what it means."""
+
+
+def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Config:
+    """The configuration with numbers in the place of a name of `FITS` as `parameters`.
+
+    Args:
+        config: of the run.
+        frames: those of training.
+        elements: of the training frames.
+
+    Raises:
+        BadConfig: there are no forces to fit to.
+    """
+    if not any(prior["name"] == "pair_potential" and isinstance(prior["parameters"], str) for prior in config.priors):
+        return config
+    others = of_priors(config, ("atomref", "pair_potential"))
+    priors = [
+        {
+            **prior,
+            "parameters": fit_pair_potential(frames, elements, prior["cutoff"], prior["parameters"], others),
+        }
+        if prior["name"] == "pair_potential" and isinstance(prior["parameters"], str)
+        else prior
+        for prior in config.priors
+    ]
+    return config.model_copy(update={"priors": priors})
+
+
+def fit_pair_potential(
+    frames: Frames,
+    elements: Sequence[int],
+    cutoff: float,
+    kind: str = "fit",
+    others: Potential | None = None,
+) -> dict[str, list[float]]:
+    """Coefficients of `PairPotential` by least squares of the forces, all of them at least 0.
+
+    Where the frames say too little (no pair of these elements that close, or attraction alone), the steepest repulsion
+    is raised until the pair repels enough at 0.8 times the sum of the covalent radii.
+
+    Args:
+        frames: labelled with forces.
+        elements: atomic numbers.
+        cutoff: Å.
+        kind: one of `FITS`.
+        others: its priors are subtracted from the forces first.
+
+    Returns:
+        "C-H" -> K numbers, eV, of every pair of the elements.
+    """
+    fit = FITS[kind]
+    pairs = list(itertools.combinations_with_replacement(sorted(elements), 2))
+    repelling = torch.tensor([not fit.attracts(one, two) for one, two in pairs])
+    number = torch.zeros(128, 128, dtype=torch.long)
+    for p, (one, two) in enumerate(pairs):
+        number[one, two] = number[two, one] = p
+    signs = np.array([1.0] * len(REPULSIVE) + [-1.0] * len(ATTRACTIVE))
+    size = len(pairs) * len(signs)
+    gram, moment = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    chosen = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), _FRAMES)).astype(int))
+    labelled = 0
+    for part in np.array_split(chosen, -(-len(chosen) // _FITTED_AT_ONCE)):
+        sample = frames.data.batch(frames.indices[part])
+        if "forces" not in sample.labels:
+            continue
+        forces = sample.labels["forces"].double()
+        if others is not None:
+            forces = forces - _forces_of_priors(others, sample.system)
+        forces = forces.flatten()
+        design = _design(sample.system, number, len(pairs), cutoff)
+        design.view(len(design), len(pairs), -1)[:, repelling, len(REPULSIVE) :] = 0
+        known = torch.isfinite(forces)
+        labelled += int(known.sum())
+        gram += design[known].T @ design[known]
+        moment += design[known].T @ forces[known]
+    if not labelled:
+        raise BadConfig("priors: pair_potential.parameters: the fit needs forces, and no training frame has any")
+    sign = np.tile(signs, len(pairs))
+    found = _nonnegative(sign[:, None] * gram.numpy() * sign, sign * moment.numpy(), fit.ridge)
+    return {
+        f"{SYMBOLS[one]}-{SYMBOLS[two]}": _with_wall(
+            values, float(covalent_radii[one] + covalent_radii[two]), fit.wall
+        ).tolist()
+        for (one, two), values in zip(pairs, found.reshape(len(pairs), len(signs)), strict=True)
+    }
+
+
+def _forces_of_priors(potential: Potential, system: System) -> Tensor:
+    """Of the priors, [N, 3] eV/Å."""
+    pos = system.pos.detach().double().requires_grad_()
+    with torch.enable_grad():
+        energies = potential.prior_energies(system.replace(pos=pos)).sum() + 0 * pos.sum()
+        return -torch.autograd.grad(energies, pos)[0]
+
+
+def _design(system: System, number: Tensor, count: int, cutoff: float) -> Tensor:
+    """Forces of the functions of unit coefficient: [3 N, P K]."""
+    neighbors = neighbor_list(system, cutoff)
+    vectors = neighbors.vectors(system).double()
+    d = vectors.norm(dim=1).requires_grad_()
+    functions = radial_functions(d, cutoff)
+    slopes = [torch.autograd.grad(f.sum(), d, retain_graph=True)[0] for f in functions.unbind(1)]
+    pull = (vectors / d.detach()[:, None])[:, :, None] * torch.stack(slopes, 1)[:, None]  # [E, 3, K], on the receiver
+    receiver, sender = neighbors.edge_index
+    place = receiver * count + number[system.z[receiver], system.z[sender]]
+    n, k = system.num_atoms, functions.shape[1]
+    table = pull.new_zeros(n * count, 3, k).index_add_(0, place, pull)
+    return table.view(n, count, 3, k).transpose(1, 2).reshape(3 * n, count * k)
+
+
+def _with_wall(values: NDArray[np.float64], radii: float, wall: float) -> NDArray[np.float64]:
+    """The same with as much of the steepest repulsion as it needs to repel by `wall` eV/Å at short distance.
+
+    Nearer than that it then repels more, since all repulsive exponents are the larger ones.
+    """
+    exponents = np.array([*REPULSIVE, *ATTRACTIVE])
+    slopes = exponents * np.exp(-exponents * (_WALL * radii - 1))  # of unit coefficients, eV/Å, downhill
+    force = values @ (slopes * np.repeat([1, -1], [len(REPULSIVE), len(ATTRACTIVE)]))
+    steepest = int(np.argmax(REPULSIVE))
+    raised = values.copy()
+    raised[steepest] += max(0.0, wall - force) / slopes[steepest]
+    return raised
+
+
+def _nonnegative(gram: NDArray[np.float64], moment: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
+    """x ≥ 0 that minimises ½ x·G x − m·x, G being scaled to a unit diagonal; 0 for columns of zeros."""
+    from scipy.optimize import nnls  # ASE needs SciPy
+
+    used = gram.diagonal() > 0
+    x = np.zeros(len(moment))
+    if used.any():
+        scale = np.sqrt(gram.diagonal()[used])
+        lower = np.linalg.cholesky(gram[np.ix_(used, used)] / scale[:, None] / scale + ridge * np.eye(len(scale)))
+        x[used] = nnls(lower.T, np.linalg.solve(lower, moment[used] / scale), maxiter=100 * len(scale))[0] / scale
+    return x

@@ -20,24 +20,19 @@ import torch
 from rich.console import Console
 
 from ... import checkpoint
+from ...core.files import atomic_write
 from ...data.sources import file_facts
 from ...errors import BadCheckpoint, BadConfig
-from ...files import atomic_write
-from ...potential import Potential
-from ..config.config import Config
-from ..config.defaults import config_yaml
-from ..reporting.log import TrainingLog, write_metrics
-from ..reporting.trackers import Tracker, open_trackers
+from ...potential.potential import Potential
+from ..config.config import Config, config_yaml
+from ..reporting.log import Tracker, TrainingLog, open_trackers, write_metrics
 from ..steps.distributed import Devices
-from ..steps.interrupts import catch_signals
-from ..steps.state import load_state
+from ..steps.state import catch_signals, load_state
 from ..steps.trainer import Hooks, Trainer
-from .check import run_check
 from .finish import describe, finish, package_versions
-from .folder import BEST, DONE, HEADER, STATE, clear, exclusive_folder, prepare
-from .run_fingerprint import check_identity, require_alike
+from .folder import BEST, DONE, HEADER, STATE, check_identity, clear, exclusive_folder, prepare, require_alike
 from .setup import Setup, device_of, make_setup, require_usable
-from .start import introduce, make_trainer, own_torch_state, pack_steps, take_threads
+from .start import introduce, make_trainer, own_torch_state, pack_steps, run_check, take_threads
 
 __all__ = ["run_training"]
 

@@ -14,21 +14,27 @@ import torch
 from ...checkpoint import read_header
 from ...data import Statistics, splits_entry, statistics
 from ...errors import BadConfig, BadData
-from ...potential import SYMBOLS, Potential
+from ...potential.potential import SYMBOLS, Potential
 from ...potentials import find_model
 from ..config.build_potential import load_priors
 from ..config.config import Config
-from ..config.labels import FRAME_LABELS, label_keys, label_units, predicted_shapes, property_of
+from ..config.sections import FRAME_LABELS, label_keys, label_units, predicted_shapes, property_of
 from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
-from .fine_tuning import fine_tuned, freeze, refit_references
-from .isolated import atom_files, reference_notes, trusted, with_isolated
-from .pair_potential_fit import with_pair_fit
-from .references import potential_config
-from .replayed import with_replay
-from .subsets import SUBSETS, file_digests, files_of, labels_of, open_subsets, require_searchable, survey
-from .weights import weight_keys, weight_notes
+from .fine_tuning import fine_tuned, freeze, refit_references, with_replay
+from .references import atom_files, potential_config, reference_notes, trusted, with_isolated, with_pair_fit
+from .subsets import (
+    SUBSETS,
+    file_digests,
+    files_of,
+    labels_of,
+    open_subsets,
+    require_searchable,
+    survey,
+    weight_keys,
+    weight_notes,
+)
 
 __all__ = ["SUBSETS", "Setup", "file_digests", "make_setup"]
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...triton_or_none import tl, triton
+from ...core.triton_launch import tl, triton
 
 __all__ = ["gather_frames"]
 

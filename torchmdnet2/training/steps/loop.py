@@ -8,16 +8,14 @@ from importlib.util import find_spec
 
 import torch
 
-from ...fused.registry import fast_path
-from ...potential import Potential
-from ...runtime.capture import GraphMemory
+from ...engine.graph import GraphMemory
+from ...engine.select import fast_path
+from ...potential.potential import Potential
 from .batches import Frames, measured_batches, most_frames
-from .capturable import uncapturable_reason
 from .distributed import Devices
-from .metrics import ErrorSums
-from .muon import Muon
-from .network import PackedNetwork
-from .optimizers import AdamW
+from .loss import ErrorSums
+from .network import PackedNetwork, uncapturable_reason
+from .optimizers import AdamW, Muon
 from .packed_frames import PackedFrames
 from .packing import frame_bytes, further_labels, pack, pack_part, unsupported_reason
 from .replay import EvaluationPass, GraphedPass, TrainingPass

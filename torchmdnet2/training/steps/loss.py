@@ -5,20 +5,23 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...data.kinds import CONFIG_TYPE, kind_code
-from ...data.labels import LABELS
-from ...potential import Result
+from ...data.labels import CONFIG_TYPE, LABELS, kind_code
+from ...potential.potential import SYMBOLS, Result
 from ...system import System
-from ..config.labels import LOSS_WEIGHT, prediction
-from ..config.loss_config import LossConfig
+from ..config.sections import LOSS_WEIGHT, LossConfig, prediction, property_of, unit_of
 
-__all__ = ["Residual", "atoms_per_system", "frame_weights", "penalty", "penalty_sums", "residuals", "total_loss"]
+__all__ = [
+    "NUM_ELEMENTS", "UNITS", "ErrorSums", "Residual", "atoms_per_system", "frame_weights", "in_words", "penalty",
+    "penalty_sums", "residuals", "shown", "total_loss",
+]  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -132,3 +135,123 @@ def total_loss(sums: Mapping[str, tuple[Tensor, Tensor]], config: LossConfig) ->
     return sum(  # type: ignore[return-value]
         (config.weight(name) * total / count.clamp(min=1) for name, (total, count) in sums.items()), start=0.0
     )
+
+
+# --- Errors over many batches: sums and counts, so that every label weighs the same however it was batched ---
+
+NUM_ELEMENTS = len(SYMBOLS) + 10
+"""Rows of a table by atomic number: with room for numbers without a symbol."""
+
+UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", **{name: spec.unit for name, spec in LABELS.items()}}
+"""Property -> unit of its errors; vectors and tensors by component."""
+
+
+def shown(error: float, unit: str) -> tuple[float, str]:
+    """An error as people read it: thousandths of a unit, as in (12.3, "meV/Å"); a plain number as it is."""
+    return (1e3 * error, f"m{unit}") if unit else (error, "")
+
+
+def in_words(errors: Mapping[str, Any]) -> str:
+    """ "energy MAE 1.200 RMSE 1.900 meV, …" from an `ErrorSums.summary`."""
+    texts = []
+    for name, value in errors.items():
+        if name != "forces_by_element":
+            (mae, unit), (rmse, _) = shown(value["mae"], value["unit"]), shown(value["rmse"], value["unit"])
+            texts.append(f"{name.replace('_', ' ')} MAE {mae:.3f} RMSE {rmse:.3f} {unit}".rstrip())
+    return ", ".join(texts)
+
+
+class ErrorSums:
+    """Sums of |error| and error² by property and, for forces, by element; sums of the loss.
+
+    Args:
+        loss: how the loss is made.
+        device: where the batches are; nothing is read back before a result is asked for.
+        units: the section `data.units` as plain data, for the units of further labels.
+    """
+
+    def __init__(self, loss: LossConfig, device: torch.device | str = "cpu", units: Mapping[str, Any] | None = None):
+        self.loss_config = loss
+        self.units = units
+        self.device = torch.device(device)
+        # name -> [count, Σ|e|, Σe²]; forces_by_element: [Z, 3] of these; loss_*: [count, Σℓ, 0]
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, found: Mapping[str, Residual], system: System, weights: Tensor | None = None) -> None:
+        """Add the errors of one batch; weights [B] of its frames count in the loss alone."""
+        with torch.no_grad():
+            for name, residual in found.items():
+                error, present = residual.error.detach().double(), residual.present
+                self._add(name, _three(error, present))
+                if name == "energy":
+                    self._add("energy_per_atom", _three(error / atoms_per_system(system).clamp(min=1), present))
+                if name == "forces":
+                    rows = torch.stack([present.double().sum(1), error.abs().sum(1), error.square().sum(1)], 1)
+                    table = rows.new_zeros(NUM_ELEMENTS, 3).index_add(0, system.z, rows)
+                    self._add("forces_by_element", table)
+            for name, (total, count) in penalty_sums(found, system, self.loss_config, weights).items():
+                total = total.detach().double()
+                self._add(f"loss_{name}", torch.stack([count.double(), total, torch.zeros_like(total)]))
+
+    def add_sums(self, sums: Mapping[str, Tensor]) -> None:
+        """Add what another object has in `sums`."""
+        for name, value in sums.items():
+            self._add(name, value)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def loss(self) -> float:
+        """Weighted sum of the mean losses; NaN before anything was added."""
+        parts = [
+            (self.loss_config.weight(name.removeprefix("loss_")), value.tolist())
+            for name, value in sorted(self.sums.items())  # in the same order after a resume
+            if name.startswith("loss_")
+        ]
+        return sum(w * total / max(count, 1) for w, (count, total, _) in parts) if parts else math.nan
+
+    def mae(self, name: str) -> float:
+        """Mean absolute error of a property in its unit; NaN without labels."""
+        return _errors(self.sums[name].tolist())["mae"] if name in self.sums else math.nan
+
+    def rmse(self, name: str) -> float:
+        """Root mean square error of a property in its unit; NaN without labels."""
+        return _errors(self.sums[name].tolist())["rmse"] if name in self.sums else math.nan
+
+    def summary(self) -> dict[str, Any]:
+        """{"energy": {"mae", "rmse", "count", "unit"}, …, "forces_by_element": {"H": {…}, …}}, plain numbers."""
+        result: dict[str, Any] = {}
+        for name in self._properties():
+            if self.sums[name][0] > 0:
+                unit = UNITS[name] if name in UNITS else unit_of(name, self.units)
+                result[property_of(name)] = {**_errors(self.sums[name].tolist()), "unit": unit}
+        if "forces_by_element" in self.sums:
+            rows = self.sums["forces_by_element"].tolist()
+            result["forces_by_element"] = {
+                SYMBOLS[z]: {**_errors(row), "unit": UNITS["forces"]} for z, row in enumerate(rows) if row[0] > 0
+            }
+        return result
+
+    def row(self, prefix: str) -> dict[str, float]:
+        """Loss, MAE and RMSE of all properties as one flat row, for the metrics table."""
+        row = {f"{prefix}_loss": self.loss()}
+        for name in self._properties():
+            own = f"{prefix}_{property_of(name)}"
+            row[f"{own}_mae"], row[f"{own}_rmse"] = self.mae(name), self.rmse(name)
+        return row
+
+    def _properties(self) -> list[str]:
+        """The labels that errors were added of, in a fixed order."""
+        further = sorted(name for name in self.sums if ":" in name and not name.startswith("loss_"))
+        return [name for name in UNITS if name in self.sums] + further
+
+
+def _three(error: Tensor, present: Tensor) -> Tensor:
+    return torch.stack([present.double().sum(), error.abs().sum(), error.square().sum()])
+
+
+def _errors(sums: list[float]) -> dict[str, Any]:
+    count, absolute, square = sums
+    if count == 0:
+        return {"mae": math.nan, "rmse": math.nan, "count": 0}
+    return {"mae": absolute / count, "rmse": math.sqrt(square / count), "count": int(count)}

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ...triton_launch import FUSED_ARITHMETIC
-from ...triton_or_none import tl, triton
+from ...core.triton_launch import FUSED_ARITHMETIC, tl, triton
 
 __all__ = ["ROWS", "BatchErrors", "Labels", "Penalties"]
 

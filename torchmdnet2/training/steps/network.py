@@ -1,7 +1,7 @@
 """Network energies and forces of a packed batch, differentiable with respect to the weights.
 
 Everything is a function of the vectors r of the pairs: forces and stress are sums of dE/dr. A representation whose fast
-path has a variant for training (fused/registry.py) runs on pairs; others run as they are, on directed edges.
+path has a variant for training (engine/select.py) runs on pairs; others run as they are, on directed edges.
 
 Shapes as in packed_frames.py: M atoms, N of them in frames, P pairs, B frames, K elements, F features.
 """
@@ -9,25 +9,25 @@ Shapes as in packed_frames.py: M atoms, N of them in frames, P pairs, B frames, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
-from ...derivatives import with_leaves
-from ...fused.differentiable_ops import MultilinearOp
-from ...fused.fast_path import PairBatch, PairNetwork
-from ...fused.pair_sums import PairSum, SegmentSum, one_hot
-from ...fused.registry import fast_path
-from ...models.base import Features, Graph
-from ...neighbors.result import safe_norm
-from ...potential import Potential, Result
-from ...priors.pairs import PairLists
+from ...engine.graph import ForbidHostSync, HostSync
+from ...engine.select import fast_path
+from ...kernels.interfaces import PairBatch, PairNetwork
+from ...kernels.pair_ops import MultilinearOp, PairSum, SegmentSum, one_hot
+from ...neighbors.neighbor_list import safe_norm
+from ...neighbors.pairs import PairLists
+from ...potential.derivatives import with_leaves
+from ...potential.graph import Features, Graph
+from ...potential.potential import Potential, Result
 from ...system import System
-from ..config.labels import DIPOLE_NORM, property_of
-from .packed_frames import PackedBatch
+from ..config.sections import DIPOLE_NORM, property_of
+from .packed_frames import Capacity, PackedBatch, PackedFrames, Part
 
-__all__ = ["PackedNetwork"]
+__all__ = ["PackedNetwork", "uncapturable_reason"]
 
 
 class PackedNetwork:
@@ -228,3 +228,38 @@ def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
     graph.vectors = torch.cat([r, -r])
     graph.distances = safe_norm(graph.vectors)
     return graph
+
+
+# --- Whether a training step can be captured in a CUDA graph: found out by doing one under a guard ---
+
+
+def uncapturable_reason(
+    potential: Potential, part: Part, forces: bool, stress: bool, labels: Sequence[str]
+) -> str | None:
+    """The function that looks at values on the host while a step is computed, in words; None where none does.
+
+    The network runs in plain PyTorch: the package's own kernels copy nothing.
+
+    Args:
+        potential: what is trained.
+        part: a frame, packed.
+        forces, stress, labels: as for `PackedNetwork`.
+    """
+    store = PackedFrames([part], potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
+    need = store.size([0])
+    room = Capacity(2, need.atoms + 4, need.pairs + 8, tuple(n + 8 for n in need.edges))
+    batch = store.batch(torch.tensor([0, -1], device=potential.device), room)
+    network = PackedNetwork(potential, len(potential.elements), forces, stress, False, labels)
+    if network.has_variant(batch) and not (network.heads or network.priors or network.pair_cutoff):
+        return None
+    parameters = [p for p in potential.parameters() if p.requires_grad]
+    for guard in (nullcontext(), ForbidHostSync()):  # the first time, constants are made, which later steps have
+        try:
+            with guard:
+                result = network(batch)
+                found = [result.energy, result.forces, result.stress, result.charges, *result.properties.values()]
+                values = [x.double().square().sum() for x in found if x is not None and x.requires_grad]
+                torch.autograd.grad(values, parameters, allow_unused=True)
+        except HostSync as error:
+            return f"a step that no CUDA graph can hold: {error}"
+    return None

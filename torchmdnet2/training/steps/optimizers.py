@@ -1,29 +1,163 @@
-"""Optimisers by name. Each keeps its state in tensors, so that a training resumes to the same bits.
+"""Muon: orthogonalised momentum for weight matrices, AdamW for everything else.
 
-Parameters come in groups, each with `weight_decay` and `lr_scale`, a factor of the learning rate.
+Shapes: M matrices, [R, C] the largest number of their rows and columns, P their entries one after the other.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from ...registry import Registry
-from .muon import Beta, Muon, Small
 
 __all__ = [
-    "DEFAULT_OPTIMIZER",
-    "OPTIMIZERS",
-    "AdamW",
-    "Muon",
-    "depths",
-    "make_optimizer",
+    "DEFAULT_OPTIMIZER", "OPTIMIZERS", "AdamW", "Muon", "Stacks", "depths", "make_optimizer", "newton_schulz",
     "parameter_groups",
-]
+]  # fmt: skip
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Small = Annotated[float, Field(gt=0, lt=1)]
+
+_ROWS = 128  # on a GPU, matrices of up to so many rows share a stack, those of up to twice as many the next one
+
+
+class Muon(torch.optim.Optimizer):
+    """Orthogonalised momentum for weight matrices, AdamW for everything else (Jordan et al. 2024).
+
+    The momentum M of a matrix is replaced by the nearest orthogonal matrix, found by five Newton–Schulz iterations, and
+    scaled by 0.2·√max(rows, columns), so that its entries are as large as AdamW's updates and the same learning rate
+    fits both (Liu et al. 2025, arXiv:2502.16982). Embeddings are tables, not matrices: they go to AdamW. Nothing waits
+    for the device, and rates may be tensors on it.
+
+    Args:
+        params: groups of parameters; those with `matrices` are orthogonalised.
+        momentum: of the matrices, Nesterov's.
+        beta1, beta2: of AdamW for the rest.
+        eps: of AdamW.
+    """
+
+    def __init__(self, params: Any, momentum: Beta = 0.95, beta1: Beta = 0.9, beta2: Beta = 0.999, eps: Small = 1e-8):
+        settings = {"lr": 0.0, "momentum": momentum, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.0}
+        super().__init__(params, {**settings, "matrices": False})
+        self._stacks: dict[tuple[int, ...], Stacks] = {}
+        for group in self.param_groups:  # now, because a step that is captured in a graph could not make them
+            if group["matrices"]:
+                self._stacks_of(group["params"])
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            if trained:
+                (self._orthogonal if group["matrices"] else self._adam)(trained, group)
+
+    def _stacks_of(self, parameters: Sequence[Tensor]) -> Stacks:
+        key = tuple(map(id, parameters))
+        if key not in self._stacks:
+            self._stacks[key] = Stacks(parameters, fill=parameters[0].is_cuda)
+        return self._stacks[key]
+
+    def _orthogonal(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        gradients = _gradients(parameters)
+        momenta = [self.state[p]["momentum"] for p in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+        updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
+        changes = self._stacks_of(parameters).orthogonalised(torch.cat([u.reshape(-1) for u in updates])) * group["lr"]
+        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+        parts = changes.split([p.numel() for p in parameters])
+        torch._foreach_sub_(parameters, [part.view_as(p) for part, p in zip(parts, parameters, strict=True)])
+
+    def _adam(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                step = torch.zeros((), dtype=torch.float32, device=p.device)
+                self.state[p].update(step=step, mean=torch.zeros_like(p), square=torch.zeros_like(p))
+        of = {name: [self.state[p][name] for p in parameters] for name in ("mean", "square", "step")}
+        adamw(
+            parameters, _gradients(parameters), of["mean"], of["square"], [], of["step"], fused=True,
+            amsgrad=False, beta1=group["beta1"], beta2=group["beta2"], lr=group["lr"],
+            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+        )  # fmt: skip
+
+
+class Stacks:
+    """Which matrices are orthogonalised together, and where their entries are.
+
+    Wide matrices and the transposes of tall ones are stacked.
+
+    Args:
+        matrices: of one device and floating-point type; only that and their shapes matter.
+        fill: those of a stack have up to a multiple of 128 rows, and smaller ones are filled up with zeros, which
+            Newton–Schulz leaves as they are (for a GPU, where the number of operations counts); else they have one
+            shape.
+
+    Attributes:
+        stacks: [M, R, C] each: where the entries are among all P, P for a zero.
+        back: [P] where the entries are in the stacks, one after the other.
+        scale: [P] factor of the entries.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], fill: bool):
+        shapes, device = [matrix.shape for matrix in matrices], matrices[0].device
+        numbers = [shape.numel() for shape in shapes]
+        total = sum(numbers)
+        places = torch.arange(total).split(numbers)
+        wide = [p.view(s) if s[0] <= s[1] else p.view(s).T for p, s in zip(places, shapes, strict=True)]
+        alike: dict[tuple[int, ...], list[Tensor]] = {}
+        for matrix in wide:
+            alike.setdefault((-(-matrix.shape[0] // _ROWS),) if fill else tuple(matrix.shape), []).append(matrix)
+        back = torch.empty(total, dtype=torch.long)
+        first = 0
+        self.stacks: list[Tensor] = []
+        for members in alike.values():
+            entry = torch.full((len(members), *(max(m.shape[k] for m in members) for k in (0, 1))), total)
+            for into, matrix in zip(entry, members, strict=True):
+                into[: matrix.shape[0], : matrix.shape[1]] = matrix
+            used = entry < total
+            back[entry[used]] = first + used.flatten().nonzero().flatten()
+            first += entry.numel()
+            self.stacks.append(entry.to(device))
+        self.back = back.to(device)
+        scale = torch.tensor([0.2 * max(shape) ** 0.5 for shape in shapes], dtype=torch.float64)
+        self.scale = scale.repeat_interleave(torch.tensor(numbers)).to(matrices[0])
+
+    def orthogonalised(self, entries: Tensor) -> Tensor:
+        """Scaled orthogonal matrices near those with these entries, [P] both."""
+        padded = torch.nn.functional.pad(entries, (0, 1))
+        found = [newton_schulz(padded[entry]).flatten() for entry in self.stacks]
+        return torch.cat(found)[self.back] * self.scale
+
+
+def _gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
+    return [p.grad for p in parameters if p.grad is not None]
+
+
+def newton_schulz(matrices: Tensor, steps: int = 5) -> Tensor:
+    """About U Vᵀ of matrices U S Vᵀ, [..., m, n]: singular values between 0.7 and 1.2, by Muon's quintic iteration."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    shape = matrices.shape
+    x = (matrices / (matrices.norm(dim=(-2, -1), keepdim=True) + 1e-7)).reshape(-1, *shape[-2:])
+    tall = shape[-2] > shape[-1]
+    x = x.mT if tall else x
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(shape)
+
+
+# --- Optimisers by name. Each keeps its state in tensors, so that a training resumes to the same bits ---
+#
+# Parameters come in groups, each with `weight_decay` and `lr_scale`, a factor of the learning rate.
 
 OPTIMIZERS: Registry = Registry("optimizer")
 DEFAULT_OPTIMIZER = "muon"  # half the error of AdamW after as many steps: docs/training.md, "Optimizers"

@@ -12,20 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data.edges import EdgeMemory
+from ...data.edges import EdgeMemory, in_threads
 from ...data.labels import LABELS, label_names
-from ...data.threads import in_threads
-from ...derivatives import gradients_of, with_leaves
 from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
-from ...potential import Potential
-from ...priors.pairs import PairLists, require_molecules
+from ...neighbors.pairs import PairLists, require_molecules
+from ...potential.derivatives import gradients_of, with_leaves
+from ...potential.potential import Potential
 from ...system import System
-from ..config.labels import DIPOLE_NORM, property_of
-from ..config.loss_config import LossConfig
+from ..config.sections import DIPOLE_NORM, LossConfig, property_of
 from .batches import Batch, Frames, in_order
-from .further_tables import EdgeRows, FurtherPart
 from .loss import frame_weights
-from .packed_frames import PackedFrames, Part
+from .packed_frames import EdgeRows, FurtherPart, PackedFrames, Part
 
 __all__ = ["frame_bytes", "further_labels", "pack", "pack_part", "unsupported_reason"]
 

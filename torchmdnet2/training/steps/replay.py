@@ -14,14 +14,13 @@ from functools import partial, reduce
 import torch
 from torch import Tensor, nn
 
-from ...potential import Result
-from ...runtime.capture import CudaGraph, GraphMemory
+from ...engine.graph import CudaGraph, GraphMemory
+from ...potential.potential import Result
 from ...system import System
-from ..config.loss_config import LossConfig
+from ..config.sections import LossConfig
 from .distributed import Devices
-from .loss import penalty_sums, residuals
+from .loss import NUM_ELEMENTS, ErrorSums, penalty_sums, residuals
 from .loss_kernels import ROWS, BatchErrors, Labels, Penalties
-from .metrics import NUM_ELEMENTS, ErrorSums
 from .network import PackedNetwork
 from .packed_frames import Capacity, PackedBatch, PackedFrames
 

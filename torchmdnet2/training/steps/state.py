@@ -8,16 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...core.files import atomic_write
 from ...errors import BadCheckpoint
-from ...files import atomic_write
 
-__all__ = ["load_state", "optimizer_tensors", "restore_optimizer", "save_state", "select"]
+__all__ = [
+    "Interrupted", "catch_signals", "load_state", "optimizer_tensors", "restore_optimizer", "save_state", "select",
+]  # fmt: skip
+
 
 _FORMAT, _VERSION = "torchmdnet2-training-state", 2
 _REMEDY = "; remove the file to train anew, or choose another output.folder"
@@ -102,3 +110,47 @@ def load_exactly(module: nn.Module, tensors: dict[str, Tensor], path: str | os.P
         module.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
         raise BadCheckpoint(f"{path}: the training state belongs to another model: {error}") from error
+
+
+# --- Ctrl-C and SIGTERM (of a batch system) stop a training after the current step, with its state saved ---
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the training to stop.
+
+    Args:
+        number: of the signal.
+        text: the message.
+    """
+
+    def __init__(self, number: int, text: str):
+        super().__init__(text)
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def catch_signals() -> Iterator[Callable[[], int | None]]:
+    """Within the block, the first SIGINT or SIGTERM is recorded; a second one raises KeyboardInterrupt at once.
+
+    Yields:
+        A function that gives the number of the signal, None before there was one. Outside the main thread, where
+        Python has no signals, always None.
+    """
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    before = {number: signal.signal(number, note) for number in _SIGNALS}
+    try:
+        yield lambda: caught[0] if caught else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)

@@ -19,18 +19,16 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from ...potential import Potential, Result
-from ...priors.pairs import PairLists
+from ...neighbors.pairs import PairLists
+from ...potential.potential import Potential, Result
 from ...system import System
 from ..config.config import TrainingConfig
-from ..config.loss_config import LossConfig
+from ..config.sections import LossConfig
 from .batches import Batch, Frames, Loader, measured_batches, training_batches
-from .interrupts import Interrupted
-from .loss import frame_weights, penalty_sums, residuals, total_loss
-from .metrics import ErrorSums
+from .loss import ErrorSums, frame_weights, penalty_sums, residuals, total_loss
 from .optimizers import make_optimizer, set_rate
 from .schedule import BestEpoch, LearningRate, update_average
-from .state import load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
+from .state import Interrupted, load_exactly, load_state, optimizer_tensors, restore_optimizer, save_state, select
 
 __all__ = ["Hooks", "Properties", "Trainer", "TrainingDiverged", "predict", "with_volume"]
 

@@ -1,0 +1,57 @@
+"""The first-use check of fused paths: rounding of sums whose terms cancel passes, and what is wrong is found."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from ase import Atoms
+from ase.build import bulk, molecule
+from tiny import tiny_potential
+
+from torchmdnet2 import Evaluator, System
+from torchmdnet2.engine.check import reference, require_result, virial_terms
+
+MODEL = {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, "num_rbf": 8, "cutoff": 4.5, "max_z": 20}
+CELLS = {
+    "fcc": bulk("Si", "fcc", a=3.6),
+    "bcc": bulk("Si", "bcc", a=2.9),
+    "cubic": bulk("Si", "sc", a=2.3),
+    "chain": Atoms("C", cell=[1.4, 12, 12], pbc=True),
+}
+
+
+def test_terms_of_one_pair_are_its_virial():
+    system = System.from_ase(molecule("H2"))
+    potential = tiny_potential()
+    distance = float((system.pos[1] - system.pos[0]).norm())
+    assert virial_terms(potential, system) == pytest.approx(distance * float(potential(system).forces[0].norm()))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("prior", [None, {"name": "zbl", "cutoff": 3.0}], ids=["network", "zbl"])
+def test_rounding_passes_and_errors_do_not(cell, prior):
+    system, priors = System.from_ase(CELLS[cell]), [] if prior is None else [prior]
+    for seed in range(4):
+        potential = tiny_potential(seed=seed, dtype=torch.float32, model=MODEL, priors=priors)
+        expected = reference(potential, system, True)
+        found = potential(system, stress=True)
+        virial = found.stress.double() * system.volume[:, None, None]
+        given = expected, potential, system, "native", 1.0
+        require_result(found, virial, *given)
+        wrong = virial + 1e-2 * max(1.0, virial_terms(potential, system)) * torch.eye(3)
+        with pytest.raises(RuntimeError, match="virial"):
+            require_result(found, wrong, *given)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba")
+def test_compiled_kernels_take_cells_of_one_atom():
+    for seed in range(4):
+        evaluator = Evaluator(tiny_potential(seed=seed, dtype=torch.float32, model=MODEL))
+        for atoms in CELLS.values():
+            system = System.from_ase(atoms)
+            exact = tiny_potential(seed=seed, model=MODEL)(system, stress=True)
+            found = evaluator(system, stress=True)
+            assert float((found.stress - exact.stress).abs().max() * system.volume) < 1e-3
+            assert float(found.forces.abs().max()) < 1e-4

@@ -1,0 +1,73 @@
+"""Kernels that are compiled by several processes, and the line that says so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
+
+import numba
+
+from torchmdnet2.kernels import compiling_cpu as numba_compiling
+from torchmdnet2.models.tensornet.numba_steps import kernels
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import numpy as np
+from torchmdnet2.fused import notice, numba_compiling
+from torchmdnet2.priors.pair_kernels.numba_kernels import _d2, _zbl
+
+numba_compiling.usable_cores = lambda: 2
+row_ptr, sender, vec = np.array([0, 1, 2]), np.array([1, 0]), np.array([[1, 0, 0], [-1, 0, 0]], np.float32)
+key, table = np.zeros(2, np.int64), np.ones((1, 3))
+
+def step():
+    sums = np.zeros(2), np.zeros((2, 3)), np.zeros((2, 9)), np.zeros(2)
+    for kernel in (_d2, _zbl):
+        kernel(row_ptr, sender, vec, key, table, 1.0, 5.0, (1.0,) * 6, 0, *sums)
+    return sums
+
+numba_compiling.compile_side_by_side(step)
+energy = step()[0]
+assert np.isfinite(energy).all() and (energy != 0).all(), energy
+misses = sum(sum(kernel.stats.cache_misses.values()) for kernel in (_d2, _zbl))
+print(misses)
+"""
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.zeros((2, 3), np.float32), np.zeros(2, np.int64)[::2], np.float32(1), 1.5, 3, True, (1.0, 2.0), (1, 2.5),
+     np.broadcast_to(np.zeros(1), 4)],
+)  # fmt: skip
+def test_types_are_what_they_were_after_they_were_described(value):
+    kind = numba.typeof(value)
+    assert numba_compiling._read(numba_compiling._describe(kind)) == kind
+
+
+def test_kernels_know_how_another_process_makes_them():
+    for name, kernel in kernels(8, True, False)._asdict().items():
+        assert kernel.family == ("kernels", (8, True, False), name)
+
+
+def test_a_second_process_compiles_and_the_first_says_so_once(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(SCRIPT)], capture_output=True, text=True, env=environment,
+            cwd=tmp_path, timeout=300,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    assert first.returncode == 0, first.stderr
+    assert "compiling 2 kernels for the CPU, about" in first.stderr and str(tmp_path) in first.stderr
+    assert int(first.stdout) == 1  # the other one was found on disk
+    assert (second.returncode, second.stderr, int(second.stdout)) == (0, "", 0)

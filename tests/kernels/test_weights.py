@@ -1,0 +1,46 @@
+"""Filter tables hold values and slopes of the radial filters to float32's precision, whatever the model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from torchmdnet2 import Potential
+from torchmdnet2.models.tensornet.weights import FilterTable, tabulate
+
+
+def filters_of(sharpness=1.0, **model):
+    torch.manual_seed(0)
+    potential = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 32, "num_layers": 1, **model}})
+    net = copy.deepcopy(potential.representation).double().requires_grad_(False)
+    with torch.no_grad():
+        for linear in net.layers[0].linears_scalar:
+            linear.weight.mul_(sharpness)
+    return lambda d: net.layers[0].radial_filter(net.distance_expansion(d), net.envelope(d))
+
+
+@pytest.mark.parametrize(
+    ("options", "knots"),
+    [
+        ({"num_rbf": 16}, 512),
+        ({"num_rbf": 32}, 1024),
+        ({"num_rbf": 32, "sharpness": 3.0}, 2048),
+        ({"num_rbf": 8, "rbf_type": "bessel"}, 1024),
+    ],
+)
+def test_the_table_is_as_large_as_the_slopes_need(options, knots):
+    filters = filters_of(**options)
+    table = FilterTable.fitting(5.0, [filters])
+    assert table.num_knots == knots
+    d = torch.linspace(0.65, 4.99, 2003, dtype=torch.float64)
+    value, slope = torch.func.jvp(filters, (d,), (torch.ones_like(d),))
+    place = table.distances()
+    below = torch.searchsorted(place, d, right=True) - 1
+    t = (d - place[below])[:, None, None]
+    c = tabulate(filters, table).float().double()[below]
+    found = c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))
+    assert float((found - value).abs().max() / value.abs().max()) < 1e-7
+    found = c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])
+    assert float((found - slope).abs().max() / slope.abs().max()) < 8e-7

@@ -1,0 +1,370 @@
+"""What a structure states beside its atoms: total charge, spin multiplicity, units, and whether its cell is one.
+
+Every way into the package reads these here: files, `ase.Atoms`, data sets, OpenMM, torch-sim. What is stated is used,
+two statements that differ are an error that names both, and what looks like a statement and cannot be used is a
+`StructureWarning`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..errors import BadData, StructureWarning
+from ..units import factor
+
+__all__ = [
+    "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "cell_of", "charge_and_spin", "is_flag",
+    "kind_of", "no_cell", "require_angstrom", "stated_units", "statements", "whole_number",
+]  # fmt: skip
+
+
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
+ROUNDING = 1e-4
+"""How far a total charge or multiplicity may be from the whole number that it means: 0.1 + 0.2 − 0.3, or float32."""
+
+_ROUNDING_OF_SUMS = 1e-2  # partial charges are written with three or four digits
+
+_CHARGE = frozenset(
+    "charge total_charge totalcharge tot_charge totcharge net_charge netcharge molecular_charge mol_charge molcharge "
+    "system_charge formal_charge total_formal_charge charge_total chrg qtot q_tot pubchem_total_charge".split()
+)
+_SPIN = frozenset(
+    "spin multiplicity spin_multiplicity spinmultiplicity mult spin_mult spinmult total_spin_multiplicity "
+    "totalspinmultiplicity".split()
+)
+_UNPAIRED = frozenset(
+    "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf"
+    .split()
+)  # fmt: skip
+_LOOKS_LIKE = re.compile(r"(^|_)charge$|^q$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)")
+_UNIT = re.compile(r"(?:(?P<first>[a-z]+)_?units?|units?_(?:of_)?(?!cell$)(?P<last>[a-z]+))")
+_QUANTITIES = {
+    "energy": "energy", "energies": "energy", "force": "forces", "forces": "forces", "stress": "stress",
+    "virial": "virial", "virials": "virial", "dipole": "dipole", "dipoles": "dipole", "pos": "length",
+    "position": "length", "positions": "length", "coord": "length", "coords": "length", "coordinate": "length",
+    "coordinates": "length", "length": "length", "distance": "length", "geometry": "length", "lattice": "cell",
+    "cell": "cell", "box": "cell",
+}  # fmt: skip
+_KINDS = {"energy": "energy", "forces": "force", "stress": "stress", "virial": "energy", "dipole": "dipole",
+          "length": "length", "cell": "length"}  # fmt: skip
+_ATOMIC = frozenset({"au", "a.u.", "atomic"})
+_ATOMIC_UNITS = {"energy": "hartree", "length": "bohr", "force": "hartree/bohr", "stress": "hartree/bohr^3",
+                 "dipole": "e*bohr"}  # fmt: skip
+SUMMED = {
+    "initial_charges": "the initial charges", "formal_charges": "the formal charges",
+    "formal_charge": "the formal charges", "charges": "the charges of the atoms",
+}  # fmt: skip
+"""Entries of atoms whose sum is the total charge -> their names in messages."""
+
+OF_ATOMS = (*SUMMED, "initial_magmoms")
+"""Entries of atoms that state something."""
+
+_TOTAL = {"charge": "total charge", "spin": "spin multiplicity"}
+
+
+class Statement(NamedTuple):
+    """A whole number that a structure states, and where it does so: `info['total_charge']`, `M  CHG`."""
+
+    value: int
+    source: str
+
+
+class StatedUnit(NamedTuple):
+    """A unit that a structure states for one of its quantities.
+
+    Attributes:
+        unit: as it is written.
+        quantity: "energy", "forces", "stress", "virial", "dipole", "length" or "cell".
+        source: the statement, as in `energy-unit=hartree`.
+    """
+
+    unit: str
+    quantity: str
+    source: str
+
+    @property
+    def size(self) -> float:
+        """In the package's unit of this kind.
+
+        Raises:
+            BadData: it is not known.
+        """
+        kind, name = _KINDS[self.quantity], self.unit.strip()
+        try:
+            return factor(kind, _ATOMIC_UNITS[kind] if name.lower() in _ATOMIC else name)
+        except ValueError as error:
+            raise BadData(f"{self.source}: {error}") from None
+
+
+@lru_cache(maxsize=1024)
+def kind_of(name: str) -> str:
+    """What an entry of this name states: "charge", "spin", "unpaired", "unit", "unit:QUANTITY", "like", or "".
+
+    "like": it looks like a charge or a spin, and its meaning is not known.
+    """
+    plain = re.sub(r"[\s\-]+", "_", name.strip().rstrip(":").lower())
+    for kind, names in (("charge", _CHARGE), ("spin", _SPIN), ("unpaired", _UNPAIRED)):
+        if plain in names:
+            return kind
+    if plain in ("unit", "units"):
+        return "unit"
+    match = _UNIT.fullmatch(plain)
+    if match and (match["first"] or match["last"]) in _QUANTITIES:
+        return f"unit:{_QUANTITIES[match['first'] or match['last']]}"
+    return "like" if _LOOKS_LIKE.search(plain) else ""
+
+
+# --- charge and spin -------------------------------------------------------------------------------------------------
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a value is a truth value: ASE reads the word "charge" in a comment line so, and int(True) is 1."""
+    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+
+
+def whole_number(value: Any, name: str) -> int:
+    """The whole number that a value means, up to rounding.
+
+    Args:
+        value: a number, or one as text.
+        name: of the quantity, for the message.
+
+    Raises:
+        BadData: it means none.
+    """
+    if is_flag(value):
+        raise BadData(f"{name} must be a whole number, got {value}: in the comment line of a file, write {name}=0")
+    try:
+        number = float(value[0] if isinstance(value, np.ndarray) and value.shape == (1,) else value)
+    except (TypeError, ValueError, OverflowError):
+        raise BadData(f"{name} must be a whole number, got {value!r}") from None
+    if not math.isfinite(number) or abs(number - round(number)) > ROUNDING:
+        raise BadData(f"{name} must be a whole number, got {value!r}")
+    return round(number)
+
+
+def statements(
+    info: Mapping[str, Any], arrays: Mapping[str, np.ndarray], periodic: bool = False, name: str = "info['{}']"
+) -> dict[str, list[Statement]]:
+    """What a structure states of its total charge and multiplicity.
+
+    Args:
+        info: entries of the structure, as `Atoms.info`.
+        arrays: entries of its atoms, [N] each: those of `SUMMED` state the total charge by their sum,
+            `initial_magmoms` the multiplicity, of a molecule.
+        periodic: of a crystal, magnetic moments are a guess for a self-consistent field, not a spin state.
+        name: what an entry of `info` is called in messages.
+
+    Returns:
+        Under "charge" and "spin" all statements; none where nothing is stated.
+
+    Raises:
+        BadData: an entry of a known name is not a whole number.
+    """
+    found: dict[str, list[Statement]] = {"charge": [], "spin": []}
+    for key, value in info.items():
+        kind = kind_of(key) if isinstance(key, str) else ""
+        if kind in ("charge", "spin", "unpaired"):
+            plain = key.strip().rstrip(":")
+            if plain not in ("charge", "spin") and (value is None or _size(value) > 1):  # such as those of the atoms
+                continue
+            shown = plain if plain in ("charge", "spin") else name.format(plain)
+            number = whole_number(value, shown)
+            if kind == "unpaired":
+                found["spin"].append(Statement(number + 1, name.format(plain)))
+            elif kind == "charge" or number:  # a multiplicity of 0: not given
+                found[kind].append(Statement(number, name.format(plain)))
+        elif kind == "like" and _size(value) == 1 and not is_flag(value) and value is not None:
+            _warn(f"{name.format(key)} is not read: call it charge, or spin for the multiplicity 2S+1, if it is that")
+    if len(info) > 1:
+        _two_numbers(info)
+    for key in SUMMED:
+        if key in arrays and (total := _sum(arrays[key])) is not None:
+            if total.is_integer():
+                found["charge"].append(Statement(int(total), f"the sum of {SUMMED[key]}"))
+            elif key == "initial_charges":
+                _warn("the initial charges do not sum to a whole number: they are not read as the total charge")
+    if "initial_magmoms" in arrays and np.ndim(arrays["initial_magmoms"]) == 1:
+        total = _sum(arrays["initial_magmoms"])
+        if total is not None and (periodic or not total.is_integer()):
+            why = "of a periodic structure are" if periodic else "do not sum to a whole number, and are"
+            _warn(f"the initial magnetic moments {why} not read as a spin multiplicity")
+        elif total is not None:
+            found["spin"].append(Statement(abs(int(total)) + 1, "the sum of the initial magnetic moments"))
+    return found
+
+
+def agreed(stated: Iterable[Statement], quantity: str, where: str = "") -> int | None:
+    """The number that all statements agree on; None: there are none.
+
+    Args:
+        stated: of one quantity.
+        quantity: "charge" or "spin".
+        where: the structure, for the message, as "a.xyz, frame 3: ".
+
+    Raises:
+        BadData: two of them differ; names both.
+    """
+    first: Statement | None = None
+    for one in stated:
+        first = first or one
+        if one.value != first.value:
+            raise BadData(
+                f"{where}the {_TOTAL[quantity]} is {first.value} by {first.source} and {one.value} by {one.source}: "
+                "remove the one that is wrong"
+            )
+    return None if first is None else first.value
+
+
+def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = None) -> tuple[int | None, int | None]:
+    """Total charge (e) and multiplicity 2S+1 of a structure; None: neither stated nor given.
+
+    Args:
+        atoms: statements are looked for in `info`, initial charges and initial magnetic moments.
+        charge, spin: what a user gives for structures that state none in `info`; None: nothing.
+
+    Raises:
+        BadData: a statement is not a whole number, or two of them differ.
+    """
+    info, arrays = atoms.info, atoms.arrays
+    kept = {key: arrays[key] for key in OF_ATOMS if key in arrays}
+    if not info and not kept:
+        return charge, spin
+    require_angstrom(info)
+    found = statements(info, kept, bool(atoms.pbc.any()))
+    both = []
+    for quantity, given in (("charge", charge), ("spin", spin)):
+        own = found[quantity]
+        if given is not None and not any(one.source.startswith("info") for one in own):
+            own = [*own, Statement(given, f"what is given ({quantity}={given})")]
+        both.append(agreed(own, quantity))
+    return both[0], both[1]
+
+
+def _sum(values: Any) -> float | None:
+    """Sum of the values of atoms, a whole number where it is one up to rounding; None: all are 0, or unknown."""
+    numbers = np.asarray(values, dtype=np.float64)
+    if not numbers.any() or not np.isfinite(numbers).all():
+        return None
+    total = float(numbers.sum())
+    return float(round(total)) if abs(total - round(total)) < _ROUNDING_OF_SUMS else total
+
+
+def _size(value: Any) -> int:
+    return 1 if isinstance(value, str) else int(np.size(value))
+
+
+def _two_numbers(info: Mapping[str, Any]) -> None:
+    """A comment line that begins with two whole numbers, as other programs write charge and multiplicity."""
+    (first, one), (second, two) = [*info.items()][:2]
+    whole = one is True and two is True and all(re.fullmatch(r"[+-]?\d+", str(key)) for key in (first, second))
+    if whole and (first, second) != ("0", "1"):
+        _warn(
+            f"the comment line begins with '{first} {second}', which is not read: if it is charge and multiplicity, "
+            f"write charge={first} spin={second}"
+        )
+
+
+def _warn(words: str) -> None:
+    warnings.warn(words, StructureWarning, stacklevel=4)
+
+
+# --- units -----------------------------------------------------------------------------------------------------------
+
+
+def stated_units(entries: Mapping[str, Any]) -> dict[str, StatedUnit]:
+    """Units that entries of a structure state, as `energy-unit=hartree`, `units_of_length=bohr`, `units=metal`.
+
+    Returns:
+        Of "energy", "forces", "stress", "virial", "dipole", "length" and "cell" those that are stated.
+    """
+    found: dict[str, StatedUnit] = {}
+    for key, value in entries.items():
+        kind = kind_of(key) if isinstance(key, str) else ""
+        if not kind.startswith("unit") or not isinstance(value, str):
+            continue
+        if kind == "unit":
+            found = _plain_units(key, value) | found
+        else:
+            quantity = kind.partition(":")[2]
+            found[quantity] = StatedUnit(value, quantity, f"{key}={value}")
+    return found
+
+
+def _plain_units(key: str, text: str) -> dict[str, StatedUnit]:
+    """Of `units=eV`, `units="hartree bohr"`, `units=metal`."""
+    words = [word for word in re.split(r"[\s,;]+", text) if word]
+    known = {"metal": ("eV", "angstrom"), "real": ("kcal/mol", "angstrom")}
+    if len(words) == 1 and words[0].lower() in (*known, *_ATOMIC):
+        words = list(known.get(words[0].lower(), ("hartree", "bohr")))
+    found: dict[str, StatedUnit] = {}
+    for word in words:
+        for quantity, kind in _KINDS.items():
+            if quantity in ("virial", "cell"):
+                continue
+            with suppress(ValueError):
+                factor(kind, word)
+                found.setdefault(quantity, StatedUnit(word, quantity, f"{key}={text}"))
+                break
+        else:
+            _warn(f"{key}={text} is not read: '{word}' is no known unit; write energy_unit=…, pos_unit=…")
+    return found
+
+
+def require_angstrom(info: Mapping[str, Any]) -> None:
+    """Refuse a structure in memory whose entries say that its positions are not in Å.
+
+    Raises:
+        BadData: names the entry.
+    """
+    if not any(isinstance(key, str) and kind_of(key).startswith("unit") for key in info):
+        return
+    stated = stated_units(info)
+    for name in ("length", "cell"):
+        if name in stated and abs(stated[name].size - 1) > 1e-6:
+            raise BadData(
+                f"{stated[name].source} is stated, and positions of ase.Atoms are in Å: read the file with "
+                "torchmdnet2.data.read_structures, which converts them, or convert them and delete this entry"
+            )
+
+
+# --- cell ------------------------------------------------------------------------------------------------------------
+
+
+def no_cell(cell: Any, pbc: Any = True) -> bool:
+    """Whether a cell is the cube of 1 Å that PDB files have where there is no cell.
+
+    Args:
+        cell: [3, 3] Å, lattice vectors as rows.
+        pbc: periodic along each of them.
+    """
+    return bool(np.all(pbc)) and bool((np.abs(np.asarray(cell) - _CUBE) < 1e-3).all())
+
+
+_CUBE = np.eye(3)
+
+
+def cell_of(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
+    """Cell [3, 3] in Å and periodicity [3] of a structure in memory, fresh arrays.
+
+    Raises:
+        BadData: the cell is the dummy of a PDB file.
+    """
+    cell, pbc = atoms.cell.array.copy(), atoms.pbc.copy()
+    if no_cell(cell, pbc):
+        raise BadData(
+            "the structure is periodic in a cell of 1 × 1 × 1 Å, which PDB files have where there is none: for a "
+            "molecule set atoms.pbc = False, or read the file with torchmdnet2.data.read_structures"
+        )
+    return cell, pbc

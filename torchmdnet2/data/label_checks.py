@@ -1,0 +1,264 @@
+"""Frames whose labels stand out: many robust standard deviations from what is usual in the data.
+
+A few of them are mistakes of a unit, of a calculation that did not converge, or of a file. Many are a part of the data,
+and are left alone. Robust: by medians, which single wrong labels do not move.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .dataset import Dataset, Sample
+from .statistics import Statistics
+
+__all__ = ["Agreement", "Usual", "agreement", "stress_agreement"]
+
+
+if TYPE_CHECKING:
+    from .statistics import Statistics
+
+
+_LEAST_USUAL = 8  # frames, to know what is usual
+_FORCES = (6.0, math.log(5.0))  # robust standard deviations of log(rms), and at least this
+_ENERGIES = (10.0, 0.5)  # the same of energies per atom, eV
+_FEW = 0.01  # of the frames, and at least three of them
+
+
+@dataclass(frozen=True, eq=False)
+class Usual:
+    """What labels are usual in some frames, so that others can be compared.
+
+    Attributes:
+        found: statistics of these frames.
+    """
+
+    found: Statistics
+
+    def forces(self, other: Statistics) -> np.ndarray:
+        """Positions of frames whose rms force is far above the median, worst first.
+
+        Args:
+            other: statistics of the frames to look at; `found` for these themselves.
+        """
+        size = _log_rms(self.found)
+        size = size[np.isfinite(size)]
+        if len(size) < _LEAST_USUAL:
+            return np.zeros(0, dtype=np.int64)
+        excess = np.nan_to_num(_log_rms(other) - np.median(size), nan=-np.inf)
+        return _few(excess, _limit(size, *_FORCES))
+
+    def energies(self, other: Statistics) -> np.ndarray:
+        """The same of energies per atom, less references that are fitted without such frames; single atoms aside."""
+        if self._references is None:
+            return np.zeros(0, dtype=np.int64)
+        own, rest = (_per_atom(each, self._references) for each in (self.found, other))
+        own = own[~np.isnan(own)]
+        return _few(np.nan_to_num(np.abs(rest - np.median(own)), nan=-np.inf), _limit(own, *_ENERGIES))
+
+    @cached_property
+    def median_force(self) -> float:
+        """Median of the frames' rms force components, eV/Å."""
+        size = _log_rms(self.found)
+        return math.exp(float(np.median(size[np.isfinite(size)])))
+
+    @cached_property
+    def force_rms(self) -> float | None:
+        """Rms of the force components without frames that stand out, eV/Å; None without forces."""
+        square, count = self.found.force_square, self.found.force_count
+        kept = np.ones(len(count), dtype=bool)
+        kept[self.forces(self.found)] = False
+        number = int(count[kept].sum())
+        return math.sqrt(float(square[kept].sum()) / number) if number else None
+
+    @cached_property
+    def _references(self) -> dict[int, float] | None:
+        """Element -> eV by least squares, three times, each without the frames that stood out before."""
+        found = self.found
+        chosen = ~np.isnan(found.energies) & (found.sizes > 1)
+        for _ in range(3):
+            if chosen.sum() < _LEAST_USUAL:
+                return None
+            counts = found.counts[chosen].astype(np.float64)
+            solution = np.linalg.lstsq(counts, found.energies[chosen], rcond=None)[0]
+            references = dict(zip(found.elements, solution.tolist(), strict=True))
+            rest = _per_atom(found, references)
+            own = rest[chosen]
+            chosen &= np.abs(rest - np.median(own)) <= _limit(own, *_ENERGIES)
+        return references
+
+
+def _log_rms(found: Statistics) -> np.ndarray:
+    """Logarithm of the rms force component of each frame, [S]; −inf or NaN where it has none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return 0.5 * np.log(found.force_square / found.force_count)
+
+
+def _per_atom(found: Statistics, references: dict[int, float]) -> np.ndarray:
+    """(energy − references) / atoms of each frame, [S] eV; NaN without an energy, and of single atoms."""
+    alone = found.counts @ np.array([references.get(z, 0.0) for z in found.elements])
+    return np.where(found.sizes > 1, (found.energies - alone) / found.sizes, np.nan)
+
+
+def _limit(values: np.ndarray, deviations: float, least: float) -> float:
+    """How far from the median is still usual."""
+    width = 1.4826 * float(np.median(np.abs(values - np.median(values))))  # the standard deviation of a Gaussian
+    return max(deviations * width, least)
+
+
+def _few(excess: np.ndarray, limit: float) -> np.ndarray:
+    """Positions above the limit, worst first; none where they are many."""
+    beyond = np.flatnonzero(excess > limit)
+    if len(beyond) > max(3, _FEW * len(excess)):
+        beyond = beyond[:0]
+    return beyond[np.argsort(-excess[beyond], kind="stable")]
+
+
+# --- Consistency checks: forces and stress must be derivatives of the energies. They find wrong signs and units ---
+
+_FRAMES, _COORDINATES = 250, 2_000_000  # looked at, at most
+_LEAST = 8  # frames
+_STRAIN = 0.15  # largest component, between two cells that are compared
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How changes of the energy follow from the forces, in pairs of similar frames.
+
+    Attributes:
+        slope: of the changes over the work −∫F·dr; about 1 where the labels belong together.
+        correlation: of the two.
+        what: was compared, in the plural.
+    """
+
+    slope: float
+    correlation: float
+    what: str = "forces"
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong, in words; None where nothing is, or where it cannot be told."""
+        if self.correlation < -0.5:
+            return f"{self.what} have the wrong sign for the energies: are they gradients, or of another convention?"
+        if self.correlation > 0.5 and not 0.25 < self.slope < 4:
+            return f"changes of the energy are {self.slope:.3g} times those that {self.what} make: are the units right?"
+        return None
+
+
+def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreement | None:
+    """Compare energies and forces of frames of one molecule or crystal.
+
+    By the trapezoidal rule, E₂ − E₁ ≈ −(F₁ + F₂)·(r₂ − r₁)/2 for similar structures; exact where the energy is
+    quadratic. Molecules are turned onto each other first (Kabsch, Acta Cryst. A 32, 922 (1976)).
+
+    Args:
+        dataset: the data set.
+        frames: [S] indices; up to 250 of those with the most frequent composition are looked at.
+        found: statistics of these frames.
+
+    Returns:
+        None where there are too few frames of one kind that have both labels.
+    """
+    batch, atoms = _similar(dataset, frames, found)
+    if batch is None or "forces" not in batch.labels:
+        return None
+    z = batch.system.z.numpy().reshape(-1, atoms)
+    pos = batch.system.pos.numpy().reshape(-1, atoms, 3)
+    forces = batch.labels["forces"].numpy().reshape(-1, atoms, 3)
+    cell = batch.system.cell.numpy()
+    same = (z == z[0]).all(1) & np.isfinite(forces).all((1, 2)) & (cell == cell[0]).all((1, 2))
+    if same.sum() < _LEAST:
+        return None
+    periodic = bool(batch.system.pbc.any())
+    work, change = _pairs(pos[same], forces[same], batch.labels["energy"].numpy()[same], cell[0] if periodic else None)
+    return _compared(work, change)
+
+
+def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreement | None:
+    """Compare energies and stress of frames of one crystal in different cells; arguments as `agreement`.
+
+    E₂ − E₁ ≈ −(F₁ + F₂)·Δr/2 + (V₁σ₁ + V₂σ₂):ε/2, with ε the strain from one cell to the other and Δr what atoms move
+    besides. Tensile stress is positive.
+    """
+    batch, atoms = _similar(dataset, frames, found)
+    if batch is None or not {"forces", "stress"} <= batch.labels.keys() or not bool(batch.system.pbc.all()):
+        return None
+    z, pos, forces = (x.numpy().reshape(-1, atoms, *x.shape[1:])
+                      for x in (batch.system.z, batch.system.pos, batch.labels["forces"]))  # fmt: skip
+    cell, energy = batch.system.cell.numpy(), batch.labels["energy"].numpy()
+    virial = batch.labels["stress"].numpy() * batch.system.volume.numpy()[:, None, None]
+    same = (z == z[0]).all(1) & np.isfinite(forces).all((1, 2)) & np.isfinite(virial).all((1, 2))
+    if same.sum() < _LEAST:
+        return None
+    pos, forces, cell, energy, virial = (x[same] for x in (pos, forces, cell, energy, virial))
+    one, two = np.triu_indices(len(pos), 1)
+    deformed = np.linalg.inv(cell[one]) @ cell[two]
+    strain = (deformed @ deformed.transpose(0, 2, 1) - np.eye(3)) / 2  # of Green and Lagrange: 0 for a rotation
+    step = pos[two] - pos[one] @ deformed
+    step -= np.round(step @ np.linalg.inv(cell[two])) @ cell[two]
+    step -= step.mean(1, keepdims=True)
+    size = np.where(np.abs(strain).max((1, 2)) < _STRAIN, np.square(step).sum((1, 2)), np.inf)
+    near = np.argsort(size, kind="stable")[: len(pos)]
+    near = near[np.isfinite(size[near])]
+    one, two, strain, step = one[near], two[near], strain[near], step[near]
+    work = 0.5 * ((virial[one] + virial[two]) * strain).sum((1, 2))
+    change = energy[two] - energy[one] + 0.5 * ((forces[one] + forces[two]) * step).sum((1, 2))
+    result = _compared(work, change)
+    return None if result is None else replace(result, what="stresses")
+
+
+def _compared(work: np.ndarray, change: np.ndarray) -> Agreement | None:
+    if len(work) < _LEAST or work.std() == 0 or change.std() == 0:
+        return None
+    return Agreement(float(work @ change) / float(work @ work), float(np.corrcoef(work, change)[0, 1]))
+
+
+def _similar(dataset: Dataset, frames: np.ndarray, found: Statistics) -> tuple[Sample | None, int]:
+    """Up to 250 frames of the most frequent composition, with energies, as a batch; and their number of atoms."""
+    known = np.flatnonzero(~np.isnan(found.energies))
+    if len(known) < _LEAST or found.force_rms is None:
+        return None, 0
+    weights = np.random.default_rng(0).normal(size=len(found.elements))
+    _, kind, often = np.unique(found.counts[known] @ weights, return_inverse=True, return_counts=True)
+    known = known[kind == often.argmax()]
+    atoms = int(found.sizes[known[0]])
+    most = min(_FRAMES, max(_LEAST, math.isqrt(_COORDINATES // (3 * atoms))))
+    chosen = known[np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).astype(int))]
+    return dataset.batch(np.asarray(frames)[chosen]), atoms
+
+
+def _pairs(
+    pos: np.ndarray, forces: np.ndarray, energy: np.ndarray, cell: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Work of the forces and change of the energy from one frame to another, of the most similar half-as-many pairs.
+
+    Args:
+        pos, forces: [n, N, 3] Å, eV/Å.
+        energy: [n] eV.
+        cell: [3, 3] Å, of a crystal; None for a molecule.
+    """
+    one, two = np.triu_indices(len(pos), 1)
+    if cell is None:
+        pos = pos - pos.mean(1, keepdims=True)
+        turn = _rotations(pos[two], pos[one])
+        step = pos[two] @ turn - pos[one]
+        after = forces[two] @ turn
+    else:
+        step = pos[two] - pos[one]
+        step -= np.round(step @ np.linalg.pinv(cell)) @ cell
+        step -= step.mean(1, keepdims=True)
+        after = forces[two]
+    near = np.argsort(np.square(step).sum((1, 2)), kind="stable")[: max(_LEAST, len(pos) // 2)]
+    work = -0.5 * ((forces[one[near]] + after[near]) * step[near]).sum((1, 2))
+    return work, energy[two[near]] - energy[one[near]]
+
+
+def _rotations(moved: np.ndarray, fixed: np.ndarray) -> np.ndarray:
+    """[n, 3, 3] rotations R for which moved @ R is nearest to fixed, both [n, N, 3] about their centres."""
+    left, _, right = np.linalg.svd(moved.transpose(0, 2, 1) @ fixed)
+    left[:, :, 2] *= np.sign(np.linalg.det(left) * np.linalg.det(right))[:, None]
+    return left @ right

@@ -1,0 +1,533 @@
+"""The ways to evaluate a potential, each a `Backend`; the Evaluator asks them in order. And the last of them.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from ..neighbors.pairs import pair_list
+from ..potential.potential import Potential, Result
+from ..system import System
+from .autograd_term import evaluate_alone
+from .bound import BoundStep, ReferenceBoundStep
+from .graph import NotCapturable
+from .select import describe_priors, fast_path, unsupported_reason
+from .timings import WHOLE, Part, Timing, measure
+
+__all__ = [
+    "Backend", "CapturedAutogradBackend", "CompiledCpuBackend", "Declined", "FusedBackend", "ReferenceBackend",
+    "Task",
+]  # fmt: skip
+
+
+_version = attrgetter("_version")
+_options = attrgetter(
+    "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "allow_untrained_charge", "total_charges",
+    "closed_shell",
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Task:
+    """What is evaluated, and how.
+
+    Args:
+        potential: in evaluation mode.
+        precision: "native", "tf32" or "float64".
+        graphs: capture CUDA graphs, see Evaluator.
+    """
+
+    potential: Potential
+    precision: str
+    graphs: bool | Literal["auto"]
+
+    def __post_init__(self) -> None:
+        weights = [*self.potential.parameters(), *self.potential.buffers()]
+        self._weights = [w for w in weights if not w.is_inference()]  # such tensors do not count their changes
+        self._signature = self._sign()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether weights were changed in place, or options, since this was made."""
+        return self._sign() != self._signature
+
+    def _sign(self) -> tuple[Any, ...]:
+        first = self._weights[0] if self._weights else None
+        place = None if first is None else (first.data_ptr(), first.dtype, first.device)
+        return sum(map(_version, self._weights)), place, _options(self.potential)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the potential is."""
+        return self.potential.device
+
+    @property
+    def has_triton(self) -> bool:
+        """Whether Triton kernels run on the device: not on a CPU, but by the interpreter (TRITON_INTERPRET=1)."""
+        return self.device.type != "cpu" or os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+    @cached_property
+    def model(self) -> Potential:
+        """The potential in the precision asked for."""
+        if self.precision != "float64" or self.potential.dtype == torch.float64:
+            return self.potential
+        return copy.deepcopy(self.potential).double().eval()
+
+    def __str__(self) -> str:
+        dtype = "float64" if self.precision == "float64" else str(self.potential.dtype).removeprefix("torch.")
+        return f"{self.device}, {dtype}"
+
+
+class Declined(Exception):
+    """A backend leaves this structure to the next one; the message says why."""
+
+
+class Backend(ABC):
+    """One way to evaluate a potential, with its weights as they are now.
+
+    Args:
+        task: what is evaluated.
+
+    Attributes:
+        reason_prefix: stands before `unsupported_reason` in reports.
+        unsupported_reason: "" when the potential can be evaluated so, else why not. May become a reason by use.
+    """
+
+    reason_prefix = ""
+    unsupported_reason = ""
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    @abstractmethod
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        """Energy and, if asked, forces and stress of N atoms in B structures.
+
+        Raises:
+            Declined: this system is left to another backend.
+            ValueError, UnknownElement, RuntimeError: as Evaluator.
+        """
+
+    @abstractmethod
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        """Hold a structure; as `run`."""
+
+    @abstractmethod
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        """What the parts of a step with forces take, the whole step last; as `run`."""
+
+    @abstractmethod
+    def describe(self, reasons: str) -> list[str]:
+        """Lines of the report.
+
+        Args:
+            reasons: why the backends before this one do not evaluate the potential.
+        """
+
+    def _autograd(self, name: str, reasons: str) -> str:
+        no_effect = ", so that precision='tf32' has no effect" if self.task.precision == "tf32" else ""
+        return f"{name} on {self.task}: {reasons}{no_effect}"
+
+
+class ReferenceBackend(Backend):
+    """The potential itself."""
+
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        return self.task.model.reference(system, forces=forces, stress=stress)
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        return ReferenceBoundStep(self.task.model, system, stress)
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        potential, device = self.task.model, self.task.device
+        charges = self.run(system, False, False).charges
+        parts, searched = [], {potential.cutoff: pair_list(system, potential.cutoff)}
+        for prior in potential.priors:
+            if not prior.constant and prior.cutoff is not None:
+                searched.setdefault(prior.cutoff, pair_list(system, prior.cutoff))
+        for cutoff in searched:
+            name = f"neighbor search to {cutoff:g} Å" if math.isfinite(cutoff) else "all pairs"
+            parts.append(Part(name, "PyTorch or vesin", partial(pair_list, system, cutoff)))
+        for prior in potential.priors:
+            if not prior.constant:
+                pairs = None if prior.cutoff is None else searched[prior.cutoff]
+                given = prior, system, pairs, stress, charges if prior.uses_charges else None
+                parts.append(Part(type(prior).__name__, "autograd", partial(evaluate_alone, *given)))
+        found = measure(parts, device, replayed=False)
+        (whole,) = measure([Part(WHOLE, "", partial(self.run, system, True, stress))], device, replayed=False)
+        rest = whole.seconds - sum(part.seconds for part in found)
+        return [*found, Timing("network, sums (the rest)", "autograd", max(rest, 0.0)), whole]
+
+    def describe(self, reasons: str) -> list[str]:
+        return [self._autograd("reference path (autograd)", reasons)]
+
+
+# --- The CPU's compiled kernels as a backend ---
+
+if TYPE_CHECKING:
+    from .cpu_step import CpuModel
+
+
+class CompiledCpuBackend(Backend):
+    """Kernels that numba compiles."""
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self.unsupported_reason = self._reason()
+
+    def _reason(self) -> str:
+        if self.task.precision == "float64":
+            return "precision='float64' was asked for"
+        reason = unsupported_reason(self.task.potential, compiled=True)
+        if reason:
+            return reason
+        try:
+            from . import cpu_bound
+        except (ImportError, RuntimeError) as error:
+            return f"the fused kernels need numba ({error})"
+        self._module = cpu_bound
+        return ""
+
+    @cached_property
+    def _model(self) -> CpuModel:
+        return self._module.CpuModel(self.task.potential)
+
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        self._require_usable(system)
+        return self._model(system, forces=forces, stress=stress)
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        self._require_usable(system)
+        return self._module.CpuBoundStep(self._model, system, stress)
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        self._require_usable(system)
+        self._model(system)  # checked on its first use
+        return self._model.timings(system)
+
+    def _require_usable(self, system: System) -> None:
+        reason = unsupported_system(system) or self._module.lost_by_fork()
+        if reason:
+            raise Declined(reason)
+
+    def describe(self, reasons: str) -> list[str]:
+        number = torch.get_num_threads()
+        threads = "1 thread" if number == 1 else f"up to {number} threads, or 1 where that is faster"
+        kind = type(self.task.potential.representation).__name__
+        lines = [f"compiled {kind} kernels (numba) on {self.task.device}, float32, {threads}"]
+        lines += describe_priors(self.task.potential, compiled=True)
+        return lines + (["precision='tf32' has no effect there"] if self.task.precision == "tf32" else [])
+
+
+def unsupported_system(system: System) -> str:
+    """Why steps with static buffers cannot hold a system, "" where they can."""
+    if system.num_atoms == 0:
+        return "the system has no atoms"
+    if system.dtype not in (torch.float32, torch.float64):
+        return f"the positions are {system.dtype}"
+    return ""
+
+
+# --- Backends on static buffers: fused kernels, and autograd in CUDA graphs ---
+
+if TYPE_CHECKING:
+    from .step import GraphedStep, StaticInputs, StepModel
+
+
+KEPT = 8  # sizes of systems whose buffers and graphs are kept
+KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the size in use
+GRAPHS_UP_TO = 50_000  # atoms; above, launch overhead is negligible
+AUTOGRAD_UP_TO = 5_000  # the same for potentials without fused kernels
+_Key = tuple[Any, ...]
+
+
+class _StepBackend(Backend):
+    """Keeps a step for each size of systems, the last used last.
+
+    Attributes:
+        steps: by number of atoms and structures, type and stress.
+    """
+
+    def __init__(self, task: Task):
+        super().__init__(task)
+        self.steps: OrderedDict[_Key, tuple[GraphedStep, StaticInputs]] = OrderedDict()
+        self.unsupported_reason = self._reason()
+
+    def _reason(self) -> str:
+        """Why the potential cannot be evaluated so, "" where it can."""
+        try:
+            from . import step as bound
+            from . import step as static_inputs
+        except (ImportError, RuntimeError) as error:
+            return f"{self._needs} need Triton ({error})"
+        self._bound, self._unsorted = bound, static_inputs.UnsortedBatch
+        return ""
+
+    _needs: str
+
+    @cached_property
+    def _model(self) -> StepModel:
+        return self._make_model()
+
+    @abstractmethod
+    def _make_model(self) -> StepModel:
+        """The potential, prepared with its weights of now."""
+
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        self._require_usable(system)
+        with torch.no_grad():
+            result = self._run_kept(system, stress)
+        result.forces = result.forces if forces else None
+        return result
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        self._require_usable(system)
+        with torch.no_grad():
+            # what is kept for this size is handed over, so that there are not two sets of buffers
+            graphed, _ = self._take_kept(system, stress) or self._new_step(system, stress)
+            if self.task.graphs:
+                graphed.capture()
+            self._run(graphed, system)
+            return self._bound.FusedBoundStep(graphed, self.task.model, system)
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        self._require_usable(system)
+        with torch.no_grad():
+            step = self._new_step(system, stress)[0].step
+            parts = [*step.parts(), Part(WHOLE, "", step.launch)]
+            return measure(parts, step.device)
+
+    def _require_usable(self, system: System) -> None:
+        reason = unsupported_system(system)
+        if reason:
+            raise Declined(reason)
+
+    def _run_kept(self, system: System, stress: bool) -> Result:
+        """By a step that is kept for systems of this size, or a new one."""
+        key = _key(system, stress)
+        known = self._take_kept(system, stress)
+        if known is None:
+            self._decide_to_build(key, system)
+        graphed, inputs = known or self._new_step(system, stress)
+        if self._captures(system, known is not None):
+            graphed.capture()
+        result = self._run(graphed, system)
+        self.steps[key] = graphed, inputs
+        return result
+
+    def _take_kept(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs] | None:
+        """The step that is kept for systems of this size, loaded; None without.
+
+        It is not in the table while it runs: after an error it is not used again.
+        """
+        known = self.steps.pop(_key(system, stress), None)
+        if known is not None:
+            try:
+                known[1].load(system)
+            except self._unsorted:
+                raise Declined("the batch is not sorted by structure") from None
+        return known
+
+    def _decide_to_build(self, key: _Key, system: System) -> None:
+        """Raise Declined where a size that comes for the first time should not get a step."""
+
+    @abstractmethod
+    def _captures(self, system: System, again: bool) -> bool:
+        """Whether a step is captured when it is used for the first time, or again."""
+
+    def _new_step(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        """Buffers for a system, loaded and with room for its edges, and checked."""
+        self._drop_oldest()
+        model = self._model
+        try:
+            try:
+                return model.build(system, stress)
+            except torch.cuda.OutOfMemoryError:
+                if not self.steps:
+                    raise
+                self.steps.clear()
+                torch.cuda.empty_cache()
+                return model.build(system, stress)
+        except self._unsorted:
+            raise Declined("the batch is not sorted by structure") from None
+
+    def _drop_oldest(self) -> None:
+        """Make room for another step."""
+        limit = float("inf")
+        if self.task.device.type == "cuda":
+            limit = KEPT_MEMORY * torch.cuda.get_device_properties(self.task.device).total_memory
+        while self.steps and (
+            len(self.steps) >= KEPT or sum(graphed.step.nbytes for graphed, _ in self.steps.values()) > limit
+        ):
+            self.steps.popitem(last=False)
+
+    def _run(self, graphed: GraphedStep, system: System) -> Result:
+        """Run until there was room for all edges; a copy of the results."""
+        while True:
+            graphed.run()
+            result = graphed.results()
+            flag, _ = graphed.status()
+            if not flag:
+                result.properties = graphed.step.properties(result.charges)
+                return result
+            if not graphed.recover(flag):
+                self._bound.raise_input_error(system, flag)
+
+    def _describe_steps(self) -> list[str]:
+        return [_describe(graphed) for graphed, _ in self.steps.values()]
+
+
+class FusedBackend(_StepBackend):
+    """Fused kernels on the GPU."""
+
+    _needs = "the fused kernels"
+
+    def _reason(self) -> str:
+        if self.task.precision == "float64":
+            return "precision='float64' was asked for"
+        if self.task.device.type not in ("cpu", "cuda"):
+            return "the fused kernels need a CPU or a CUDA device"
+        return unsupported_reason(self.task.potential) or super()._reason()
+
+    def _make_model(self) -> StepModel:
+        from .fused_step import FusedModel
+
+        return FusedModel(self.task.potential, self.task.precision)
+
+    def _captures(self, system: System, again: bool) -> bool:
+        return self.task.graphs is True or bool(self.task.graphs and again and system.num_atoms <= GRAPHS_UP_TO)
+
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        try:
+            return super().run(system, forces, stress)
+        except NotCapturable as error:  # a prior without kernels
+            raise self._declined(error) from None
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        try:
+            return super().bind(system, stress)
+        except NotCapturable as error:
+            raise self._declined(error) from None
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        try:
+            return super().timings(system, stress)
+        except NotCapturable as error:
+            raise self._declined(error) from None
+
+    def _declined(self, error: NotCapturable) -> Declined:
+        self.unsupported_reason = str(error)
+        self.__dict__.pop("_model", None)
+        self.steps.clear()
+        return Declined(str(error))
+
+    def describe(self, reasons: str) -> list[str]:
+        representation = self.task.potential.representation
+        path = fast_path(representation)
+        assert path is not None
+        arithmetic = path.arithmetic[self.task.precision]
+        line = f"fused {type(representation).__name__} kernels on {self.task.device}, {arithmetic}"
+        return [line, *describe_priors(self.task.potential), *self._describe_steps()]
+
+
+class CapturedAutogradBackend(_StepBackend):
+    """Autograd of the whole potential in CUDA graphs."""
+
+    reason_prefix = "no CUDA graph: "
+    _needs = "graphs"
+
+    def __init__(self, task: Task):
+        self._met: set[_Key] = set()
+        self._too_large: set[_Key] = set()
+        super().__init__(task)
+
+    def _reason(self) -> str:
+        if self.task.device.type not in ("cpu", "cuda"):
+            return "graphs need a CUDA device"
+        return super()._reason() if self.task.graphs else "graphs=False was asked for"
+
+    def _make_model(self) -> StepModel:
+        from .autograd_step import AutogradModel
+
+        return AutogradModel(self.task.model)
+
+    def run(self, system: System, forces: bool, stress: bool) -> Result:
+        try:
+            return super().run(system, forces, stress)
+        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
+            raise self._declined(error, system, stress) from None
+
+    def bind(self, system: System, stress: bool) -> BoundStep:
+        self._require_small(system)
+        try:
+            return super().bind(system, stress)
+        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
+            raise self._declined(error, system, stress) from None
+
+    def timings(self, system: System, stress: bool) -> list[Timing]:
+        self._require_small(system)
+        try:
+            return super().timings(system, stress)
+        except (NotCapturable, torch.cuda.OutOfMemoryError) as error:
+            raise self._declined(error, system, stress) from None
+
+    def _declined(self, error: RuntimeError, system: System, stress: bool) -> Declined:
+        if isinstance(error, NotCapturable):
+            self.unsupported_reason = str(error)
+            self.__dict__.pop("_model", None)
+            self.steps.clear()
+            return Declined(str(error))
+        self._too_large.add(_key(system, stress))
+        return Declined("there is not enough memory for a graph of this size")
+
+    def _captures(self, system: System, again: bool) -> bool:
+        return True
+
+    def _decide_to_build(self, key: _Key, system: System) -> None:
+        if key in self._too_large:
+            raise Declined("there is not enough memory for a graph of this size")
+        if self.task.graphs is True:
+            return
+        self._require_small(system)
+        if key not in self._met:
+            self._met.add(key)
+            raise Declined("graphs='auto' captures a size when it comes the second time")
+
+    def _require_small(self, system: System) -> None:
+        if self.task.graphs is not True and system.num_atoms > AUTOGRAD_UP_TO:
+            raise Declined(
+                f"CUDA graphs are used up to {AUTOGRAD_UP_TO} atoms (graphs='auto'); above, launch overhead is "
+                "negligible"
+            )
+
+    def describe(self, reasons: str) -> list[str]:
+        return [self._autograd("autograd in CUDA graphs", reasons), *self._describe_steps()]
+
+
+def _key(system: System, stress: bool) -> _Key:
+    return system.num_atoms, system.num_systems, system.dtype, stress
+
+
+def _describe(graphed: GraphedStep) -> str:
+    step = graphed.step
+    structures = "1 structure" if step.num_systems == 1 else f"{step.num_systems} structures"
+    parts = [
+        f"  {step.num_atoms} atoms in {structures}, positions {str(step.dtype).removeprefix('torch.')}",
+        f"room for {step.capacity} edges ({graphed.status()[1]} used), {step.nbytes / 1e6:.1f} MB",
+        "replayed as one CUDA graph" if graphed.captured else "launched kernel by kernel",
+    ]
+    parts += ["with stress"] if step.stress else []
+    parts += ["atoms in spatial order"] if step.order is not None else []
+    return ", ".join(parts)

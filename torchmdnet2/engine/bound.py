@@ -1,0 +1,153 @@
+"""One structure held for loops: write positions, replay, read forces. The interface, and the path on the Potential.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..neighbors import neighbor_list
+from ..neighbors.pairs import PairLists
+from ..potential.potential import Potential, Result, with_dipole
+from ..potential.refusals import refuse_coincident
+from ..system import System
+
+__all__ = ["BoundStep", "ReferenceBoundStep"]
+
+
+if TYPE_CHECKING:
+    from .cpu_step import CpuModel
+
+
+class BoundStep(ABC):
+    """Static tensors of one structure (or batch) and a step over them.
+
+    Attributes:
+        pos: [N, 3] Å, cell: [B, 3, 3] Å; to be written to in place.
+        forces [N, 3] eV/Å, energy [B] eV, atom_energies [N] eV, stress [B, 3, 3] eV/Å³ or None, charges [N] e or None:
+            overwritten by every replay, NaN when it could not be right. Their memory never changes.
+        compiled: whether it runs on the kernels that numba compiles for the CPU.
+    """
+
+    compiled = False
+    pos: Tensor
+    cell: Tensor
+    forces: Tensor
+    energy: Tensor
+    atom_energies: Tensor
+    stress: Tensor | None
+    charges: Tensor | None
+
+    @abstractmethod
+    def replay(self) -> None:
+        """Compute everything at the present `pos` and `cell`, on the current stream, without waiting for it."""
+
+    @abstractmethod
+    def check(self) -> bool:
+        """Whether all replays since the last check were good. Waits for the device; call it every so many steps.
+
+        Returns:
+            True: they were. False: there was not enough room for the edges; there is now, but the results since the
+            last check cannot be used (the first of them on are NaN): go back to the positions before and repeat.
+
+        Raises:
+            ValueError: a position, the cell or an energy is not finite (names the atom).
+        """
+
+    @abstractmethod
+    def fetch(self) -> Result | None:
+        """`check()` and the results of the last replay, on the host, by one copy and one wait; properties need more.
+
+        Returns:
+            Result on the CPU, in memory that the next call overwrites; None where `check()` is False.
+
+        Raises:
+            ValueError: as `check`.
+        """
+
+    @abstractmethod
+    def properties(self) -> Mapping[str, Tensor]:
+        """What heads of properties give after the last replay, as `Result.properties`; evaluated now. On the device."""
+
+
+class ReferenceBoundStep(BoundStep):
+    """On a copy of the potential, or on what is called like it and keeps its weights."""
+
+    def __init__(self, potential: Potential | CpuModel, system: System, stress: bool):
+        if isinstance(potential, Potential):  # whose weights may change while the energies of isolated atoms are kept
+            potential = copy.deepcopy(potential)
+        self._potential = potential
+        self.pos, self.cell = system.pos.detach().clone(), system.cell.detach().clone()
+        self._system = system.replace(pos=self.pos, cell=self.cell)
+        self._error: ValueError | None = None
+        call = potential.reference if isinstance(potential, Potential) else potential
+        result = call(self._system, stress=stress, create_graph=False)
+        assert result.forces is not None and result.atom_energies is not None
+        self.forces, self.energy, self.atom_energies = result.forces, result.energy, result.atom_energies
+        self.stress, self.charges = result.stress, result.charges
+        self._properties: Mapping[str, Tensor] = result.properties
+        self._isolated: Tensor | None = None
+        if isinstance(potential, Potential) and potential.head is not None and potential.subtract_isolated:
+            with torch.no_grad():
+                self._isolated = potential.isolated_energies()
+
+    def replay(self) -> None:
+        if self._error is not None:
+            return
+        try:
+            self._step()
+        except ValueError as error:
+            self._error = error
+            for value in _results(self):
+                value.fill_(float("nan"))
+            self._properties = {name: torch.full_like(value, float("nan")) for name, value in self._properties.items()}
+
+    def _step(self) -> None:
+        """Overwrite the results; a ValueError leaves them as they are."""
+        result = self._compute()
+        self._properties = result.properties
+        with torch.no_grad():
+            for mine, value in zip(_results(self), _results(result), strict=True):
+                mine.copy_(value)
+
+    def _compute(self) -> Result:
+        potential, system, stress = self._potential, self._system, self.stress is not None
+        if not isinstance(potential, Potential):
+            return potential(system, stress=stress, create_graph=False)
+        # the composition was checked by the first call, and the positions are by the search
+        neighbors = neighbor_list(system, potential.cutoff)
+        refuse_coincident(neighbors, system)
+        lists = PairLists(system, {potential.cutoff: neighbors})
+        return potential.compute(system, lists, True, stress, isolated=self._isolated)
+
+    def check(self) -> bool:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return True
+
+    def fetch(self) -> Result | None:
+        self.check()
+        stress, charges = (None if value is None else value.cpu() for value in (self.stress, self.charges))
+        given = {name: value.cpu() for name, value in self._given().items()}
+        properties = with_dipole(given, charges, self._system)
+        return Result(self.energy.cpu(), self.forces.cpu(), stress, self.atom_energies.cpu(), charges, properties)
+
+    def properties(self) -> Mapping[str, Tensor]:
+        return with_dipole(self._given(), self.charges, self._system)
+
+    def _given(self) -> Mapping[str, Tensor]:
+        """What heads have given."""
+        return self._properties
+
+
+def _results(of: Result | BoundStep) -> list[Tensor]:
+    values = (of.energy, of.forces, of.atom_energies, of.stress, of.charges)
+    return [value for value in values if value is not None]

@@ -1,0 +1,199 @@
+"""The check of a fused path on its first use: absolute energies and forces against the potential in float64.
+
+Shapes: N atoms.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import operator
+
+import torch
+from torch import Tensor, nn
+
+from ..neighbors import NeighborList, neighbor_list
+from ..neighbors.pairs import PairLists
+from ..potential.potential import Potential, Result
+from ..system import System
+
+__all__ = [
+    "BOUNDS", "extract_checked", "extract_cluster", "for_clusters", "reference", "require_close",
+    "require_properties", "require_result", "virial_terms",
+]  # fmt: skip
+
+
+BOUNDS = {"native": (2e-5, 1e-4), "tf32": (1e-2, 2e-2)}
+"""Largest differences of an atom's energy (eV) and of a force or the virial (eV/Å, eV) by precision, each times the
+largest value of its kind where that is above 1."""
+
+CHECKED_ATOMS = 512
+"""Up to so many atoms the structure itself is checked, else a compact cluster of half as many."""
+
+
+def extract_checked(potential: Potential, system: System, stress: bool) -> tuple[Potential, System]:
+    """The structure itself, or a cluster of one that is large with the potential of its atoms."""
+    if system.num_atoms <= CHECKED_ATOMS:
+        return potential, system
+    system, places = extract_cluster(system, CHECKED_ATOMS // 2, stress)
+    part = for_clusters(potential)
+    priors = [prior.for_atoms(places) for prior in potential.priors]
+    if not all(map(operator.is_, priors, potential.priors)):
+        part._modules = {**potential._modules, "priors": nn.ModuleList(priors)}
+    return part, system
+
+
+def for_clusters(potential: Potential) -> Potential:
+    """The potential, which takes any number of electrons: a cluster is cut out wherever molecules are."""
+    part = copy.copy(potential)
+    part.closed_shell = False
+    return part
+
+
+def reference(potential: Potential, system: System, stress: bool) -> Result:
+    """What the potential gives in float64, with the reference neighbor list.
+
+    Priors of molecules have that list too: on a GPU others are compiled, which takes longer than all the rest.
+    """
+    exact, system = _in_float64(potential, system)
+    exact.check(system)
+    cutoffs = {potential.cutoff}
+    if not bool(system.pbc.any()):  # else the many images of a long cutoff would take longer
+        cutoffs.update(c for prior in potential.priors if 0 < (c := prior.cutoff or 0) < math.inf)
+    with torch.enable_grad():
+        known = {cutoff: neighbor_list(system, cutoff, backend="reference") for cutoff in cutoffs}
+        return exact.compute(system, PairLists(system, known), True, stress)
+
+
+def _in_float64(potential: Potential, system: System) -> tuple[Potential, System]:
+    return copy.deepcopy(potential).double().eval(), system.detach().to(dtype=torch.float64)
+
+
+class _NotingList(NeighborList):
+    """A list that makes its vectors leaves of autograd, and keeps them."""
+
+    leaves: list[Tensor]
+
+    def vectors(self, system: System) -> Tensor:
+        leaf = super().vectors(system).detach().requires_grad_()
+        self.leaves.append(leaf)
+        return leaf
+
+
+class _NotingLists(PairLists):
+    """Such lists by cutoff."""
+
+    def __init__(self, system: System):
+        super().__init__(system)
+        self.leaves: list[Tensor] = []
+
+    def __call__(self, cutoff: float) -> NeighborList:
+        if cutoff not in self.known:
+            found = _NotingList(**vars(super().__call__(cutoff)))
+            found.leaves = self.leaves
+            self.known[cutoff] = found
+        return self.known[cutoff]
+
+
+def virial_terms(potential: Potential, system: System) -> float:
+    """The sum of |d| |∂E/∂d| over the edges, eV: terms of the virial, which may cancel, as in a cell of one atom."""
+    exact, system = _in_float64(potential, system)
+    lists = _NotingLists(system)
+    with torch.enable_grad():
+        energies, _ = exact.atom_energies(system, lists)
+        gradients = torch.autograd.grad(energies.sum(), lists.leaves, allow_unused=True)
+    pairs = zip([leaf.detach() for leaf in lists.leaves], gradients, strict=True)
+    return sum(float((d.norm(dim=1) * g.norm(dim=1)).sum()) for d, g in pairs if g is not None)
+
+
+def require_result(
+    found: Result,
+    virial: Tensor | None,
+    expected: Result,
+    potential: Potential,
+    system: System,
+    precision: str,
+    scale: float,
+) -> None:
+    """Compare a path with the potential.
+
+    Args:
+        found: of the path.
+        virial: [B, 3, 3] eV of the path, float64; None where it was not computed.
+        expected: `reference` of the same system.
+        potential, system: of `expected`.
+        precision: which of `BOUNDS`.
+        scale: eV, the largest energy of an atom before isolated atoms are subtracted.
+
+    Raises:
+        RuntimeError: energies, forces or virials differ by more than `BOUNDS`.
+    """
+    energy_bound, force_bound = BOUNDS[precision]
+    assert found.atom_energies is not None and expected.atom_energies is not None
+    assert found.forces is not None and expected.forces is not None
+    scale = max(1.0, scale)
+    require_close("energy of an atom, eV", found.atom_energies, expected.atom_energies, energy_bound * scale)
+    total = energy_bound * scale * system.num_atoms
+    require_close("energy of a structure, eV", found.energy, expected.energy, total)
+    scale = max(1.0, float(expected.forces.abs().max()))
+    require_close("force, eV/Å", found.forces.double(), expected.forces, force_bound * scale)
+    if virial is not None and expected.stress is not None:
+        theirs = expected.stress * system.volume.double()[:, None, None]
+        # a virial is a sum over the atoms of forces times distances of a few Å
+        bound = force_bound * max(scale * system.num_atoms, float(theirs.abs().max()))
+        if not float((virial - theirs).abs().max()) <= bound:
+            bound = max(bound, force_bound * virial_terms(potential, system))
+        require_close("virial, eV", virial, theirs, bound)
+
+
+def require_properties(
+    found: dict[str, Tensor], expected: Result, potential: Potential, system: System, precision: str
+) -> None:
+    """Compare properties of a path with those of the potential.
+
+    Args:
+        found: of the path, by name.
+        expected: `reference` of the same system.
+        potential, system: for the errors that PyTorch itself makes, which sums that nearly cancel have.
+        precision: which of `BOUNDS`.
+
+    Raises:
+        RuntimeError: one differs by more than the bound of energies, and by more than four times PyTorch's error.
+    """
+    eager: Result | None = None
+    for name in potential.properties:
+        theirs = expected.properties[name]
+        atoms = 1 if potential.outputs[name].per_atom else system.num_atoms
+        bound = BOUNDS[precision][0] * max(1.0, float(theirs.abs().max())) * atoms
+        if not float((found[name] - theirs).abs().max()) <= bound:
+            eager = eager or potential.reference(system, forces=False, create_graph=False)
+            bound = max(bound, 4 * float((eager.properties[name] - theirs).abs().max()))
+        require_close(f"property '{name}'", found[name], theirs, bound)
+
+
+def require_close(name: str, ours: Tensor, reference: Tensor, bound: float) -> None:
+    """Raise RuntimeError when two results differ by more than a bound."""
+    difference = float((ours - reference).abs().max()) if ours.numel() else 0.0
+    if not difference <= bound:
+        raise RuntimeError(
+            f"the fused path does not agree with the reference in float64: {name}, differs by {difference:.3g} "
+            f"(allowed {bound:.3g}). No result is given; please report this, and use the Potential meanwhile"
+        )
+
+
+def extract_cluster(system: System, num_atoms: int, stress: bool) -> tuple[System, Tensor]:
+    """The atoms nearest to the first one, as a molecule in vacuum (in a large box where the stress is checked).
+
+    Also their places in its structure, which ascend.
+    """
+    same = (system.batch == system.batch[0]).nonzero()[:, 0]
+    distance = (system.pos[same] - system.pos[0]).norm(dim=1)
+    places = torch.argsort(distance)[:num_atoms].sort().values
+    chosen = same[places]
+    pos = system.pos[chosen]
+    box = (1000 if stress else 0) * torch.eye(3, dtype=pos.dtype, device=pos.device)
+    cluster = System(
+        z=system.z[chosen], pos=pos, cell=box, pbc=torch.zeros(3, dtype=torch.bool, device=pos.device),
+        charge=system.charge[system.batch[:1]],
+    )  # fmt: skip
+    return cluster, places

@@ -1,0 +1,400 @@
+"""Structures whose atoms stay while positions and cell change, on the compiled kernels of the CPU.
+
+What cannot change is looked at once, and little here is PyTorch: one of its calls costs as much as the forces of an
+atom.
+
+Shapes: N atoms in B structures, E directed edges.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.processes import ProcessLock
+from ..kernels.compiling_cpu import compile_side_by_side
+from ..kernels.interfaces import (
+    Array,
+    CpuAtoms,
+    CpuChargeNetwork,
+    CpuNetwork,
+    CpuOutputs,
+    CpuRows,
+    CpuSums,
+    CpuTerm,
+    PathWithHeads,
+)
+from ..kernels.numba_pool import run_on_threads
+from ..kernels.thread_tuner import ThreadChoice
+from ..neighbors import neighbor_list
+from ..potential.graph import sum_over_systems
+from ..potential.potential import Potential, Result, require_stress
+from ..potential.refusals import SAME_PLACE, coincident, refuse_coincident
+from ..system import System
+from .autograd_term import add_by_autograd
+from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
+from .cpu_searches import CellSearch, all_pairs
+from .property_heads import PropertyHeads
+from .select import constant_energies, fast_path, kernels_of, list_cutoffs
+from .timings import Stopwatch, Timing
+
+__all__ = ["CpuModel", "CpuStep", "Values", "stress_of"]
+
+
+_DENSE = 512
+"""Atoms of a structure without cell up to which all pairs are looked at, which is faster than a search."""
+
+_SEARCH_COST = 8
+"""Of an edge, in the units of `thread_tuner.amount_of_work`."""
+
+
+class Values(NamedTuple):
+    """Of one evaluation, in fresh memory; forces and virial are None when they were not asked for.
+
+    Attributes:
+        energy: [B] eV, energies: [N] eV, both float64.
+        forces: [N, 3] eV/Å, virial: [N, 9] eV of the rows.
+        charges: [N] e; None where the model predicts none.
+        features: [N, F] that heads of other properties read; None where there are none.
+    """
+
+    energy: Array
+    energies: Array
+    forces: Array | None
+    virial: Array | None
+    charges: Array | None
+    features: Array | None
+
+
+class CpuStep:
+    """Elements, charges and periodicity of a batch of structures, evaluated at any positions. Not locked.
+
+    Args:
+        potential: of which the network and the terms are.
+        net, terms: on the CPU; threads: those of the terms.
+        isolated: [max_z] eV float64, the network's energy of an atom alone.
+        system: N atoms in B structures; copied, positions and cell do not matter.
+
+    Raises:
+        ValueError, UnknownElement, UntrainedCharge: as the Potential.
+    """
+
+    def __init__(
+        self, potential: Potential, net: CpuNetwork, terms: Sequence[CpuTerm], threads: ThreadChoice, isolated: Tensor,
+        system: System,
+    ):  # fmt: skip
+        potential.check(system)
+        self._known = tuple(t.clone() for t in _composition(system))
+        self._dtype = system.dtype
+        self._net, self._shift = net, potential.energy_shift
+        z, self._batch, self._structures = self._known[0].numpy(), self._known[1].numpy(), system.num_systems
+        charge = system.charge.detach().double()
+        charge_input = net.charge_input(charge)[system.batch].float().numpy()
+        self._atoms = CpuAtoms(z, charge_input, self._batch, charge.numpy().copy())
+        neutral = (charge == 0) & (potential.representation.local | (system.atom_counts == 1))
+        self._neutral = neutral[system.batch].numpy()
+        self._isolated = isolated[system.z].numpy() if potential.subtract_isolated else None
+        self._constant = constant_energies(potential, system).numpy()
+        sizes = np.bincount(self._batch, minlength=system.num_systems)
+        same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
+        dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
+        self._list = _Rows(potential.cutoff, system, dense, True)
+        device = potential.device
+        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device, True) is None]
+        self._reads_charges = any(prior.uses_charges for prior in potential.priors)
+        cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
+        self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]
+        self._threads, self._watch = threads, Stopwatch()
+        self._terms = [_Term(term, system, [self._list, *self._others]) for term in terms]
+
+    def holds(self, system: System) -> bool:
+        """Whether a system differs in positions and cell at most."""
+        if system.dtype != self._dtype or system.num_systems != self._structures or len(system.pos) != len(self._batch):
+            return False
+        return all(map(torch.equal, self._known, _composition(system)))
+
+    def watch(self, watch: Stopwatch) -> None:
+        """Time the parts of this step from now on."""
+        self._watch = watch
+        for rows in (self._list, *self._others):
+            watch.watch(rows, "find", f"neighbor search to {rows.cutoff:g} Å", "kernels")
+        self._net = copy.copy(self._net)
+        watch.watch(self._net, "run", "network", "kernels")
+        for term in self._terms:
+            watch.watch(term.term, "add", term.name, "kernels")
+
+    def __call__(self, system: System, forces: bool) -> Values:
+        """Evaluate other positions and another cell.
+
+        Args:
+            system: one that `holds` is true of.
+
+        Raises:
+            ValueError: a position or the cell is not usable.
+        """
+        for rows in (self._list, *self._others):
+            rows.find(system)
+        row_ptr = self._list.row_ptr
+        out, sums = self._evaluate(system, forces)
+        energies = out.energy.astype(np.float64)
+        if self._isolated is not None:
+            energies -= self._isolated
+            energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
+        energies += self._constant
+        force, virial = out.forces, out.virial
+        if sums is not None:
+            energies += sums.energy
+            if force is not None and virial is not None:
+                force, virial = force + sums.forces, virial + sums.virial
+        energy = np.bincount(self._batch, energies, self._structures) + self._shift
+        return Values(energy, energies, force, virial, out.charges, out.features)
+
+    def _evaluate(self, system: System, forces: bool) -> tuple[CpuOutputs, CpuSums | None]:
+        """The network, and the sums of the terms, which may read its charges."""
+        rows, summed = self._list.rows, list[CpuSums]()
+        any_terms = bool(self._terms or self._by_autograd)
+
+        def read(charges: Array) -> Array | None:
+            summed.append(self._sum_terms(system, charges))
+            return summed[0].charge_slope if forces else None
+
+        if isinstance(self._net, CpuChargeNetwork):
+            out = self._net.run(self._atoms, rows, forces, read if self._reads_charges else None)
+        else:
+            out = self._net.run(self._atoms, rows, forces)
+        if any_terms and not summed:
+            summed.append(self._sum_terms(system, None))
+        return out, summed[0] if summed else None
+
+    def _sum_terms(self, system: System, charges: Array | None) -> CpuSums:
+        pos, n = system.pos.detach().numpy(), len(system.pos)
+        sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+
+        def run() -> None:
+            for term in self._terms:
+                term.term.add(pos, None if term.list is None else term.list.rows, sums, charges)
+
+        if self._terms:
+            run_on_threads(run, self._threads, sum(term.work() for term in self._terms), n, True)
+        for prior in self._by_autograd:
+            with self._watch.time(type(prior).__name__, "autograd"):
+                add_by_autograd(prior, system, sums, charges)
+        return sums
+
+
+class _Term:
+    """A term, and the shortest list that reaches its cutoff; None where it needs none."""
+
+    def __init__(self, term: CpuTerm, system: System, lists: list[_Rows]):
+        self.term, self.name, self._cost = term.prepare(system), term.name, term.cost
+        found = [rows for rows in lists if rows.cutoff >= term.cutoff]
+        self.list = min(found, key=lambda rows: rows.cutoff) if found else None
+        size = np.bincount(system.batch.numpy(), minlength=1)
+        self._pairs = int(size @ size)
+
+    def work(self) -> int:
+        """In the units of `thread_tuner.amount_of_work`."""
+        return self._cost * (self._pairs if self.list is None else int(self.list.row_ptr[-1]))
+
+
+class _Rows:
+    """The edges within a cutoff of structures that keep their atoms.
+
+    Args:
+        dense: look at all pairs.
+        first: the list of the network, found before the others: it checks positions and cell, and its rows are sorted.
+
+    Attributes:
+        row_ptr: [N + 1], sender: [≥ E] int64, vectors: [≥ E, 3] float32 Å.
+    """
+
+    def __init__(self, cutoff: float, system: System, dense: bool, first: bool):
+        self.cutoff, self._dense, self._first = cutoff, dense, first
+        self._search, self._threads = None if dense or first else CellSearch(cutoff, system), ThreadChoice()
+        self.row_ptr = np.zeros(system.num_atoms + 1, np.int64)
+        self.sender, self.vectors = np.empty(0, np.int64), np.empty((0, 3), np.float32)
+
+    @property
+    def rows(self) -> CpuRows:
+        return CpuRows(self.row_ptr, self.sender, self.vectors, self.cutoff)
+
+    def find(self, system: System) -> None:
+        """Take the edges of these positions and this cell."""
+        if self._dense:
+            self._all_pairs(system)
+            return
+        search = self._search
+        if search is not None:
+            work, n = _SEARCH_COST * int(self.row_ptr[-1]), len(system.pos)
+            if run_on_threads(lambda: search.find(system), self._threads, work, n, True):
+                self.row_ptr, self.sender, self.vectors = search.row_ptr, search.sender, search.vectors
+                return
+        found = neighbor_list(system, self.cutoff)
+        if self._first:
+            refuse_coincident(found, system)
+        self.row_ptr, self.sender = found.row_ptr.numpy(), found.edge_index[1].numpy()
+        self.vectors = found.vectors(system).detach().float().contiguous().numpy()
+
+    def _all_pairs(self, system: System) -> None:
+        pos = system.pos.detach().numpy().reshape(system.num_systems, -1, 3)
+        if not np.isfinite(system.cell.detach().numpy()).all():
+            system.validate()
+        while True:
+            found = all_pairs(pos, self.cutoff, self.row_ptr, self.sender, self.vectors, SAME_PLACE)
+            if found < 0:
+                system.validate()  # names the atom
+                raise coincident(neighbor_list(system, self.cutoff), system)
+            if found <= len(self.sender):
+                return
+            room = found + found // 8
+            self.sender, self.vectors = np.empty(room, np.int64), np.empty((room, 3), np.float32)
+
+
+def _composition(system: System) -> tuple[Tensor, ...]:
+    return system.z, system.batch, system.pbc, system.charge.detach(), system.spin
+
+
+# --- A potential prepared for the CPU: neighbor search, compiled network, priors, sums; called like the Potential ---
+
+
+class CpuModel:
+    """Weights and constants of a potential as they are now. Thread-safe.
+
+    The first call is checked against the potential in float64.
+
+    Args:
+        potential: on the CPU, float32; one that `coverage.unsupported_reason` finds nothing against.
+    """
+
+    def __init__(self, potential: Potential):
+        path = fast_path(potential.representation)
+        assert potential.head is not None and path is not None
+        self.potential = potential
+        self.net = path.cpu(potential.representation, potential.head, potential.energy_scale)
+        self.heads = PropertyHeads(potential)
+        if "charges" in potential.properties:
+            assert isinstance(path, PathWithHeads)
+            self.net = path.cpu_with_charges(self.net, potential.properties["charges"])
+        self.net.keeps_features = self.heads.read_features
+        self.terms = _terms(potential)
+        self._threads = ThreadChoice()
+        # in float64, so that only the error of the atom itself remains
+        exact = copy.deepcopy(potential).double()
+        with torch.no_grad():
+            self.isolated = exact.isolated_energies() * potential.energy_scale
+        self._lock = ProcessLock()
+        self._last: CpuStep | None = None
+        self._checked = False
+
+    @torch.no_grad()
+    def __call__(
+        self, system: System, forces: bool = True, stress: bool = False, create_graph: bool | None = False
+    ) -> Result:
+        """Energy, forces and stress of a batch of structures: as the Potential, without a graph.
+
+        Raises:
+            ValueError, UnknownElement: as the Potential.
+            RuntimeError: the first use did not agree with the reference.
+        """
+        with self._lock:
+            step = self._step(system)
+            if stress:
+                require_stress(system)
+            if not self._checked:
+                self._check(system)
+                self._checked = True
+            values = step(system, forces or stress)
+        return self.result(values, system, forces, stress)
+
+    def result(self, values: Values, system: System, forces: bool, stress: bool) -> Result:
+        """What a step has computed, as tensors on its memory.
+
+        Args:
+            values: of the step.
+            system: whose they are.
+            forces, stress: what was asked for.
+        """
+        result = Result(torch.from_numpy(values.energy), atom_energies=torch.from_numpy(values.energies))
+        if values.charges is not None:
+            result.charges = torch.from_numpy(values.charges)
+        if forces and values.forces is not None:
+            result.forces = torch.from_numpy(values.forces).to(system.dtype)
+        result.properties = self.properties(values, system)
+        if stress:
+            result.stress = stress_of(values, system).to(system.dtype)
+        return result
+
+    def properties(self, values: Values, system: System) -> dict[str, Tensor]:
+        """What heads of properties give for the features and charges of a step."""
+        charges, features = (None if v is None else torch.from_numpy(v) for v in (values.charges, values.features))
+        return self.heads(charges, features, system)
+
+    def take(self, system: System) -> CpuStep:
+        """A step that holds the composition of a system, for the caller alone: the one that was used last, if it is."""
+        with self._lock:
+            step, self._last = self._step(system), None
+        return step
+
+    def step(self, system: System) -> CpuStep:
+        """A step that holds the composition of a system."""
+        return CpuStep(self.potential, self.net, self.terms, self._threads, self.isolated, system)
+
+    def timings(self, system: System) -> list[Timing]:
+        """What the parts of a step with forces take, the whole step last."""
+        step, watch = self.step(system), Stopwatch()
+        step.watch(watch)
+        return watch.measure(lambda: step(system, True))
+
+    def _step(self, system: System) -> CpuStep:
+        """That of the system, kept for the next call."""
+        if self._last is None or not self._last.holds(system):
+            self._last = None
+            self._last = self.step(system)
+        return self._last
+
+    def _check(self, system: System) -> None:
+        """Compare with the potential in float64, on this structure or on a cluster from it."""
+        potential, system = extract_checked(self.potential, system, False)
+        periodic = bool((system.volume > 0).all())
+        model = copy.copy(self)
+        model.potential, model.terms = potential, _terms(potential)
+        compile_side_by_side(lambda: model.step(system)(system, True))
+        expected = reference(potential, system, periodic)
+        values = model.step(system)(system, True)
+        assert expected.atom_energies is not None and values.forces is not None
+        energy, energies, forces = (torch.from_numpy(v) for v in (values.energy, values.energies, values.forces))
+        network = expected.atom_energies - constant_energies(self.potential, system)
+        scale = float((network.abs() + self.isolated[system.z].abs()).max())
+        found = Result(energy, forces, None, energies)
+        if values.charges is not None and expected.charges is not None:
+            require_close("charge, e", torch.from_numpy(values.charges), expected.charges, BOUNDS["native"][0])
+        require_result(found, _virial(values, system), expected, potential, system, "native", scale)
+        require_properties(self.properties(values, system), expected, potential, system, "native")
+
+
+def _terms(potential: Potential) -> list[CpuTerm]:
+    """The priors with kernels."""
+    found: list[CpuTerm] = []
+    for prior in potential.priors:
+        path = kernels_of(prior, potential.device, compiled=True)
+        if not prior.constant and path is not None:
+            found.append(path.cpu(prior, potential.elements))
+            found[-1].name = type(prior).__name__
+    return found
+
+
+def stress_of(values: Values, system: System) -> Tensor:
+    """The stress [B, 3, 3] in eV/Å³, float64, of structures with a volume."""
+    return _virial(values, system) / system.volume.double()[:, None, None]
+
+
+def _virial(values: Values, system: System) -> Tensor:
+    """Symmetric virials [B, 3, 3] in eV, float64."""
+    assert values.virial is not None
+    virial = sum_over_systems(torch.from_numpy(values.virial), system.batch, system.num_systems).reshape(-1, 3, 3)
+    return (virial + virial.transpose(1, 2)) / 2

@@ -1,0 +1,209 @@
+"""The end of a step: energies of the atoms, sums over each structure in float64, stress, and what went wrong.
+
+No atomics in the sums: the atoms of a structure lie together, a program adds up a fixed part of them, and the parts
+are added in order. Same input, same result, bit for bit.
+
+Shapes: N atoms, B structures, P parts of a structure.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ..core.triton_launch import after_previous
+
+__all__ = ["BROKEN", "MAX_PARTS", "NO_VOLUME", "RESULT_NOT_FINITE", "TERMS", "finish_kernel", "totals_kernel"]
+
+
+RESULT_NOT_FINITE = 16  # an energy or a force is NaN or infinite, though the edges could be used
+NO_VOLUME = 32  # stress asked for, and the cell has no volume
+BROKEN = 15  # the bits of the neighbor search: the edges must not be used
+MAX_PARTS = 256
+TERMS = 8  # numbers per part: the energy, xx, yy, zz, yz, xz, xy of the virial, one unused
+
+_BROKEN = tl.constexpr(BROKEN)
+_RESULT_NOT_FINITE = tl.constexpr(RESULT_NOT_FINITE)
+_NO_VOLUME = tl.constexpr(NO_VOLUME)
+_SEARCH_NOT_FINITE = tl.constexpr(2)
+_TERMS = tl.constexpr(TERMS)
+
+
+@triton.jit
+def write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress, STRESS: tl.constexpr):
+    """Energy and stress of structure b from its sums; NaN when the edges were not usable."""
+    broken = (tl.load(flag) & _BROKEN) != 0
+    e += tl.load(shift)
+    if ((e != e) | (tl.abs(e) > 1.7e308)) & ~broken:
+        tl.atomic_or(flag, _RESULT_NOT_FINITE)
+    tl.store(energy + b, tl.where(broken, float("nan"), e))
+    if STRESS:
+        row = cell + b * 9
+        ax, ay, az = tl.load(row).to(tl.float64), tl.load(row + 1).to(tl.float64), tl.load(row + 2).to(tl.float64)
+        bx, by, bz = tl.load(row + 3).to(tl.float64), tl.load(row + 4).to(tl.float64), tl.load(row + 5).to(tl.float64)
+        cx, cy, cz = tl.load(row + 6).to(tl.float64), tl.load(row + 7).to(tl.float64), tl.load(row + 8).to(tl.float64)
+        volume = tl.abs(ax * (by * cz - bz * cy) + ay * (bz * cx - bx * cz) + az * (bx * cy - by * cx))
+        if volume == 0.0:
+            tl.atomic_or(flag, _NO_VOLUME)
+        factor = tl.where(broken | (volume == 0.0), float("nan"), 1.0 / tl.where(volume == 0.0, 1.0, volume))
+        out = stress + b * 9
+        tl.store(out, xx * factor)
+        tl.store(out + 1, xy * factor)
+        tl.store(out + 2, xz * factor)
+        tl.store(out + 3, xy * factor)
+        tl.store(out + 4, yy * factor)
+        tl.store(out + 5, yz * factor)
+        tl.store(out + 6, xz * factor)
+        tl.store(out + 7, yz * factor)
+        tl.store(out + 8, zz * factor)
+
+
+@triton.jit
+def note_needed(flag, needed, most):
+    """The largest number of edges that a step asked for; a count from broken positions means nothing."""
+    if (tl.load(flag) & _SEARCH_NOT_FINITE) == 0:
+        tl.store(most, tl.maximum(tl.load(most), tl.load(needed)))
+
+
+@triton.jit
+def note_others(flag, needed, most, OTHERS: tl.constexpr):
+    """The same for other searches: [OTHERS, 2] numbers, the first of each two."""
+    for k in tl.static_range(OTHERS):
+        note_needed(flag, needed + 2 * k, most + 2 * k)
+
+
+@triton.jit
+def virial_of_rows(virial, place, ok):
+    """xx, yy, zz, yz, xz, xy of the symmetric virials of some rows, float64."""
+    row = virial + place.to(tl.int64) * 9
+    xx = tl.load(row, ok, other=0.0).to(tl.float64)
+    yy = tl.load(row + 4, ok, other=0.0).to(tl.float64)
+    zz = tl.load(row + 8, ok, other=0.0).to(tl.float64)
+    v5, v7 = tl.load(row + 5, ok, other=0.0).to(tl.float64), tl.load(row + 7, ok, other=0.0).to(tl.float64)
+    v2, v6 = tl.load(row + 2, ok, other=0.0).to(tl.float64), tl.load(row + 6, ok, other=0.0).to(tl.float64)
+    v1, v3 = tl.load(row + 1, ok, other=0.0).to(tl.float64), tl.load(row + 3, ok, other=0.0).to(tl.float64)
+    return xx, yy, zz, 0.5 * (v5 + v7), 0.5 * (v2 + v6), 0.5 * (v1 + v3)
+
+
+@triton.jit
+def finish_kernel(
+    raw_energy, raw_forces, virial, unit, row_ptr, order, isolated, reference, neutral, ptr, shift, cell, flag, needed,
+    most, needed_by_others, most_of_others, atom_energies, forces, energy, stress, parts, term_energy, term_forces,
+    term_virial, raw_charges, charges,
+    SUBTRACT: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, SINGLE: tl.constexpr, WITH_TERMS: tl.constexpr,
+    CHARGES: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (b, p): part p of structure b.
+
+    Args:
+        raw_energy [N], raw_forces [N, 3], virial [N, 9]: of the network, float32, in `unit` of eV.
+        row_ptr: [N + 1] edges; an atom without any, in a neutral structure, has exactly the energy of the priors.
+        order: [N] the atom that stands at each place (SORTED).
+        isolated, reference: [N] float64, eV, by atom (not by place): what to subtract and to add.
+        neutral: [B] int32. ptr: [B + 1] first place of each structure. shift: [1] eV per structure. cell: [B, 3, 3].
+        flag, needed, most: [1] state of the search, edges found, the largest number of edges found; needed_by_others,
+            most_of_others: [OTHERS, 2] of other searches, the first of each two.
+        atom_energies [N] float64, forces [N, 3], energy [B] float64, stress [B, 3, 3] float64: results.
+        parts: [B, MAX_PARTS, TERMS] float64, the sums of the parts (unless SINGLE: then there is only one).
+        term_energy [N] float64, term_forces [N, 3], term_virial [N, 9] float32, in eV: sums of the other terms by place
+            (WITH_TERMS; else not read).
+        raw_charges [N] float64 by place, charges [N] float64 by atom: of the network, and results (CHARGES; else not
+            read or written).
+    """
+    b = tl.program_id(0)
+    part = tl.program_id(1)
+    num_parts = tl.num_programs(1)
+    first, end = tl.load(ptr + b), tl.load(ptr + b + 1)
+    size = (end - first + num_parts - 1) // num_parts
+    low = first + part * size
+    high = tl.minimum(low + size, end)
+    after_previous(PDL)
+    broken = (tl.load(flag) & _BROKEN) != 0
+    is_neutral = tl.load(neutral + b) != 0
+    e = tl.zeros([BLOCK], tl.float64)
+    xx = tl.zeros([BLOCK], tl.float64)
+    yy = tl.zeros([BLOCK], tl.float64)
+    zz = tl.zeros([BLOCK], tl.float64)
+    yz = tl.zeros([BLOCK], tl.float64)
+    xz = tl.zeros([BLOCK], tl.float64)
+    xy = tl.zeros([BLOCK], tl.float64)
+    for start in range(low, high, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        ok = place < high
+        if SORTED:
+            atom = tl.load(order + place, ok, other=0).to(tl.int64)
+        else:
+            atom = place.to(tl.int64)
+        own = tl.load(raw_energy + place, ok, other=0.0).to(tl.float64) * unit
+        if SUBTRACT:
+            own -= tl.load(isolated + atom, ok, other=0.0)
+            alone = tl.load(row_ptr + place + 1, ok, other=0) == tl.load(row_ptr + place, ok, other=0)
+            own = tl.where(alone & is_neutral, 0.0, own)
+        own += tl.load(reference + atom, ok, other=0.0)
+        if WITH_TERMS:
+            own += tl.load(term_energy + place, ok, other=0.0)
+        tl.store(atom_energies + atom, tl.where(broken, float("nan"), own), ok)
+        e += tl.where(ok, own, 0.0)
+        if CHARGES:
+            q = tl.load(raw_charges + place, ok, other=0.0)
+            tl.store(charges + atom, tl.where(broken, float("nan"), q), ok)
+        at = place.to(tl.int64) * 3
+        for k in tl.static_range(3):
+            f = tl.load(raw_forces + at + k, ok, other=0.0) * unit
+            if WITH_TERMS:
+                f += tl.load(term_forces + at + k, ok, other=0.0)
+            f = tl.where(broken, float("nan"), f)
+            tl.store(forces + atom * 3 + k, f.to(forces.dtype.element_ty), ok)
+            e += f.to(tl.float64) * 0.0  # a force that is not finite is seen in the energy
+        if STRESS:
+            v = virial_of_rows(virial, place, ok)
+            xx, yy, zz, yz, xz, xy = xx + v[0], yy + v[1], zz + v[2], yz + v[3], xz + v[4], xy + v[5]
+            if WITH_TERMS:
+                v = virial_of_rows(term_virial, place, ok)
+                inverse = 1.0 / unit  # a power of two
+                xx, yy, zz = xx + v[0] * inverse, yy + v[1] * inverse, zz + v[2] * inverse
+                yz, xz, xy = yz + v[3] * inverse, xz + v[4] * inverse, xy + v[5] * inverse
+    if (b == 0) & (part == 0):
+        note_others(flag, needed_by_others, most_of_others, OTHERS)
+    se = tl.sum(e, 0)
+    sxx, syy, szz = tl.sum(xx, 0) * unit, tl.sum(yy, 0) * unit, tl.sum(zz, 0) * unit
+    syz, sxz, sxy = tl.sum(yz, 0) * unit, tl.sum(xz, 0) * unit, tl.sum(xy, 0) * unit
+    if SINGLE:
+        write_totals(se, sxx, syy, szz, syz, sxz, sxy, b, shift, cell, flag, energy, stress, STRESS)
+        if b == 0:
+            note_needed(flag, needed, most)
+    else:
+        out = parts + (b * num_parts + part).to(tl.int64) * _TERMS
+        tl.store(out, se)
+        if STRESS:
+            tl.store(out + 1, sxx)
+            tl.store(out + 2, syy)
+            tl.store(out + 3, szz)
+            tl.store(out + 4, syz)
+            tl.store(out + 5, sxz)
+            tl.store(out + 6, sxy)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def totals_kernel(
+    parts, num_parts, shift, cell, flag, needed, most, energy, stress, STRESS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Program b: energy and stress of a structure from its num_parts ≤ BLOCK parts; see `finish_kernel`."""
+    b = tl.program_id(0)
+    k = tl.arange(0, BLOCK)
+    after_previous(PDL)
+    row = parts + (b * num_parts + k).to(tl.int64) * _TERMS
+    ok = k < num_parts
+    e = tl.sum(tl.load(row, ok, other=0.0), 0)
+    xx, yy, zz, yz, xz, xy = e, e, e, e, e, e
+    if STRESS:
+        xx = tl.sum(tl.load(row + 1, ok, other=0.0), 0)
+        yy = tl.sum(tl.load(row + 2, ok, other=0.0), 0)
+        zz = tl.sum(tl.load(row + 3, ok, other=0.0), 0)
+        yz = tl.sum(tl.load(row + 4, ok, other=0.0), 0)
+        xz = tl.sum(tl.load(row + 5, ok, other=0.0), 0)
+        xy = tl.sum(tl.load(row + 6, ok, other=0.0), 0)
+    write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress, STRESS)
+    if b == 0:
+        note_needed(flag, needed, most)

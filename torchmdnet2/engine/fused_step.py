@@ -1,0 +1,614 @@
+"""Atoms along a space-filling curve (Morton order): atoms that are near in space are near in memory.
+
+The order is a function of the positions alone, so that results do not depend on earlier steps.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..kernels.compiling_gpu import compile_side_by_side
+from ..kernels.interfaces import (
+    Atoms,
+    ChargeNetwork,
+    Edges,
+    FeatureNetwork,
+    GpuBuffers,
+    GpuNetwork,
+    GpuTerm,
+    PathWithHeads,
+    TermLaunch,
+    TermSums,
+    TermWithRoom,
+)
+from ..neighbors.triton_search import TritonNeighborSearch
+from ..potential.potential import Potential, Result
+from ..system import System
+from .autograd_term import AutogradTerm
+from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
+from .finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
+from .property_heads import PropertyHeads
+from .select import constant_energies, fast_path, kernels_of, list_cutoffs
+from .step import FEWEST_EDGES, OVERFLOW, GraphedStep, StaticInputs, Step
+from .timings import Part
+
+__all__ = ["SORT_FROM", "FusedModel", "FusedStep", "SpatialOrder"]
+
+
+SORT_FROM = 16384
+"""Atoms from which the sort is worth its time, on one NVIDIA H200."""
+
+
+class SpatialOrder:
+    """Static buffers of the sort.
+
+    Args:
+        num_atoms, num_systems: N and B.
+        pos: the static positions that are sorted; z: their elements.
+        width: bins in Å.
+
+    Attributes:
+        order: [N] int64, the atom at each place; structures stay in their sequence.
+        pos, z: [N, 3] and [N] in that order.
+    """
+
+    def __init__(self, num_atoms: int, num_systems: int, pos: Tensor, z: Tensor, width: float = 2.5):
+        device = pos.device
+        dtype = torch.int32 if num_systems == 1 else torch.int64
+        self.width = width
+        self.keys = torch.zeros(num_atoms, dtype=dtype, device=device)
+        self.sorted_keys = torch.zeros_like(self.keys)
+        self.order = torch.arange(num_atoms, device=device)
+        self._source = pos, z
+        self.pos, self.z = torch.zeros_like(pos), torch.zeros_like(z)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.keys, self.sorted_keys, self.order, self.pos, self.z))
+
+    def __call__(self, batch: Tensor, cell: Tensor, pbc: Tensor) -> None:
+        """Sort; ties stay in the sequence of the atoms."""
+        pos, z = self._source
+        n = pos.shape[0]
+        morton_kernel[(-(-n // 256),)](
+            pos, batch, cell, pbc.view(torch.uint8), self.keys, n, self.width, BLOCK=256, enable_fp_fusion=False
+        )
+        torch.sort(self.keys, stable=True, out=(self.sorted_keys, self.order))
+        torch.index_select(pos, 0, self.order, out=self.pos)
+        torch.index_select(z, 0, self.order, out=self.z)
+
+
+@triton.jit
+def spread(i):
+    """The lowest ten bits of i, two zeros between each and the next."""
+    i = (i | (i << 16)) & 0x030000FF
+    i = (i | (i << 8)) & 0x0300F00F
+    i = (i | (i << 4)) & 0x030C30C3
+    return (i | (i << 2)) & 0x09249249
+
+
+@triton.jit
+def bin_of(x):
+    """Ten bits of a coordinate in bins; it wraps around after 1,024 bins, which only costs locality."""
+    x = tl.where(tl.abs(x) < 1e9, x, 0.0)  # NaN and infinity have no bin: the neighbor search reports them
+    return tl.floor(x).to(tl.int32) & 1023
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def morton_kernel(pos, batch, cell, pbc, keys, num_atoms, width, BLOCK: tl.constexpr):
+    """keys [N] = structure · 2³⁰ + Morton code of the position in bins of `width` Å.
+
+    Fully periodic structures are wrapped into their cell first: code and memory follow the fractional coordinates.
+
+    Args:
+        pos: [N, 3] Å. batch: [N] int32. cell: [B, 3, 3]. pbc: [B, 3] uint8.
+        keys: [N] int32 (one structure) or int64.
+    """
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < num_atoms
+    at = pos + i.to(tl.int64) * 3
+    x = tl.load(at, ok, other=0.0).to(tl.float32)
+    y = tl.load(at + 1, ok, other=0.0).to(tl.float32)
+    z = tl.load(at + 2, ok, other=0.0).to(tl.float32)
+    b = tl.load(batch + i, ok, other=0)
+    row = cell + b * 9
+    ax, ay, az = tl.load(row).to(tl.float32), tl.load(row + 1).to(tl.float32), tl.load(row + 2).to(tl.float32)
+    bx, by, bz = tl.load(row + 3).to(tl.float32), tl.load(row + 4).to(tl.float32), tl.load(row + 5).to(tl.float32)
+    cx, cy, cz = tl.load(row + 6).to(tl.float32), tl.load(row + 7).to(tl.float32), tl.load(row + 8).to(tl.float32)
+    ux, uy, uz = by * cz - bz * cy, bz * cx - bx * cz, bx * cy - by * cx
+    vx, vy, vz = cy * az - cz * ay, cz * ax - cx * az, cx * ay - cy * ax
+    wx, wy, wz = ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
+    det = ax * ux + ay * uy + az * uz
+    sides = pbc + b * 3
+    periodic = (tl.load(sides) != 0) & (tl.load(sides + 1) != 0) & (tl.load(sides + 2) != 0) & (det != 0.0)
+    safe = tl.where(periodic, det, 1.0)
+    f0 = (x * ux + y * uy + z * uz) / safe
+    f1 = (x * vx + y * vy + z * vz) / safe
+    f2 = (x * wx + y * wy + z * wz) / safe
+    # the heights of the cell tell how many bins fit
+    h0 = tl.abs(det) / tl.sqrt(ux * ux + uy * uy + uz * uz + 1e-30)
+    h1 = tl.abs(det) / tl.sqrt(vx * vx + vy * vy + vz * vz + 1e-30)
+    h2 = tl.abs(det) / tl.sqrt(wx * wx + wy * wy + wz * wz + 1e-30)
+    x = tl.where(periodic, (f0 - tl.floor(f0)) * h0, x)
+    y = tl.where(periodic, (f1 - tl.floor(f1)) * h1, y)
+    z = tl.where(periodic, (f2 - tl.floor(f2)) * h2, z)
+    code = spread(bin_of(x / width)) | (spread(bin_of(y / width)) << 1) | (spread(bin_of(z / width)) << 2)
+    key = code.to(keys.dtype.element_ty)
+    if keys.dtype.element_ty == tl.int64:
+        key = key | (b.to(tl.int64) << 30)
+    tl.store(keys + i, key, ok)
+
+
+# --- One step of a fused model: neighbor searches, network, other terms, sums, stress. Static buffers; launches ---
+# only
+
+_ATOMS_PER_PART = 2048
+
+
+class FusedStep(Step):
+    """Energy, forces and stress of N atoms in B structures, by a network and terms with kernels of their own.
+
+    `launch()` allocates nothing (but what a sort inside a graph's own pool takes) and never waits.
+
+    Args:
+        net: the network.
+        terms: what is added to it. Each gets the shortest list that reaches its cutoff: that of the network, or one of
+            those that `list_cutoffs` chooses. Those by autograd get the list of their own cutoff, and come last.
+        num_atoms, num_systems: N and B.
+        cutoff: Å, of the network.
+        dtype: of the positions, float32 or float64.
+        stress: compute the stress.
+        subtract: atoms without edges in neutral structures have no network energy (`isolated` is subtracted).
+        local: such atoms do not feel the others of their structure; else they have none where they are the only ones.
+        energy_shift: eV per structure.
+        heads: of other properties; the network is a FeatureNetwork where there are any.
+        capacity: C at first; `make_room()` finds what is needed.
+        method, thin: of the neighbor search.
+        shapes, term_shapes, sort, parts: launch shapes of the network and the terms, spatial order, programs per
+            structure in the sums; None chooses by N and B.
+
+    Attributes:
+        z [N] int32, charge_input [N] float32, neutral [B] int32; isolated and reference [N] float64 eV, what is
+            subtracted from the network's energies and added to them: set by `set_composition`.
+    """
+
+    def __init__(
+        self,
+        net: GpuNetwork,
+        num_atoms: int,
+        num_systems: int,
+        cutoff: float,
+        dtype: torch.dtype,
+        stress: bool,
+        *,
+        terms: Sequence[GpuTerm] = (),
+        subtract: bool = True,
+        local: bool = True,
+        energy_shift: float = 0.0,
+        heads: PropertyHeads,
+        capacity: int = FEWEST_EDGES,
+        method: str = "auto",
+        thin: bool = False,
+        shapes: Hashable = None,
+        term_shapes: Sequence[Hashable] | None = None,
+        sort: bool | None = None,
+        parts: int | None = None,
+    ):
+        super().__init__(num_atoms, num_systems, dtype, stress, isinstance(net, ChargeNetwork), net.device)
+        N, B = num_atoms, num_systems
+        # those last that PyTorch has a part in, so that kernels follow on kernels
+        terms = sorted(terms, key=lambda term: (term.by_autograd, term.allocates))
+        self.net, self.cutoff, self.subtract, self.local = net, float(cutoff), subtract, local
+
+        def new(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+
+        self.pos, self.cell, self.pbc = new(N, 3), new(B, 3, 3), new(B, 3, dtype=torch.bool)
+        self.z, self.neutral = new(N, dtype=torch.int32), new(B, dtype=torch.int32)
+        self.charge_input = new(N, dtype=torch.float32)
+        self.total_charge = new(B, dtype=torch.float64)
+        self._heads = heads
+        self._composition: System | None = None
+        self.isolated, self.reference = new(N, dtype=torch.float64), new(N, dtype=torch.float64)
+        self.shift = torch.full((1,), energy_shift, dtype=torch.float64, device=self.device)
+        self._shapes = shapes if shapes is not None else net.launch_shapes(N)
+        self._term_shapes = tuple(term_shapes or [term.launch_shapes(N) for term in terms])
+        self._num_parts = parts or max(1, min(MAX_PARTS, -(-N // (B * _ATOMS_PER_PART))))
+        self._parts = new(B * self._num_parts, TERMS, dtype=torch.float64)
+        if sort is None:
+            # a prior may know its atoms by their places
+            sort = N >= SORT_FROM and N >= SORT_FROM // 4 * B and not any(term.by_autograd for term in terms)
+        self.order = SpatialOrder(N, B, self.pos, self.z) if sort else None
+        self._batch = new(N, dtype=torch.int32)
+        self._with_pytorch = any(term.allocates for term in terms)
+        self.measures_graph = self._with_pytorch or net.allocates
+        self._exact = {float(term.cutoff) for term in terms if term.by_autograd and term.cutoff > 0}
+        shared = [float(term.cutoff) for term in terms if not term.by_autograd]
+        cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
+        self._terms = [_Term(term, _list_of(term, cutoffs), N) for term in terms]
+        self._sums = self._sums_of_terms() if terms else None
+        self._buffers: GpuBuffers | None = None
+        self._make_searches(dict.fromkeys(cutoffs, capacity), method, thin)
+        self.set_capacity(capacity)
+
+    # --- sizes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        fields = [v for search in self.searches.values() for v in vars(search).values() if isinstance(v, Tensor)]
+        fields += [self.pos, self.isolated, self.reference, self.out.packed]
+        for held in (self._sums or (), *(term.buffers for term in self._terms)):
+            fields += [v for v in (held if isinstance(held, tuple) else (held,)) if isinstance(v, Tensor)]
+        order = 0 if self.order is None else self.order.nbytes
+        network = 0 if self._buffers is None else self._buffers.nbytes
+        return network + order + self.graph_bytes + sum(t.numel() * t.element_size() for t in fields)
+
+    @property
+    def path(self) -> dict[str, Any]:
+        """The choices that decide which kernels run; the arguments of another step that runs the same."""
+        return {
+            "shapes": self._shapes,
+            "term_shapes": self._term_shapes,
+            "method": self.search.method,
+            "sort": self.order is not None,
+            "parts": self._num_parts,
+        }
+
+    @contextmanager
+    def without_buffers(self) -> Iterator[None]:
+        """The buffers of the network are freed meanwhile, so that something else can have the memory."""
+        self._buffers = None
+        yield
+        self._resize(self.search, self.capacity)
+        self.version += 1
+
+    def set_capacity(self, capacity: int) -> None:
+        """Other edge buffers for every search."""
+        for search in self.searches.values():
+            self._resize(search, capacity)
+        self.version += 1
+
+    def grow(self) -> None:
+        super().grow()
+        for term in self._terms:
+            if isinstance(term.term, TermWithRoom):
+                self.version += term.term.grow(term.buffers)
+
+    def clear(self) -> None:
+        super().clear()
+        for term in self._terms:
+            if isinstance(term.term, TermWithRoom):
+                term.term.clear(term.buffers)
+
+    def _resize(self, search: TritonNeighborSearch, capacity: int) -> None:
+        capacity = _aligned(capacity)
+        if search is self.search:
+            self._buffers = None  # free the old before the new: they may fill half of the memory
+        if capacity != search.capacity:
+            search.set_capacity(capacity)
+        if search is self.search:
+            self._buffers = self.net.allocate(self.num_atoms, capacity, self._shapes)
+
+    def _new_search(self, cutoff: float, capacity: int, method: str, thin: bool) -> TritonNeighborSearch:
+        return TritonNeighborSearch(
+            self.num_atoms, self.num_systems, cutoff, _aligned(capacity), self.device,
+            batch=self._batch, dtype=torch.float32, method=method, thin=thin, receiver=cutoff in self._exact,
+            shift=cutoff in self._exact, ordered=cutoff == self.cutoff or cutoff in self._exact,
+        )  # fmt: skip
+
+    def _sums_of_terms(self) -> TermSums:
+        n, device = self.num_atoms, self.device
+        energy = torch.zeros(n, dtype=torch.float64, device=device)
+        read = any(term.term.uses_charges for term in self._terms)
+        slope = torch.zeros(n, device=device) if read else None
+        return TermSums(energy, torch.zeros(n, 3, device=device), torch.zeros(n, 9, device=device), slope)
+
+    # --- inputs ----------------------------------------------------------------------------------------------------
+
+    def set_composition(self, system: System, charge: Tensor, isolated: Tensor, reference: Tensor) -> None:
+        """What structures are made of.
+
+        Args:
+            system: N atoms in B structures, its batch ascending; positions and cell do not matter.
+            charge: [B] e.
+            isolated, reference: [N] float64 eV, see the class.
+
+        Raises:
+            ValueError: a term cannot do such a structure.
+        """
+        for term in self._terms:
+            term.term.set_composition(term.buffers, system)
+            if isinstance(term.term, TermWithRoom):
+                self.version += term.term.make_room(term.buffers, system)
+        batch = system.batch
+        self.z.copy_(system.z)
+        self.pbc.copy_(system.pbc)
+        self._batch.copy_(batch)
+        for search in self.searches.values():
+            search.set_batch(self._batch)
+        self.neutral.copy_((charge.float() == 0) & (self.local | (system.atom_counts == 1)))
+        self.charge_input.copy_(self.net.charge_input(charge.double())[batch])
+        self.total_charge.copy_(charge)
+        self.isolated.copy_(isolated)
+        self.reference.copy_(reference)
+        if self._heads.read_features:
+            self._composition = System(**{name: value.detach().clone() for name, value in vars(system).items()})
+
+    # --- launches --------------------------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        with self._on_device():
+            atoms, lists = self._rows()
+            for search in self.searches.values():
+                search(atoms.pos, self.cell, self.pbc)
+            given = self._buffers, self._shapes, atoms, lists[self.cutoff]
+            if isinstance(self.net, ChargeNetwork):
+                self.net.predict(*given)
+                self._add_terms(atoms._replace(charges=self.net.charges(self._buffers)[0]), lists)
+                self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
+            else:
+                self.net.run(*given, self.stress)
+                self._add_terms(atoms, lists)
+            self._finish()
+
+    def _rows(self) -> tuple[Atoms, dict[float, Edges]]:
+        """The atoms in the order of the rows, and the lists, which searches fill."""
+        pos, z = self._place()
+        # structures stay in their sequence, so that what belongs to a structure is in order too
+        order = None if self.order is None else self.order.order
+        atoms = Atoms(
+            z, self.charge_input, self._batch, self.search.ptr, pos, order, None, self.cell, self.total_charge
+        )
+        lists = {}
+        for cutoff, search in self.searches.items():
+            assert search.vectors is not None
+            lists[cutoff] = Edges(search.row_ptr, search.sender, search.vectors, cutoff, search.receiver, search.shift)
+        return atoms, lists
+
+    def _add_terms(self, atoms: Atoms, lists: dict[float, Edges]) -> None:
+        for k, term in enumerate(self._terms):
+            self._add_term(k, atoms, lists)
+            lacking = term.term.lacking(term.buffers) if isinstance(term.term, TermWithRoom) else None
+            if lacking is not None:
+                self.out.status[:1] |= lacking * OVERFLOW
+
+    def _add_term(self, k: int, atoms: Atoms, lists: dict[float, Edges]) -> None:
+        term, before = self._terms[k], self._terms[:k]
+        assert self._sums is not None
+        edges = None if term.list_cutoff is None else lists[term.list_cutoff]
+        first_slope = not any(other.term.uses_charges for other in before)
+        options = self.net.launch_options(self._shapes)
+        launch = TermLaunch(not before, first_slope, self.stress, self._term_shapes[k], options)
+        term.term.run(term.buffers, atoms, edges, self._sums, launch)
+
+    def parts(self) -> list[Part]:
+        with self._on_device():
+            atoms, lists = self._rows()
+        found = [Part("spatial order", "kernels", self._place)] if self.order is not None else []
+        for cutoff, search in self.searches.items():
+            run = partial(search, atoms.pos, self.cell, self.pbc)
+            found.append(Part(f"neighbor search to {cutoff:g} Å", "kernels", run))
+        found.append(Part("network", "kernels", partial(self._run_network, atoms, lists[self.cutoff])))
+        if isinstance(self.net, ChargeNetwork):
+            atoms = atoms._replace(charges=self.net.charges(self._buffers)[0])
+        for k, term in enumerate(self._terms):
+            path = "autograd" if term.term.by_autograd else "kernels"
+            found.append(Part(term.term.name, path, partial(self._add_term, k, atoms, lists)))
+        return [*found, Part("sums", "kernels", self._finish)]
+
+    def _run_network(self, atoms: Atoms, edges: Edges) -> None:
+        """All of it, at once."""
+        given = self._buffers, self._shapes, atoms, edges
+        if not isinstance(self.net, ChargeNetwork):
+            self.net.run(*given, self.stress)
+            return
+        self.net.predict(*given)
+        self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
+
+    def replay_agrees(self, launched: Tensor) -> bool:
+        if not self.measures_graph or torch.equal(launched, self.out.packed):
+            return super().replay_agrees(launched)
+        # atomic additions of PyTorch are rounded otherwise from run to run
+        before = self.out.on(launched)
+        if not torch.equal(before.status, self.out.status):
+            return False
+        largest = max(1.0, float(before.forces.abs().max()))
+        energies = torch.allclose(before.atom_energies, self.out.atom_energies, rtol=1e-9, atol=1e-7, equal_nan=True)
+        return energies and torch.allclose(before.forces, self.out.forces, rtol=0, atol=1e-5 * largest, equal_nan=True)
+
+    def _place(self) -> tuple[Tensor, Tensor]:
+        """Positions and elements in the order in which the kernels see them."""
+        if self.order is None:
+            return self.pos, self.z
+        self.order(self._batch, self.cell, self.pbc)
+        return self.order.pos, self.order.z
+
+    def _searched_positions(self) -> Tensor:
+        return self._place()[0]
+
+    def _finish(self) -> None:
+        out, b, search, parts = self.out, self._buffers, self.search, self._num_parts
+        assert b is not None
+        stress = out.energy if out.stress is None else out.stress
+        order = self.z if self.order is None else self.order.order
+        most = self._most[0]
+        launch = self.net.launch_options(self._shapes)
+        if self._with_pytorch:
+            launch = {"PDL": 0}  # launches of PyTorch lie between
+        sums = self._sums or TermSums(b.energy, b.energy, b.energy)
+        charges = self.net.charges(b)[1] if isinstance(self.net, ChargeNetwork) else b.energy
+        wide = self.num_atoms > 256 * self.num_systems * parts
+        finish_kernel[(self.num_systems, parts)](
+            b.energy, b.forces, b.virial, self.net.unit, search.row_ptr, order, self.isolated, self.reference,
+            self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most,
+            self._needed_by_others, self._most_of_others, out.atom_energies, out.forces, out.energy, stress,
+            self._parts, *sums[:3], charges, out.energy if out.charges is None else out.charges,
+            SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
+            WITH_TERMS=self._sums is not None, CHARGES=out.charges is not None, OTHERS=len(self.searches) - 1,
+            BLOCK=1024 if wide else 256, num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
+        )  # fmt: skip
+        if parts > 1:
+            totals_kernel[(self.num_systems,)](
+                self._parts, parts, self.shift, self.cell, search.flag, search.needed, most, out.energy, stress,
+                STRESS=self.stress, BLOCK=triton.next_power_of_2(MAX_PARTS), enable_fp_fusion=False, **launch,
+            )  # fmt: skip
+
+    def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
+        if not self._heads.read_features:
+            return self._heads(charges, None, None)
+        assert isinstance(self.net, FeatureNetwork) and self._composition is not None
+        features = self.net.features(self._buffers)[: self.num_atoms]
+        if self.order is not None:  # rows are places
+            features = torch.empty_like(features).index_copy_(0, self.order.order, features)
+        system = self._composition.replace(pos=self.pos.clone(), cell=self.cell.clone())
+        return self._heads(charges, features, system)
+
+
+class _Term:
+    """A term with its buffers and the cutoff of its list, None where it needs none."""
+
+    def __init__(self, term: GpuTerm, list_cutoff: float | None, num_atoms: int):
+        self.term, self.list_cutoff = term, list_cutoff
+        self.buffers = term.allocate(num_atoms)
+
+
+def _list_of(term: GpuTerm, cutoffs: Sequence[float]) -> float | None:
+    if term.by_autograd:
+        return float(term.cutoff) if term.cutoff > 0 else None
+    return min((c for c in cutoffs if c >= term.cutoff), default=None)
+
+
+def _aligned(size: int) -> int:
+    """The next multiple of 16: what Triton specialises on must not change with the sizes."""
+    return -(-size // 16) * 16
+
+
+# --- A potential prepared for fused steps: network and terms with their weights, constants, the check of the ---
+# first use
+
+
+class FusedModel:
+    """Weights and constants of a potential as they are now.
+
+    Args:
+        potential: one that `coverage.unsupported_reason` finds nothing against; on a CUDA device (or under Triton's
+            interpreter).
+        precision: "native" or "tf32".
+    """
+
+    def __init__(self, potential: Potential, precision: str):
+        path = fast_path(potential.representation)
+        assert potential.head is not None and path is not None
+        self.potential, self.precision = potential, precision
+        device = potential.device
+        self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
+        if "charges" in potential.properties:
+            assert isinstance(path, PathWithHeads)
+            self.net = path.with_charges(self.net, potential.properties["charges"])
+        self.heads = PropertyHeads(potential)
+        self.terms = _terms(potential)
+        # in float64, so that only the error of the atom itself remains
+        exact = copy.deepcopy(potential).cpu().double()
+        self.isolated = (exact.isolated_energies() * potential.energy_scale).to(device)
+        self._checked: set[tuple[Any, ...]] = set()
+
+    def build(self, system: System, stress: bool) -> tuple[GraphedStep, StaticInputs]:
+        """A step that holds a system and has room for its edges; see `StepModel`."""
+        step = self.step(system.num_atoms, system.num_systems, system.dtype, stress)
+        graphed, inputs = self._loaded(step, system)
+        path = (system.dtype, stress, *step.path.values())
+        if path not in self._checked:
+            with step.without_buffers():  # the reference takes up to a GB of its own
+                self._check(step, system)
+            self._checked.add(path)
+        return graphed, inputs
+
+    def _loaded(self, step: FusedStep, system: System) -> tuple[GraphedStep, StaticInputs]:
+        inputs = StaticInputs(self, step)
+        inputs.load(system)
+        _compile(step)
+        graphed = GraphedStep(step)
+        graphed.make_room()
+        return graphed, inputs
+
+    def load(self, step: FusedStep, system: System) -> None:
+        """Take over all but positions and cell."""
+        charge = system.charge.to(self.potential.dtype)
+        constant = constant_energies(self.potential, system)
+        step.set_composition(system, charge, self.isolated[system.z], constant)
+
+    def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
+        """A step for N atoms in B structures; options as those of `FusedStep`."""
+        return FusedStep(
+            self.net, num_atoms, num_systems, self.potential.cutoff, dtype, stress, terms=self.terms,
+            subtract=self.potential.subtract_isolated, energy_shift=self.potential.energy_shift,
+            local=self.potential.representation.local, heads=self.heads, **options,
+        )  # fmt: skip
+
+    def _check(self, step: FusedStep, system: System) -> None:
+        """Run the kernels that a step runs, on its own structure or on a cluster of it, and compare.
+
+        Raises:
+            RuntimeError: energies, forces or stress differ from the reference.
+        """
+        potential, system = extract_checked(self.potential, system, step.stress)
+        model = copy.copy(self)
+        model.potential, model.terms = potential, _terms(potential)
+        # a step of its own: it may be one that other results are read from
+        own = model.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
+        model._loaded(own, system)
+        own.launch()
+        model._compare(own, reference(potential, system, step.stress), system)
+
+    def _compare(self, step: FusedStep, expected: Result, system: System) -> None:
+        out = step.out
+        network = out.atom_energies - step.reference
+        scale = float((network.abs() + step.isolated.abs()).max())
+        virial: Tensor | None = None
+        if out.stress is not None:
+            virial = out.stress * system.volume.double()[:, None, None]
+        found = Result(out.energy, out.forces, None, out.atom_energies)
+        require_result(found, virial, expected, self.potential, system, self.precision, scale)
+        if out.charges is not None and expected.charges is not None:
+            bound = BOUNDS[self.precision][0] * max(1.0, float(expected.charges.abs().max()))
+            require_close("charge of an atom, e", out.charges, expected.charges, bound)
+        require_properties(step.properties(out.charges), expected, self.potential, system, self.precision)
+
+
+def _compile(step: FusedStep) -> None:
+    """Compile all kernels of a step side by side; those that are left out are compiled when they are launched."""
+
+    def launch() -> None:
+        with step._on_device():
+            for search in step.searches.values():
+                search.count(step.pos, step.cell, step.pbc)
+            step.launch()
+
+    if step.device.type == "cuda" and not step.measures_graph:  # else PyTorch reads what kernels write
+        compile_side_by_side(launch)
+
+
+def _terms(potential: Potential) -> list[GpuTerm]:
+    """The priors that depend on positions."""
+    found: list[GpuTerm] = []
+    for prior in potential.priors:
+        path = kernels_of(prior, potential.device)
+        if path is not None:
+            found.append(path.gpu(prior, potential.device, potential.elements))
+        elif not prior.constant:
+            found.append(AutogradTerm(prior, potential.elements[0]))
+        else:
+            continue
+        found[-1].name = type(prior).__name__
+    return found

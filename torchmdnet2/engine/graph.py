@@ -1,0 +1,205 @@
+"""Finds operations that synchronise the host with the GPU, which a captured graph cannot do."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "CudaGraph", "ForbidHostSync", "GraphMemory", "HostSync", "NotCapturable", "ReplayDiffers", "exclusive_capture",
+]  # fmt: skip
+
+
+_ATEN = torch.ops.aten
+# their result, or its size, is a value that the host must know
+_LOOK = {
+    _ATEN._local_scalar_dense, _ATEN.item, _ATEN.is_nonzero, _ATEN.equal, _ATEN.nonzero, _ATEN.masked_select,
+    _ATEN.bincount, _ATEN._unique2, _ATEN.unique_dim, _ATEN.unique_consecutive, _ATEN.lift_fresh,
+}  # fmt: skip
+_INDEXED = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_, _ATEN._unsafe_index}
+_HERE = (str(Path(torch.__file__).parent), __file__)
+
+
+class NotCapturable(RuntimeError):
+    """No CUDA graph can hold this computation; the message says why."""
+
+
+class HostSync(NotCapturable):
+    """An operation synchronises the host with the GPU; the message names the function and the operation."""
+
+
+class ForbidHostSync(TorchDispatchMode):
+    """A context in which operations of this thread that would synchronise with the GPU raise HostSync, on a CPU too.
+
+    Such operations copy values to the host, have results whose size depends on values, or copy constants to the device.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        waits = packet in _LOOK
+        if packet is _ATEN.repeat_interleave:
+            waits = kwargs.get("output_size") is None and func._overloadname.endswith("Tensor")
+        elif packet in _INDEXED:
+            waits = any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+        elif packet in (_ATEN._to_copy, _ATEN.copy_, _ATEN._copy_from):
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            kinds = {t.device.type for t in tensors if t.numel()}
+            if kwargs.get("device") is not None:
+                kinds.add(torch.device(kwargs["device"]).type)
+            waits = len(kinds) > 1
+        if waits:
+            raise HostSync(f"{_where()} copies tensor values to the CPU ({packet})")
+        return func(*args, **kwargs)
+
+
+def _where() -> str:
+    """The innermost function that is not PyTorch's."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    if frame is None:
+        return "a function"
+    code = frame.f_code
+    name = getattr(code, "co_qualname", None)  # from Python 3.11 on
+    if name is None:
+        owner = frame.f_locals.get("self")
+        name = code.co_name if owner is None else f"{type(owner).__name__}.{code.co_name}"
+    return f"'{name}' ({Path(code.co_filename).name})"
+
+
+# --- CUDA graphs: recorded one at a time in a process, and compared with the launches that they were made of ---
+
+_ONE = threading.Lock()
+
+
+class ReplayDiffers(NotCapturable):
+    """A replayed graph gives other numbers than the launches that it was made of."""
+
+
+@contextmanager
+def exclusive_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """What is launched in the block, on this stream, becomes the graph.
+
+    Other threads may go on launching and waiting for their streams. But `torch.cuda.graph` begins by waiting for the
+    whole device, which fails while another thread records, and breaks that recording too: so they take turns.
+
+    Args:
+        graph: a new one.
+        stream: not the default one.
+        pool: of memory, from `torch.cuda.graph_pool_handle()`; None: one of its own.
+    """
+    with _ONE, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        yield
+
+
+class GraphMemory:
+    """Memory that several graphs use, of which one at a time is replayed; nothing in it is read after a replay.
+
+    The allocator gives a block of a pool to the stream alone that it was made on: all are captured on one stream.
+    A block is taken for a smaller one, but not for a larger one: capture the largest graph first.
+    """
+
+    def __init__(self, device: torch.device):
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
+
+
+class CudaGraph:
+    """Launches that the device repeats by itself.
+
+    Attributes:
+        nbytes: of its memory, where `measure` was asked for, else 0.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, nbytes: int):
+        self._graph, self.nbytes = graph, nbytes
+
+    @classmethod
+    def record(
+        cls,
+        launch: Callable[[], None],
+        device: torch.device,
+        results: Sequence[Tensor] = (),
+        *,
+        agree: Callable[[list[Tensor]], bool] | None = None,
+        changes_inputs: bool = False,
+        warm_up: Callable[[], None] | None = None,
+        memory: GraphMemory | None = None,
+        measure: bool = False,
+    ) -> CudaGraph:
+        """Capture what a function launches.
+
+        Args:
+            launch: enqueues the work on the current stream, and waits for nothing.
+            device: a CUDA device.
+            results: what the work writes. The graph is replayed once, and must give there what the launches gave.
+            agree: tells so for copies of what the launches gave; None: they are the same, bit by bit.
+            changes_inputs: the work also reads what it writes: `results` are put back as they were, before that replay
+                and after it.
+            warm_up: done before the capture in the place of the launches: kernels are compiled and loaded, and memory
+                that is made only once is made, which must not happen inside.
+            memory: shared with other graphs; None: its own.
+            measure: find out how much memory the graph takes; waits for the device.
+
+        Raises:
+            NotCapturable: the capture failed.
+            ReplayDiffers: the replay gives other numbers.
+        """
+        with torch.cuda.device(device):
+            before = [t.clone() for t in results] if changes_inputs else []
+            side = torch.cuda.Stream() if memory is None else memory.stream
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                (warm_up or launch)()
+            torch.cuda.current_stream().wait_stream(side)
+            launched = [t.clone() for t in results]
+            reserved = _reserved(device) if measure else 0
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with exclusive_capture(graph, side, memory and memory.pool):
+                    launch()
+            except torch.cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                raise NotCapturable(f"the capture failed: {str(error).splitlines()[0]}") from error
+            nbytes = max(0, torch.cuda.memory_reserved(device) - reserved) if measure else 0
+            if results:
+                _put_back(results, before)
+                graph.replay()
+                if not (agree(launched) if agree else all(map(_same_bytes, results, launched))):
+                    raise ReplayDiffers("a replayed CUDA graph gives other numbers than the launches it was made of")
+                _put_back(results, before)
+        return cls(graph, nbytes)
+
+    def replay(self) -> None:
+        """Do it all again, on the current stream, without waiting."""
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """Give the memory back now."""
+        self._graph.reset()
+
+
+def _reserved(device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_reserved(device)
+
+
+def _put_back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=False):  # no values where the inputs do not change
+        tensor.copy_(value)
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

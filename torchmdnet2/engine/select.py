@@ -1,0 +1,167 @@
+"""Which representations and priors have a fast path.
+
+A model of the package has its fast path in its folder and one line here; a plug-in calls `register_fast_path`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..kernels.interfaces import FastPath, PathWithHeads, PriorPath
+from ..models.matgl_tensornet import MatglPath
+from ..models.matgl_tensornet.model import MatglTensorNet
+from ..models.message_passing import MessagePath
+from ..models.message_passing.equivariant_transformer import EquivariantTransformer
+from ..models.message_passing.graph_network import GraphNetwork
+from ..models.message_passing.transformer import Transformer
+from ..models.tensornet import TensorNetPath
+from ..models.tensornet.model import TensorNet
+from ..models.tensornet2 import TensorNet2Path
+from ..models.tensornet2.model import TensorNet2
+from ..potential.potential import Potential
+from ..potential.prior import Prior
+from ..priors import D2, D3, ZBL, Coulomb, PairPotential
+from ..priors.coulomb import CoulombPath
+from ..priors.pair_kernels import PairPriorPath
+from ..system import System
+from .autograd_term import autograd_unsupported_reason
+
+__all__ = [
+    "constant_energies", "describe_priors", "fast_path", "kernels_of", "list_cutoffs", "prior_path",
+    "register_fast_path", "register_prior_path", "unsupported_reason",
+]  # fmt: skip
+
+
+_PATHS: dict[type[nn.Module], FastPath] = {
+    TensorNet: TensorNetPath(),
+    TensorNet2: TensorNet2Path(),
+    MatglTensorNet: MatglPath(),
+    EquivariantTransformer: MessagePath(),
+    Transformer: MessagePath(),
+    GraphNetwork: MessagePath(),
+}
+_PRIOR_PATHS: dict[type[nn.Module], PriorPath] = {
+    **dict.fromkeys((ZBL, PairPotential, D2, D3), PairPriorPath()),
+    Coulomb: CoulombPath(),
+}
+
+
+def register_fast_path(representation: type[nn.Module], path: FastPath) -> None:
+    """Evaluate and train representations of this class on `path`. Subclasses do not inherit it."""
+    _PATHS[representation] = path
+
+
+def register_prior_path(prior: type[nn.Module], path: PriorPath) -> None:
+    """Evaluate priors of this class on `path`. Subclasses do not inherit it."""
+    _PRIOR_PATHS[prior] = path
+
+
+def fast_path(representation: nn.Module) -> FastPath | None:
+    """The fast path for a representation, None where there is none."""
+    return _PATHS.get(type(representation))
+
+
+def prior_path(prior: nn.Module) -> PriorPath | None:
+    """The fast path for a prior, None where there is none."""
+    return _PRIOR_PATHS.get(type(prior))
+
+
+# --- Which potentials the fast paths cover, on the GPU and on the CPU ---
+
+_LONGER = 3.0
+"""How many times more edges a term may have to look at, so that there is one search less."""
+
+
+def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
+    """ "" when fused kernels can evaluate this potential on its device, else the reason.
+
+    Args:
+        potential: as it is now.
+        compiled: by kernels of the CPU, not of the GPU.
+    """
+    device, head, representation = potential.device, potential.head, potential.representation
+    if head is None:
+        return "the model predicts no energy"
+    path = fast_path(representation)
+    if path is None:
+        return f"there are no fused kernels for {type(representation).__name__}"
+    if compiled and not path.on_cpu:
+        return f"there are no compiled kernels for {type(representation).__name__}"
+    reason = path.unsupported_reason(representation, head, device)
+    if reason:
+        return reason
+    if getattr(head, "reduce", "sum") != "sum":
+        return "the fused kernels sum energies over the atoms, this head takes their mean"
+    predicts_charges = path.predicts_charges or "charges" in potential.properties
+    for prior in potential.priors:
+        # on a CPU, autograd of a prior alone can do all that the prior can
+        prior_reason = "" if prior.constant or compiled else _prior_reason(prior, device)
+        if prior_reason:
+            return prior_reason
+        if prior.uses_charges and not predicts_charges:
+            return f"the fused kernels predict no charges, which {type(prior).__name__} needs"
+    for other in potential.properties.values():
+        reason = "the fused kernels have no heads of other properties"
+        if isinstance(path, PathWithHeads):
+            reason = path.unsupported_property(other)
+        if reason:
+            return reason
+    if potential.atom_filter >= 0:
+        return "the fused kernels have no atom filter"
+    return ""
+
+
+def _prior_reason(prior: Prior, device: torch.device) -> str:
+    return "" if kernels_of(prior, device) is not None else autograd_unsupported_reason(prior)
+
+
+def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> PriorPath | None:
+    """The fast path of a prior; None where it has none, or none for its options.
+
+    Args:
+        compiled: by kernels of the CPU, not of the GPU.
+    """
+    path = prior_path(prior)
+    if path is None or path.unsupported_reason(prior, device) or (compiled and not path.on_cpu(prior)):
+        return None
+    return path
+
+
+def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
+    """How the priors that depend on positions are evaluated beside a network on kernels, in words."""
+    listed = [prior for prior in potential.priors if not prior.constant]
+    paths = [kernels_of(prior, potential.device, compiled) for prior in listed]
+    kernels = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is not None]
+    others = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is None]
+    lines = [f"  priors on kernels of their own: {', '.join(kernels)}"] if kernels else []
+    return lines + ([f"  priors by autograd of themselves alone: {', '.join(others)}"] if others else [])
+
+
+def constant_energies(potential: Potential, system: System) -> Tensor:
+    """Energies of the priors that depend on the elements alone, [N] eV float64."""
+    total = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
+    for prior in potential.priors:
+        if prior.constant:
+            total = total + prior(system, None).detach()
+    return total
+
+
+def list_cutoffs(network: float, terms: Sequence[float], exact: Sequence[float] = ()) -> list[float]:
+    """Å of the lists that a network and terms share, that of the network first.
+
+    A term takes a list that reaches further than its cutoff, unless that is so long that a list of its own costs less.
+
+    Args:
+        network: cutoff of the network.
+        terms: those of terms.
+        exact: those of terms that need a list which ends there.
+    """
+    chosen: list[float] = []
+    for cutoff in sorted({c for c in terms if network < c < math.inf}, reverse=True):
+        if not chosen or chosen[-1] ** 3 > _LONGER * cutoff**3:
+            chosen.append(cutoff)
+    return [network, *chosen, *sorted({c for c in exact if c not in (network, *chosen)})]

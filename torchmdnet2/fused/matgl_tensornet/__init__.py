@@ -1,1 +1,0 @@
-"""TensorNet of matgl on the kernels of TensorNet."""

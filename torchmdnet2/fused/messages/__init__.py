@@ -1,1 +1,0 @@
-"""Equivariant Transformer, Transformer and graph network on Triton kernels for their messages."""

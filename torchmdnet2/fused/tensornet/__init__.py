@@ -1,1 +1,0 @@
-"""TensorNet on fused kernels; models/tensornet.py is the specification."""

@@ -1,1 +1,0 @@
-"""Triton kernels for TensorNet2: charges, and filters that depend on them."""

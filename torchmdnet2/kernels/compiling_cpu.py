@@ -1,0 +1,246 @@
+"""Compile the kernels of the CPU side by side: numba compiles one at a time in a process, so there are several.
+
+A first run of a step launches nothing: it only finds which kernels it needs, and for which types of arguments. Those
+that numba's cache on disk lacks are compiled by this process and by helpers, one a core, each taking the next that
+nobody has begun. Helpers leave them in the cache, from which the step then loads them.
+
+Importing this needs numba.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache, wraps
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numba import types
+from numba.core.dispatcher import Dispatcher
+
+from ..core.console import announce, usable_cores
+from ..core.processes import ProcessLock
+
+__all__ = ["compile_side_by_side", "finding", "kernel_family", "serve"]
+
+
+_SECONDS = 3.0
+"""That a kernel takes to compile, on one core, in the mean."""
+
+_START = 1.5
+"""Seconds until a helper has loaded numba."""
+
+_MOST_HELPERS = 7
+_Dispatcher: Any = Dispatcher  # `_compile_for_args` is not in its type
+
+_Family = TypeVar("_Family", bound=Callable[..., Any])
+_finding: int | None = None  # the thread that does so
+_ONE = ProcessLock()
+
+
+class _Wanted(NamedTuple):
+    """A kernel for types of arguments."""
+
+    kernel: Any
+    types: tuple[Any, ...]
+
+
+def kernel_family(make: _Family) -> _Family:
+    """Decorator of a function that makes kernels, a NamedTuple of them, for numbers that are constants in them.
+
+    They are made once, and know how another process can make them.
+    """
+
+    @lru_cache
+    @wraps(make)
+    def made(*options: Any) -> Any:
+        found = make(*options)
+        for name, kernel in found._asdict().items():
+            kernel.family = make.__name__, options, name
+        return found
+
+    return made  # type: ignore[return-value]
+
+
+def finding() -> bool:
+    """Whether this thread runs a step only to find what it needs: times mean nothing."""
+    return _finding == threading.get_ident()
+
+
+def compile_side_by_side(step: Callable[[], Any]) -> None:
+    """Compile the kernels that a step would compile one after the other.
+
+    Args:
+        step: runs once, without its kernels: what it computes has no meaning, and it must not use it up.
+    """
+    with _kernels_wanted() as wanted, np.errstate(all="ignore"), suppress(Exception):
+        step()  # whatever is wrong with the structure shows when the step is run
+    missing = [one for one in wanted if not _is_kept(one)]
+    if not missing:
+        return
+    # large ones first, so that none begins when the others end
+    missing.sort(key=lambda one: len(one.kernel.py_func.__code__.co_code), reverse=True)
+    folder = _folder(missing[0])
+    helpers = min(usable_cores(), len(missing), _MOST_HELPERS + 1) - 1 if folder and _has_python() else 0
+    seconds = _SECONDS * len(missing) / (helpers + 1) + (_START if helpers else 0)
+    if len(missing) > 1:
+        announce(len(missing), "CPU", seconds, folder)
+    _Queue(missing).empty(helpers)
+
+
+@contextmanager
+def _kernels_wanted() -> Iterator[list[_Wanted]]:
+    """Kernels of this package that are called in this thread meanwhile, and not compiled yet, do nothing."""
+    global _finding
+    found: list[_Wanted] = []
+    seen: set[tuple[int, Any]] = set()
+    compile_for: Callable[..., Any]
+
+    def note(self: Any, *arguments: Any, **named: Any) -> Any:
+        if not finding() or named or not _is_kernel(self):
+            return compile_for(self, *arguments, **named)
+        wanted = _Wanted(self, tuple(map(self.typeof_pyval, arguments)))
+        if (id(self), wanted.types) not in seen:
+            seen.add((id(self), wanted.types))
+            found.append(wanted)
+        return _nothing
+
+    with _ONE:
+        compile_for = _Dispatcher._compile_for_args
+        _finding, _Dispatcher._compile_for_args = threading.get_ident(), note
+        try:
+            yield found
+        finally:
+            _finding, _Dispatcher._compile_for_args = None, compile_for
+
+
+def _is_kernel(dispatcher: Any) -> bool:
+    """Those of parallel loops give nothing back, so that a step goes on without them."""
+    module = dispatcher.py_func.__module__
+    return module.startswith(f"{__package__}.") and bool(dispatcher.targetoptions.get("parallel"))
+
+
+def _nothing(*_arguments: Any) -> None:
+    """Instead of a kernel."""
+
+
+def _is_kept(wanted: _Wanted) -> bool:
+    """Whether numba has it on disk, by numba's own index; True where there is none to look at."""
+    try:
+        cache = wanted.kernel._cache
+        key = cache._index_key(wanted.types, wanted.kernel.targetctx.codegen())
+        return key in cache._cache_file._load_index()
+    except (AttributeError, TypeError, OSError):
+        return True
+
+
+def _folder(wanted: _Wanted) -> str:
+    """Where numba keeps it, "" where it does not."""
+    return str(getattr(wanted.kernel._cache, "cache_path", None) or "")
+
+
+def _has_python() -> bool:
+    """Whether processes can be started: within other programs the executable is not Python."""
+    return bool(sys.executable) and Path(sys.executable).name.lower().startswith("python")
+
+
+class _Queue:
+    """Kernels that wait to be compiled."""
+
+    def __init__(self, wanted: list[_Wanted]):
+        self._waiting = list(wanted)
+        self._lock = threading.Lock()
+
+    def empty(self, helpers: int) -> None:
+        """Compile all of them, by this process and so many others."""
+        threads = [threading.Thread(target=self._feed, daemon=True) for _ in range(helpers)]
+        for thread in threads:
+            thread.start()
+        while (wanted := self._next()) is not None:
+            wanted.kernel.compile(wanted.types)
+        for thread in threads:
+            thread.join()
+
+    def _next(self) -> _Wanted | None:
+        with self._lock:
+            return self._waiting.pop(0) if self._waiting else None
+
+    def _feed(self) -> None:
+        """Start a helper and give it one kernel after the other. One that fails is compiled when it is called."""
+        helper = _start_helper()
+        try:
+            while (wanted := self._next()) is not None:
+                line = _written(wanted)
+                if line is not None:
+                    helper.stdin.write(line + "\n")
+                    helper.stdin.flush()
+                    if not helper.stdout.readline():
+                        return
+        except OSError:
+            return
+        finally:
+            with suppress(OSError):
+                helper.stdin.close()
+            helper.wait()
+
+
+def _start_helper() -> Any:
+    modules = sorted(name for name in sys.modules if name.startswith(f"{__package__}.") and ".numba" in name)
+    places = json.dumps([place or os.getcwd() for place in sys.path])
+    code = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
+    code = f"{code}; import {', '.join(modules)}; {__name__}.serve()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, places], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+
+
+def serve() -> None:
+    """Compile what each line of the standard input names, and answer each with a line."""
+    for line in sys.stdin:
+        module, name, options, member, arguments = json.loads(line)
+        kernel = getattr(sys.modules[module], name)
+        if options is not None:
+            kernel = getattr(kernel(*options), member)
+        kernel.compile(tuple(map(_read, arguments)))
+        print("done", flush=True)
+
+
+def _written(wanted: _Wanted) -> str | None:
+    """As `serve` reads it; None where another process cannot find it."""
+    function = wanted.kernel.py_func
+    name, options, member = getattr(wanted.kernel, "family", (function.__qualname__, None, ""))
+    if "<locals>" in name:
+        return None
+    try:
+        return json.dumps([function.__module__, name, options, member, [_describe(t) for t in wanted.types]])
+    except TypeError:
+        return None
+
+
+def _describe(kind: Any) -> Any:
+    """A type of numba in JSON."""
+    if isinstance(kind, types.Array):
+        return ["array", kind.dtype.name, kind.ndim, kind.layout, not kind.mutable, kind.aligned]
+    if isinstance(kind, types.BaseTuple):
+        return ["tuple", *map(_describe, getattr(kind, "types", ()))]
+    if isinstance(kind, types.Number | types.Boolean):
+        return kind.name
+    raise TypeError(f"{kind} is not described")
+
+
+def _read(described: Any) -> Any:
+    """The type that `_describe` described."""
+    if isinstance(described, str):
+        return getattr(types, "boolean" if described == "bool" else described)
+    kind, *rest = described
+    if kind == "tuple":
+        return types.BaseTuple.from_types([_read(part) for part in rest])
+    name, ndim, layout, readonly, aligned = rest
+    return types.Array(_read(name), ndim, layout, readonly=readonly, aligned=aligned)

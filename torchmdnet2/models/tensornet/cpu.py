@@ -1,0 +1,337 @@
+"""The arrays that the CPU kernels of TensorNet write, in memory that is used again.
+
+Shapes: N rows, E directed edges, F channels, L layers, K heads.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...core.exchange import Exchange
+from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
+from ...kernels.numba_pool import run_on_threads
+from ...kernels.thread_tuner import ThreadChoice, amount_of_work
+from .numba_kernels import ROWS, panels
+from .numba_steps import forces, kernels
+from .weights import FrozenTensorNet
+
+__all__ = ["BufferPool", "CpuBuffers", "CpuTensorNet", "Edges"]
+
+
+Shape = tuple[int, ...]
+
+
+class CpuBuffers:
+    """Arrays for a number of rows and edges, with any contents; lists have one array for each layer."""
+
+    z: Array
+    q: Array
+    knot: Array
+    offset: Array
+    unit: Array
+    length: Array
+    slope: Array
+    gradient: Array
+    hidden: Array
+    gate: Array
+    x0: Array
+    mixed: Array
+    g: Array
+    dy: Array
+    readout: Array
+    out: Array
+    out_slope: Array
+    x: list[Array]
+    inverse: list[Array]
+    y: list[Array]
+    m: list[Array]
+    d: list[Array]
+    dm: list[Array]
+
+
+class BufferPool:
+    """Buffers for the run at hand, in memory that grows when more is needed, and is used again otherwise."""
+
+    buffers: type[CpuBuffers] = CpuBuffers
+    integers = frozenset(("z", "knot"))
+    doubles: frozenset[str] = frozenset()
+    listed = frozenset(("x", "inverse", "y", "m", "d", "dm"))
+
+    def __init__(self, channels: int, layers: int, heads: int):
+        self.channels, self.layers, self.heads = channels, layers, heads
+        self._memory: dict[str, Array] = {}
+        self._rows, self._edges, self._current = (-1, -1), -1, self.buffers()
+
+    def __call__(self, rows: int, edges: int, ghosts: int = 0) -> CpuBuffers:
+        """Buffers for so many rows and edges; z, y and dm have rows of ghosts besides."""
+        if (rows, ghosts) != self._rows or edges > self._edges:
+            self._rows, self._edges = (rows, ghosts), edges + edges // 8
+            self._current = self._allocate(rows, self._edges, ghosts)
+        return self._current
+
+    def _shapes(self, rows: int, edges: int, ghosts: int) -> dict[str, Shape]:
+        f, layers = self.channels, self.layers
+        return {
+            "z": (rows + ghosts,),
+            "q": (rows,),
+            **dict.fromkeys(("knot", "offset", "length", "slope"), (edges,)),
+            **dict.fromkeys(("unit", "gradient"), (edges, 3)),
+            "hidden": (rows, 2 * f),
+            "gate": (rows, 3 * f),
+            **dict.fromkeys(("x0", "mixed", "g", "dy"), (rows, 9 * f)),
+            "readout": (rows, f),
+            **dict.fromkeys(("out", "out_slope"), (rows, self.heads)),
+            "x": (layers + 1, rows, 9 * f),
+            "inverse": (layers + 1, rows, f),
+            **dict.fromkeys(("m", "d"), (layers, rows, 9 * f)),
+            **dict.fromkeys(("y", "dm"), (layers, rows + ghosts, 9 * f)),
+        }
+
+    def _allocate(self, rows: int, edges: int, ghosts: int) -> CpuBuffers:
+        buffers = self.buffers()
+        for name, shape in self._shapes(rows, edges, ghosts).items():
+            size = math.prod(shape)
+            memory = self._memory.get(name)
+            if memory is None or memory.size < size:
+                wide = np.int64 if name in self.integers else np.float64
+                memory = np.empty(size, wide if name in self.integers | self.doubles else np.float32)
+                self._memory[name] = memory
+            array = memory[:size].reshape(shape)
+            setattr(buffers, name, list(array) if name in self.listed else array)
+        return buffers
+
+
+# --- TensorNet energy, forces and charges on the CPU: numba kernels over CSR rows, forward and hand-written ---
+# backward
+#
+# The counterpart of gpu.py: same prepared weights, same equations, in fewer and larger kernels, without autograd.
+
+
+class Edges(NamedTuple):
+    """What kernels that look at edges begin with: N, row_ptr [N + 1], sender [≥ E]."""
+
+    num_atoms: int
+    row_ptr: Array
+    sender: Array
+
+
+class CpuTensorNet(CpuChargeNetwork):
+    """Runs a frozen TensorNet over CSR rows on the CPU, on one thread or on as many as PyTorch uses. Thread-safe.
+
+    Args:
+        weights: the prepared model, on the CPU.
+    """
+
+    def __init__(self, weights: FrozenTensorNet):
+        w = weights
+        self.channels, self.num_layers = w.channels, w.num_layers
+        self.kernels = kernels(w.channels, w.is_o3, w.log_norm)
+        self.decay, self.scale = np.float32(w.table.decay), np.float32(w.table.scale)
+        self.knots = w.knots.numpy()
+
+        def table(t: Tensor) -> Array:
+            return t.reshape(t.shape[0], -1).numpy()
+
+        def maps(pair: tuple[Tensor, Tensor]) -> tuple[Array, Array]:
+            return panels(pair[0].numpy()), panels(pair[1].numpy())
+
+        def norm(parts: tuple[Tensor, Tensor, float]) -> tuple[Array, Array, np.float32]:
+            return parts[0].numpy(), parts[1].numpy(), np.float32(parts[2])
+
+        self.embedding_table, self.layer_tables = table(w.embedding_table), [table(t) for t in w.layer_tables]
+        self.embedding_self, self.layer_self = w.embedding_self.numpy(), [t.flatten().numpy() for t in w.layer_self]
+        self.z_receiver, self.z_sender = w.z_receiver.numpy(), w.z_sender.numpy()
+        self.embedding_mix = maps((w.embedding_mix, w.embedding_mix_t))
+        self.mix_in, self.mix_out = [maps(m) for m in w.mix_in], [maps(m) for m in w.mix_out]
+        self.gate_norm, self.out_norm = norm(w.gate_norm), norm(w.out_norm)
+        (w1, b1, w2, b2), (w3, b3) = ([t.numpy() for t in parts] for parts in (w.gate, w.readout[:2]))
+        self.gate, self.gate_t = (panels(w1), b1, panels(w2), b2), [panels(t.numpy()) for t in w.gate_t]
+        self.readout, self.readout_t = (panels(w3), b3), panels(w.readout_t[0].numpy())
+        none = torch.zeros(w.num_layers + 1, w.channels, device="cpu")
+        self.has_linear, self.linear = w.linear is not None, (none if w.linear is None else w.linear).numpy()
+        self.has_charges = False
+        self._set_heads([w.readout[2:]])
+        self._threads = ThreadChoice()
+
+    def add_charges(self, head: nn.Module) -> None:
+        """Take a head of charges (models/properties.py), in the place of those that the network itself may have."""
+        network: Any = copy.deepcopy(head).cpu().float()
+        first, _silu, last = network.output_network.layers
+        self._set_heads([self._energy, (first.weight.T, first.bias, last.weight[0], last.bias)])
+        self.has_charges = True
+
+    def _set_heads(self, heads: Sequence[tuple[Tensor, ...]]) -> None:
+        """K networks F → H → 1 on the features, given as [F, H], [H], [H], [1]; the first is the energy's."""
+        self._energy = heads[0]
+        w2, b2, w3, b3 = (torch.stack(parts).detach().numpy() for parts in zip(*heads, strict=True))
+        self.heads, self.heads_t = (panels(w2), b2, w3, b3[:, 0]), panels(w2.transpose(0, 2, 1))
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> BufferPool:
+        return BufferPool(self.channels, self.num_layers, len(self.heads_t))
+
+    def charge_input(self, charge: Tensor) -> Tensor:
+        """The factor of the interaction products."""
+        return 1 + 0.1 * charge
+
+    def run(
+        self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool = True, read: ReadCharges | None = None
+    ) -> CpuOutputs:  # fmt: skip
+        num_atoms = len(atoms.z)
+
+        def run() -> CpuOutputs:
+            return self._run(atoms, rows, with_forces, read)
+
+        return run_on_threads(run, self._threads, self._work(atoms, rows), -(-num_atoms // ROWS), with_forces)
+
+    def _work(self, atoms: CpuAtoms, rows: CpuRows) -> int:
+        return amount_of_work(len(atoms.z), int(rows.row_ptr[-1]), self.channels, self.num_layers)
+
+    def run_domain(
+        self, z: Array, row_ptr: Array, sender: Array, vectors: Array, charge_input: Array, exchange: Exchange
+    ) -> tuple[Array, Array]:
+        n = len(row_ptr) - 1
+        # what heads of charges give is not read: charges are those of whole structures
+        atoms = CpuAtoms(z, charge_input, np.zeros(n, np.int64), np.zeros(1))
+        rows = CpuRows(row_ptr, sender, vectors, math.inf)
+
+        def run() -> tuple[Array, Array]:
+            edges, r = self._begin(atoms, rows, exchange)
+            energy, _charges = self._forward(edges, r, atoms, exchange)
+            self._backward(edges, r, atoms, None, exchange)
+            return energy, r.gradient
+
+        return run_on_threads(run, self._threads, self._work(atoms, rows), max(1, -(-n // ROWS)), True)
+
+    def _run(self, atoms: CpuAtoms, rows: CpuRows, with_forces: bool, read: ReadCharges | None) -> CpuOutputs:
+        edges, r = self._begin(atoms, rows)
+        energy, charges = self._forward(edges, r, atoms)
+        slope = read(charges) if read is not None and charges is not None else None
+        features = self._features(r, edges.num_atoms)
+        if not with_forces:
+            return CpuOutputs(energy, None, None, charges, features)
+        self._backward(edges, r, atoms, slope)
+        return CpuOutputs(energy, *self._forces(edges, rows, r), charges, features)
+
+    def _forward(
+        self, edges: Edges, r: CpuBuffers, atoms: CpuAtoms, exchange: Exchange | None = None
+    ) -> tuple[Array, Array | None]:
+        """Energies, and the charges of a head."""
+        n, layers = edges.num_atoms, self.num_layers
+        r.q[:n] = atoms.charge_input
+        for i in range(layers):
+            _send(exchange, r.y[i], n)
+            after = min(i + 1, layers - 1)
+            self.kernels.interaction(
+                *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_out[i][0],
+                self.mix_in[after][0], i + 1 == layers, r.x[i], r.y[i], r.m[i], r.d[i], r.x[i + 1], r.inverse[i + 1],
+                r.y[after],
+            )  # fmt: skip
+        return self._read_out(r)[:n, 0] + self._linear_energies(r, n), self._charges_of_head(r, atoms)
+
+    def _backward(
+        self, edges: Edges, r: CpuBuffers, atoms: CpuAtoms, charge_slope: Array | None, exchange: Exchange | None = None
+    ) -> None:
+        """Fill `gradient` of the buffers."""
+        self._read_out_backward(r, atoms, charge_slope, True)
+        r.slope[: int(edges.row_ptr[-1])] = 0
+        for i in reversed(range(self.num_layers)):
+            _send(exchange, r.dm[i], edges.num_atoms)
+            before = max(i - 1, 0)
+            self.kernels.message_backward(
+                *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_in[i][1],
+                self.linear[i], self.mix_out[before][1], i == 0, r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy,
+                r.slope, r.g, r.d[before], r.y[before], r.m[before], r.dm[before],
+            )  # fmt: skip
+        self._embedding_backward(edges, r)
+
+    # --- parts that models with other messages share -----------------------------------------------------------------
+
+    def _begin(self, atoms: CpuAtoms, rows: CpuRows, exchange: Exchange | None = None) -> tuple[Edges, Any]:
+        """The embedding; the buffers in which it left its results. Rows of ghosts follow the padded ones."""
+        n, z, sender = len(rows.row_ptr) - 1, atoms.z, rows.sender
+        padded = -(-n // ROWS) * ROWS
+        r = self._pool(padded, int(rows.row_ptr[-1]), len(z) - n)
+        r.z[:n], r.z[n:padded], r.z[padded:], r.q[:] = z[:n], 0, z[n:], 1
+        if exchange is not None:
+            sender = np.where(sender < n, sender, sender + (padded - n))
+        self.kernels.embedding(
+            n, rows.row_ptr, sender, rows.vectors, r.z, self.knots, self.decay, self.scale, self.embedding_table,
+            self.embedding_self, self.z_receiver, self.z_sender, *self.gate_norm, *self.gate, self.embedding_mix[0],
+            self.mix_in[0][0], r.knot, r.offset, r.unit, r.length, r.x0, r.hidden, r.gate, r.mixed, r.x[0],
+            r.inverse[0], r.y[0],
+        )  # fmt: skip
+        return Edges(n, rows.row_ptr, sender), r
+
+    def _read_out(self, r: CpuBuffers) -> Array:
+        """[N, K] what the heads give."""
+        self.kernels.readout(*self.out_norm, *self.readout, *self.heads, r.x[-1], r.readout, r.out)
+        return r.out
+
+    def _linear_energies(self, r: CpuBuffers, num_atoms: int) -> Array | np.float32:
+        """[N] of the isotropic parts of X; x has X/(‖X‖²+1), and X itself after the last layer."""
+        if not self.has_linear:
+            return np.float32(0)
+        parts = [x[:num_atoms, : self.channels] for x in r.x]
+        parts[:-1] = [part / inverse[:num_atoms] for part, inverse in zip(parts[:-1], r.inverse, strict=False)]
+        return sum((part * weight).sum(1) for part, weight in zip(parts, self.linear, strict=True))
+
+    def _features(self, r: CpuBuffers, num_atoms: int) -> Array | None:
+        return (
+            torch.nn.functional.silu(torch.from_numpy(r.readout[:num_atoms])).numpy() if self.keeps_features else None
+        )
+
+    def _read_out_backward(self, r: CpuBuffers, atoms: CpuAtoms, charge_slope: Array | None, descends: bool) -> None:
+        n = len(atoms.batch)
+        r.out_slope[:, 0], r.out_slope[:, 1:] = 1, 0
+        if charge_slope is not None and self.has_charges:
+            r.out_slope[:n, 1] = charge_slope - _mean(charge_slope, atoms)[atoms.batch]
+        w2, b2, w3, _b3 = self.heads
+        self.kernels.readout_backward(
+            self.out_norm[0], self.out_norm[2], w2, b2, w3, self.readout_t, self.heads_t, self.linear[-1],
+            self.mix_out[-1][1], descends, r.q, r.x[-1], r.d[-1], r.y[-1], r.m[-1], r.readout, r.out_slope, r.g,
+            r.dm[-1], r.dy,
+        )  # fmt: skip
+
+    def _charges_of_head(self, r: CpuBuffers, atoms: CpuAtoms) -> Array | None:
+        """Those that sum to the total charge of each structure."""
+        if not self.has_charges:
+            return None
+        charges = r.out[: len(atoms.batch), 1].astype(np.float64)
+        size = np.bincount(atoms.batch, minlength=len(atoms.total_charge))
+        return charges + (atoms.total_charge / np.maximum(size, 1) - _mean(charges, atoms))[atoms.batch]
+
+    def _embedding_backward(self, edges: Edges, r: CpuBuffers) -> None:
+        """dE/dvec of the edges, from the gradient of the embedding and the slopes of the messages."""
+        self.kernels.embedding_backward(
+            *edges, r.z, r.knot, r.offset, r.unit, r.length, self.embedding_table, self.z_receiver, self.z_sender,
+            self.gate_norm[0], self.gate_norm[2], *self.gate_t, self.embedding_mix[1], r.x0, r.hidden, r.gate,
+            r.mixed, r.g, r.slope, r.gradient,
+        )  # fmt: skip
+
+    def _forces(self, edges: Edges, rows: CpuRows, r: CpuBuffers) -> tuple[Array, Array]:
+        """Forces and virials."""
+        n, row_ptr, sender = edges
+        force, virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)
+        forces(row_ptr, sender, rows.vectors, r.gradient, force, virial)
+        return force, virial
+
+
+def _send(exchange: Exchange | None, field: Array, num_local: int) -> None:
+    """Fill the rows of ghosts, which are the last ones."""
+    if exchange is not None:
+        ghosts = exchange.forward(torch.from_numpy(field[:num_local])).numpy()
+        field[len(field) - len(ghosts) :] = ghosts
+
+
+def _mean(values: Array, atoms: CpuAtoms) -> Array:
+    """Of each structure, [B]."""
+    size = np.bincount(atoms.batch, minlength=len(atoms.total_charge))
+    return np.bincount(atoms.batch, values, len(size)) / np.maximum(size, 1)

@@ -1,0 +1,694 @@
+"""Block shapes of the fused kernels by system size, as measured on one NVIDIA H200 (docs/performance.md).
+
+Few atoms need parallelism within an atom: slices of channels, several edges at once, one atom per program in the
+products. Many atoms need reuse of what is loaded: several atoms at once, Tensor Cores.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.triton_launch import FUSED_ARITHMETIC
+from ...kernels.interfaces import Atoms, ChargeNetwork, Edges, FeatureNetwork
+from . import triton_atoms as charges
+from . import triton_atoms as node
+from . import triton_atoms as scalar
+from . import triton_edges as force
+from . import triton_edges as message
+from .weights import FrozenTensorNet, PackedWeights, ScalarNetwork, SplitWeights, pack
+
+__all__ = [
+    "Block", "Buffers", "ChargedTensorNet", "FusedTensorNet", "HeadBuffers", "MessageTile", "Tiles", "part_size",
+    "power_of_two",
+]  # fmt: skip
+
+
+_PARTS = 512, 4096  # of up to 16,384 atoms and of more
+
+
+def part_size(num_atoms: int) -> int:
+    """Atoms of a structure that one program sums over, of charges and the like."""
+    return _PARTS[num_atoms > 16384]
+
+
+@dataclass(frozen=True)
+class MessageTile:
+    """Of a message kernel: atoms × edges of an atom × channels at a time, and number of warps."""
+
+    atoms: int
+    edges: int
+    channels: int
+    warps: int
+
+    @property
+    def lanes(self) -> int:
+        """Threads that share an edge."""
+        return max(1, min(32, self.channels, 32 * self.warps // (self.atoms * self.edges)))
+
+
+@dataclass(frozen=True)
+class Block:
+    """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
+
+    rows = 1, 2 or 4: on CUDA cores (cuda_core_products.py); split is the number of columns of a thread, 1 or 2.
+    rows = 8: on Tensor Cores in split fp16 (split_fp16_products.py), with split · cols/16 warps, for all kernels but
+    `readout`; split is the number of parts of the sum that are computed side by side, and above 1 the whole sum is
+    taken at once. rows = 16 or more: on Tensor Cores with FusedTensorNet.precision, split is 1.
+
+    Raises:
+        ValueError: split is above 1 with 16 rows or more.
+    """
+
+    rows: int
+    cols: int
+    depth: int
+    warps: int
+    stages: int = 1
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rows >= 16 and self.split > 1:
+            raise ValueError(f"{self}: from 16 rows on sums are not split, give split=1 or 8 rows")
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the kernel takes the whole sum at once."""
+        return self.rows < 8 or self.split > 1
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """One shape for each kernel; see the classes above.
+
+    Args:
+        overlap: 0, 1 or 2: how early each kernel is launched (triton_launch.py).
+    """
+
+    overlap: int = 1
+
+    embedding: MessageTile = MessageTile(1, 2, 64, 1)
+    interaction: MessageTile = MessageTile(16, 1, 32, 16)
+    message_backward: MessageTile = MessageTile(1, 1, 32, 1)
+    embedding_backward: MessageTile = MessageTile(1, 2, 64, 1)
+    # sums of 32 by themselves here, in the gate and the read-out: Tensor Cores round towards zero, energies shift
+    hidden: Block = Block(32, 64, 32, 4, 1)
+    gate: Block = Block(16, 64, 32, 4, 3)
+    gate_backward: Block = Block(32, 64, 32, 4, 3)
+    readout_hidden: Block = Block(16, 64, 64, 4, 1)
+    readout: Block = Block(16, 64, 32, 4, 1)
+    readout_gradient: Block = Block(16, 64, 32, 4, 3)
+    embedding_mix: Block = Block(16, 64, 16, 4, 3)
+    mix: Block = Block(16, 64, 16, 4, 3)
+    update: Block = Block(16, 64, 32, 4, 3)
+    gradient_product: Block = Block(16, 64, 16, 4, 3)
+    gradient_mix: Block = Block(16, 64, 16, 4, 3)
+    gradient_embedding: Block = Block(16, 64, 32, 4, 3)
+
+    @classmethod
+    def for_atoms(cls, num_atoms: int, channels: int) -> Tiles:
+        """Shapes for N atoms and F channels."""
+        tiles = next((shapes for most, shapes in _BY_SIZE if num_atoms <= most), cls())
+        limited: dict[str, Any] = {}
+        for name, shape in vars(tiles).items():
+            if isinstance(shape, int):
+                continue
+            if isinstance(shape, MessageTile):
+                limited[name] = replace(shape, channels=min(shape.channels, channels))
+            else:
+                limited[name] = _limit(shape, channels)
+        if tiles.readout.at_once and channels > 128:  # takes all columns
+            limited["readout"] = _limit(cls.readout, channels)
+        return replace(tiles, **limited)
+
+
+def _limit(shape: Block, channels: int) -> Block:
+    """The block for fewer or more channels than it was measured with."""
+    # F/2 columns are the fewest that a kernel writes, F the shortest sum
+    cols, split, warps = min(shape.cols, channels), shape.split, shape.warps
+    if shape.at_once and channels > 128:  # as many weights in the registers as for 128 channels
+        cols = max(cols * 128 // channels, 16 if shape.rows == 8 else 4)
+    if shape.rows == 8:  # Tensor Cores take sixteen numbers of a sum in half precision
+        split = min(split, channels // 16)
+        warps = max(1, split * cols // 16)
+    return replace(shape, cols=cols, depth=min(shape.depth, channels), warps=warps, split=split)
+
+
+_CUDA_CORES = Block(1, 16, 128, 4, 1, 2)
+_TENS = Tiles(
+    overlap=2,
+    embedding=MessageTile(1, 16, 16, 2),
+    interaction=MessageTile(1, 8, 32, 4),
+    message_backward=MessageTile(1, 16, 16, 2),
+    embedding_backward=MessageTile(1, 32, 32, 8),
+    hidden=Block(1, 16, 128, 4),
+    gate_backward=Block(1, 16, 128, 4),
+    readout_hidden=Block(1, 8, 128, 4),
+    readout=Block(1, 64, 128, 4),
+    readout_gradient=Block(1, 16, 128, 4),
+    embedding_mix=Block(1, 8, 128, 2),
+    mix=_CUDA_CORES,
+    update=_CUDA_CORES,
+    gradient_product=_CUDA_CORES,
+    gradient_mix=_CUDA_CORES,
+    gradient_embedding=_CUDA_CORES,
+)
+_SPLIT = Block(8, 16, 32, 4, 1, 4)
+_WIDE_SPLIT = Block(8, 32, 32, 8, 1, 4)
+_HUNDREDS = Tiles(
+    overlap=2,
+    embedding=MessageTile(1, 8, 32, 4),
+    interaction=MessageTile(1, 8, 32, 2),
+    message_backward=MessageTile(1, 8, 32, 2),
+    embedding_backward=MessageTile(1, 16, 32, 4),
+    hidden=_WIDE_SPLIT,
+    gate_backward=_SPLIT,
+    readout_hidden=_WIDE_SPLIT,
+    readout=Block(1, 64, 128, 4),
+    readout_gradient=_WIDE_SPLIT,
+    embedding_mix=_SPLIT,
+    mix=_WIDE_SPLIT,
+    update=_SPLIT,
+    gradient_product=_SPLIT,
+    gradient_mix=_SPLIT,
+    gradient_embedding=_WIDE_SPLIT,
+)
+_THOUSAND = Tiles(
+    message_backward=MessageTile(16, 1, 32, 16),
+    embedding_backward=MessageTile(1, 2, 64, 1),
+    hidden=_WIDE_SPLIT,
+    gate_backward=_SPLIT,
+    readout_hidden=_WIDE_SPLIT,
+    readout_gradient=_WIDE_SPLIT,
+    embedding_mix=Block(16, 64, 16, 4, 3),
+    mix=_WIDE_SPLIT,
+    update=_WIDE_SPLIT,
+    gradient_product=_WIDE_SPLIT,
+    gradient_mix=_WIDE_SPLIT,
+    gradient_embedding=_WIDE_SPLIT,
+)
+_THOUSANDS = Tiles(
+    interaction=MessageTile(1, 4, 32, 1),
+    embedding_backward=MessageTile(1, 2, 64, 1),
+    hidden=_WIDE_SPLIT,
+    readout_hidden=_WIDE_SPLIT,
+    readout_gradient=_WIDE_SPLIT,
+    embedding_mix=Block(16, 64, 32, 4, 2),
+    mix=_WIDE_SPLIT,
+    update=_WIDE_SPLIT,
+    gradient_product=_WIDE_SPLIT,
+    gradient_mix=_WIDE_SPLIT,
+    gradient_embedding=_WIDE_SPLIT,
+)
+_BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS))
+
+
+# --- TensorNet energy and forces by fused kernels: forward, hand-written backward, no autograd, no allocation ---
+#
+# The order of the kernels is the order of the paper's equations (models/tensornet.py), then backwards. Every buffer
+# is allocated once; a step only launches kernels on the current stream, so that it can be captured in a CUDA graph.
+
+
+@dataclass(eq=False)
+class Buffers:
+    """Static tensors of one size. Fields are [N, 9, F] float32."""
+
+    x0: Tensor
+    norm: Tensor
+    hidden: Tensor
+    active: Tensor
+    gate: Tensor
+    dgate: Tensor
+    dhidden: Tensor
+    norms: Tensor
+    readout: Tensor
+    readout_active: Tensor
+    dreadout: Tensor
+    mixed: Tensor
+    x: list[Tensor]
+    inverse: list[Tensor]
+    y: list[Tensor]
+    m: list[Tensor]
+    d: list[Tensor]
+    g: Tensor
+    dd: Tensor
+    dm: Tensor
+    dy: Tensor
+    knot: Tensor
+    offset: Tensor
+    slope: Tensor
+    edge_slope: Tensor
+    edge_turn: Tensor
+    energy: Tensor
+    forces: Tensor
+    virial: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        tensors: list[Any] = []
+        for value in vars(self).values():
+            tensors += value if isinstance(value, list) else [value]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+class FusedTensorNet(FeatureNetwork):
+    """Runs a frozen TensorNet over CSR rows.
+
+    Args:
+        weights: the prepared model.
+        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
+
+    Attributes:
+        unit: eV, a power of two. Energies and their gradients are computed in it, so that those are near 1 whatever the
+            scale of the energy: numbers in half precision (split_fp16_products.py) have a smallest and a largest one.
+    """
+
+    _linear: Tensor | None = None
+
+    def __init__(self, weights: FrozenTensorNet, precision: str = "tf32x3"):
+        self.weights, self.precision, self.device = weights, precision, weights.device
+        self.packed = PackedWeights(weights)
+        self.set_unit(power_of_two(self._largest()))
+        device = weights.device
+        self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+
+    def _largest(self) -> float:
+        """The size of the gradients, as far as it is known beforehand."""
+        w = self.weights
+        linear = 0.0 if w.linear is None else float(w.linear.abs().max())
+        return max(float(w.readout[4].abs().max()), linear)
+
+    def set_unit(self, unit: float) -> None:
+        """Compute in another unit, a power of two."""
+        w, self.unit = self.weights, unit
+        w2, b2, w3, b3 = w.readout[2:]
+        self._energy = ScalarNetwork(w2, pack(w2), b2, w3 / unit, b3 / unit, w.readout_t[1])
+        self._linear = None if w.linear is None else w.linear / unit
+
+    def charge_input(self, charge: Tensor) -> Tensor:
+        """The factor of the interaction products."""
+        return 1 + 0.1 * charge
+
+    def launch_shapes(self, num_atoms: int) -> Tiles:
+        return Tiles.for_atoms(num_atoms, self.weights.channels)
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: Tiles, num_ghosts: int | None = None) -> Buffers:
+        w, tiles = self.weights, shapes
+        f, layers = w.channels, w.num_layers
+        if any(isinstance(shape, Block) and shape.rows == 8 for shape in vars(tiles).values()):
+            _ = self._split  # a step launches and does nothing else
+        n = max(num_atoms, 1)
+        rows = num_atoms + (num_ghosts or 0)
+        capacity = max(capacity, 1)  # a multiple of 16 keeps rows of the edge arrays aligned
+
+        def new(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=torch.float32, device=w.device)
+
+        def field() -> Tensor:
+            return new(n, 9, f)
+
+        def sent() -> Tensor:  # what senders are read from
+            return new(max(rows, 1), 9, f)
+
+        slices, back = f // tiles.embedding_backward.channels, f // tiles.message_backward.channels
+        return Buffers(
+            x0=field(), norm=new(n, f), hidden=new(n, 2 * f), active=new(n, 2 * f), gate=new(n, 3 * f),
+            dgate=new(n, 3 * f), dhidden=new(n, 2 * f), norms=new(n, 3 * f), readout=new(n, f),
+            readout_active=new(n, f), dreadout=new(n, f),
+            mixed=field(), x=list(new(layers + 1, n, 9, f)), inverse=list(new(layers, n, f)),
+            y=[sent() for _ in range(layers)], m=[field() for _ in range(layers)],
+            d=[field() for _ in range(layers)], g=field(), dd=field(), dm=sent(), dy=field(),
+            knot=new(capacity).int(), offset=new(capacity),
+            slope=new(layers * back, capacity), edge_slope=new(slices, capacity),
+            edge_turn=new(slices, capacity, 3), energy=new(n), virial=new(n, 9),
+            forces=new(n, 3) if num_ghosts is None else new(rows, 3).long(),
+        )  # fmt: skip
+
+    def run(self, buffers: Buffers, shapes: Tiles, atoms: Atoms, edges: Edges, with_virial: bool = False) -> None:
+        self.predict(buffers, shapes, atoms, edges)
+        self.differentiate(buffers, shapes, atoms, edges, with_virial, None)
+
+    def features(self, buffers: Any) -> Tensor:
+        return buffers.readout_active
+
+    def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        """Energies, features, and the gradient in what the features are silu of."""
+        given = buffers, shapes, atoms, edges
+        self._embed(*given)
+        for k in range(self.weights.num_layers):
+            self._mix(*given, k)
+            atoms.send(buffers.y[k])
+            self._pass_messages(*given, k)
+            self._update(*given, k)
+        self._read_out(*given)
+
+    def differentiate(
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        """Forces, from that gradient; there are no charges."""
+        given = buffers, shapes, atoms, edges
+        self._read_out_gradient(*given)
+        for k in reversed(range(self.weights.num_layers)):
+            self._product_gradient(*given, k)
+            atoms.send(buffers.dm)
+            self._message_gradient(*given, k)
+            self._mix_gradient(*given, k)
+        self._embedding_gradient(*given)
+        self._forces(*given, with_virial)
+
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def _factor(self, b: Buffers, atoms: Atoms) -> Tensor:
+        """[N] 1 + 0.1 × charge, of the interaction products."""
+        return atoms.charge_input
+
+    def _embed(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n = self.weights, atoms.num_rows
+        f = w.channels
+        grid, walk = self._message(n, tiles, tiles.embedding)
+        message.embedding_kernel[grid](
+            *edges[:3], w.knots, b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender,
+            w.embedding_self, b.x0, b.norm, n, w.table.decay, w.table.scale, LOG=w.log_norm, **walk,
+        )  # fmt: skip
+        gamma, beta, eps = w.gate_norm
+        w1, b1, w2, b2 = w.gate
+        grid, block = self._product(n, 2 * f, tiles, tiles.hidden)
+        packed = self._packed(block)
+        scalar.hidden_kernel[grid](
+            b.norm, gamma, beta, _pick(block, w1, packed.gate_hidden[0]), b1, w.gate_sums[1], b.hidden, b.active, n,
+            eps, LOG=w.log_norm, **block,
+        )  # fmt: skip
+        if not tiles.embedding_mix.at_once:
+            grid, block = self._product(n, 3 * f, tiles, tiles.gate)
+            packed = self._packed(block)
+            scalar.gate_kernel[grid](b.active, _pick(block, w2, packed.gate[0]), b2, b.gate, n, **block)
+        grid, block = self._product(n, f, tiles, tiles.embedding_mix)
+        packed = self._packed(block)
+        node.embedding_mix_kernel[grid](
+            b.x0, _pick(block, w.embedding_mix, packed.embedding_mix[0]), b.active, _pick(block, w2, packed.gate[0]),
+            b2, b.gate, b.mixed, b.x[0], b.inverse[0], n, **block,
+        )  # fmt: skip
+
+    def _mix(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, atoms.num_rows
+        grid, block = self._product(n, w.channels, tiles, tiles.mix)
+        packed = self._packed(block)
+        node.mix_kernel[grid](b.x[k], _pick(block, w.mix_in[k][0], packed.mix_in[k][0]), b.y[k], n, **block)
+
+    def _pass_messages(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, atoms.num_rows
+        # dm is free during the forward pass: it carries the normalised products
+        grid, walk = self._message(n, tiles, tiles.interaction)
+        message.interaction_kernel[grid](
+            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k],
+            self._factor(b, atoms), b.m[k], b.dm, n, O3=w.is_o3, **walk,
+        )  # fmt: skip
+
+    def _update(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, atoms.num_rows
+        last = k + 1 == w.num_layers
+        grid, block = self._product(n, w.channels, tiles, tiles.update)
+        packed = self._packed(block)
+        node.update_kernel[grid](
+            b.dm, _pick(block, w.mix_out[k][0], packed.mix_out[k][0]), b.x[k], self._factor(b, atoms), b.d[k],
+            b.x[k + 1], b.inverse[0] if last else b.inverse[k + 1], b.norms, n, LAST=last, LOG=w.log_norm,
+            **block,
+        )  # fmt: skip
+
+    def _read_out(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n = self.weights, atoms.num_rows
+        f = w.channels
+        gamma, beta, eps = w.out_norm
+        w1, b1 = w.readout[:2]
+        grid, block = self._product(n, f, tiles, tiles.readout_hidden)
+        packed = self._packed(block)
+        scalar.readout_hidden_kernel[grid](
+            b.norms, gamma, beta, _pick(block, w1, packed.readout_hidden[0]), b1, w.readout_sums[1], b.readout,
+            b.readout_active, n, eps, LOG=w.log_norm, **block,
+        )  # fmt: skip
+        self._energies(b, tiles, n)
+        if self._linear is not None:
+            scalar.linear_energy_kernel[(-(-n // 16),)](
+                b.x[0], b.inverse[0], self._linear, b.energy, n, b.x[0].shape[0], LAYERS=w.num_layers, F=f, BM=16,
+                num_warps=4, **FUSED_ARITHMETIC, **self.launch_options(tiles),
+            )  # fmt: skip
+
+    def _energies(self, b: Any, tiles: Any, num_atoms: int) -> None:
+        """Energies, and their gradient in what the features are silu of."""
+        self.read_out(b, tiles, num_atoms, self._energy, b.energy, b.dreadout)
+
+    def read_out(
+        self, b: Any, tiles: Any, num_atoms: int, net: ScalarNetwork, values: Tensor, gradient: Tensor
+    ) -> None:  # fmt: skip
+        """Values [N] of a network of the features, and their gradient [N, F] in what the features are silu of."""
+        f = self.weights.channels
+        grid, block = self._product(num_atoms, f, tiles, tiles.readout)
+        del block["BN"]
+        scalar.readout_kernel[grid[:1]](
+            b.readout, b.readout_active, _pick(block, net.first, net.packed), net.first_bias, net.last, net.last_bias,
+            net.first_t, values, gradient, num_atoms, H=f // 2, **block,
+        )  # fmt: skip
+
+    # --- backward ------------------------------------------------------------------------------------------------
+
+    def _read_out_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n = self.weights, atoms.num_rows
+        grid, block = self._product(n, w.channels, tiles, tiles.readout_gradient)
+        packed = self._packed(block)
+        scalar.readout_gradient_kernel[grid](
+            b.dreadout, b.readout, b.norms, _pick(block, w.readout_t[0], packed.readout_hidden[1]), w.out_norm[0],
+            *w.readout_sums, b.x[-1], b.d[-1], self._factor(b, atoms), b.g, b.dd, n, w.out_norm[2], LOG=w.log_norm,
+            **self._linear_slope(w.num_layers), **block,
+        )  # fmt: skip
+
+    def _product_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, atoms.num_rows
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_product)
+        packed = self._packed(block)
+        node.gradient_product_kernel[grid](
+            b.dd, _pick(block, w.mix_out[k][1], packed.mix_out[k][1]), b.y[k], b.m[k], self._factor(b, atoms), b.dm,
+            b.dy, n, O3=w.is_o3, **block,
+        )  # fmt: skip
+
+    def _message_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
+        slices = w.channels // tiles.message_backward.channels
+        grid, walk = self._message(n, tiles, tiles.message_backward)
+        message.message_backward_kernel[grid](
+            edges.row_ptr, edges.sender, b.knot, b.offset, w.layer_tables[k], w.layer_self[k], b.y[k], b.dm, b.dy,
+            b.slope[k * slices :], capacity, n, LANES=tiles.message_backward.lanes, **walk,
+        )  # fmt: skip
+
+    def _mix_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, atoms.num_rows
+        grid, block = self._product(n, w.channels, tiles, tiles.gradient_mix)
+        packed = self._packed(block)
+        node.gradient_mix_kernel[grid](
+            b.dy, _pick(block, w.mix_in[k][1], packed.mix_in[k][1]), b.g, b.x[k], b.inverse[k], b.d[k - 1],
+            self._factor(b, atoms), b.g, b.dd, b.mixed, b.gate, b.dgate, n, FIRST=k == 0, **self._linear_slope(k),
+            **block,
+        )  # fmt: skip
+
+    def _embedding_gradient(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        w, n, capacity = self.weights, atoms.num_rows, edges.sender.shape[0]
+        f = w.channels
+        grid, block = self._product(n, 2 * f, tiles, tiles.gate_backward)
+        w2t = _pick(block, w.gate_t[1], self._packed(block).gate[1])
+        scalar.gate_backward_kernel[grid](b.dgate, b.hidden, w2t, b.dhidden, n, **block)
+        grid, block = self._product(n, f, tiles, tiles.gradient_embedding)
+        packed = self._packed(block)
+        node.gradient_embedding_kernel[grid](
+            b.dd, _pick(block, w.embedding_mix_t, packed.embedding_mix[1]), b.x0, b.dhidden, b.hidden, b.norm,
+            _pick(block, w.gate_t[0], packed.gate_hidden[1]), w.gate_norm[0], *w.gate_sums, b.dy, n, w.gate_norm[2],
+            LOG=w.log_norm, **block,
+        )  # fmt: skip
+        grid, walk = self._message(n, tiles, tiles.embedding_backward)
+        message.embedding_backward_kernel[grid](
+            *edges[:3], b.knot, b.offset, atoms.z, w.embedding_table, w.z_receiver, w.z_sender, b.dy, b.edge_slope,
+            b.edge_turn, capacity, n, LANES=tiles.embedding_backward.lanes, **walk,
+        )  # fmt: skip
+
+    def _forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges, with_virial: bool) -> None:
+        capacity = edges.sender.shape[0]
+        if atoms.exchange is not None:
+            self._domain_forces(b, tiles, atoms, edges)
+            return
+        force.force_kernel[(atoms.num_rows,)](
+            *edges[:3], b.slope, b.edge_slope, b.edge_turn, capacity, b.forces, b.virial,
+            SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=32,
+            VIRIAL=with_virial, num_warps=1, **FUSED_ARITHMETIC, **self.launch_options(tiles),
+        )  # fmt: skip
+
+    def _domain_forces(self, b: Buffers, tiles: Tiles, atoms: Atoms, edges: Edges) -> None:
+        """Also those that ghosts get from the local atoms."""
+        b.forces.zero_()
+        force.domain_force_kernel[(atoms.num_rows,)](
+            *edges[:3], b.slope, b.edge_slope, b.edge_turn, edges.sender.shape[0], b.forces, b.virial,
+            SLICES=b.edge_slope.shape[0], MESSAGES=b.slope.shape[0], BE=32, num_warps=1, **FUSED_ARITHMETIC,
+            **self.launch_options(tiles),
+        )  # fmt: skip
+
+    def _linear_slope(self, stage: int) -> dict[str, Any]:
+        """Of the linear read-out, in the isotropic part of X after the embedding (0) or a layer."""
+        linear = self._linear
+        return {"linear": self.weights.knots if linear is None else linear[stage], "LINEAR": linear is not None}
+
+    # --- what kernels are launched with --------------------------------------------------------------------------
+
+    @cached_property
+    def _split(self) -> SplitWeights:
+        return SplitWeights(self.weights)
+
+    def _packed(self, block: dict[str, Any]) -> PackedWeights | SplitWeights:
+        """The packed weights for kernels of these blocks."""
+        return self._split if block["BM"] == 8 else self.packed
+
+    def _message(self, n: int, tiles: Tiles, walk: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Grid and constants of a message kernel."""
+        f = self.weights.channels
+        constants = {
+            "F": f, "KNOTS": self.weights.table.num_knots, "BR": walk.atoms, "BE": walk.edges, "BF": walk.channels,
+            "num_warps": walk.warps, **FUSED_ARITHMETIC, **self.launch_options(tiles),
+        }  # fmt: skip
+        return (-(-n // walk.atoms), f // walk.channels), constants
+
+    def _product(self, n: int, columns: int, tiles: Tiles, block: Block) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Grid and constants of a product kernel with this many columns in all."""
+        constants = {
+            "F": self.weights.channels, "BM": block.rows, "BN": block.cols, "BK": block.depth, "KS": block.split,
+            "PREC": self.precision, "num_warps": block.warps, "num_stages": block.stages, **FUSED_ARITHMETIC,
+            **self.launch_options(tiles),
+        }  # fmt: skip
+        return (-(-n // block.rows), columns // block.cols), constants
+
+    def launch_options(self, shapes: Tiles) -> dict[str, Any]:
+        return {"PDL": shapes.overlap, "launch_pdl": True} if shapes.overlap and self.can_overlap else {"PDL": 0}
+
+
+def power_of_two(largest: float) -> float:
+    """That nearest to a number; 1 where it has none."""
+    return 2.0 ** round(math.log2(largest)) if 0 < largest < math.inf else 1.0
+
+
+def _pick(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
+    """The weights in the layout that kernels of these blocks take (node.py)."""
+    return packed if block["BM"] < 16 else plain
+
+
+# --- TensorNet or TensorNet2 on kernels with the head `charges` of models/properties.py, on the features ---
+
+_SLOPE = 8.0  # eV/e, a usual dE/dq: half an elementary charge 1 Å away
+_ROWS = 4  # atoms of a program that writes gradients of the features
+
+
+@dataclass(eq=False)
+class HeadBuffers:
+    """Those of the network, of which energy, forces and virial are, and of the charges.
+
+    Attributes:
+        raw: [N] c; gradient: [N, F] dc/dhidden, hidden being what the features are silu of.
+        sums: [N] float64, of parts of structures: c, then dE/dq.
+        charges [N], charges64 [N] float64: q in e.
+    """
+
+    network: Buffers
+    energy: Tensor
+    forces: Tensor
+    virial: Tensor
+    raw: Tensor
+    gradient: Tensor
+    sums: Tensor
+    charges: Tensor
+    charges64: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        own = (self.raw, self.gradient, self.sums, self.charges, self.charges64)
+        return self.network.nbytes + sum(t.numel() * t.element_size() for t in own)
+
+
+class ChargedTensorNet(ChargeNetwork, FeatureNetwork):
+    """A network with a head of charges, which take the place of those that the network itself may have.
+
+    Args:
+        network: it.
+        head: a ChargesHead of one hidden layer with silu.
+    """
+
+    def __init__(self, network: FusedTensorNet, head: nn.Module):
+        layers: Any = copy.deepcopy(head).output_network.layers  # type: ignore[union-attr]
+        hidden, last = layers[0], layers[2]
+
+        def give(t: Tensor) -> Tensor:
+            return t.detach().float().contiguous().to(network.device)
+
+        first = give(hidden.weight.T)
+        self._weights = ScalarNetwork(
+            first, pack(first), give(hidden.bias), give(last.weight[0]), give(last.bias), give(hidden.weight)
+        )
+        # gradients of both heads are to be near 1 (FusedTensorNet.unit)
+        network.set_unit(max(network.unit, power_of_two(_SLOPE * float(self._weights.last.abs().max()))))
+        self.network, self.device, self.unit = network, network.device, network.unit
+
+    def charge_input(self, charge: Tensor) -> Tensor:
+        return self.network.charge_input(charge)
+
+    def launch_shapes(self, num_atoms: int) -> Any:
+        return self.network.launch_shapes(num_atoms)
+
+    def launch_options(self, shapes: Any) -> dict[str, Any]:
+        return self.network.launch_options(shapes)
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: Any) -> HeadBuffers:
+        n, f, device = max(num_atoms, 1), self.network.weights.channels, self.device
+        raw, q = (torch.empty(n, dtype=torch.float32, device=device) for _ in range(2))
+        sums, q64 = (torch.empty(n, dtype=torch.float64, device=device) for _ in range(2))
+        gradient = torch.empty(n, f, dtype=torch.float32, device=device)
+        b = self.network.allocate(num_atoms, capacity, shapes)
+        return HeadBuffers(b, b.energy, b.forces, b.virial, raw, gradient, sums, q, q64)
+
+    def features(self, buffers: Any) -> Tensor:
+        return self.network.features(buffers.network)
+
+    def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
+        return buffers.charges, buffers.charges64
+
+    def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        b, n = buffers, len(atoms.z)
+        self.network.predict(b.network, shapes, atoms, edges)
+        self.network.read_out(b.network, shapes, n, self._weights, b.raw, b.gradient)
+        self._sum(b, shapes, atoms, b.raw)
+        assert atoms.total_charge is not None
+        charges.equilibrate_kernel[(-(-n // 128),)](
+            atoms.batch, atoms.ptr, atoms.total_charge, b.raw, b.sums, b.charges, b.charges64, n, PART=part_size(n),
+            BM=128, num_warps=4, **self._options(shapes),
+        )  # fmt: skip
+
+    def differentiate(
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        b, n = buffers, len(atoms.z)
+        if charge_slope is not None:
+            self._sum(b, shapes, atoms, charge_slope)
+            charges.add_gradient_kernel[(-(-n // _ROWS),)](
+                atoms.batch, atoms.ptr, charge_slope, b.sums, b.gradient, 1 / self.unit, b.network.dreadout, n,
+                F=self.network.weights.channels, PART=part_size(n), BM=_ROWS, num_warps=4, **self._options(shapes),
+            )  # fmt: skip
+        self.network.differentiate(b.network, shapes, atoms, edges, with_virial, None)
+
+    def _sum(self, b: Any, shapes: Any, atoms: Atoms, values: Tensor) -> None:
+        """Sums of the values [N] over parts of the structures."""
+        n = len(atoms.z)
+        grid = atoms.ptr.shape[0] - 1, -(-n // part_size(n))
+        charges.part_sums_kernel[grid](
+            atoms.ptr, values, b.sums, PART=part_size(n), BM=256, num_warps=4, **self._options(shapes)
+        )
+
+    def _options(self, shapes: Any) -> dict[str, Any]:
+        return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}

@@ -1,0 +1,537 @@
+"""Message passing over CSR rows with tabulated radial filters (Triton kernels).
+
+There is one program per receiver and slice of channels. It reads the edges of its row a few at a time, sums in
+registers and writes once. There are no atomics and no tensors of the size edges × channels, and results are
+reproducible.
+
+The radial filters are functions of the distance alone. They are read from a table [knots, 4, 3, F] of cubic polynomials
+between knots, which are dense where the filters vary. The embedding finds the knot below each edge length and the
+distance from it. The table holds coefficients instead of values at the knots: the slope is then free of cancellation,
+and forces are as accurate as energies. Rows are not padded; the work is proportional to the number of edges.
+
+Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (models/tensor_algebra.py).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...core.triton_launch import after_previous, before_next
+from ...kernels.interfaces import FIXED_POINT
+from .triton_algebra import load9, load9_early, product, squared_norm, store9
+from .triton_products import add9, log1p
+
+__all__ = [
+    "domain_force_kernel", "embedding_backward_kernel", "embedding_kernel", "force_kernel", "interaction_kernel",
+    "message_backward_kernel",
+]  # fmt: skip
+
+
+@triton.jit
+def cubic(p, part: tl.constexpr, t, mask, F: tl.constexpr):
+    """Value of one radial filter: the cubic at p = table + knot·12F + channel; 0 where masked."""
+    c0 = tl.load(p + part * F, mask, other=0.0)
+    c1 = tl.load(p + (3 + part) * F, mask, other=0.0)
+    c2 = tl.load(p + (6 + part) * F, mask, other=0.0)
+    c3 = tl.load(p + (9 + part) * F, mask, other=0.0)
+    return c0 + t * (c1 + t * (c2 + t * c3))
+
+
+@triton.jit
+def cubic_and_slope(p, part: tl.constexpr, t, mask, F: tl.constexpr):
+    """Value and derivative by the distance of one radial filter; 0 where masked."""
+    c0 = tl.load(p + part * F, mask, other=0.0)
+    c1 = tl.load(p + (3 + part) * F, mask, other=0.0)
+    c2 = tl.load(p + (6 + part) * F, mask, other=0.0)
+    c3 = tl.load(p + (9 + part) * F, mask, other=0.0)
+    return c0 + t * (c1 + t * (c2 + t * c3)), c1 + t * (2.0 * c2 + 3.0 * t * c3)
+
+
+@triton.jit
+def first_edge(row_ptr, num_atoms, BR: tl.constexpr, BE: tl.constexpr):
+    """Lanes of a program: BR rows × BE edges at a time. Gives per lane [BR·BE, 1]: row, first edge, end of the row;
+    and how many times the longest row makes the program step."""
+    lane = tl.arange(0, BR * BE)
+    row = tl.minimum(tl.program_id(0) * BR + lane // BE, num_atoms - 1)
+    start = tl.load(row_ptr + row, cache_modifier=".cg")
+    end = tl.load(row_ptr + row + 1, cache_modifier=".cg")
+    steps = (tl.max(end - start, 0) + (BE - 1)) // BE
+    return row[:, None], (start + lane % BE)[:, None], end[:, None], steps
+
+
+@triton.jit
+def edge(sender, knot, offset, e, mask):
+    """Sender, knot and distance from it of edges e."""
+    j = tl.load(sender + e, mask, other=0)
+    k = tl.load(knot + e, mask, other=0)
+    return j, k, tl.load(offset + e, mask, other=0.0)
+
+
+@triton.jit
+def edge_early(sender, knot, offset, e, mask):
+    """`edge` past the L1 cache, for what is read before `after_previous` (triton_launch.py)."""
+    j = tl.load(sender + e, mask, other=0, cache_modifier=".cg")
+    k = tl.load(knot + e, mask, other=0, cache_modifier=".cg")
+    return j, k, tl.load(offset + e, mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def sum_lanes(
+    x0, x1, x2, x3, x4, x5, x6, x7, x8, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr
+):  # fmt: skip
+    """Sums over the edges of a row: nine [BR·BE, BF] → [BR, BF]."""
+    if BR == 1:
+        x0, x1, x2, x3, x4, x5, x6, x7, x8 = tl.reduce((x0, x1, x2, x3, x4, x5, x6, x7, x8), 0, add9)
+        x0, x1, x2, x3, x4 = x0[None, :], x1[None, :], x2[None, :], x3[None, :], x4[None, :]
+        x5, x6, x7, x8 = x5[None, :], x6[None, :], x7[None, :], x8[None, :]
+    elif BE > 1:
+        x0, x1, x2 = sum_edges(x0, BR, BE, BF), sum_edges(x1, BR, BE, BF), sum_edges(x2, BR, BE, BF)
+        x3, x4, x5 = sum_edges(x3, BR, BE, BF), sum_edges(x4, BR, BE, BF), sum_edges(x5, BR, BE, BF)
+        x6, x7, x8 = sum_edges(x6, BR, BE, BF), sum_edges(x7, BR, BE, BF), sum_edges(x8, BR, BE, BF)
+    return x0, x1, x2, x3, x4, x5, x6, x7, x8
+
+
+@triton.jit
+def sum_edges(x, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr):
+    return tl.sum(tl.reshape(x, (BR, BE, BF)), 1)
+
+
+@triton.jit
+def store_sums(out, x, mask, BR: tl.constexpr, LANES: tl.constexpr):
+    """Sums of x [BR·BE, BF] over channels to out [BR·BE, 1]. LANES: threads of a row."""
+    total = tl.sum(x, 1)[:, None]
+    if BR == 1:
+        tl.store(out, total, mask)
+    else:
+        # by a thread that has it: else sums pass through shared memory, and all warps wait for each other
+        lane = tl.arange(0, LANES)[None, :]
+        tl.store(out + lane, tl.broadcast_to(total, (x.shape[0], LANES)), mask & (lane == 0))
+
+
+@triton.jit
+def direction(vec, e, mask):
+    """Components of vec/|vec| of edges e, 0 where the length is 0; and the length."""
+    x = tl.load(vec + e * 3, mask, other=1.0)
+    y = tl.load(vec + e * 3 + 1, mask, other=0.0)
+    z = tl.load(vec + e * 3 + 2, mask, other=0.0)
+    square = x * x + y * y + z * z
+    inverse = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
+    return x * inverse, y * inverse, z * inverse, tl.sqrt(square)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def embedding_kernel(
+    row_ptr, sender, vec, knots, knot_out, offset_out, z, table, z_receiver, z_sender, self_filter, x_out, norm_out,
+    num_atoms, decay, scale,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LOG: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """X_i = Σ_j z_ij [f1, f2 skew(u), f3 (uuᵀ − 1/3)] + f1(0) z_ii, and ‖X‖² or log(1 + ‖X‖²) (LOG).
+
+    The sign of skew is in the table.
+
+    Writes the place of each edge in the tables: the knot below its length, at scale (1 − exp(−decay d)) rounded down,
+    and the distance from it in Å. That difference is exact in float32, so that the tables cost no accuracy.
+    """
+    after_previous(PDL)
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
+    x0 = tl.zeros([BR * BE, BF], tl.float32)
+    x1, x2, x3, x4, x5, x6, x7, x8 = x0, x0, x0, x0, x0, x0, x0, x0
+    for _ in range(0, steps):
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0)
+        ux, uy, uz, d = direction(vec, e, mask)
+        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
+        k = (scale * (1.0 - tl.exp(-decay * d))).to(tl.int32)
+        k = tl.minimum(tl.maximum(k, 0), KNOTS - 2)
+        t = d - tl.load(knots + k)
+        once = mask & (tl.zeros_like(k) + tl.program_id(1) == 0)
+        tl.store(knot_out + e, k, once)
+        tl.store(offset_out + e, t, once)
+        p = table + k * (12 * F) + c
+        zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
+        f1, f2, f3 = zz * cubic(p, 0, t, mask, F), zz * cubic(p, 1, t, mask, F), zz * cubic(p, 2, t, mask, F)
+        x0 += f1
+        x1 += uz * f2
+        x2 -= uy * f2
+        x3 += ux * f2
+        x4 += (ux * ux - third) * f3
+        x5 += ux * uy * f3
+        x6 += ux * uz * f3
+        x7 += (uy * uy - third) * f3
+        x8 += uy * uz * f3
+        e += BE
+    before_next(PDL)
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    ok = row < num_atoms
+    zi = tl.load(z + row, ok, other=0)
+    own = tl.load(self_filter + c) * (tl.load(z_receiver + zi * F + c) + tl.load(z_sender + zi * F + c))
+    x0, x1, x2, x3, x4, x5, x6, x7, x8 = sum_lanes(x0, x1, x2, x3, x4, x5, x6, x7, x8, BR, BE, BF)
+    x0 += own
+    store9(x_out + row.to(tl.int64) * (9 * F) + c, ok, F, x0, x1, x2, x3, x4, x5, x6, x7, x8)
+    norm = squared_norm(x0, x1, x2, x3, x4, x5, x6, x7, x8)
+    if LOG:
+        norm = log1p(norm)
+    tl.store(norm_out + row.to(tl.int64) * F + c, norm, ok)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def interaction_kernel(
+    row_ptr, sender, knot, offset, table, self_filter, y, charge_factor, m_out, p_out, num_atoms,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, O3: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """M_i = g(0) Y_i + Σ_j g(d_ij) Y_j and P/(‖P‖²+1), P = q (YM + MY) or 2 YM."""
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    m0 = tl.zeros([BR * BE, BF], tl.float32)
+    m1, m2, m3, m4, m5, m6, m7, m8 = m0, m0, m0, m0, m0, m0, m0, m0
+    # the next edges are read while these are worked on
+    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    after_previous(PDL)
+    for _ in range(0, steps):
+        mask = e < end
+        p = table + k * (12 * F) + c
+        s = y + j.to(tl.int64) * (9 * F) + c
+        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
+        g = cubic(p, 0, t, mask, F)
+        m0 += g * tl.load(s, mask, other=0.0)
+        g = cubic(p, 1, t, mask, F)
+        m1 += g * tl.load(s + F, mask, other=0.0)
+        m2 += g * tl.load(s + 2 * F, mask, other=0.0)
+        m3 += g * tl.load(s + 3 * F, mask, other=0.0)
+        g = cubic(p, 2, t, mask, F)
+        m4 += g * tl.load(s + 4 * F, mask, other=0.0)
+        m5 += g * tl.load(s + 5 * F, mask, other=0.0)
+        m6 += g * tl.load(s + 6 * F, mask, other=0.0)
+        m7 += g * tl.load(s + 7 * F, mask, other=0.0)
+        m8 += g * tl.load(s + 8 * F, mask, other=0.0)
+        e += BE
+        t = t_next
+    before_next(PDL)
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    ok = row < num_atoms
+    at = row.to(tl.int64) * (9 * F) + c
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(y + at, ok, F)
+    gi, ga, gs = tl.load(self_filter + c), tl.load(self_filter + F + c), tl.load(self_filter + 2 * F + c)
+    m0, m1, m2, m3, m4, m5, m6, m7, m8 = sum_lanes(m0, m1, m2, m3, m4, m5, m6, m7, m8, BR, BE, BF)
+    m0, m1, m2, m3, m4 = m0 + gi * y0, m1 + ga * y1, m2 + ga * y2, m3 + ga * y3, m4 + gs * y4
+    m5, m6, m7, m8 = m5 + gs * y5, m6 + gs * y6, m7 + gs * y7, m8 + gs * y8
+    store9(m_out + at, ok, F, m0, m1, m2, m3, m4, m5, m6, m7, m8)
+    q = tl.load(charge_factor + row, ok, other=1.0)
+    p0, p1, p2, p3, p4, p5, p6, p7, p8 = product(
+        q, y0, y1, y2, y3, y4, y5, y6, y7, y8, m0, m1, m2, m3, m4, m5, m6, m7, m8, O3
+    )
+    f = 1.0 / (squared_norm(p0, p1, p2, p3, p4, p5, p6, p7, p8) + 1.0)
+    store9(p_out + at, ok, F, f * p0, f * p1, f * p2, f * p3, f * p4, f * p5, f * p6, f * p7, f * p8)
+
+
+@triton.jit(do_not_specialize=["num_atoms", "capacity"])
+def message_backward_kernel(
+    row_ptr, sender, knot, offset, table, self_filter, y, dm, dy, slope, capacity, num_atoms,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """dY_i += g(0) dM_i + Σ_j g(d_ij) dM_j, and for each edge Σ_c g'(d_ij) ⟨dM_j, Y_i⟩ into slope [slices, E].
+
+    The list holds both directions of each pair, so the gather over senders is also the transposed scatter; the
+    slope written at an edge belongs to its reverse, which the force kernel pairs up. This halves the gathered
+    bytes: only dM_j is read for an edge, never Y_j.
+    """
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    own = y + row.to(tl.int64) * (9 * F) + c
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9_early(own, row < num_atoms, F)
+    a0 = tl.zeros([BR * BE, BF], tl.float32)
+    a1, a2, a3, a4, a5, a6, a7, a8 = a0, a0, a0, a0, a0, a0, a0, a0
+    slope_out = slope + tl.program_id(1).to(tl.int64) * capacity
+    # the next edges are read while these are worked on
+    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    after_previous(PDL)
+    for _ in range(0, steps):
+        mask = e < end
+        p = table + k * (12 * F) + c
+        s = dm + j.to(tl.int64) * (9 * F) + c
+        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
+        g, slope_g = cubic_and_slope(p, 0, t, mask, F)
+        x = tl.load(s, mask, other=0.0)
+        a0 += g * x
+        total = slope_g * (x * y0)
+        g, slope_g = cubic_and_slope(p, 1, t, mask, F)
+        x = tl.load(s + F, mask, other=0.0)
+        a1 += g * x
+        dot = x * y1
+        x = tl.load(s + 2 * F, mask, other=0.0)
+        a2 += g * x
+        dot += x * y2
+        x = tl.load(s + 3 * F, mask, other=0.0)
+        a3 += g * x
+        dot += x * y3
+        total += slope_g * dot
+        g, slope_g = cubic_and_slope(p, 2, t, mask, F)
+        x = tl.load(s + 4 * F, mask, other=0.0)
+        a4 += g * x
+        dot = x * y4
+        x = tl.load(s + 5 * F, mask, other=0.0)
+        a5 += g * x
+        dot += x * y5
+        x = tl.load(s + 6 * F, mask, other=0.0)
+        a6 += g * x
+        dot += x * y6
+        x = tl.load(s + 7 * F, mask, other=0.0)
+        a7 += g * x
+        dot += x * y7
+        x = tl.load(s + 8 * F, mask, other=0.0)
+        a8 += g * x
+        dot += x * y8
+        total += slope_g * dot
+        store_sums(slope_out + e, total, mask, BR, LANES)
+        e += BE
+        t = t_next
+    before_next(PDL)
+    row = (tl.program_id(0) * BR + tl.arange(0, BR))[:, None]
+    ok = row < num_atoms
+    at = row.to(tl.int64) * (9 * F) + c
+    gi, ga, gs = tl.load(self_filter + c), tl.load(self_filter + F + c), tl.load(self_filter + 2 * F + c)
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dm + at, ok, F)
+    a0, a1, a2, a3, a4, a5, a6, a7, a8 = sum_lanes(a0, a1, a2, a3, a4, a5, a6, a7, a8, BR, BE, BF)
+    a0, a1, a2, a3, a4 = a0 + gi * y0, a1 + ga * y1, a2 + ga * y2, a3 + ga * y3, a4 + gs * y4
+    a5, a6, a7, a8 = a5 + gs * y5, a6 + gs * y6, a7 + gs * y7, a8 + gs * y8
+    y0, y1, y2, y3, y4, y5, y6, y7, y8 = load9(dy + at, ok, F)
+    store9(dy + at, ok, F, a0 + y0, a1 + y1, a2 + y2, a3 + y3, a4 + y4, a5 + y5, a6 + y6, a7 + y7, a8 + y8)
+
+
+@triton.jit(do_not_specialize=["num_atoms", "capacity"])
+def embedding_backward_kernel(
+    row_ptr, sender, vec, knot, offset, z, table, z_receiver, z_sender, dx, edge_slope, edge_turn, capacity, num_atoms,
+    F: tl.constexpr, KNOTS: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BF: tl.constexpr, LANES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """For each edge, from dX_i: dE/d|vec| [slices, E] and dE/du [slices, E, 3]."""
+    row, e, end, steps = first_edge(row_ptr, num_atoms, BR, BE)
+    c = (tl.program_id(1) * BF + tl.arange(0, BF))[None, :]
+    z_here = tl.load(z_receiver + tl.load(z + row) * F + c)
+    own = dx + row.to(tl.int64) * (9 * F) + c
+    j, k, t = edge_early(sender, knot, offset, e, e < end)
+    after_previous(PDL)
+    g0, g1, g2, g3, g4, g5, g6, g7, g8 = load9(own, row < num_atoms, F)
+    slope_out = edge_slope + tl.program_id(1).to(tl.int64) * capacity
+    turn_out = edge_turn + tl.program_id(1).to(tl.int64) * capacity * 3
+    for _ in range(0, steps):
+        mask = e < end
+        ux, uy, uz, _d = direction(vec, e, mask)
+        p = table + k * (12 * F) + c
+        zz = z_here + tl.load(z_sender + tl.load(z + j, mask, other=0) * F + c)
+        j, k, t_next = edge(sender, knot, offset, e + BE, e + BE < end)
+        _f1, slope_g = cubic_and_slope(p, 0, t, mask, F)
+        radial = slope_g * g0
+        f2, slope_g = cubic_and_slope(p, 1, t, mask, F)
+        radial += slope_g * (uz * g1 - uy * g2 + ux * g3)
+        f2 = zz * f2
+        f3, slope_g = cubic_and_slope(p, 2, t, mask, F)
+        wx = ux * g4 + uy * g5 + uz * g6
+        wy = ux * g5 + uy * g7 + uz * g8
+        wz = ux * g6 + uy * g8
+        third = (ux * ux + uy * uy + uz * uz) * (1.0 / 3.0)
+        radial += slope_g * (
+            ux * ux * g4 + ux * uy * g5 + ux * uz * g6 + uy * uy * g7 + uy * uz * g8 - third * (g4 + g7)
+        )
+        f3 = zz * f3
+        # d/du of f3·(uuᵀ − |u|²/3): the part along u is projected out by the force kernel
+        turn_x = f2 * g3 + f3 * (wx + ux * g4)
+        turn_y = f3 * (wy + uy * g7) - f2 * g2
+        turn_z = f2 * g1 + f3 * wz
+        store_sums(slope_out + e, radial * zz, mask, BR, LANES)
+        store_sums(turn_out + e * 3, turn_x, mask, BR, LANES)
+        store_sums(turn_out + e * 3 + 1, turn_y, mask, BR, LANES)
+        store_sums(turn_out + e * 3 + 2, turn_z, mask, BR, LANES)
+        e += BE
+        t = t_next
+    before_next(PDL)
+
+
+# --- Forces and virial from the gradients of the edges: Triton kernels, without atomics or with those of ---
+# integers: the same input gives the same bits
+
+_FIXED = tl.constexpr(FIXED_POINT)
+_LARGEST = tl.constexpr(2.0**20)  # so that 2,047 of them fit into an integer
+
+
+@triton.jit
+def fixed(x):
+    return (x.to(tl.float64) * _FIXED).to(tl.int64)
+
+
+@triton.jit
+def edge_gradient(
+    e, mask, vec, slope, edge_slope, edge_turn, capacity,
+    SLICES: tl.constexpr, MESSAGES: tl.constexpr,
+):  # fmt: skip
+    """dE/dvec of directed edges e (a vector of indices): the embedding's part and the messages'."""
+    x = tl.load(vec + e * 3, mask, other=1.0)
+    y = tl.load(vec + e * 3 + 1, mask, other=0.0)
+    z = tl.load(vec + e * 3 + 2, mask, other=0.0)
+    square = x * x + y * y + z * z
+    inverse = tl.where(square > 0.0, 1.0 / tl.sqrt(tl.where(square > 0.0, square, 1.0)), 0.0)
+    ux, uy, uz = x * inverse, y * inverse, z * inverse
+    along = tl.zeros_like(x)
+    tx = tl.zeros_like(x)
+    ty = tl.zeros_like(x)
+    tz = tl.zeros_like(x)
+    for k in tl.static_range(SLICES):
+        at = e + k * capacity
+        along += tl.load(edge_slope + at, mask, other=0.0)
+        tx += tl.load(edge_turn + at * 3, mask, other=0.0)
+        ty += tl.load(edge_turn + at * 3 + 1, mask, other=0.0)
+        tz += tl.load(edge_turn + at * 3 + 2, mask, other=0.0)
+    for k in tl.static_range(MESSAGES):
+        along += tl.load(slope + e + k * capacity, mask, other=0.0)
+    dot = tx * ux + ty * uy + tz * uz
+    gx = along * ux + (tx - dot * ux) * inverse
+    gy = along * uy + (ty - dot * uy) * inverse
+    gz = along * uz + (tz - dot * uz) * inverse
+    return gx, gy, gz, x, y, z
+
+
+@triton.jit
+def lower_bound(sender, low, high, value):
+    """First index in [low, high) of the sorted senders that is ≥ value (vectors of rows)."""
+    longest = tl.max(high - low, 0)
+    while longest > 0:
+        middle = (low + high) // 2
+        go = low < high
+        right = go & (tl.load(sender + middle, go, other=0) < value)
+        low = tl.where(right, middle + 1, low)
+        high = tl.where(go & (right == 0), middle, high)
+        longest = longest // 2
+    return low
+
+
+@triton.jit
+def reverse_of(row_ptr, sender, e, mask, i, start, end):
+    """The edge that runs the other way, for edges e of row i.
+
+    Rows are sorted by sender and shift. The edges between i and j are listed in row i by rising shift, in row j by
+    the same shifts negated: the reverse of the r-th of m is the (m − 1 − r)-th.
+    """
+    j = tl.load(sender + e, mask, other=-1)
+    row_start = tl.load(row_ptr + j, mask, other=0)
+    row_end = tl.load(row_ptr + j + 1, mask, other=0)
+    there = lower_bound(sender, row_start, row_end, tl.zeros_like(j) + i)
+    before = tl.load(sender + e - 1, mask & (e > start), other=-2)
+    after = tl.load(sender + e + 1, mask & (e + 1 < end), other=-2)
+    last = there
+    if tl.max(((before == j) | (after == j)).to(tl.int32), 0) > 0:  # several images of one atom
+        beyond = lower_bound(sender, tl.where(mask, start, 0), tl.where(mask, end, 0), j + 1)
+        last = there + tl.where(mask, beyond - 1 - e, 0)
+    return last
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def force_kernel(
+    row_ptr, sender, vec, slope, edge_slope, edge_turn, capacity, forces, virial,
+    SLICES: tl.constexpr, MESSAGES: tl.constexpr, BE: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """F_i = Σ_e (G_e − G_reverse(e)), G = dE/dvec; virial of the row Σ_e vec ⊗ G (nine numbers)."""
+    i = tl.program_id(0)
+    start = tl.load(row_ptr + i)
+    end = tl.load(row_ptr + i + 1)
+    fx = tl.zeros([BE], tl.float32)
+    fy, fz = fx, fx
+    v0, v1, v2, v3, v4, v5, v6, v7, v8 = fx, fx, fx, fx, fx, fx, fx, fx, fx
+    for first in range(start, end, BE):
+        e = first + tl.arange(0, BE)
+        mask = e < end
+        reverse = reverse_of(row_ptr, sender, e, mask, i, start, end)
+        after_previous(PDL)
+        gx, gy, gz, x, y, z = edge_gradient(e, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES)
+        rx, ry, rz, _x, _y, _z = edge_gradient(
+            reverse, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES
+        )
+        fx += tl.where(mask, gx - rx, 0.0)
+        fy += tl.where(mask, gy - ry, 0.0)
+        fz += tl.where(mask, gz - rz, 0.0)
+        if VIRIAL:
+            gx, gy, gz = tl.where(mask, gx, 0.0), tl.where(mask, gy, 0.0), tl.where(mask, gz, 0.0)
+            v0 += x * gx
+            v1 += x * gy
+            v2 += x * gz
+            v3 += y * gx
+            v4 += y * gy
+            v5 += y * gz
+            v6 += z * gx
+            v7 += z * gy
+            v8 += z * gz
+    after_previous(PDL)  # also where there are no edges
+    tl.store(forces + i * 3, tl.sum(fx, 0))
+    tl.store(forces + i * 3 + 1, tl.sum(fy, 0))
+    tl.store(forces + i * 3 + 2, tl.sum(fz, 0))
+    if VIRIAL:
+        tl.store(virial + i * 9, tl.sum(v0, 0))
+        tl.store(virial + i * 9 + 1, tl.sum(v1, 0))
+        tl.store(virial + i * 9 + 2, tl.sum(v2, 0))
+        tl.store(virial + i * 9 + 3, tl.sum(v3, 0))
+        tl.store(virial + i * 9 + 4, tl.sum(v4, 0))
+        tl.store(virial + i * 9 + 5, tl.sum(v5, 0))
+        tl.store(virial + i * 9 + 6, tl.sum(v6, 0))
+        tl.store(virial + i * 9 + 7, tl.sum(v7, 0))
+        tl.store(virial + i * 9 + 8, tl.sum(v8, 0))
+
+
+@triton.jit(do_not_specialize=["capacity"])
+def domain_force_kernel(
+    row_ptr, sender, vec, slope, edge_slope, edge_turn, capacity, forces, virial,
+    SLICES: tl.constexpr, MESSAGES: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Adds G = dE/dvec of each edge to the force of its receiver, and subtracts it from that of its sender.
+
+    A ghost has no edges of its own, so that there is no reverse edge to be read. forces: [rows of local atoms and
+    ghosts, 3] int64, in units of 1/FIXED_POINT; virial [N, 9] of the rows, as of `force_kernel`. A gradient that is not
+    finite, or has no place in such integers, is left out, and its row's virial is NaN.
+    """
+    i = tl.program_id(0)
+    start = tl.load(row_ptr + i)
+    end = tl.load(row_ptr + i + 1)
+    fx = tl.zeros([BE], tl.float32)
+    fy, fz = fx, fx
+    v0, v1, v2, v3, v4, v5, v6, v7, v8 = fx, fx, fx, fx, fx, fx, fx, fx, fx
+    after_previous(PDL)
+    for first in range(start, end, BE):
+        e = first + tl.arange(0, BE)
+        mask = e < end
+        j = tl.load(sender + e, mask, other=0).to(tl.int64)
+        gx, gy, gz, x, y, z = edge_gradient(e, mask, vec, slope, edge_slope, edge_turn, capacity, SLICES, MESSAGES)
+        fits = (tl.abs(gx) < _LARGEST) & (tl.abs(gy) < _LARGEST) & (tl.abs(gz) < _LARGEST)  # not NaN either
+        v0 += tl.where(mask & (fits == 0), float("nan"), 0.0)
+        use = mask & fits
+        gx, gy, gz = tl.where(use, gx, 0.0), tl.where(use, gy, 0.0), tl.where(use, gz, 0.0)
+        tl.atomic_add(forces + j * 3, -fixed(gx), use, sem="relaxed")
+        tl.atomic_add(forces + j * 3 + 1, -fixed(gy), use, sem="relaxed")
+        tl.atomic_add(forces + j * 3 + 2, -fixed(gz), use, sem="relaxed")
+        fx += gx
+        fy += gy
+        fz += gz
+        v0 += x * gx
+        v1 += x * gy
+        v2 += x * gz
+        v3 += y * gx
+        v4 += y * gy
+        v5 += y * gz
+        v6 += z * gx
+        v7 += z * gy
+        v8 += z * gz
+    tl.atomic_add(forces + i * 3, fixed(tl.sum(fx, 0)), sem="relaxed")
+    tl.atomic_add(forces + i * 3 + 1, fixed(tl.sum(fy, 0)), sem="relaxed")
+    tl.atomic_add(forces + i * 3 + 2, fixed(tl.sum(fz, 0)), sem="relaxed")
+    tl.store(virial + i * 9, tl.sum(v0, 0))
+    tl.store(virial + i * 9 + 1, tl.sum(v1, 0))
+    tl.store(virial + i * 9 + 2, tl.sum(v2, 0))
+    tl.store(virial + i * 9 + 3, tl.sum(v3, 0))
+    tl.store(virial + i * 9 + 4, tl.sum(v4, 0))
+    tl.store(virial + i * 9 + 5, tl.sum(v5, 0))
+    tl.store(virial + i * 9 + 6, tl.sum(v6, 0))
+    tl.store(virial + i * 9 + 7, tl.sum(v7, 0))
+    tl.store(virial + i * 9 + 8, tl.sum(v8, 0))

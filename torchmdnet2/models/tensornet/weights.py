@@ -1,0 +1,280 @@
+"""Frozen TensorNet weights, prepared once for the fused kernels.
+
+The radial filters of TensorNet are functions of the distance alone: they are tabulated in float64 as cubic Hermite
+segments on knots that are uniform in exp(−a d), dense where the filters vary, and as many as hold the slopes, which
+forces are made of, to float32's precision. Shapes: K knots, F channels, L layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..layers import LogNorm
+
+__all__ = [
+    "FilterTable", "Filters", "FrozenTensorNet", "PackedWeights", "ScalarNetwork", "SplitWeights", "pack",
+    "pack_split", "tabulate",
+]  # fmt: skip
+
+
+Filters = Callable[[Tensor], Tensor]
+"""[K] distances in Å (float64) → [K, P, F]."""
+
+_SIZES = (512, 1024, 2048, 4096)
+_SLOPE_ERROR = 7e-7  # of the largest slope; eager float32 sums have errors like this
+_CLOSEST = 0.6  # Å; atoms do not come closer
+
+
+@dataclass(eq=False)
+class FilterTable:
+    """Knots of the filter tables: uniform in exp(−decay · d) from 0 to the cutoff.
+
+    Knot k lies at scale · (1 − exp(−decay · d)) = k; distances are rounded to float32, so that the kernels subtract
+    them exactly.
+    """
+
+    cutoff: float
+    num_knots: int = 512
+
+    @property
+    def decay(self) -> float:
+        """1/Å."""
+        return 3.0 / self.cutoff
+
+    @property
+    def scale(self) -> float:
+        return (self.num_knots - 1) / (1 - math.exp(-self.decay * self.cutoff))
+
+    def distances(self) -> Tensor:
+        """Knots in Å, [K] float64 (each a float32 number)."""
+        place = torch.arange(self.num_knots, dtype=torch.float64, device="cpu")
+        return (-torch.log1p(-place / self.scale) / self.decay).clamp(max=self.cutoff).float().double()
+
+    @classmethod
+    def fitting(cls, cutoff: float, filters: Sequence[Filters], zero_at_cutoff: bool = True) -> FilterTable:
+        """The smallest table that holds the slopes of these filters; see `tabulate`."""
+        for num_knots in _SIZES:
+            table = cls(cutoff, num_knots)
+            if all(_slope_error(f, table, zero_at_cutoff) <= _SLOPE_ERROR for f in filters):
+                break
+        return table
+
+
+def tabulate(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) -> Tensor:
+    """Radial functions as cubics between the knots.
+
+    Args:
+        filters: the functions.
+        table: the knots.
+        zero_at_cutoff: the functions and their slopes go to zero at the cutoff.
+
+    Returns:
+        [K, 4, P, F] float64: the cubic Hermite segment from each knot to the next, as coefficients of the powers of
+        the distance from the knot in Å. The last knot, at the cutoff, is zero: nothing lies beyond it.
+    """
+    d = table.distances()
+    f, s = _value_and_slope(filters, d)
+    # exactly at the cutoff rounding decides on which side a knot falls: filters are smooth and zero there
+    if zero_at_cutoff:
+        f[-1], s[-1] = 0.0, 0.0
+    h = torch.diff(d)[:, None, None]
+    mean = (f[1:] - f[:-1]) / h
+    second = (3 * mean - 2 * s[:-1] - s[1:]) / h
+    segments = torch.stack([f[:-1], s[:-1], second, (s[:-1] + s[1:] - 2 * mean) / h**2], 1)
+    return torch.cat([segments, torch.zeros_like(segments[:1])])
+
+
+def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Both [K, P, F]. By two backward passes from sums: forward differentiation, and gradients from other than numbers,
+    would load much of PyTorch, for a second or more."""
+    with torch.enable_grad():
+        d = d.detach().requires_grad_()
+        f = filters(d)
+        v = torch.ones_like(f, requires_grad=True)
+        (sums,) = torch.autograd.grad((f * v).sum(), d, create_graph=True)
+        (slope,) = torch.autograd.grad(sums.sum(), v)
+    return f.detach(), slope
+
+
+def _slope_error(filters: Filters, table: FilterTable, zero_at_cutoff: bool) -> float:
+    """Largest error of the slopes, relative to the largest slope."""
+    knots = table.distances()
+    h = torch.diff(knots)
+    place = 0.5 - math.sqrt(1 / 12)  # where the slope of a cubic Hermite segment is worst
+    d = knots[:-1] + place * h
+    exact = _value_and_slope(filters, d)[1]
+    t, segments = (place * h)[:, None, None], tabulate(filters, table, zero_at_cutoff)[:-1]
+    error = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3]) - exact
+    return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
+
+
+def _norm(norm: Any, give: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, float]:
+    """γ, β and ε, which "log" does not have."""
+    return give(norm.weight), give(norm.bias), getattr(norm, "eps", 0.0)
+
+
+class FrozenTensorNet:
+    """Weights of a TensorNet and its scalar head in the layout of the kernels, float32, on one device.
+
+    Attributes:
+        table: knots of the filter tables.
+        embedding_table: [K, 4, 3, F]; layer_tables: L × [K, 4, 3, F].
+        embedding_self: [F] f1(0); layer_self: L × [3, F] filters at distance 0 (an atom's message to itself).
+        z_receiver, z_sender: [max_z, F], their sum being the pair embedding of two elements.
+        log_norm: norms are γ log(1 + x) + β, not layer norms.
+        linear: [L + 1, F] eV, of the linear read-out; None where the model has none.
+    """
+
+    _vanish = True  # the tables of the layers do so at the cutoff
+
+    def __init__(self, model: Any, head: nn.Module, energy_scale: float, device: torch.device | str):
+        exact: Any = copy.deepcopy(model).cpu().double().requires_grad_(False)
+        self.channels: int = model.hidden_channels
+        self.num_layers = len(model.layers)
+        self.is_o3 = model.group == "O(3)"
+        self.log_norm = isinstance(model.out_norm, LogNorm)
+        self.device = torch.device(device)
+        emb = exact.tensor_embedding
+
+        def give(t: Tensor) -> Tensor:
+            return t.detach().float().contiguous().to(self.device)
+
+        with torch.no_grad():
+
+            def embedding_filters(d: Tensor) -> Tensor:
+                rbf, envelope = exact.distance_expansion(d), exact.envelope(d)
+                projections = (emb.distance_proj1, emb.distance_proj2, emb.distance_proj3)
+                f1, f2, f3 = (p(rbf) * envelope[:, None] for p in projections)
+                return torch.stack([f1, emb.skew_sign * f2, f3], 1)
+
+            of_layers = [self._filters(exact, layer) for layer in exact.layers]
+            self.table = FilterTable.fitting(model.cutoff, [embedding_filters, *of_layers])
+            self.knots = give(self.table.distances())
+            zero = torch.zeros(1, dtype=torch.float64, device="cpu")
+            self.embedding_table = give(tabulate(embedding_filters, self.table))
+            own = float(emb.counts_itself)
+            self.embedding_self = give(own * embedding_filters(zero)[0, 0])
+            self.layer_tables = [give(tabulate(filters, self.table, self._vanish)) for filters in of_layers]
+            self.layer_self = [give(own * filters(zero)[0]) for filters in of_layers]
+
+            of_receiver, of_sender = emb.emb2.weight.chunk(2, 1)
+            self.z_receiver = give(emb.emb.weight @ of_receiver.T + emb.emb2.bias)
+            self.z_sender = give(emb.emb.weight @ of_sender.T)
+
+            def mixing(linears: Any, first: int) -> tuple[Tensor, Tensor]:
+                w = torch.stack([linear.weight for linear in linears[first : first + 3]])
+                return give(w.transpose(1, 2)), give(w)
+
+            self.embedding_mix, self.embedding_mix_t = mixing(emb.linears_tensor, 0)
+            self.gate_norm = _norm(emb.init_norm, give)
+            first, second = emb.linears_scalar
+            self.gate = (give(first.weight.T), give(first.bias), give(second.weight.T), give(second.bias))
+            self.gate_t = (give(first.weight), give(second.weight))
+            # W γ and b + W β: what the gradient of a layer norm followed by a linear map needs (scalar.py)
+            norm = emb.init_norm
+            self.gate_sums = (give(first.weight @ norm.weight), give(first.bias + first.weight @ norm.bias))
+            self.mix_in = [mixing(layer.linears_tensor, 0) for layer in exact.layers]
+            self.mix_out = [mixing(layer.linears_tensor, 3) for layer in exact.layers]
+            self.out_norm = _norm(exact.out_norm, give)
+            linear = [energy_scale * weight for weight in getattr(exact, "linear_readout", ())]
+            self.linear = give(torch.stack(linear)) if linear else None
+            after, after_t = self._head(copy.deepcopy(head).cpu().double(), energy_scale)
+            self.readout = (give(exact.linear.weight.T), give(exact.linear.bias), *map(give, after))
+            self.readout_t = (give(exact.linear.weight), *map(give, after_t))
+            norm, linear = exact.out_norm, exact.linear
+            self.readout_sums = (give(linear.weight @ norm.weight), give(linear.bias + linear.weight @ norm.bias))
+
+    def _head(self, head: Any, energy_scale: float) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The maps of the read-out after the features, and those transposed."""
+        hidden, last = head.output_network.layers[0], head.output_network.layers[2]
+        after = (hidden.weight.T, hidden.bias, last.weight[0] * energy_scale, last.bias * energy_scale)
+        return after, (hidden.weight,)
+
+    def _filters(self, exact: Any, layer: Any) -> Filters:
+        """What is tabulated of a layer."""
+        return lambda d: layer.radial_filter(exact.distance_expansion(d), exact.envelope(d))
+
+
+# --- Weights of a frozen TensorNet packed for cuda_core_products.py (few atoms) and split_fp16_products.py ---
+
+
+def pack(w: Tensor) -> Tensor:
+    """[.., K, N] → [.., K/4, N, 4]."""
+    return w.reshape(*w.shape[:-2], w.shape[-2] // 4, 4, w.shape[-1]).transpose(-1, -2).contiguous()
+
+
+class ScalarNetwork(NamedTuple):
+    """A network of the features, F → H → 1 with H = F/2.
+
+    Attributes:
+        first: [F, H], also as `pack` gives it and transposed; first_bias [H]; last [H], last_bias [].
+    """
+
+    first: Tensor
+    packed: Tensor
+    first_bias: Tensor
+    last: Tensor
+    last_bias: Tensor
+    first_t: Tensor
+
+
+class _Maps:
+    """The matrices of `FrozenTensorNet` but the last of the read-out, forward and transposed, as `form` gives them.
+
+    The first one after a layer norm is γ ⊙ W.
+    """
+
+    def __init__(self, w: FrozenTensorNet, form: Callable[[Tensor], Tensor]):
+        def pair(forward: Tensor, transposed: Tensor) -> tuple[Tensor, Tensor]:
+            return form(forward), form(transposed)
+
+        def after_norm(gamma: Tensor, forward: Tensor, transposed: Tensor) -> tuple[Tensor, Tensor]:
+            return pair((gamma.double()[:, None] * forward.double()).float(), transposed)
+
+        self.embedding_mix = pair(w.embedding_mix, w.embedding_mix_t)
+        self.mix_in = [pair(*maps) for maps in w.mix_in]
+        self.mix_out = [pair(*maps) for maps in w.mix_out]
+        self.gate_hidden = after_norm(w.gate_norm[0], w.gate[0], w.gate_t[0])
+        self.gate = pair(w.gate[2], w.gate_t[1])
+        self.readout_hidden = after_norm(w.out_norm[0], w.readout[0], w.readout_t[0])
+
+
+class PackedWeights(_Maps):
+    """All matrices, as `pack` gives them."""
+
+    def __init__(self, w: FrozenTensorNet):
+        super().__init__(w, pack)
+
+
+def pack_split(w: Tensor) -> Tensor:
+    """[.., K, N] → [.., 2, N/16, K/16, 8, 4, 8] float16, with W = high + low/2048.
+
+    Eight numbers of a thread of Tensor Cores: columns n and n + 8, k, k + 1, k + 2, k + 3 of 16 columns and 16 k.
+    """
+    k, n = w.shape[-2:]
+    w = w.unflatten(-2, (k // 16, 4, 2, 2)).unflatten(-1, (n // 16, 2, 8))  # [.., k/16, 4, 2, 2, n/16, 2, 8]
+    order = (-3, -7, -1, -6, -5, -2, -4)
+    kept = w.dim() - 7
+    w = w.permute(*range(kept), *(i + w.dim() for i in order)).flatten(-3)
+    high = w.half()
+    if not torch.isfinite(high).all():
+        raise ValueError(
+            "a weight is not finite or above 65504, the largest number in half precision: use "
+            "Evaluator(…, precision='float64')"
+        )
+    return torch.stack([high, ((w.double() - high.double()) * 2048).half()], kept)
+
+
+class SplitWeights(_Maps):
+    """All matrices but the last of the read-out, as `pack_split` gives them, sums over 3F in three parts."""
+
+    def __init__(self, w: FrozenTensorNet):
+        f = w.channels
+        super().__init__(w, lambda m: pack_split(m.unflatten(0, (3, f)) if m.shape[0] == 3 * f else m))

@@ -1,0 +1,392 @@
+"""Block shapes of the kernels of TensorNet2, by system size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.triton_launch import FUSED_ARITHMETIC
+from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
+from ..tensornet.gpu import Block, Buffers, FusedTensorNet, MessageTile, Tiles, part_size
+from . import triton_charges as charges
+from . import triton_kernels as filters
+from . import triton_kernels as message
+from .weights import FrozenTensorNet2
+
+__all__ = ["ChargeBuffers", "FilterTiles", "FusedTensorNet2"]
+
+
+@dataclass(frozen=True)
+class FilterTiles(Tiles):
+    """Those of TensorNet, and of what TensorNet2 has of its own.
+
+    Args:
+        chunk: slots whose filters are held at a time, see triton/filters.py.
+        kept: most slots of a system whose filters are kept for the backward pass.
+        layer: products of the filters' layers.
+        first: slots of a program of the first layer, and warps.
+        first_gradient: slots of a program of its gradient, depth of the product in it, and warps.
+        filter_message, filter_gradient: of the messages and their gradients.
+        charge_layer: atoms × channels × depth of the sum at a time of a layer of the networks of charges.
+        predict: the same of what follows them, of all channels, and of the gradient of their second layer.
+        predict_gradient: of their first layer's gradient: atoms, and as many channels as the sum is deep.
+    """
+
+    chunk: int = 131072
+    kept: int = 131072
+    layer: Block = Block(64, 128, 32, 4, 3)
+    first: tuple[int, int] = (16, 4)
+    first_gradient: tuple[int, int, int] = (32, 64, 8)
+    filter_message: MessageTile = MessageTile(16, 1, 32, 16)
+    filter_gradient: MessageTile = MessageTile(16, 1, 32, 16)
+    charge_layer: Block = Block(16, 64, 32, 4)
+    predict: Block = Block(16, 128, 32, 8)
+    predict_gradient: Block = Block(16, 32, 32, 4)
+
+    @classmethod
+    def for_gpu(cls, num_atoms: int, channels: int) -> FilterTiles:
+        """Shapes for N atoms and F channels."""
+        tiles = cls(**vars(Tiles.for_atoms(num_atoms, channels)))
+        layer, message, gradient = tiles.layer, tiles.filter_message, tiles.filter_gradient
+        charge_layer, predict, first_gradient = tiles.charge_layer, tiles.predict, tiles.first_gradient
+        if num_atoms <= 512:
+            layer, message, gradient = Block(64, 64, 64, 4, 3), _FEW, _FEW
+            charge_layer, predict, first_gradient = Block(16, 32, 64, 4), Block(16, 128, 128, 8), (16, 128, 8)
+        elif num_atoms > 4000:
+            gradient = MessageTile(1, 4, 32, 1)
+            charge_layer = Block(16, 128, 32, 8)
+
+        def within(block: Block) -> Block:
+            return replace(block, cols=min(block.cols, channels), depth=min(block.depth, channels))
+
+        # sums are as wide as the channels, and more would not fit into shared memory
+        wide = channels > 128
+        return replace(
+            tiles,
+            layer=within(layer),
+            charge_layer=within(charge_layer),
+            predict=tiles.predict if wide else within(predict),
+            filter_message=message,
+            filter_gradient=gradient,
+            first_gradient=(32, 32, 8)
+            if wide
+            else (first_gradient[0], min(first_gradient[1], 2 * channels), first_gradient[2]),
+            chunk=tiles.chunk * 128 // max(channels, 128),
+        )
+
+
+_FEW = MessageTile(1, 4, 32, 4)
+
+
+# --- TensorNet2 energy, forces and charges by fused kernels: forward, hand-written backward, no autograd, no ---
+# allocation
+#
+# TensorNet's kernels where the mathematics is the same. Its own are the prediction of charges (triton/charges.py) and
+#  the
+# filters, which depend on them (triton/filters.py, triton/message.py): they are computed for a chunk of the edges at
+# a
+# time, and again in the backward pass.
+
+_MOST_PROGRAMS = 8192  # of rows, where there are several chunks
+
+
+@dataclass(eq=False)
+class ChargeBuffers(Buffers):
+    """Those of TensorNet, and of stages k = 0 … L of the charges: in_hidden, out_hidden [N, F], predicted [N, 2Q], sums
+    [N, 2Q] float64, moments [N, 4], by_charge [N, 2F]; of a chunk: first, hidden, last, with gradients in their place.
+    second_slope and last are of all slots and of each layer, where the filters are kept."""
+
+    ones: Tensor
+    receiver: Tensor
+    reverse: Tensor
+    envelope: Tensor
+    envelope_slope: Tensor
+    in_hidden: list[Tensor]
+    out_hidden: list[Tensor]
+    predicted: list[Tensor]
+    sums: list[Tensor]
+    moments: list[Tensor]
+    by_charge: list[Tensor]
+    slope_sums: Tensor
+    charge_slope: Tensor
+    pair_slope: Tensor
+    charges: Tensor
+    charges64: Tensor
+    first_activity: Tensor
+    second_activity: Tensor
+    second_slope: list[Tensor]
+    last: list[Tensor]
+    last_gradient: Tensor
+
+
+class FusedTensorNet2(ChargeNetwork, FusedTensorNet):
+    """Runs a frozen TensorNet2 over CSR rows. Arguments as of FusedTensorNet."""
+
+    weights: FrozenTensorNet2
+
+    def charge_input(self, charge: Tensor) -> Tensor:
+        """The total charge itself."""
+        return charge
+
+    def launch_shapes(self, num_atoms: int) -> FilterTiles:
+        return FilterTiles.for_gpu(num_atoms, self.weights.channels)
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: FilterTiles) -> ChargeBuffers:  # type: ignore[override]
+        w = self.weights
+        n, f, q, layers = max(num_atoms, 1), w.channels, w.charge_channels, w.num_layers
+        capacity = max(capacity, 1)
+        most = -(-(n + capacity) // 128) * 128
+        slots = -(-most // (128 * -(-most // shapes.chunk))) * 128  # chunks of one size
+        base = vars(super().allocate(num_atoms, capacity, shapes))
+        slices = f // shapes.filter_gradient.channels
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=w.device)
+
+        def stages(*shape: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+            return [new(*shape, dtype=dtype) for _ in range(layers + 1)]
+
+        def filters_of(width: int) -> list[Tensor]:
+            """Of each layer; all in one place, where they are not kept."""
+            if most > shapes.kept:
+                return [new(slots, width)] * layers
+            return [new(most, width) for _ in range(layers)]
+
+        base["slope"] = new(layers * (slices + 1), capacity)
+        return ChargeBuffers(
+            **base, ones=torch.ones(n, dtype=torch.float32, device=w.device), receiver=new(capacity).int(),
+            reverse=new(capacity).int(), envelope=new(capacity), envelope_slope=new(capacity), in_hidden=stages(n, f),
+            out_hidden=stages(n, f), predicted=stages(n, 2 * q), sums=stages(n, 2 * q, dtype=torch.float64),
+            moments=stages(n, 4), by_charge=stages(n, 2 * f)[:layers], slope_sums=new(n, q, dtype=torch.float64),
+            charge_slope=new(n, q), pair_slope=new(n + capacity, 2 * q), charges=new(n),
+            charges64=new(n, dtype=torch.float64),
+            first_activity=new(2, slots, f, dtype=torch.float16), second_slope=filters_of(2 * f),
+            second_activity=new(2, slots, 2 * f, dtype=torch.float16), last=filters_of(3 * f),
+            last_gradient=new(2, slots, 3 * f, dtype=torch.float16),
+        )  # fmt: skip
+
+    def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        given = buffers, shapes, atoms, edges
+        self._embed(*given)
+        filters.edge_kernel[(len(atoms.z),)](
+            *edges[:3], buffers.receiver, buffers.reverse, buffers.envelope, buffers.envelope_slope,
+            1 / self.weights.cutoff, BE=32, num_warps=1, **self._options(shapes),
+        )  # fmt: skip
+        self._predict_charges(*given, 0)
+        for k in range(self.weights.num_layers):
+            self._mix(*given, k)
+            self._pass_messages(*given, k)
+            self._update(*given, k)
+            self._predict_charges(*given, k + 1)
+        self._read_out(*given)
+
+    def charges(self, buffers: Any) -> tuple[Tensor, Tensor]:
+        return buffers.charges, buffers.charges64
+
+    def differentiate(
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        given = buffers, shapes, atoms, edges
+        layers = self.weights.num_layers
+        self._read_out_gradient(*given)
+        if charge_slope is not None:
+            self._charge_gradient(*given, layers, charge_slope)
+        for k in reversed(range(layers)):
+            self._product_gradient(*given, k)
+            self._message_gradient(*given, k)
+            self._mix_gradient(*given, k)
+            self._charge_gradient(*given, k, None)
+        self._embedding_gradient(*given)
+        self._forces(*given, with_virial)
+
+    # --- charges -------------------------------------------------------------------------------------------------
+
+    def _factor(self, b: Any, atoms: Atoms) -> Tensor:
+        """The total charge acts through the predicted ones alone, not in the products."""
+        return b.ones
+
+    def _charge_constants(self, shapes: FilterTiles, num_atoms: int, given: bool) -> dict[str, Any]:
+        w, block = self.weights, shapes.predict
+        return {
+            "F": w.channels, "C": w.charge_channels, "K": w.q_dim, "GIVEN": given, "EXACT": w.exact_charge,
+            "PART": part_size(num_atoms), "BM": block.rows, "BK": block.depth, "PREC": self.precision,
+            "num_warps": block.warps, "num_stages": block.stages, **self._options(shapes),
+        }  # fmt: skip
+
+    def _charge_layer(self, shapes: FilterTiles) -> dict[str, Any]:
+        block = shapes.charge_layer
+        return {
+            "F": self.weights.channels, "BM": block.rows, "BK": block.depth, "PREC": self.precision,
+            "num_warps": block.warps, "num_stages": block.stages, **self._options(shapes),
+        }  # fmt: skip
+
+    def _predict_charges(self, b: Any, shapes: FilterTiles, atoms: Atoms, edges: Edges, stage: int) -> None:
+        w, n, last = self.weights, len(atoms.z), stage == self.weights.num_layers
+        net = w.charge_networks[stage]
+        rows = -(-n // shapes.charge_layer.rows)
+        options = self._charge_layer(shapes)
+        charges.charge_hidden_kernel[rows, w.channels // shapes.charge_layer.cols](
+            b.x[stage], b.inverse[0 if last else stage], *net[:4], b.in_hidden[stage], b.moments[stage], n, w.norm_eps,
+            NORMALISED=not last, BN=shapes.charge_layer.cols, **options,
+        )  # fmt: skip
+        charges.charge_layer_kernel[rows, w.channels // shapes.charge_layer.cols](
+            b.in_hidden[stage], *net[4:6], b.out_hidden[stage], n, N=w.channels, BN=shapes.charge_layer.cols, **options
+        )  # fmt: skip
+        charges.charge_layer_kernel[rows, 1](
+            b.out_hidden[stage], *net[6:8], b.predicted[stage], n, N=2 * w.charge_channels, BN=2 * w.charge_channels,
+            **options,
+        )  # fmt: skip
+        charges.charge_sums_kernel[self._parts(atoms)](
+            atoms.ptr, b.predicted[stage], b.sums[stage], C=w.charge_channels, EXACT=w.exact_charge, PART=part_size(n),
+            BM=128, num_warps=8, **self._options(shapes),
+        )  # fmt: skip
+        charges.equilibrate_kernel[(-(-n // shapes.predict.rows),)](
+            atoms.batch, atoms.ptr, atoms.charge_input, b.predicted[stage], b.sums[stage],
+            w.filters[0 if last else stage].charges, b.by_charge[0 if last else stage], b.charges, b.charges64, n,
+            **self._charge_constants(shapes, n, last),
+        )  # fmt: skip
+
+    def _charge_gradient(
+        self, b: Any, shapes: FilterTiles, atoms: Atoms, edges: Edges, stage: int, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        """The gradients that the charges of a stage had: those of the pairs of the layer, or those given."""
+        w, n, last = self.weights, len(atoms.z), charge_slope is not None
+        net, common = w.charge_networks[stage], self._charge_constants(shapes, n, last)
+        if charge_slope is None:
+            charges.pair_slope_kernel[(n,)](
+                edges.row_ptr, b.reverse, b.pair_slope, b.charge_slope, n, C=w.charge_channels, BE=16, num_warps=1,
+                **self._options(shapes),
+            )  # fmt: skip
+        slope = b.charge_slope if charge_slope is None else charge_slope
+        charges.slope_sums_kernel[self._parts(atoms)](
+            atoms.ptr, b.predicted[stage], slope, 1 / self.unit, b.slope_sums, C=w.charge_channels, K=w.q_dim,
+            GIVEN=last, EXACT=w.exact_charge, PART=part_size(n), BM=128, num_warps=8, **self._options(shapes),
+        )  # fmt: skip
+        charges.predict_gradient_kernel[(-(-n // shapes.predict.rows),)](
+            atoms.batch, atoms.ptr, atoms.charge_input, b.predicted[stage], b.sums[stage], b.slope_sums, slope,
+            1 / self.unit, b.in_hidden[stage], b.out_hidden[stage], net.second_t, net.third_t, net.first_gamma,
+            net.first_offset, b.moments[stage], n, **common,
+        )  # fmt: skip
+        block = shapes.predict_gradient
+        charges.add_gradient_kernel[-(-n // block.rows), w.channels // block.depth](
+            b.x[stage], b.inverse[0 if last else stage], b.in_hidden[stage], net.first_t, net.gamma, b.moments[stage],
+            b.d[stage - 1], b.g, b.dd, b.mixed, b.gate, b.dgate, n, F=w.channels, NORMALISED=not last,
+            FIRST=stage == 0, BM=block.rows, BK=block.depth, PREC=self.precision, num_warps=block.warps,
+            num_stages=block.stages, **self._options(shapes),
+        )  # fmt: skip
+
+    def _parts(self, atoms: Atoms) -> tuple[int, int]:
+        """Structures, and parts that the largest can have."""
+        return atoms.ptr.shape[0] - 1, -(-len(atoms.z) // part_size(len(atoms.z)))
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def _chunks(self, b: Any, atoms: Atoms, edges: Edges) -> Iterator[tuple[int, int, int]]:
+        """Number of atoms, first slot and number of slots of each chunk."""
+        slots, n = b.first_activity.shape[1], len(atoms.z)
+        for first in range(0, n + edges.sender.shape[0], slots):
+            yield n, first, slots
+
+    def _rows(self, b: Any, atoms: Atoms, edges: Edges, tile: MessageTile) -> tuple[tuple[int, int], dict[str, Any]]:
+        """Grid and constants of a message kernel."""
+        n = len(atoms.z)
+        programs = -(-n // tile.atoms)
+        if n + edges.sender.shape[0] > b.first_activity.shape[1]:
+            programs = min(programs, _MOST_PROGRAMS)
+        constants = {
+            "F": self.weights.channels, "BR": tile.atoms, "BE": tile.edges, "BF": tile.channels,
+            "num_warps": tile.warps,
+        }  # fmt: skip
+        return (programs, self.weights.channels // tile.channels), constants
+
+    def _layer(
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], mode: str, a: Tensor, w: Tensor,
+        out: Tensor, bias: Tensor, factor: Tensor | None = None, slope: Tensor | None = None, kept: bool = False,
+    ) -> None:  # fmt: skip
+        """One layer of the filters, or its gradient."""
+        block = shapes.layer
+        grid = w.shape[2] // block.cols, -(-chunk[2] // block.rows)
+        filters.layer_kernel[grid](
+            a, w, bias, bias if factor is None else factor, out, bias if slope is None else slope, edges.row_ptr,
+            b.reverse, *chunk, K=w.shape[1], N=w.shape[2], MODE=mode, WITH_SLOPE=slope is not None, REVERSED=kept,
+            BM=block.rows, BN=block.cols, BK=block.depth, num_warps=block.warps, num_stages=block.stages,
+            **self._options(shapes),
+        )  # fmt: skip
+
+    def _kept(self, b: Any, atoms: Atoms, edges: Edges, shapes: FilterTiles) -> bool:
+        """Whether the filters of all slots are kept for the backward pass."""
+        return max(len(atoms.z), 1) + edges.sender.shape[0] <= shapes.kept
+
+    def _filter(
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, backward: bool,
+        last: Tensor, slope: Tensor | None,
+    ) -> None:  # fmt: skip
+        """What the last activation of the filters acts on; backward: of reversed slots. slope: of the second."""
+        w = self.weights
+        net = w.filters[k]
+        rows, warps = shapes.first
+        filters.first_layer_kernel[(chunk[2] // rows,)](
+            edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k],
+            b.first_activity, *chunk, F=w.channels, REVERSED=backward, BM=rows, num_warps=warps,
+            **self._options(shapes),
+        )  # fmt: skip
+        self._layer(b, shapes, edges, chunk, "hidden", b.first_activity, net.second, b.second_activity,
+                    net.second_bias, slope=slope)  # fmt: skip
+        self._layer(b, shapes, edges, chunk, "last", b.second_activity, net.third, last, net.third_bias)
+
+    def _pass_messages(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, n = self.weights, len(atoms.z)
+        grid, constants = self._rows(b, atoms, edges, shapes.filter_message)
+        chunks = list(self._chunks(b, atoms, edges))
+        alone, kept = len(chunks) == 1, self._kept(b, atoms, edges, shapes)
+        for chunk in chunks:
+            last, slope = (t[k][chunk[1] if kept else 0 :] for t in (b.last, b.second_slope))
+            self._filter(b, shapes, edges, chunk, k, False, last, slope if kept else None)
+            message.message_kernel[grid](
+                edges.row_ptr, b.receiver, edges.sender, b.envelope, last, b.y[k], b.m[k], b.dm, *chunk, O3=w.is_o3,
+                ALONE=alone, **constants, **self._options(shapes),
+            )  # fmt: skip
+        if not alone:
+            tile = shapes.filter_message
+            message.product_kernel[-(-n // 4), w.channels // tile.channels](
+                b.y[k], b.m[k], b.dm, n, F=w.channels, BM=4, BF=tile.channels, O3=w.is_o3, num_warps=tile.warps,
+                **self._options(shapes),
+            )  # fmt: skip
+
+    def _message_gradient(self, b: Any, shapes: Any, atoms: Atoms, edges: Edges, k: int) -> None:
+        w, net, capacity = self.weights, self.weights.filters[k], edges.sender.shape[0]
+        grid, constants = self._rows(b, atoms, edges, shapes.filter_gradient)
+        slices = w.channels // shapes.filter_gradient.channels
+        slope = b.slope[k * (slices + 1) :]
+        kept = self._kept(b, atoms, edges, shapes)
+        for chunk in self._chunks(b, atoms, edges):
+            if not kept:
+                self._filter(b, shapes, edges, chunk, k, True, b.last[k], b.second_slope[k])
+            message.message_backward_kernel[grid](
+                edges.row_ptr, b.receiver, edges.sender, b.reverse, b.envelope, b.envelope_slope, b.last[k], b.y[k],
+                b.dm, b.dy, b.last_gradient, slope, capacity, *chunk, REVERSED=kept,
+                LANES=shapes.filter_gradient.lanes, **constants, **self._options(shapes),
+            )  # fmt: skip
+            # the gradients take the place of what they are those of
+            hidden = b.second_activity
+            self._layer(b, shapes, edges, chunk, "gradient", b.last_gradient, net.third_t, hidden, net.third_bias,
+                        factor=b.second_slope[k], kept=kept)  # fmt: skip
+            self._first_gradient(b, shapes, edges, chunk, k, slope[slices])
+
+    def _first_gradient(
+        self, b: Any, shapes: FilterTiles, edges: Edges, chunk: tuple[int, int, int], k: int, slope: Tensor
+    ) -> None:
+        w, net = self.weights, self.weights.filters[k]
+        read = edges.row_ptr, b.receiver, edges.sender, b.knot, b.offset, w.layer_tables[k], b.by_charge[k]
+        rows, depth, warps = shapes.first_gradient
+        filters.first_gradient_kernel[(-(-chunk[2] // rows),)](
+            b.second_activity, net.second_t, *read, net.charges_t, slope, b.pair_slope, *chunk, F=w.channels,
+            C=w.charge_channels, BM=rows, BK=depth, num_warps=warps, num_stages=3, **self._options(shapes),
+        )  # fmt: skip
+
+    def _options(self, shapes: FilterTiles) -> dict[str, Any]:
+        return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}

@@ -1,0 +1,50 @@
+"""Dipole moments of partial charges, about the centre of mass.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..system import System, outside_transforms
+from .graph import sum_over_systems
+
+__all__ = ["centered_positions", "charge_dipole"]
+
+
+def charge_dipole(charges: Tensor, system: System) -> Tensor:
+    """Dipole moment of partial charges, Σ_i q_i (r_i − r_com) of each structure, [B, 3] e·Å, float64, differentiable.
+
+    That of an ion depends on the origin, which is the centre of mass. NaN for periodic structures, which have none.
+
+    Args:
+        charges: [N] e.
+        system: N atoms in B structures.
+    """
+    dipoles = charges.double()[:, None] * centered_positions(system)
+    total = sum_over_systems(dipoles, system.batch, system.num_systems)
+    return torch.where(system.pbc.any(1)[:, None], torch.nan, total)
+
+
+def centered_positions(system: System, share: Tensor | None = None) -> Tensor:
+    """Positions relative to the centre of mass, in which atoms have a share [N]; None: 1."""
+    masses = _atomic_masses(system.device)[system.z]
+    if share is not None:
+        masses = masses * share
+    pos = system.pos.double()
+    mass = sum_over_systems(masses, system.batch, system.num_systems).clamp(min=1e-300)
+    centre = sum_over_systems(masses[:, None] * pos, system.batch, system.num_systems) / mass[:, None]
+    return pos - centre.index_select(0, system.batch)
+
+
+@lru_cache
+def _atomic_masses(device: torch.device) -> Tensor:
+    """By atomic number, in amu, made once per device."""
+    from ase.data import atomic_masses
+
+    with torch.inference_mode(False), outside_transforms():
+        return torch.as_tensor(atomic_masses, dtype=torch.float64, device=device)

@@ -1,0 +1,577 @@
+"""What a potential gives. Shapes: N atoms, B structures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..core.processes import expect_forks, refuse_forked_gpu
+from ..neighbors import NeighborList, neighbor_list
+from ..neighbors.pairs import PairLists
+from ..registry import HEADS, PRIORS, REPRESENTATIONS
+from ..system import System
+from .derivatives import energy_and_gradients, is_differentiated, not_compiled, outside_modes
+from .determined import Determined
+from .dipole import charge_dipole
+from .graph import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
+from .novelty import Calibration
+from .output import CHARGES, Output
+from .prior import Prior
+from .refusals import (
+    SYMBOLS,
+    refuse_charge,
+    refuse_coincident,
+    refuse_elements,
+    refuse_neighbors,
+    refuse_odd_electrons,
+    refuse_precision,
+    refuse_spin,
+    require_stress,
+    require_system,
+)
+
+__all__ = ["SYMBOLS", "Potential", "Result", "has_dipole", "require_stress", "with_dipole"]
+
+
+@dataclass(eq=False)
+class Result:
+    """What a potential gives.
+
+    Attributes:
+        energy: [B] eV, float64.
+        forces: [N, 3] eV/Å, −dE/dpos; None when not asked for.
+        stress: [B, 3, 3] eV/Å³, (1/V) dE/dε, symmetric, tensile positive; None when not asked for.
+        atom_energies: [N] eV, float64, priors included; their sum is the energy.
+        charges: [N] partial charges in e; None where the model has none.
+        properties: what the property heads predict, by name: [B, …] of each structure or [N, …] of each atom. Where
+            charges are predicted and no dipole moment is, "dipole" [B, 3] e·Å is theirs, about the centre of mass; NaN
+            of periodic structures beside molecules.
+    """
+
+    energy: Tensor
+    forces: Tensor | None = None
+    stress: Tensor | None = None
+    atom_energies: Tensor | None = None
+    charges: Tensor | None = None
+    properties: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def with_dipole(properties: Mapping[str, Tensor], charges: Tensor | None, system: System) -> Mapping[str, Tensor]:
+    """Properties and, where there are charges and no dipole moment, that of the charges (`charge_dipole`).
+
+    It is computed when it is asked for: most callers do not need it.
+
+    Args:
+        properties: by name.
+        charges: [N] e; None where none are predicted.
+        system: whose they are.
+    """
+    return properties if charges is None or "dipole" in properties else _WithDipole(properties, charges, system)
+
+
+def has_dipole(outputs: Mapping[str, Output]) -> bool:
+    """Whether results have a dipole moment: of a head, or of charges.
+
+    Args:
+        outputs: of the potential.
+    """
+    return not outputs.keys().isdisjoint(("dipole", "charges"))
+
+
+class _WithDipole(Mapping[str, Tensor]):
+    def __init__(self, properties: Mapping[str, Tensor], charges: Tensor, system: System):
+        # copies, as both may be written to before it is asked for
+        self._known, self._charges = dict(properties), charges.clone()
+        self._system = system.replace(pos=system.pos.clone())
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """A batch of crystals has no dipole."""
+        is_molecule = ~self._system.pbc.any(1)
+        return [*self._known, *(["dipole"] if bool(is_molecule.any()) else [])]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name == "dipole" and name not in self._known and name in self._names:
+            dipole = charge_dipole(self._charges.to(self._system.device), self._system)
+            self._known[name] = dipole.to(self._charges.device)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+# --- Potential: representation + head + priors → energy, forces, stress. The specification of every faster path ---
+
+
+class Potential(nn.Module):
+    """A neural-network potential, completed by physical priors.
+
+    The energy of a structure is Σ_i [ energy_scale · (ε_i − ε_i⁰) + priors_i ] + energy_shift, ε_i being the head's
+    output and ε_i⁰ that of the same atom alone and neutral, so that separated atoms have exactly the energies of
+    the priors (reference energies). Sums are taken in float64.
+
+    Args:
+        representation: structure → per-atom features.
+        head: per-atom features → per-atom energies; None for a model of other properties, whose energy is that of
+            the priors.
+        priors: terms that are added.
+        energy_scale: eV per unit of the head.
+        energy_shift: eV, added once to each structure (0 except for models trained on standardised energies).
+        subtract_isolated: subtract ε_i⁰; False for models that were trained without.
+        elements: atomic numbers that the model was trained on; None means all that it can represent.
+        properties: heads of further properties; the one named "charges" gives `Result.charges`.
+        atom_filter: atoms with atomic numbers up to this one take part in the messages, and have no energy and no
+            share in properties of their own; −1 keeps all.
+        total_charges: total charges in e of the structures that the model was trained on; None: not stated.
+        closed_shell: trained on closed shells only: an odd number of electrons is refused.
+        compositions: atomic number -> atoms; the reference energies of their combinations alone are determined, and all
+            others are warned of. None: those of every element are.
+        config: what `from_config` would need to build this potential, kept in the checkpoint.
+
+    Attributes:
+        allow_untrained_charge: evaluate what is refused as UntrainedCharge otherwise, with a warning.
+        fast_calls: what calls run on in evaluation mode (`torchmdnet2.load` sets it); None: autograd.
+        calibration: what `novelty` reads, kept in model files; None: not calibrated.
+    """
+
+    _known: Tensor
+    priors: Iterable[Prior]
+    fast_calls: Callable[[Potential, System, bool, bool], Result | None] | None = None
+
+    def __init__(
+        self,
+        representation: Representation,
+        head: Head | None,
+        priors: Iterable[Prior] = (),
+        energy_scale: float = 1.0,
+        energy_shift: float = 0.0,
+        subtract_isolated: bool = True,
+        elements: Iterable[int] | None = None,
+        properties: Iterable[PropertyHead] = (),
+        atom_filter: int = -1,
+        total_charges: Iterable[float] | None = None,
+        closed_shell: bool = False,
+        compositions: Iterable[Mapping[int | str, int]] | None = None,
+        config: Mapping[str, Any] | None = None,
+    ):
+        super().__init__()
+        expect_forks()
+        self.representation = representation
+        self.head = head
+        self.priors = nn.ModuleList(priors)  # type: ignore[assignment]
+        self.energy_scale, self.energy_shift = float(energy_scale), float(energy_shift)
+        self.subtract_isolated = subtract_isolated
+        properties = list(properties)
+        self.properties = nn.ModuleDict({p.property: p for p in properties})
+        if len(self.properties) < len(properties):
+            raise ValueError(f"two heads predict the same property: {', '.join(p.property for p in properties)}")
+        for part in (*([] if head is None else [head]), *properties):
+            if part.reads_vectors and representation.gives_vectors is False:
+                raise ValueError(
+                    f"{type(part).__name__}: this head needs vector features, which {type(representation).__name__} "
+                    "does not give: use the model 'equivariant_transformer', or another head"
+                )
+        self.atom_filter = int(atom_filter)
+        top = representation.max_z
+        self.elements = sorted({int(z) for z in (range(1, top) if elements is None else elements)})
+        if self.elements and not 0 < self.elements[0] <= self.elements[-1] < top:
+            raise ValueError(f"elements must be atomic numbers 1 … {top - 1} (max_z − 1), got {self.elements}")
+        self.total_charges = None if total_charges is None else sorted({float(q) for q in total_charges})
+        self.closed_shell = bool(closed_shell)
+        self.determined = None if compositions is None else Determined(compositions)
+        self.allow_untrained_charge = False
+        self.calibration: Calibration | None = None
+        known = torch.zeros(top, dtype=torch.bool)
+        known[self.elements] = True
+        self.register_buffer("_known", known, persistent=False)
+        self.config: dict[str, Any] = dict(config or {})
+        self.metadata: dict[str, Any] = {}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], network: Potential | None = None) -> Potential:
+        """Build an untrained potential from plain data.
+
+        Args:
+            config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
+                …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
+                "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell", "compositions"};
+                all but "model" may be absent. A head that predicts no energy may be given as "head" too.
+            network: a potential of the same "model", "head" and "properties", whose representation and heads are taken
+                over instead of new ones; scale and shift of the heads may differ.
+
+        Raises:
+            KeyError: a name is not registered.
+            TypeError, ValueError: an argument is unknown or out of range.
+        """
+        heads = [dict(p) for p in config.get("properties") or []]
+        if config.get("head", {}) is not None:
+            heads.insert(0, {"name": "scalar", **config.get("head", {})})
+        if network is None:
+            model = dict(config["model"])
+            representation = REPRESENTATIONS[model.pop("name")](**model)
+            built = [HEADS[h.pop("name")](representation.hidden_channels, **h) for h in heads]
+        else:
+            representation = network.representation
+            built = _with_scales([*filter(None, [network.head]), *network.properties.values()], heads)
+        energy_heads = [head for head in built if not isinstance(head, PropertyHead)]
+        if len(energy_heads) > 1:
+            raise ValueError('a model has one energy head: "properties" takes heads of other properties only')
+        priors = [dict(p) for p in config.get("priors") or []]
+        return cls(
+            representation,
+            energy_heads[0] if energy_heads else None,
+            [PRIORS[p.pop("name")](**p) for p in priors],
+            energy_scale=config.get("energy_scale", 1.0),
+            energy_shift=config.get("energy_shift", 0.0),
+            subtract_isolated=config.get("subtract_isolated", True),
+            elements=config.get("elements"),
+            properties=[head for head in built if isinstance(head, PropertyHead)],
+            atom_filter=config.get("atom_filter", -1),
+            total_charges=config.get("total_charges"),
+            closed_shell=config.get("closed_shell", False),
+            compositions=config.get("compositions"),
+            config=config,
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Potential:
+        """What `to`, `float` and the like do; 16 bits are refused."""
+        refuse_precision(fn(torch.empty(0, dtype=self.dtype, device=self.device)).dtype)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    # --- properties ----------------------------------------------------------------------------------------------
+
+    @property
+    def cutoff(self) -> float:
+        """Cutoff of the network's neighbor list, Å."""
+        return self.representation.cutoff
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the network."""
+        return next(self.representation.parameters()).dtype
+
+    @property
+    def level_of_theory(self) -> str | None:
+        """What the labels of the training were computed with; None where the metadata do not state it."""
+        data = self.metadata.get("data")
+        found = data.get("level_of_theory") if isinstance(data, Mapping) else None
+        return found if isinstance(found, str) and found != "not stated" else None
+
+    @property
+    def device(self) -> torch.device:
+        return self._known.device
+
+    @property
+    def reads_charge(self) -> bool:
+        """Whether the energy depends on the total charge; of a model of other properties only, whether these do."""
+        parts = [self.representation, *self.priors, *(self.properties.values() if self.head is None else [self.head])]
+        return any(part.reads_charge for part in parts) or any(prior.uses_charges for prior in self.priors)
+
+    @property
+    def outputs(self) -> dict[str, Output]:
+        """What it predicts beside energies, forces and stress, by name, as its parts declare it."""
+        found = {output.name: output for output in self.representation.outputs}
+        heads: Iterable[tuple[str, PropertyHead]] = self.properties.items()  # type: ignore[assignment]
+        return found | {name: head.output for name, head in heads}
+
+    # --- evaluation ----------------------------------------------------------------------------------------------
+
+    @not_compiled
+    def forward(
+        self,
+        system: System,
+        forces: bool = True,
+        stress: bool = False,
+        neighbors: NeighborList | None = None,
+        create_graph: bool | None = None,
+    ) -> Result:
+        """Energy, forces and stress of a batch of structures.
+
+        Args:
+            system: N atoms in B structures, on the potential's device; never changed.
+            forces: whether to compute them.
+            stress: whether to compute it.
+            neighbors: all directed edges within `cutoff` or further, to reuse a list; searched when None.
+            create_graph: keep the graph, so that the results can be differentiated (again). None: in training mode, and
+                where positions, cells or charges require a gradient or the caller is within a transform of
+                `torch.func`.
+
+        Returns:
+            Result; forces and stress in the floating-point type of `system.pos`.
+
+        Raises:
+            ValueError: a position, cell or charge is not finite (names the atom); two atoms at the same place; stress
+                without a cell; a spin state that the model does not know; neighbors that lack edges.
+            UnknownElement: an atom's element is not one the model was trained on.
+            UntrainedCharge: a total charge or odd number of electrons that it was not trained on, or does not use.
+        """
+        if create_graph is None:
+            create_graph = is_differentiated(require_system(system)) or self.training
+        if self.fast_calls is not None and neighbors is None and not (create_graph or self.training):
+            result = self.fast_calls(self, require_system(system), forces, stress)
+            if result is not None:
+                return result
+        return self.reference(system, forces, stress, neighbors, create_graph)
+
+    @not_compiled
+    def reference(
+        self,
+        system: System,
+        forces: bool = True,
+        stress: bool = False,
+        neighbors: NeighborList | None = None,
+        create_graph: bool | None = None,
+    ) -> Result:
+        """The same by autograd in plain PyTorch: the specification of every faster path. See `forward`.
+
+        Args:
+            system, forces, stress, neighbors, create_graph: as of `forward`.
+        """
+        if create_graph is None:
+            create_graph = is_differentiated(require_system(system)) or self.training
+        self.check(system)
+        if stress:
+            require_stress(system)
+        with outside_modes(self.device), torch.enable_grad():
+            if neighbors is None:
+                neighbors = neighbor_list(system, self.cutoff)
+            refuse_neighbors(neighbors, system, self.cutoff)
+            refuse_coincident(neighbors, system)
+            lists = PairLists(system, {self.cutoff: neighbors})
+            result = self.compute(system, lists, forces, stress, create_graph)
+            result.properties = with_dipole(result.properties, result.charges, system)
+            return result
+
+    def check(self, system: System, charge: bool = True) -> None:
+        """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device.
+
+        Args:
+            system: N atoms; their distances are not looked at.
+            charge: look at the total charges too.
+        """
+        system = require_system(system).detach()
+        refuse_forked_gpu(self.device)
+        refuse_precision(self.dtype)
+        refuse_precision(system.dtype, "positions")
+        system.validate()
+        self.check_elements(system.z)
+        self.check_charge_and_spin(system, charge)
+        if charge and self.closed_shell:
+            refuse_odd_electrons(system, self.allow_untrained_charge)
+        if charge and self.determined is not None:
+            self.determined.warn(system, self.atom_filter)
+        for part in (*([] if self.head is None else [self.head]), *self.properties.values(), *self.priors):
+            part.check(system)  # type: ignore[operator]
+
+    def check_charge_and_spin(self, system: System, charge: bool = True) -> None:
+        """What `check` says about these.
+
+        Args:
+            system: B structures.
+            charge: False: about the spin alone.
+
+        Raises:
+            UntrainedCharge: the model does not know a total charge.
+            ValueError: a spin multiplicity above 2, which the model does not read.
+        """
+        refuse_spin(system, self.representation.reads_spin)
+        if charge:
+            name = type(self.representation).__name__
+            refuse_charge(system, self.total_charges, self.reads_charge, name, self.allow_untrained_charge)
+
+    def compute(
+        self,
+        system: System,
+        lists: PairLists,
+        forces: bool,
+        stress: bool,
+        create_graph: bool = False,
+        isolated: Tensor | None = None,
+    ) -> Result:
+        """`forward` without its checks, on pair lists that are given: waits for the device only where a part does.
+
+        Args:
+            system: as of `forward`.
+            forces: likewise.
+            stress: likewise.
+            create_graph: likewise.
+            lists: pairs by cutoff.
+            isolated: `isolated_energies()`, where they are known.
+        """
+        with outside_modes(self.device), torch.enable_grad():
+
+            def energies(moved: System) -> tuple[Tensor, dict[str, Any]]:
+                atom_energies, charges, properties = self._evaluate(moved, lists, isolated)
+                energy = sum_over_systems(atom_energies, moved.batch, moved.num_systems) + self.energy_shift
+                rest = {"atom_energies": atom_energies, "properties": properties}
+                return energy, rest if charges is None else {**rest, "charges": charges}
+
+            energy, rest, gradients = energy_and_gradients(energies, system, forces, stress, create_graph)
+            result = Result(energy, **rest)
+            if forces:
+                result.forces = -gradients["pos"]
+            if stress:
+                gradient = gradients["strain"]
+                result.stress = (gradient + gradient.transpose(1, 2)) / (2 * system.volume[:, None, None])
+        if not create_graph:
+            result.properties = {name: value.detach() for name, value in result.properties.items()}
+            for name, value in vars(result).items():
+                if isinstance(value, Tensor):
+                    setattr(result, name, value.detach())
+        return result
+
+    def atom_energies(
+        self, system: System, neighbors: NeighborList | PairLists, isolated: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Energies [N] (eV, float64, priors included) and charges [N] or None of the atoms; differentiable.
+
+        Args:
+            system: N atoms.
+            neighbors: edges within `cutoff`, or lists for several cutoffs.
+            isolated: as of `compute`.
+        """
+        known = neighbors if isinstance(neighbors, PairLists) else PairLists(system, {self.cutoff: neighbors})
+        return self._evaluate(system, known, isolated)[:2]
+
+    def _evaluate(
+        self, system: System, lists: PairLists, isolated: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        neighbors = lists(self.cutoff)
+        graph = Graph.build(system, neighbors, self.dtype, lists)
+        if self.atom_filter >= 0:
+            graph.readout = graph.z > self.atom_filter
+        features = self.representation(graph)
+        properties = {name: head(features, graph) for name, head in self.properties.items()}
+        self._require_declared(features, properties, graph)
+        charges = properties["charges"] if "charges" in properties else features.partial_charges
+        energies = self._network_energies(features, graph, neighbors, isolated) * self.energy_scale
+        energies = energies + self._prior_energies(system, lists, charges)[: graph.num_atoms]
+        if graph.readout is not None:
+            energies = torch.where(graph.readout, energies, 0.0)
+        if neighbors.exchange is not None:  # ghosts have no energy of their own
+            energies = torch.cat([energies, energies.new_zeros(neighbors.exchange.num_ghosts)])
+        return energies, charges, properties
+
+    def _require_declared(self, features: Features, properties: dict[str, Tensor], graph: Graph) -> None:
+        """Raise ValueError where a part predicts something else than it declares."""
+        for name, value in properties.items():
+            head: PropertyHead = self.properties[name]  # type: ignore[assignment]
+            size = head.output.size(graph.num_atoms, graph.num_systems)
+            if tuple(value.shape) != size:
+                raise ValueError(
+                    f"the head {type(head).__name__} declares '{name}' as {head.output}, which is {list(size)} here, "
+                    f"and gives {list(value.shape)}: set its attributes per ('atom' or 'system') and shape"
+                )
+        declared = CHARGES in self.representation.outputs
+        if declared != (features.charges is not None):
+            kind = type(self.representation).__name__
+            raise ValueError(
+                f"{kind} declares charges and predicts none: leave them out of its outputs"
+                if declared
+                else f"{kind} predicts charges that it does not declare: set outputs = (CHARGES,)"
+            )
+
+    def _network_energies(
+        self, features: Features, graph: Graph, neighbors: NeighborList, isolated: Tensor | None
+    ) -> Tensor:
+        """ε_i − ε_i⁰ in the head's unit, [N] float64."""
+        if self.head is None:
+            return torch.zeros(graph.num_atoms, dtype=torch.float64, device=self.device)
+        energies = self.head(features, graph).double()
+        if self.subtract_isolated:
+            if self.representation.local:
+                alone = torch.diff(neighbors.row_ptr)[: graph.num_atoms] == 0
+            else:
+                size = sum_over_systems(torch.ones_like(energies), graph.batch, graph.num_systems)
+                alone = (torch.diff(neighbors.row_ptr) == 0) & (size == 1)[graph.batch]
+            alone = alone & (graph.charge == 0)[graph.batch]
+            zero = (self.isolated_energies() if isolated is None else isolated)[graph.z]
+            if getattr(self.head, "reduce", "sum") == "mean":
+                zero = zero / atom_counts(graph).clamp(min=1)[graph.batch]
+            # equal up to rounding for an atom alone: make it exact
+            energies = torch.where(alone, 0.0, energies - zero)
+        return energies
+
+    def prior_energies(
+        self, system: System, neighbors: NeighborList | None = None, charges: Tensor | None = None
+    ) -> Tensor:
+        """Energies of the priors alone, [N] eV float64, differentiable: the baseline of delta learning.
+
+        The network learns the difference of the labels from it. A label may also be reduced by it beforehand.
+
+        Args:
+            system: N atoms.
+            neighbors: edges within `cutoff`, to reuse a list.
+            charges: [N] charges in e for priors that use the network's.
+
+        Raises:
+            ValueError: a prior does not know such a structure.
+        """
+        for prior in self.priors:
+            prior.check(system)
+        lists = PairLists(system, {} if neighbors is None else {self.cutoff: neighbors})
+        with outside_modes(self.device):
+            return self._prior_energies(system, lists, charges)
+
+    def _prior_energies(self, system: System, lists: PairLists, charges: Tensor | None) -> Tensor:
+        total = torch.zeros(system.num_atoms, dtype=torch.float64, device=self.device)
+        for prior in self.priors:
+            pairs = None if prior.cutoff is None else lists(prior.cutoff)
+            # plug-in priors may take two arguments
+            total = total + (prior(system, pairs, charges) if prior.uses_charges else prior(system, pairs))
+        return total
+
+    def isolated_energies(self) -> Tensor:
+        """ε⁰ of each element by atomic number, [max_z] float64 in the head's unit; 0 for unknown elements."""
+        assert self.head is not None
+        z = torch.tensor(self.elements, dtype=torch.long, device=self.device)
+        graph = Graph.isolated(z, self.dtype)
+        with outside_modes(self.device):
+            energies = self.head(self.representation(graph), graph).double()
+        return energies.new_zeros(self._known.shape[0]).index_put((z,), energies)
+
+    def check_elements(self, z: Tensor, name: Callable[[int], str] = "atom {}".format) -> None:
+        """Refuse atomic numbers that the model was not trained on.
+
+        Args:
+            z: [N] atomic numbers.
+            name: what the error calls an entry of `z`, by its index.
+
+        Raises:
+            UnknownElement: with the name of the first entry.
+        """
+        refuse_elements(z, self._known, self.elements, name)
+
+    def novelty(self, system: System) -> Tensor:
+        """How unlike the atoms of the training each atom is, [N] float64; above 1: outside of what the model knows.
+
+        Args:
+            system: N atoms.
+
+        Raises:
+            ValueError: the potential is not calibrated, or for other weights; others as `forward`.
+        """
+        if self.calibration is None:
+            raise ValueError("the model is not calibrated: run `torchmdnet2 calibrate` with its training frames")
+        self.check(system)
+        return self.calibration(self.representation, system)
+
+
+def _with_scales(heads: list[Any], given: list[dict[str, Any]]) -> list[Any]:
+    """The same heads, scale and shift as in their configurations."""
+    for head, values in zip(heads, given, strict=True):
+        for key in ("scale", "shift"):
+            if key in values:
+                setattr(head, key, float(values[key]))
+    return heads

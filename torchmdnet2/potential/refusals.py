@@ -1,0 +1,213 @@
+"""What a potential refuses to evaluate, and in which words.
+
+Shapes: N atoms, E directed edges, B structures.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..core.stated import ROUNDING
+from ..errors import UnknownElement, UntrainedCharge, UntrainedChargeWarning
+from ..neighbors import NeighborList
+from ..neighbors.neighbor_list import SAME_PLACE
+from ..system import System
+
+__all__ = [
+    "SAME_PLACE", "SYMBOLS", "coincident", "refuse_charge", "refuse_coincident", "refuse_elements",
+    "refuse_neighbors", "refuse_odd_electrons", "refuse_precision", "refuse_spin", "rename", "require_potential",
+    "require_stress", "require_system",
+]  # fmt: skip
+
+
+SYMBOLS = (
+    "X H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr "
+    "Nb Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt "
+    "Au Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv "
+    "Ts Og"
+).split()
+
+
+def rename(error: Exception, name: str) -> None:
+    """Give an error about a structure alone the name that the user knows it by."""
+    words = str(error)
+    error.args = (words.replace("system 0", name, 1) if words.startswith("system 0") else f"{name}: {words}",)
+
+
+def require_potential(potential: Any) -> Any:
+    """The same; TypeError for what is not a Potential, with what to give instead."""
+    if isinstance(potential, str | os.PathLike):
+        raise TypeError(f"a Potential is needed, got the path of a file: give torchmdnet2.load({str(potential)!r})")
+    if not hasattr(potential, "representation"):
+        raise TypeError(f"a Potential is needed, got {type(potential).__name__}")
+    return potential
+
+
+def require_system(system: Any) -> System:
+    """The same; TypeError for what is not a System, with what to give instead."""
+    if not isinstance(system, System):
+        remedy = "System.from_ase(atoms)" if hasattr(system, "get_positions") else "System(z=…, pos=…)"
+        raise TypeError(f"a potential evaluates a torchmdnet2.System, got {type(system).__name__}: give {remedy}")
+    return system
+
+
+def require_stress(system: System) -> None:
+    """Raise ValueError unless every structure has a cell with a volume."""
+    flat = system.detach().volume == 0
+    if bool(flat.any()):
+        raise ValueError(f"system {int(flat.nonzero()[0, 0])} has no cell with a volume, so it has no stress")
+
+
+def refuse_precision(dtype: torch.dtype, what: str = "a potential") -> None:
+    """Refuse weights or positions of 16 bits, which hold three digits: energies would be off by tenths of eV."""
+    if dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"{what} in {str(dtype).removeprefix('torch.')}: only float32 and float64 have the digits that energies "
+            "and forces need; use .float() or .double()"
+        )
+
+
+def refuse_spin(system: System, reads_spin: bool) -> None:
+    """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted."""
+    high = system.spin > 2
+    if not reads_spin and bool(high.any()):
+        first = int(high.nonzero()[0, 0])
+        raise ValueError(
+            f"system {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
+            "spin state; leave spin at 0 (and initial magnetic moments out) to evaluate that one"
+        )
+
+
+def refuse_charge(system: System, trained: Sequence[float] | None, reads: bool, model: str, allow: bool) -> None:
+    """Refuse a total charge that the model was not trained on or does not see.
+
+    A model that does not see the charge gives the same numbers for all: it knows the charge of its training
+    structures where they had one and the same, else 0.
+
+    Args:
+        system: B structures.
+        trained: charges of the training in e; None: not stated.
+        reads: whether the model sees the charge.
+        model: its name, for the message.
+        allow: warn instead.
+
+    Raises:
+        UntrainedCharge: names the structure.
+    """
+    known = trained
+    if not reads and (trained is None or len(trained) > 1):
+        known = [0.0] if trained is None or 0 in trained else []
+    if known is None:
+        return
+    charge = system.charge.detach()
+    unknown = torch.ones_like(charge, dtype=torch.bool)
+    for value in known:
+        unknown &= (charge - value).abs() > ROUNDING
+    if not bool(unknown.any()):
+        return
+    first = int(unknown.nonzero()[0, 0])
+    value = float(charge[first])
+    words = f"the total charge {value:g}, "
+    if trained is not None and value not in trained:
+        listed = ", ".join(f"{q:g}" for q in trained)
+        words += f"and this model was trained on structures of charge {listed} only"
+    else:
+        words += f"which this model ({model}) does not use: its results are the same for all"
+    _refuse(first, words, allow)
+
+
+def refuse_odd_electrons(system: System, allow: bool, protons: torch.Tensor | None = None) -> None:
+    """Refuse structures that have an unpaired electron, for a model of closed shells.
+
+    Args:
+        system: B structures.
+        allow: warn instead.
+        protons: [B] sums of their atomic numbers, where the system does not hold all atoms.
+
+    Raises:
+        UntrainedCharge: names the structure.
+    """
+    charge = system.charge.detach()
+    if protons is None:
+        protons = torch.zeros_like(charge).index_add_(0, system.batch, system.z.to(charge.dtype))
+    electrons = protons - charge
+    odd = electrons.round() % 2 == 1
+    if bool(odd.any()):
+        first = int(odd.nonzero()[0, 0])
+        words = (
+            f"an odd number of electrons, {float(electrons[first]):g} with the total charge {float(charge[first]):g}, "
+            "and this model was trained on closed shells only: look at the charge and at the H atoms"
+        )
+        _refuse(first, words, allow)
+
+
+def _refuse(first: int, words: str, allow: bool) -> None:
+    """Raise UntrainedCharge about a structure, or warn."""
+    if allow:
+        warnings.warn(f"a structure has {words}; it is evaluated all the same", UntrainedChargeWarning, stacklevel=3)
+        return
+    raise UntrainedCharge(
+        f"system {first} has {words}; allow_untrained_charge=True where the model is opened (on the command line "
+        "--allow-untrained-charge) evaluates it all the same"
+    )
+
+
+def refuse_elements(z: torch.Tensor, known: torch.Tensor, trained: Sequence[int], name: Callable[[int], str]) -> None:
+    """Refuse atoms whose element the model was not trained on.
+
+    Args:
+        z: [N] atomic numbers.
+        known: booleans by atomic number.
+        trained: atomic numbers, for the message.
+        name: what an atom is called in the message, by its index.
+
+    Raises:
+        UnknownElement: names the first of them.
+    """
+    top = known.shape[0]
+    unknown = ~known[z.clamp(0, top - 1)] | (z < 0) | (z >= top)
+    if bool(unknown.any()):
+        atom = int(unknown.nonzero()[0, 0])
+        number = int(z[atom])
+        found = f"{SYMBOLS[number]} (Z = {number})" if 0 < number < len(SYMBOLS) else f"Z = {number}"
+        listed = ", ".join(SYMBOLS[e] if e < len(SYMBOLS) else str(e) for e in trained)
+        raise UnknownElement(f"{name(atom)} is {found}, and this model knows only {listed}")
+
+
+def refuse_neighbors(neighbors: NeighborList, system: System, cutoff: float) -> None:
+    """Refuse a list that lacks edges of this system."""
+    if neighbors.half:
+        raise ValueError("neighbors: the model needs both directions of each pair, and this list has one (half=True)")
+    if neighbors.cutoff < cutoff:
+        raise ValueError(f"neighbors: the model's cutoff is {cutoff} Å, and this list ends at {neighbors.cutoff} Å")
+    if len(neighbors.row_ptr) != system.num_atoms + 1:
+        raise ValueError(f"neighbors: a list of {len(neighbors.row_ptr) - 1} atoms, not of {system.num_atoms}")
+
+
+def refuse_coincident(neighbors: NeighborList, system: System) -> None:
+    """Refuse two atoms at the same place, whose energy and forces mean nothing.
+
+    Raises:
+        ValueError: names both.
+    """
+    system = system.detach()
+    vectors = neighbors.vectors(system)
+    if bool(((vectors * vectors).sum(1) < SAME_PLACE**2).any()):
+        raise coincident(neighbors, system)
+
+
+def coincident(neighbors: NeighborList, system: System) -> ValueError:
+    """The error about the two atoms of a list, or the atom and its own periodic image, that are closest."""
+    distances = neighbors.distances(system.detach())
+    edge = int(distances.argmin())
+    i, j = neighbors.edge_index[:, edge].tolist()
+    other = "its own periodic image" if i == j else f"atom {j}"
+    return ValueError(
+        f"atom {i} and {other} are at the same place ({float(distances[edge]):.2g} Å apart), where energy and forces "
+        "mean nothing"
+    )

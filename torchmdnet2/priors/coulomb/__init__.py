@@ -1,0 +1,35 @@
+"""Which kernels evaluate the prior `coulomb`: those of sums over pairs, or of particle-mesh Ewald."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from ...kernels.interfaces import GpuTerm
+from ..pair_kernels import PairPriorPath
+from .coulomb import Coulomb
+
+__all__ = ["CoulombPath"]
+
+
+class CoulombPath(PairPriorPath):
+    """All pairs and reaction field as other pair priors; particle-mesh Ewald on GPUs."""
+
+    def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
+        return "" if _on_mesh(prior) else super().unsupported_reason(prior, device)
+
+    def on_cpu(self, prior: nn.Module) -> bool:
+        return not _on_mesh(prior)
+
+    def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
+        if not _on_mesh(prior):
+            return super().gpu(prior, device, elements)
+        from .gpu import ParticleMeshTerm
+
+        return ParticleMeshTerm(prior, device)  # type: ignore[arg-type]
+
+
+def _on_mesh(prior: nn.Module) -> bool:
+    return isinstance(prior, Coulomb) and prior.energy.method == "pme"

@@ -1,0 +1,394 @@
+"""Inverse and volume of a cell, without waiting for a GPU, as the functions of torch.linalg do."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...neighbors.neighbor_list import safe_norm
+from ...neighbors.pairs import MIN_DISTANCE, all_pairs, sum_pairs
+from ...system import System
+
+__all__ = [
+    "EwaldPlan", "EwaldSum", "Mesh", "active_plan", "inverse", "mesh_potential", "mesh_sizes", "order_and_spacing",
+    "require_all_or_none", "spline_moduli", "volume", "with_plans",
+]  # fmt: skip
+
+
+def inverse(cell: Tensor) -> Tensor:
+    """The inverse of a cell [3, 3]; its columns are the reciprocal lattice vectors (without 2π)."""
+    a, b, c = cell.unbind(0)
+    columns = [torch.linalg.cross(b, c), torch.linalg.cross(c, a), torch.linalg.cross(a, b)]
+    return torch.stack(columns, 1) / (a * columns[0]).sum()
+
+
+def volume(cell: Tensor) -> Tensor:
+    """Volume of a cell [3, 3], also of a left-handed one."""
+    a, b, c = cell.unbind(0)
+    return (a * torch.linalg.cross(b, c)).sum().abs()
+
+
+# --- Smooth particle-mesh Ewald: the reciprocal part of an Ewald sum by fast Fourier transform, O(N log N) ---
+#
+# Source: U. Essmann et al., J. Chem. Phys. 103, 8577 (1995), Eqs. 3.6–4.7.
+
+
+class Mesh(NamedTuple):
+    """M_1, M_2, M_3, on the host and as numbers [3] int64 on the device; and |b|² of the splines on half the mesh."""
+
+    sizes: tuple[int, ...]
+    numbers: Tensor
+    moduli: Tensor
+
+    @classmethod
+    def of(cls, sizes: list[int], order: int, device: torch.device) -> Mesh:
+        x, y, z = (spline_moduli(size, order, device) for size in sizes)
+        moduli = x[:, None, None] * y[:, None] * z[: sizes[2] // 2 + 1]
+        return cls(tuple(sizes), torch.tensor(sizes, device=device), moduli)
+
+
+def order_and_spacing(accuracy: float, alpha: float) -> tuple[int, float]:
+    """Spline order p and mesh spacing h in Å for an accuracy relative to the charges' own potential, about α.
+
+    The error of the splines is below 0.05 (α h)^p (measured on random charges, p = 6 … 16); it is made four times
+    smaller than asked for, since forces have a larger one. The order grows with the digits asked for, so that work on
+    atoms (p³ each) and on mesh points (1/h³ each) stay alike.
+    """
+    digits = round(-math.log10(accuracy))
+    order = min(max(2 * (1 + digits // 2), 4), 16)
+    return order, (5 * accuracy) ** (1 / order) / alpha
+
+
+def mesh_potential(pos: Tensor, cell: Tensor, q: Tensor, alpha: float, order: int, mesh: Mesh) -> Tensor:
+    """Potential of the smooth charges at the atoms, their own included: what Σ_k gives in an Ewald sum.
+
+    Energies are invariant under translation up to the error of the mesh, and forces add up to zero likewise.
+
+    Args:
+        pos: [N, 3] Å, float64.
+        cell: [3, 3] Å, rows.
+        q: [N, C] e.
+        alpha: Ewald parameter, 1/Å.
+        order: p, even.
+        mesh: its points, at most as far apart along the lattice vectors as `order_and_spacing` says.
+
+    Returns:
+        [N, C] e/Å, differentiable in positions, cell and charges.
+    """
+    sizes = mesh.sizes
+    points, weights = _spread(pos @ inverse(cell), mesh, order)
+
+    # charges on the mesh, its Fourier transform times the influence function, and back
+    on_mesh = q.new_zeros(math.prod(sizes), q.shape[1])
+    on_mesh = on_mesh.index_add(0, points.flatten(), (weights[:, :, None] * q[:, None]).flatten(0, 1))
+    transform = torch.fft.rfftn(on_mesh.unflatten(0, sizes), dim=(0, 1, 2))
+    influence = _influence(cell, alpha, mesh)
+    potential = torch.fft.irfftn(transform * influence[..., None], s=sizes, dim=(0, 1, 2)) * math.prod(sizes)
+    at_points = potential.flatten(0, 2).index_select(0, points.flatten()).unflatten(0, points.shape)
+    return (at_points * weights[:, :, None]).sum(1)
+
+
+def mesh_sizes(cell: Tensor, order: int, spacing: float) -> list[int]:
+    """M_1, M_2, M_3 for a cell [3, 3] in Å: points along the lattice vectors at most `spacing` apart.
+
+    Vectors, not planes: a wave k turns by k·a_i along the vector a_i, however skew the cell is.
+    """
+    lengths = cell.detach().norm(dim=1).tolist()
+    return [_even_composite(max(order, math.ceil(length / spacing))) for length in lengths]
+
+
+def _spread(fractional: Tensor, mesh: Mesh, order: int) -> tuple[Tensor, Tensor]:
+    """Mesh points [N, p³] that each atom touches, and its spline weights there."""
+    sizes, u = mesh.sizes, fractional * mesh.numbers
+    first = torch.floor(u.detach())
+    weights = _spline(u - first, order)  # [N, 3, p]: weight of the point first − k
+    offset = torch.arange(order, device=u.device)
+    index = (first.long()[:, :, None] - offset) % mesh.numbers[:, None]
+    x, y, z = index.unbind(1)
+    points = (x[:, :, None, None] * sizes[1] + y[:, None, :, None]) * sizes[2] + z[:, None, None, :]
+    wx, wy, wz = weights.unbind(1)
+    products = wx[:, :, None, None] * wy[:, None, :, None] * wz[:, None, None, :]
+    return points.flatten(1), products.flatten(1)
+
+
+def _spline(t: Tensor, order: int) -> Tensor:
+    """Cardinal B-splines M_p(t + k), k = 0 … p − 1, for t in [0, 1): [..., p] (Eq. 4.1)."""
+    values = torch.stack([t, 1 - t], -1)  # M_2(t), M_2(t + 1)
+    t = t[..., None]
+    for n in range(3, order + 1):
+        k = torch.arange(n, device=t.device)
+        below = torch.nn.functional.pad(values, (1, 1))  # M_{n−1} at t + k − 1, k = 0 … n
+        values = ((t + k) * below[..., 1:] + (n - t - k) * below[..., :-1]) / (n - 1)
+    return values
+
+
+def _influence(cell: Tensor, alpha: float, mesh: Mesh) -> Tensor:
+    """4π/V exp(−k²/4α²)/k² |b(k)|² on the half mesh of a real transform, [M_1, M_2, M_3/2 + 1]; 0 at k = 0."""
+    sizes, device = mesh.sizes, cell.device
+    n = [torch.fft.fftfreq(m, 1 / m, dtype=torch.float64, device=device) for m in sizes[:2]]
+    n.append(torch.fft.rfftfreq(sizes[2], 1 / sizes[2], dtype=torch.float64, device=device))
+    index = torch.stack(torch.meshgrid(*n, indexing="ij"), -1)
+    k = 2 * math.pi * index @ inverse(cell).T
+    k2 = (k * k).sum(-1)
+    zero = k2 == 0
+    k2 = torch.where(zero, 1.0, k2)
+    strength = torch.where(zero, 0.0, torch.exp(-k2 / (4 * alpha * alpha)) / k2)
+    return 4 * math.pi / volume(cell) * (strength * mesh.moduli)
+
+
+def spline_moduli(size: int, order: int, device: torch.device) -> Tensor:
+    """|b(n)|² = 1/|Σ_k M_p(k + 1) exp(2πi n k/M)|², [M] (Eq. 4.4)."""
+    at_integers = _spline(torch.zeros(1, dtype=torch.float64, device=device), order)[0, 1:]  # M_p(1) … M_p(p − 1)
+    n = torch.arange(size, dtype=torch.float64, device=device)
+    phase = 2 * math.pi * n[:, None] * torch.arange(order - 1, device=device) / size
+    total = (at_integers * torch.cos(phase)).sum(1) ** 2 + (at_integers * torch.sin(phase)).sum(1) ** 2
+    return 1 / total
+
+
+def _even_composite(size: int) -> int:
+    """The next even number without prime factors above 7, which transforms fast."""
+    while True:
+        rest = size
+        for prime in (2, 3, 5, 7):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1 and size % 2 == 0:
+            return size
+        size += 1
+
+
+# --- The long-range part of Ewald sums over a batch, of sizes that are fixed beforehand ---
+#
+# How many waves or mesh points a structure needs depends on its cell, which is known on the GPU only. A plan holds
+# these
+# sizes: what is computed with it waits for nothing, and a CUDA graph can hold it. Other cells may be computed with
+# the
+# same plan as long as they fit, which the plan notes.
+
+_active: ContextVar[Mapping[int, EwaldPlan] | None] = ContextVar("_active", default=None)
+
+
+@contextmanager
+def with_plans(plans: Mapping[int, EwaldPlan]) -> Iterator[None]:
+    """Within the block Ewald sums are computed with these plans, by the `id` of the module that computes them."""
+    before = _active.set(plans)
+    try:
+        yield
+    finally:
+        _active.reset(before)
+
+
+def active_plan(module: Any) -> EwaldPlan | None:
+    """The plan that a module is to use now."""
+    plans = _active.get()
+    return None if plans is None else plans.get(id(module))
+
+
+def require_all_or_none(system: System) -> Tensor:
+    """Which structures are periodic, [B] bool.
+
+    Raises:
+        ValueError: one is periodic in some directions only.
+    """
+    periodic = system.pbc.all(1)
+    mixed = system.pbc.any(1) & ~periodic
+    if bool(mixed.any()):
+        raise ValueError(
+            f"system {int(mixed.nonzero()[0, 0])} is periodic in one or two directions only; Ewald summation needs "
+            "all three (put enough vacuum between the layers) or none"
+        )
+    return periodic
+
+
+class EwaldSum(NamedTuple):
+    """What an Ewald sum is computed to.
+
+    Attributes:
+        mesh: by particle mesh, else by plane waves.
+        alpha: 1/Å.
+        k_max: 1/Å, the longest wave.
+        accuracy: of the mesh.
+        factor: damping f(d) of distances [E], for molecules.
+    """
+
+    mesh: bool
+    alpha: float
+    k_max: float
+    accuracy: float
+    factor: Callable[[Tensor], Tensor]
+
+
+class EwaldPlan:
+    """Sizes for a batch of structures with these atoms, periodicity and cells.
+
+    Args:
+        sums: what is computed.
+        system: N atoms in B structures; positions and charges do not matter.
+        room: of the waves: the plan fits cells that are strained by so much.
+        mesh_room: the same of the mesh. Above 0 it is another mesh than that of the cells themselves, whose energies
+            differ from those by as much as the accuracy allows.
+
+    Attributes:
+        periodic: [B] bool.
+        lacking: [1] bool, whether a cell did not fit since this was made; what was computed then is not accurate.
+        unfit: [B, 3, 3] Å, the first cells that did not fit; zeros before.
+
+    Raises:
+        ValueError: a structure is periodic in some directions only.
+    """
+
+    def __init__(self, sums: EwaldSum, system: System, room: float = 0.0, mesh_room: float = 0.0):
+        self.sums, self.periodic = sums, require_all_or_none(system)
+        self._notes = room > 0 or mesh_room > 0
+        self.lacking = torch.zeros(1, dtype=torch.bool, device=system.device)
+        self.unfit = torch.zeros_like(system.cell, dtype=torch.float64)
+        self._parts: list[_Part] = []
+        for b, periodic in enumerate(self.periodic.tolist()):
+            atoms = (system.batch == b).nonzero()[:, 0]
+            cell = system.cell[b].detach().double()
+            if atoms.numel() == 0:
+                continue
+            if not periodic:
+                self._parts.append(_Molecule(sums, b, atoms, system))
+            elif sums.mesh:
+                self._parts.append(_OnMesh(sums, b, atoms, cell * (1 + mesh_room)))
+            else:
+                self._parts.append(_Waves(sums, b, atoms, cell, room))
+
+    def energies(self, system: System, q: Tensor) -> Tensor:
+        """Long-range, self and background energies; all of molecules.
+
+        Args:
+            system: as that of the plan but for positions and cells.
+            q: [N, C] e, float64.
+
+        Returns:
+            [N] e²/Å, float64.
+        """
+        if self._notes:
+            self._note(system)
+        total = torch.zeros(system.num_atoms, dtype=torch.float64, device=system.device)
+        for part in self._parts:
+            pos, charges = system.pos.index_select(0, part.atoms).double(), q.index_select(0, part.atoms)
+            total = total.index_add(0, part.atoms, part.energies(pos, system.cell[part.b].double(), charges))
+        return total
+
+    @torch.no_grad()
+    def _note(self, system: System) -> None:
+        """Remember the first cells that do not fit."""
+        cell = system.cell.detach().double()
+        fit = [part.fits(cell[part.b]) for part in self._parts]
+        if not fit:
+            return
+        # what is not finite is refused for that
+        lacking = (~torch.stack(fit).all() & cell.isfinite().all()).reshape(1)
+        self.unfit.copy_(torch.where(lacking & ~self.lacking, cell, self.unfit))
+        self.lacking |= lacking
+
+
+class _Part(ABC):
+    """One structure of the batch.
+
+    Attributes:
+        b: its number.
+        atoms: [n] its atoms.
+    """
+
+    def __init__(self, sums: EwaldSum, b: int, atoms: Tensor):
+        self.sums, self.b, self.atoms = sums, b, atoms
+
+    @abstractmethod
+    def energies(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
+        """[n] e²/Å of positions [n, 3], a cell [3, 3] and charges [n, C], all float64."""
+
+    @abstractmethod
+    def fits(self, cell: Tensor) -> Tensor:
+        """[] bool."""
+
+
+class _Molecule(_Part):
+    """All pairs."""
+
+    def __init__(self, sums: EwaldSum, b: int, atoms: Tensor, system: System):
+        super().__init__(sums, b, atoms)
+        self._pairs = all_pairs(System(z=system.z[atoms], pos=system.pos[atoms].detach()))
+
+    def energies(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
+        receiver, sender = self._pairs.edge_index
+        d = safe_norm(pos.index_select(0, sender) - pos.index_select(0, receiver)).clamp(min=MIN_DISTANCE)
+        products = (q.index_select(0, receiver) * q.index_select(0, sender)).sum(1)
+        return sum_pairs(products * self.sums.factor(d) / d, self._pairs, len(pos))
+
+    def fits(self, cell: Tensor) -> Tensor:
+        return torch.ones((), dtype=torch.bool, device=cell.device)
+
+
+class _Periodic(_Part):
+    def energies(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
+        alpha = self.sums.alpha
+        background = math.pi / (volume(cell) * alpha * alpha) * q.sum(0)
+        potential = self._potential(pos, cell, q)
+        return (q * (potential - 2 * alpha / math.sqrt(math.pi) * q - background)).sum(1) / 2
+
+    @abstractmethod
+    def _potential(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
+        """Of the smooth charges at the atoms, [n, C] e/Å."""
+
+
+class _OnMesh(_Periodic):
+    """A mesh of fixed sizes, whose points must not be further apart than the accuracy allows."""
+
+    def __init__(self, sums: EwaldSum, b: int, atoms: Tensor, cell: Tensor):
+        super().__init__(sums, b, atoms)
+        self._order, self._spacing = order_and_spacing(sums.accuracy, sums.alpha)
+        self._mesh = Mesh.of(mesh_sizes(cell, self._order, self._spacing), self._order, cell.device)
+
+    def _potential(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
+        return mesh_potential(pos, cell, q, self.sums.alpha, self._order, self._mesh)
+
+    def fits(self, cell: Tensor) -> Tensor:
+        return ~(cell.norm(dim=1) > self._mesh.numbers * (self._spacing * (1 + 1e-9))).any()
+
+
+class _Waves(_Periodic):
+    """The waves of one half of space that are no longer than k_max in the cell, out of a list that reaches further.
+
+    The wave n of a cell A has k = 2π A⁻¹ n. It is in the list of the cell A₀ because |A₀⁻¹ n| ≤ ‖A₀⁻¹ A‖ |A⁻¹ n|.
+    """
+
+    def __init__(self, sums: EwaldSum, b: int, atoms: Tensor, cell: Tensor, room: float):
+        super().__init__(sums, b, atoms)
+        self._inverse, self._room = inverse(cell), room
+        k_max = sums.k_max * (1 + room)
+        reach = (k_max * cell.norm(dim=1) / (2 * math.pi)).floor().long().tolist()
+        index = torch.cartesian_prod(*[torch.arange(-n, n + 1, device=cell.device) for n in reach])
+        n0, n1, n2 = index.unbind(1)
+        half = (n0 > 0) | ((n0 == 0) & ((n1 > 0) | ((n1 == 0) & (n2 > 0))))
+        index = index[half].double()
+        self._index = index[self._waves(index, cell).norm(dim=1) <= k_max]
+
+    @staticmethod
+    def _waves(index: Tensor, cell: Tensor) -> Tensor:
+        return 2 * math.pi * index @ inverse(cell).T
+
+    def _potential(self, pos: Tensor, cell: Tensor, q: Tensor) -> Tensor:
+        k = self._waves(self._index, cell)
+        k2 = (k * k).sum(1)
+        # vectors of one half of space stand for both halves
+        strength = 8 * math.pi / volume(cell) * torch.exp(-k2 / (4 * self.sums.alpha**2)) / k2
+        strength = torch.where(k2.detach() <= self.sums.k_max**2 * (1 + 1e-12), strength, 0.0)
+        phase = pos @ k.T
+        cos, sin = torch.cos(phase), torch.sin(phase)
+        return cos @ (strength[:, None] * (cos.T @ q)) + sin @ (strength[:, None] * (sin.T @ q))
+
+    def fits(self, cell: Tensor) -> Tensor:
+        strain = (self._inverse @ cell).abs()
+        # the norm is at most √(‖·‖₁ ‖·‖∞)
+        return ~(strain.sum(0).amax() * strain.sum(1).amax() > (1 + self._room) ** 2 + 1e-12)

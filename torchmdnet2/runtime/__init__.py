@@ -1,1 +1,0 @@
-"""What the Evaluator runs: frozen weights, static buffers, one step of launches, captured CUDA graphs."""

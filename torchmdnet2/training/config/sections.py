@@ -1,0 +1,477 @@
+"""Labels of a training: their names in the configuration, in the data, and in the predictions.
+
+A label of the data is named as in the table of labels (data/labels.py), or by its shape and property, as in
+"scalar:gap". "scalar:dipole_norm" is the length of the dipole moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+from torch import Tensor
+
+from ... import units
+from ...data.datasets import make_published
+from ...data.formats import find_format
+from ...data.labels import CONFIG_TYPE, LABELS, SHAPES, any_factor
+from ...errors import BadData, MissingBackend
+from ...potential.potential import Potential, Result
+from ...registry import PRIORS, did_you_mean
+from ...units import OWN_UNITS, factor
+from .schema import Section
+
+__all__ = [
+    "FRAME_LABELS", "LOSS_WEIGHT", "DataConfig", "KeysConfig", "LossConfig", "LossScheduleConfig", "SplitConfig",
+    "UnitsConfig", "check_labels", "epoch_of", "label_keys", "label_units", "predicted_shapes", "prediction",
+    "property_of", "unit_of",
+]  # fmt: skip
+
+
+DIPOLE_NORM = "dipole_norm"
+
+LOSS_WEIGHT = "scalar:loss_weight"
+
+FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE)
+"""Read like labels, but not trained: they give the weight of a frame in the loss."""
+
+
+def property_of(label: str) -> str:
+    """The name of a label without its shape: "gap" of "scalar:gap"."""
+    return label.partition(":")[2] or label
+
+
+def predicted_shapes(potential: Potential) -> dict[str, str]:
+    """Property -> its shape, a key of `data.labels.SHAPES`, as the parts of the potential declare it.
+
+    Properties of other shapes, which no label can have, are left out.
+    """
+    names = {(shape.per_atom, shape.row): name for name, shape in SHAPES.items()}
+    found = {name: names.get((output.per_atom, output.shape)) for name, output in potential.outputs.items()}
+    return {name: shape for name, shape in found.items() if shape is not None}
+
+
+def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:
+    """What `open_dataset` is to read, besides weights of frames (see `weight_keys`).
+
+    Args:
+        keys: the section `data.keys` as plain data.
+        shapes: property -> shape, see `predicted_shapes`.
+    """
+    others = ("properties", "weight", "config_type")
+    plain = {name: key for name, key in keys.items() if name not in others and key is not None}
+    return {**plain, **{_label(name, shapes): key for name, key in (keys.get("properties") or {}).items()}}
+
+
+def label_units(units: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:
+    """The units for `open_dataset`; arguments as `label_keys`, for the section `data.units`."""
+    plain = {name: unit for name, unit in units.items() if name != "properties" and unit is not None}
+    return {**plain, **{_label(name, shapes): unit for name, unit in (units.get("properties") or {}).items()}}
+
+
+def _label(name: str, shapes: Mapping[str, str]) -> str:
+    return f"{shapes.get(name, 'scalar')}:{name}"
+
+
+def prediction(result: Result, label: str) -> Tensor | None:
+    """The predicted value of a label, None where the potential does not give it."""
+    if label in {field.name for field in fields(result)}:
+        return getattr(result, label)
+    name = property_of(label)
+    if name == DIPOLE_NORM and "dipole" in result.properties:
+        return result.properties["dipole"].norm(dim=1)
+    return result.properties.get(name)
+
+
+def unit_of(label: str, units: Mapping[str, Any] | None = None) -> str:
+    """The unit that a label's errors are in; "" for a plain number.
+
+    Args:
+        label: its name in the data.
+        units: the section `data.units` as plain data.
+    """
+    name = property_of(label)
+    if name == label:
+        return LABELS[label].unit
+    unit = ((units or {}).get("properties") or {}).get(name)
+    if unit is None:
+        return LABELS["dipole"].unit if name == DIPOLE_NORM else ""
+    for kind, own in OWN_UNITS.items():
+        with suppress(ValueError):
+            factor(kind, unit)
+            return own
+    raise ValueError(f"unknown unit '{unit}'")
+
+
+def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
+    """Check that labels, predictions and weights of the loss are consistent.
+
+    Args:
+        config: the whole configuration.
+        shapes: property -> shape of what its potential predicts.
+
+    Raises:
+        ValueError: they are not; the message has the key's path and the closest valid name.
+    """
+    keys, loss = config.data.keys, config.training.loss
+    predicted = [*shapes, *([DIPOLE_NORM] if "dipole" in shapes else [])]
+    for name in keys.properties:
+        if name in LABELS.keys():
+            raise ValueError(f"data.keys.properties.{name}: has a key of its own, data.keys.{name}")
+        if name not in predicted:
+            hint = did_you_mean(name, predicted) or "."
+            raise ValueError(
+                f"data.keys.properties.{name}: no head predicts it{hint} Predicted: {', '.join(predicted) or 'none'}; "
+                "add a head to `properties`"
+            )
+    for name in LABELS.of_heads():
+        if getattr(keys, name) is not None and name not in shapes:
+            raise ValueError(f"data.keys.{name}: the model predicts none; add {{name: {name}}} to `properties`")
+    energies = [name for name in (*LABELS.of_energies(), "virial") if getattr(keys, name) is not None]
+    if config.head is None and energies:
+        raise ValueError(f"head: without one there are no energies to train; set data.keys.{energies[0]} to null")
+    known = [*LABELS, *keys.properties]
+    named = {
+        "data.units.properties": (config.data.units.properties, list(keys.properties)),
+        "training.loss.properties": (loss.properties, list(keys.properties)),
+        "training.loss.kinds": (loss.kinds, known),
+        "training.loss.schedule.properties": (loss.schedule.properties if loss.schedule else {}, list(keys.properties)),
+    }
+    for path, (given, right) in named.items():
+        for name in given:
+            if name not in right:
+                raise ValueError(f"{path}.{name}: no such label{did_you_mean(name, right) or '.'} ({_listed(right)})")
+    labelled = {*keys.properties, *(name for name in LABELS.of_heads() if getattr(keys, name))}
+    labelled |= {"dipole"} if DIPOLE_NORM in keys.properties else set()
+    # charges may also be learned from the energies and forces that a prior makes of them
+    read = any(p.get("charges") == "predicted" or PRIORS[p["name"]].uses_charges for p in config.priors)
+    labelled |= {"charges"} if read else set()
+    for head in config.properties:
+        name = head.get("property", head["name"])
+        if name not in labelled and config.init is None:
+            where = f"data.keys.{name}" if name in LABELS.keys() else f"data.keys.properties.{name}"
+            raise ValueError(f"properties: '{name}' has no label to learn from; add {where}")
+    weighted = [label for label in label_keys(keys.model_dump(), shapes) if label not in ("charge", "spin")]
+    weighted = ["stress" if label == "virial" else label for label in weighted]
+    if not any(loss.weight(label) > 0 or loss.final.weight(label) > 0 for label in weighted):
+        raise ValueError(f"training.loss: none of the labels in data.keys ({_listed(weighted)}) has a weight above 0")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+# --- The section `training.loss` of the configuration: the errors that are minimised, and their weights ---
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Kind = Literal["mse", "l1", "huber"]
+Moment = Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)]
+"""An epoch (int), or a fraction of max_epochs (float)."""
+
+
+def _with_weights(base: type[Section], final: bool = False) -> Any:
+    """A section with a weight for each label after the keys of `base`."""
+    fields: dict[str, Any] = {}
+    for name, spec in LABELS.items():
+        if final:
+            fields[name] = (NotNegative | None, Field(default=None, description="final weight; null: unchanged"))
+            continue
+        per = (" per atom" if name == "energy" else "") + (", by component" if spec.row else "")
+        text = f"weight; errors in {spec.unit}{per}" if spec.unit else "weight"
+        fields[name] = (NotNegative, Field(default=spec.default_weight, description=text))
+    return create_model("LabelWeights", __base__=base, **fields)
+
+
+class _Schedule(Section):
+    kind: Literal["step", "linear"] = Field(default="step", description="step: at `start`; linear: from start to end")
+    start: Moment = Field(default=0.75, description="epoch, or fraction of max_epochs")
+    end: Moment = Field(default=1.0, description="linear: where the final weights are reached")
+
+
+class LossScheduleConfig(_with_weights(_Schedule, final=True)):  # type: ignore[misc]
+    """Final weights, reached at once (kind: step), or linearly between two epochs (kind: linear).
+
+    The best epoch is chosen with the final weights, so that losses of all epochs can be compared.
+    """
+
+    properties: dict[str, NotNegative] = Field(default={}, description="final weights of further properties")
+
+    @model_validator(mode="after")
+    def check_order(self) -> LossScheduleConfig:
+        if self.kind == "linear" and type(self.start) is type(self.end) and self.end <= self.start:
+            raise ValueError(f"end ({self.end}) must be after start ({self.start})")
+        return self
+
+
+class _Errors(Section):
+    kind: Kind = Field(default="mse", description="ℓ: mse, l1 or huber")
+    kinds: dict[str, Kind] = Field(default={}, description="ℓ of single properties, as in {forces: l1}")
+    huber_delta: Positive = Field(default=0.01, description="error above which huber is linear, in the label's unit")
+
+
+class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
+    """loss = energy·ℓ(ΔE/N) + forces·ℓ(ΔF) + stress·ℓ(Δσ) + …, each a mean over the labels that are present.
+
+    With weights of frames, ℓ is multiplied by that of its frame.
+    """
+
+    properties: dict[str, NotNegative] = Field(
+        default={}, description="weights of further properties, 1 where not given"
+    )
+    config_weights: dict[str, NotNegative] = Field(
+        default={}, description="factors of all losses by kind of frame (data.keys.config_type), as in {bulk: 2.0}"
+    )
+    per_atom: bool = Field(default=True, description="divide energy errors by the number of atoms")
+    schedule: LossScheduleConfig | None = Field(
+        default=None, description="other weights later: {kind: step or linear, start, end, energy, forces, …}"
+    )
+
+    @model_validator(mode="after")
+    def check_weights(self) -> LossConfig:
+        if not any(getattr(self, name) for name in LABELS) and not any(self.properties.values()):
+            raise ValueError("at least one of energy, forces, stress needs a weight above 0")
+        return self
+
+    def weight(self, label: str) -> float:
+        """Weight of a label by its name in the data, as "forces" or "scalar:gap"."""
+        if label in FRAME_LABELS:
+            return 0.0
+        name = label.partition(":")[2]
+        return self.properties.get(name, 1.0) if name else getattr(self, label)
+
+    def kind_of(self, label: str) -> str:
+        """ℓ of a label."""
+        return self.kinds.get(label.partition(":")[2] or label, self.kind)
+
+    def at(self, epoch: int, max_epochs: int) -> LossConfig:
+        """The loss of epoch 0, 1, …; `final` is that of the end.
+
+        Args:
+            epoch: counted from 0.
+            max_epochs: which fractions are of.
+        """
+        if self.schedule is None:
+            return self
+        start, end = (epoch_of(moment, max_epochs) for moment in (self.schedule.start, self.schedule.end))
+        if self.schedule.kind == "step":
+            share = float(epoch >= start)
+        else:
+            share = min(1.0, max(0.0, (epoch - start) / max(1, end - start)))
+        return self._mixed(share)
+
+    @property
+    def final(self) -> LossConfig:
+        """The loss after the schedule."""
+        return self if self.schedule is None else self._mixed(1.0)
+
+    def _mixed(self, share: float) -> LossConfig:
+        assert self.schedule is not None
+        given = self.schedule
+        changed = {
+            name: (1 - share) * getattr(self, name) + share * getattr(given, name)
+            for name in LABELS
+            if getattr(given, name) is not None
+        }
+        properties = dict(self.properties)
+        for name, weight in given.properties.items():
+            properties[name] = (1 - share) * properties.get(name, 1.0) + share * weight
+        return self.model_copy(update={**changed, "properties": properties, "schedule": None})
+
+
+def epoch_of(moment: int | float, max_epochs: int) -> int:
+    """The epoch, counted from 0, that a `Moment` means."""
+    return moment if isinstance(moment, int) else round(moment * max_epochs)
+
+
+# --- The section `data` of the configuration: files, labels, units, the division into subsets ---
+
+Count = Annotated[int, Field(ge=0)]
+
+
+def _check_share(value: int | float) -> int | float:
+    if value < 0 or (isinstance(value, float) and value >= 1):
+        raise ValueError("should be a whole number of frames, or a fraction between 0 and 1")
+    return value
+
+
+Share = Annotated[int | float, AfterValidator(_check_share)]
+
+
+def _text(default: str | None, description: str) -> Any:
+    return (str | None, Field(default=default, description=description))
+
+
+def _label_keys() -> Any:
+    """A section with the name of each label in the data; the virial may be given instead of the stress."""
+    virial = _text(None, "−volume × stress, where the file has that instead")
+    fields: dict[str, Any] = {}
+    for name, spec in LABELS.items():
+        fields[name] = _text(spec.default_key, spec.description)
+        fields.update({"virial": virial} if name == "stress" else {})
+    return create_model("LabelKeys", __base__=Section, **fields)
+
+
+class KeysConfig(_label_keys()):  # type: ignore[misc]
+    """Names of the labels in the data file; null where the file has none."""
+
+    properties: dict[str, str] = Field(
+        default={}, description="property -> its name in the file, as in {gap: HOMO_LUMO_gap}"
+    )
+    numbers: str | None = Field(default=None, description="atomic numbers; only of npy, npz and hdf5")
+    positions: str | None = Field(default=None, description="positions; only of npz and hdf5, with names of their own")
+    weight: str | None = Field(default=None, description="factor of the frame's part of the loss; 1 where it is absent")
+    config_type: str = Field(default="config_type", description="kind of a frame, for training.loss.config_weights")
+    charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")
+    spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
+
+
+_UNITS = {
+    "energy": "eV, meV, hartree, kJ/mol, kcal/mol, rydberg",
+    "length": "angstrom, bohr, nm, pm",
+    "force": "null: energy/length, as in eV/angstrom",
+    "stress": "null: energy/length^3; also GPa, kbar",
+    "dipole": "null: e*length; also debye",
+}
+"""Kind of unit -> which there are; charges are in e."""
+
+_KINDS = {name: spec.kind for name, spec in LABELS.items() if spec.kind in _UNITS}
+
+
+def _label_units() -> Any:
+    """A section with the unit of each label, and the unit of length."""
+    kinds = {"energy": "energy", "length": "length", **_KINDS}
+    fields: dict[str, Any] = {name: _text(None, _UNITS[str(kind)]) for name, kind in kinds.items()}
+    return create_model("LabelUnits", __base__=Section, **fields)
+
+
+class UnitsConfig(_label_units()):  # type: ignore[misc]
+    """Units that the data file is written in; values are converted to eV and Å on reading.
+
+    null: what an HDF5 file says of itself (an error where it says nothing), eV and Å for the formats of ASE.
+    """
+
+    properties: dict[str, str] = Field(
+        default={}, description="property -> unit, as in {gap: hartree}; absent: a plain number"
+    )
+
+    @model_validator(mode="after")
+    def check_units(self) -> UnitsConfig:
+        for name, kind in {**_KINDS, "length": "length"}.items():
+            if getattr(self, name) is not None:
+                units.factor(str(kind), getattr(self, name))
+        for name, unit in self.properties.items():
+            try:
+                any_factor(unit, name)
+            except BadData as error:
+                raise ValueError(f"properties.{error}") from None
+        return self
+
+
+class SplitConfig(Section):
+    """How frames of `data.train` are divided: whole numbers are frames, fractions are parts of the file."""
+
+    train: Share | None = Field(default=None, description="null: all that remain")
+    validation: Share = Field(default=0.1, description="frames held out to choose the best epoch")
+    test: Share | None = Field(
+        default=None, description="frames held out for the final errors; null: 0.1, or less if no more remain"
+    )
+    seed: Count = Field(default=0, description="of the random division")
+    file: str | None = Field(default=None, description="a splits.json of an earlier run, instead of a random division")
+    bootstrap: Count | None = Field(
+        default=None, description="a seed: draw as many training frames, with repetition; for ensembles"
+    )
+
+
+class DataConfig(Section):
+    """Where the frames come from."""
+
+    dataset: str | None = Field(
+        default=None, description="a published data set, as rmd17 (see docs/data.md); null: data files"
+    )
+    train: str | list[str] | None = Field(
+        default=None, validate_default=True, description="data file, or a list of files"
+    )
+    root: str | None = Field(default=None, description="folder of published data sets; null: the user's cache")
+    download: bool = Field(default=True, description="fetch files of a published data set that are not there")
+    molecule: str | None = Field(default=None, description="of md17, rmd17, md22, botnet")
+    version: str | None = Field(default=None, description="of spice, comp6")
+    subsets: list[str] | None = Field(default=None, description="of spice, comp6, botnet")
+    energy: str | None = Field(default=None, description="which energy: of qm9 (U0, U, H, G), ani1x, spice")
+    max_force: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="of spice, maceoff: leave out frames with larger forces, eV/Å"
+    )
+    validation: str | list[str] | None = Field(
+        default=None, description="own file(s), or subset(s) of botnet by name; null: split from data.train"
+    )
+    test: str | list[str] | None = Field(
+        default=None, description="own file(s), or subset(s) of botnet by name; null: split from data.train"
+    )
+    format: str = Field(
+        default="auto", description="auto: by the file's name; else one of docs/data.md, as vasp-out, dpdata/deepmd/npy"
+    )
+    keys: KeysConfig = Field(default_factory=KeysConfig)
+    units: UnitsConfig = Field(default_factory=UnitsConfig)
+    split: SplitConfig = Field(default_factory=SplitConfig)
+    cache: str = Field(
+        default="auto",
+        description="auto: files above 200 MiB are converted once, into the user's cache; off; or a folder",
+    )
+    num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
+        default=0, description="number of data-loading processes; 0: load in the training process"
+    )
+    level_of_theory: str = Field(default="not stated", description="for the model card, as in 'GFN2-xTB'")
+    licence: str = Field(default="not stated", description="of the data, for the model card")
+
+    @model_validator(mode="before")
+    @classmethod
+    def describe_published(cls, value: Any) -> Any:
+        """A published data set knows its level of theory and licence."""
+        if not isinstance(value, Mapping) or value.get("dataset") is None or not set(value) <= set(cls.model_fields):
+            return value  # mistyped keys are found first
+        try:
+            published = make_published(str(value["dataset"]), _options(value))
+        except TypeError:  # an option of a wrong type, which is found below
+            return value
+        return {"level_of_theory": published.level_of_theory, "licence": published.licence, **value}
+
+    @field_validator("format", mode="after")
+    @classmethod
+    def check_format(cls, value: str) -> str:
+        try:
+            find_format(value)
+        except (BadData, MissingBackend) as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    @field_validator("train", mode="after")
+    @classmethod
+    def check_train(cls, value: Any, info: ValidationInfo) -> Any:
+        if value is None and info.data.get("dataset") is None:
+            raise PydanticCustomError("missing", "is required")
+        if value is not None and info.data.get("dataset") is not None:
+            raise ValueError(f"is not to be given together with data.dataset ({info.data['dataset']})")
+        return value
+
+    @model_validator(mode="after")
+    def check_options(self) -> DataConfig:
+        given = [name for name in OPTIONS if getattr(self, name) is not None]
+        if self.dataset is None and given:
+            raise ValueError(f"{given[0]} requires data.dataset, the name of a published data set")
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the published data set."""
+        return _options(self.model_dump())
+
+
+OPTIONS = ("molecule", "version", "subsets", "energy", "max_force")
+
+
+def _options(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: section[name] for name in OPTIONS if section.get(name) is not None}
