@@ -25,13 +25,14 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import torchmdnet2.neighbors.triton_search as triton_search
-from torchmdnet2 import Potential
+from torchmdnet2 import Potential, load
 from torchmdnet2.engine.fused_step import FusedModel
 
 # bytes of shared memory that a block may have (CUDA programming guide, table of compute capabilities)
 SHARED = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 REGISTERS = 65536  # of a multiprocessor
 PROCESSORS = 132
+MODELS = ("tensornet", "priors", "heads", "tensornet2", "messages", "aimnet2")
 
 
 class Driver:
@@ -181,12 +182,20 @@ def tensornet2(capability: int, sizes: list[int], channels: int) -> None:
             fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()
 
 
+def aimnet2(sizes: list[int]) -> None:
+    """Launch steps of the shipped potential, whose priors count all pairs."""
+    fused = FusedModel(load("aimnet2"), "native")
+    for num_atoms in sizes:
+        print(f"AIMNet2, {num_atoms} atoms")
+        fused.step(num_atoms, 1, torch.float64, True, capacity=60 * num_atoms).launch()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", type=int, default=89, choices=sorted(SHARED))
     parser.add_argument("--atoms", type=int, nargs="+", default=[22, 166, 1029, 2489, 10125])
     parser.add_argument("--channels", type=int, default=128)
-    parser.add_argument("--models", nargs="+", default=["tensornet", "priors", "heads", "tensornet2", "messages"])
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
     options = parser.parse_args()
     print(f"triton {triton.__version__}, compute capability {options.capability / 10}")
     compiled = pretend(options.capability)
@@ -200,6 +209,8 @@ def main() -> int:
         tensornet2(options.capability, options.atoms, options.channels)
     if "messages" in options.models:
         messages([22, 1029], options.channels)
+    if "aimnet2" in options.models:
+        aimnet2(options.atoms)
     print(f"{compiled.count} kernels, {compiled.failed} do not compile or do not fit")
     return int(compiled.failed > 0)
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.interfaces import FastPath, PathWithHeads, PriorPath
+from ..models.aimnet2 import AIMNet2
+from ..models.aimnet2.path import AIMNet2Path
 from ..models.matgl_tensornet import MatglPath
 from ..models.matgl_tensornet.model import MatglTensorNet
 from ..models.message_passing import MessagePath
@@ -37,6 +39,7 @@ __all__ = [
 
 
 _PATHS: dict[type[nn.Module], FastPath] = {
+    AIMNet2: AIMNet2Path(),
     TensorNet: TensorNetPath(),
     TensorNet2: TensorNet2Path(),
     MatglTensorNet: MatglPath(),

@@ -1,0 +1,291 @@
+"""AIMNet2 energies, forces and charges by fused kernels: forward, hand-written backward, no autograd, no allocation.
+
+Shapes: N atoms, B structures, C edge capacity, A features, R radial functions, H combinations (padded to P).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.triton_launch import FUSED_ARITHMETIC
+from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
+from . import triton_kernels as kernels
+from .weights import FrozenAIMNet2, Layer
+
+__all__ = ["Buffers", "FusedAIMNet2", "LaunchShapes"]
+
+
+class LaunchShapes(NamedTuple):
+    """How kernels are launched.
+
+    Attributes:
+        features: A of a program of the sums; edges: loaded ahead of their use; warps: of a program.
+        rows, cols, depth, layer_warps, stages: of matrix products.
+    """
+
+    features: int
+    edges: int
+    warps: int
+    rows: int
+    cols: int
+    depth: int
+    layer_warps: int
+    stages: int
+
+
+@dataclass(eq=False)
+class Buffers:
+    """Of edges: radial, radial_slope [C, R], direction [C, 4]. Of passes: x [N, X] read, vectors [N, 3, A·P],
+    charge_vectors [N, 3, P], slopes of their layers. Of changes of features and charges: predicted [N, 2], charges and
+    charges64 [N], moments [N, 2]; by_change [N, G], the gradient in all that is changed. hidden and gradients: of
+    layers, in turns."""
+
+    energy: Tensor
+    forces: Tensor
+    virial: Tensor
+    radial: Tensor
+    radial_slope: Tensor
+    direction: Tensor
+    x: list[Tensor]
+    vectors: list[Tensor]
+    charge_vectors: list[Tensor]
+    slopes: list[list[Tensor]]
+    head_slopes: list[Tensor]
+    hidden: list[Tensor]
+    gradients: list[Tensor]
+    by_change: Tensor
+    predicted: list[Tensor]
+    charges: list[Tensor]
+    charges64: list[Tensor]
+    moments: list[Tensor]
+    dx: Tensor
+    dm: Tensor
+    dm_charges: Tensor
+    da: Tensor
+    dq: Tensor
+    pull: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        def size(value: Any) -> int:
+            return sum(map(size, value)) if isinstance(value, list) else value.numel() * value.element_size()
+
+        return sum(size(value) for value in vars(self).values())
+
+
+class FusedAIMNet2(ChargeNetwork):
+    """Runs a frozen AIMNet2 over CSR rows.
+
+    Args:
+        weights: the prepared model.
+        precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
+    """
+
+    def __init__(self, weights: FrozenAIMNet2, precision: str = "tf32x3"):
+        self.weights, self.precision, self.device = weights, precision, weights.device
+        self.combinations = 1 << (weights.num_vectors - 1).bit_length()  # P
+
+    def launch_shapes(self, num_atoms: int) -> LaunchShapes:
+        a = self.weights.channels
+        if num_atoms <= 256:
+            return LaunchShapes(min(a, 4), 4, 2, 16, 16, 64, 1, 4)
+        if num_atoms <= 2048:
+            return LaunchShapes(min(a, 8), 4, 4, 32, 32, 32, 4, 3)
+        return LaunchShapes(a, 2, 4, 64, 64, 32, 4, 3)
+
+    def _parts(self, shapes: LaunchShapes) -> int:
+        return self.weights.channels // shapes.features
+
+    def allocate(self, num_atoms: int, capacity: int, shapes: LaunchShapes) -> Buffers:
+        w, n, c, p = self.weights, max(num_atoms, 1), max(capacity, 1), self.combinations
+        a, r, passes = w.channels, w.num_rbf, len(w.passes)
+        widest = max(layer.bias.shape[0] for layers in [*w.passes, w.head] for layer in layers)
+
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=w.device)  # what is beyond the width of a row stays 0
+
+        def each(*shape: int, number: int = passes, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+            return [new(*shape, dtype=dtype) for _ in range(number)]
+
+        def slopes_of(layers: list[Layer]) -> list[Tensor]:
+            return [new(n, layer.bias.shape[0]) for layer in layers]
+
+        stages, double = passes - 1, torch.float64
+        slots = passes * self._parts(shapes) + stages
+        return Buffers(
+            energy=new(n), forces=new(n, 3), virial=new(n, 9), radial=new(c, r), radial_slope=new(c, r),
+            direction=new(c, 4), x=each(n, w.width), vectors=each(n, 3, a * p), charge_vectors=each(n, 3, p),
+            slopes=[slopes_of(layers) for layers in w.passes], head_slopes=slopes_of(w.head),
+            hidden=each(n * widest, number=2), gradients=each(n * widest, number=2),
+            by_change=new(n, w.passes[0][-1].bias.shape[0]), predicted=each(n, 2, number=stages),
+            charges=each(n, number=stages),
+            charges64=each(n, number=stages, dtype=double), moments=each(n, 2, number=stages, dtype=double),
+            dx=new(n, w.width), dm=new(n, 4, a * r), dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n),
+            pull=new(slots, n, 9),
+        )  # fmt: skip
+
+    def charges(self, buffers: Buffers) -> tuple[Tensor, Tensor]:
+        return buffers.charges[-1], buffers.charges64[-1]
+
+    # --- forward -------------------------------------------------------------------------------------------------
+
+    def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
+        w, b, n = self.weights, buffers, atoms.num_rows
+        kernels.edge_kernel[(-(-edges.sender.shape[0] // 64),)](
+            edges.row_ptr, edges.vectors, w.shifts, b.radial, b.radial_slope, b.direction, n, w.eta, 1 / w.cutoff,
+            R=w.num_rbf, BE=64, num_warps=4, **self._options(shapes),
+        )  # fmt: skip
+        for k, layers in enumerate(w.passes):
+            self._convolve(b, shapes, atoms, edges, k)
+            y = self._layers(b, shapes, n, layers, b.x[k], b.slopes[k], k)
+            if k < len(w.passes) - 1:
+                kernels.equilibrate_kernel[(atoms.ptr.shape[0] - 1,)](
+                    atoms.ptr, atoms.charge_input, b.predicted[k], b.charges64[max(k - 1, 0)], b.x[k + 1],
+                    b.charges[k], b.charges64[k], b.moments[k], X=w.width, PLACE=self._place, FIRST=k == 0,
+                    **self._equilibration(shapes, n),
+                )  # fmt: skip
+        y = self._layers(b, shapes, n, w.head, y, b.head_slopes, None)
+        self._energies(b, shapes, n, y)
+
+    def _convolve(self, b: Buffers, shapes: LaunchShapes, atoms: Atoms, edges: Edges, k: int) -> None:
+        w = self.weights
+        kernels.convolve_kernel[atoms.num_rows, self._parts(shapes) + (k > 0)](
+            edges.row_ptr, edges.sender, b.radial, b.direction, *self._values(b, atoms, k), w.combine,
+            w.combine_charges, b.x[k], b.vectors[k], b.charge_vectors[k], P=self.combinations,
+            **self._sums(shapes, k), U=shapes.edges, KEYED=k == 0, VALUES=w.features if k == 0 else w.width,
+        )  # fmt: skip
+
+    def _values(self, b: Buffers, atoms: Atoms, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of the values that pass k sends, the values, and the charges."""
+        return atoms.z, self.weights.embedding if k == 0 else b.x[k], b.charges[max(k - 1, 0)]
+
+    def _layers(
+        self, b: Buffers, shapes: LaunchShapes, n: int, layers: list[Layer], x: Tensor, slopes: list[Tensor],
+        k: int | None,
+    ) -> Tensor:  # fmt: skip
+        """A network on x; the last layer of pass k, but for the last pass, changes features and charges."""
+        w = self.weights
+        for m, layer in enumerate(layers):
+            inputs, outputs = layer.weight.shape
+            y, width, before, predicted = _other(b.hidden, x), outputs, x, x
+            update = k is not None and k < len(w.passes) - 1 and m == len(layers) - 1
+            if k is not None and update:
+                y, width, before, predicted = b.x[k + 1], w.width, b.x[k], b.predicted[k]
+            kernels.layer_kernel[self._grid(shapes, n, outputs)](
+                x, layer.weight, layer.bias, y, slopes[m], before, predicted, n, K=inputs, N=outputs, Y=width,
+                W=w.features, ACTIVATE=layer.activated, UPDATE=update, **self._tile(shapes),
+            )  # fmt: skip
+            x = y
+        return x
+
+    def _energies(self, b: Buffers, shapes: LaunchShapes, n: int, y: Tensor) -> None:
+        size = self.weights.head[-1].bias.shape[0]
+        kernels.energy_kernel[(-(-n // 8),)](
+            y, b.head_slopes[-1], *self.weights.energy, b.energy, b.gradients[0], n, N=size,
+            LANES=1 << (size - 1).bit_length(), BM=8, num_warps=4, **self._options(shapes),
+        )  # fmt: skip
+
+    # --- backward ------------------------------------------------------------------------------------------------
+
+    def differentiate(
+        self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges, with_virial: bool, charge_slope: Tensor | None
+    ) -> None:  # fmt: skip
+        w, b, n = self.weights, buffers, atoms.num_rows
+        last = len(w.passes) - 1
+        g = self._gradient(b, shapes, n, w.head, b.gradients[0], b.head_slopes, b.slopes[last][-1], None)
+        for k in reversed(range(last + 1)):
+            self._gradient(b, shapes, n, w.passes[k], g, b.slopes[k], None, b.dx)
+            g = b.by_change
+            self._convolve_gradient(b, shapes, atoms, edges, k, with_virial, charge_slope)
+            if k > 0:
+                below = w.passes[k - 1][-1]
+                kernels.equilibrate_gradient_kernel[(atoms.ptr.shape[0] - 1,)](
+                    atoms.ptr, b.predicted[k - 1], b.moments[k - 1], b.dq, b.slopes[k - 1][-1], b.by_change,
+                    W=w.features, G=below.bias.shape[0], ACTIVATED=below.activated, **self._equilibration(shapes, n),
+                )  # fmt: skip
+        kernels.sum_slots_kernel[(-(-n // 32),)](
+            b.pull, b.forces, b.virial, n, SLOTS=b.pull.shape[0], BM=32, VIRIAL=with_virial, num_warps=4,
+            **self._options(shapes),
+        )  # fmt: skip
+
+    def _gradient(
+        self, b: Buffers, shapes: LaunchShapes, n: int, layers: list[Layer], g: Tensor, slopes: list[Tensor],
+        below: Tensor | None, out: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """From the gradient before the last activation, that in what the network reads, times the slope `below`."""
+        for m in reversed(range(len(layers))):
+            inputs, outputs = layers[m].weight.shape
+            slope = slopes[m - 1] if m > 0 else below
+            to = _other(b.gradients, g) if m > 0 or out is None else out
+            kernels.layer_gradient_kernel[self._grid(shapes, n, inputs)](
+                g, layers[m].transposed, g if slope is None else slope, to, n, K=outputs, N=inputs,
+                ACTIVATED=slope is not None, **self._tile(shapes),
+            )  # fmt: skip
+            g = to
+        return g
+
+    def _convolve_gradient(
+        self, b: Buffers, shapes: LaunchShapes, atoms: Atoms, edges: Edges, k: int, with_virial: bool,
+        charge_slope: Tensor | None,
+    ) -> None:  # fmt: skip
+        """Gradients of the sums of pass k: forces, and through features and charges."""
+        w, n = self.weights, atoms.num_rows
+        grid = n, self._parts(shapes) + (k > 0)
+        common = self._sums(shapes, k)
+        kernels.spread_gradient_kernel[grid](
+            b.dx, b.vectors[k], b.charge_vectors[k], w.combine, w.combine_charges, b.dm, b.dm_charges,
+            P=self.combinations, **common,
+        )  # fmt: skip
+        last, below = k == len(w.passes) - 1, w.passes[max(k - 1, 0)][-1]
+        first_slot = k * self._parts(shapes) + max(k - 1, 0)
+        kernels.convolve_gradient_kernel[grid](
+            edges.row_ptr, edges.sender, b.radial, b.radial_slope, b.direction, *self._values(b, atoms, k), b.dm,
+            b.dm_charges, b.dx, b.da, b.dq, b.dq if charge_slope is None else charge_slope, b.slopes[max(k - 1, 0)][-1],
+            b.by_change, b.pull[first_slot:], n, **common, VALUES=w.features if k == 0 else w.width,
+            G=below.bias.shape[0], U=shapes.edges, KEYED=k == 0, LAST=last, GIVEN=last and charge_slope is not None,
+            ACTIVATED=below.activated, VIRIAL=with_virial,
+        )  # fmt: skip
+
+    # --- constants -----------------------------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> int:
+        """The number of the charge among those that a pass reads."""
+        return 2 * self.weights.features + self.weights.channels * self.weights.num_vectors
+
+    def _sums(self, shapes: LaunchShapes, k: int) -> dict[str, Any]:
+        w = self.weights
+        return {
+            "A": w.channels, "R": w.num_rbf, "H": w.num_vectors, "X": w.width, "BA": shapes.features,
+            "CHARGES": k > 0, "num_warps": shapes.warps, **self._options(shapes),
+        }  # fmt: skip
+
+    def _equilibration(self, shapes: LaunchShapes, n: int) -> dict[str, Any]:
+        block = 64 if n <= 64 else 1024
+        return {
+            "EXACT": self.weights.exact_charge,
+            "BM": block,
+            "num_warps": min(block // 32, 8),
+            **self._options(shapes),
+        }
+
+    def _grid(self, shapes: LaunchShapes, n: int, cols: int) -> tuple[int, int]:
+        return -(-n // shapes.rows), cols // shapes.cols
+
+    def _tile(self, shapes: LaunchShapes) -> dict[str, Any]:
+        return {
+            "BM": shapes.rows, "BN": shapes.cols, "BK": shapes.depth, "PREC": self.precision,
+            "num_warps": shapes.layer_warps, "num_stages": shapes.stages, **self._options(shapes),
+        }  # fmt: skip
+
+    def _options(self, shapes: LaunchShapes) -> dict[str, Any]:
+        return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}
+
+
+def _other(two: list[Tensor], one: Tensor) -> Tensor:
+    """Which of two buffers another one is not."""
+    return two[1] if one is two[0] else two[0]

@@ -1,0 +1,550 @@
+"""Kernels of AIMNet2 on a GPU: radial functions, sums over neighbors and their gradients, equilibrated charges, layers.
+
+The formulas are those of model.py. Both directions of each edge are listed, and a program writes what belongs to its
+atom alone: no atomics; same input, same result, bit for bit. Charges are equilibrated in float64, all else is float32.
+
+Shapes: N atoms, B structures, C edge capacity, A features, R radial functions, H combinations (padded to a power of
+two P). An atom's row of what a pass reads, X numbers wide, is [features A·R, sums A·R, squares A·H, charge, sums R,
+squares H], and zeros up to the width.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from ...core.triton_launch import after_previous
+from ..tensornet.triton_products import dense
+
+__all__ = [
+    "convolve_gradient_kernel", "convolve_kernel", "edge_kernel", "energy_kernel", "equilibrate_gradient_kernel",
+    "equilibrate_kernel", "layer_gradient_kernel", "layer_kernel", "spread_gradient_kernel", "sum_slots_kernel",
+]  # fmt: skip
+
+
+@triton.jit
+def edge_kernel(
+    row_ptr, vec, shifts, radial, slope, direction, num_atoms, eta, inverse_cutoff,
+    R: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Of each edge: radial functions and their slopes [C, R], and direction with 1/d [C, 4]."""
+    e = tl.program_id(0) * BE + tl.arange(0, BE)
+    after_previous(PDL)
+    use = e < tl.load(row_ptr + num_atoms)
+    e = e.to(tl.int64)
+    x = tl.load(vec + e * 3, use, other=1.0)
+    y = tl.load(vec + e * 3 + 1, use, other=0.0)
+    z = tl.load(vec + e * 3 + 2, use, other=0.0)
+    square = x * x + y * y + z * z
+    d = tl.sqrt(square)
+    inverse = tl.where(square > 0.0, 1.0 / d, 0.0)
+    # ½ (cos(π d / r) + 1) = sin²(π/2 (1 − d / r)), without its cancellation at the cutoff
+    half = 1.5707963267948966 * tl.maximum(1.0 - d * inverse_cutoff, 0.0)
+    sin = tl.sin(half)
+    envelope = (sin * sin)[:, None]
+    envelope_slope = (-3.141592653589793 * inverse_cutoff * sin * tl.cos(half))[:, None]
+    r = tl.arange(0, R)[None, :]
+    away = d[:, None] - tl.load(shifts + r)
+    bell = tl.exp(-eta * away * away)
+    at = e[:, None] * R + r
+    tl.store(radial + at, bell * envelope, use[:, None])
+    tl.store(slope + at, bell * (envelope_slope - 2.0 * eta * away * envelope), use[:, None])
+    tl.store(direction + e * 4, x * inverse, use)
+    tl.store(direction + e * 4 + 1, y * inverse, use)
+    tl.store(direction + e * 4 + 2, z * inverse, use)
+    tl.store(direction + e * 4 + 3, inverse, use)
+
+
+@triton.jit
+def edge_of(e, end, sender, direction):
+    """Of one edge: whether it is there, as a number, the place of what is read of it, sender, direction and 1/d."""
+    there = (e < end).to(tl.float32)
+    e = tl.minimum(e, end - 1).to(tl.int64)
+    j = tl.load(sender + e).to(tl.int64)
+    at = direction + e * 4
+    return there, e, j, tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
+
+
+@triton.jit
+def combined(v, c):
+    """Σ_k C_akh v_ak for v [., R] and C [., R, P]: [., P]."""
+    return tl.sum(v[:, :, None] * c, 1)
+
+
+@triton.jit
+def squares_of(vx, vy, vz, c, vectors, i, at, STRIDE: tl.constexpr):
+    """|V|² of sums with directions; V is written to [N, 3, STRIDE] at the places `at`."""
+    hx, hy, hz = combined(vx, c), combined(vy, c), combined(vz, c)
+    row = vectors + i * (3 * STRIDE) + at
+    tl.store(row, hx)
+    tl.store(row + STRIDE, hy)
+    tl.store(row + 2 * STRIDE, hz)
+    return hx * hx + hy * hy + hz * hz
+
+
+@triton.jit
+def convolve_features(
+    row_ptr, sender, radial, direction, key, values, combine, x, vectors, part,
+    A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
+    BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+    r, h = tl.arange(0, R), tl.arange(0, P)
+    a = part * BA + tl.arange(0, BA)
+    at = a[:, None] * R + r[None, :]
+    s = tl.zeros([BA, R], tl.float32)
+    vx, vy, vz = s, s, s
+    for first in range(start, end, U):
+        for k in tl.static_range(U):
+            there, e, j, ux, uy, uz, _inverse = edge_of(first + k, end, sender, direction)
+            g = tl.load(radial + e * R + r) * there
+            if KEYED:
+                j = tl.load(key + j).to(tl.int64)
+            sent = tl.load(values + j * VALUES + at) * g[None, :]
+            s += sent
+            vx += sent * ux
+            vy += sent * uy
+            vz += sent * uz
+    c = tl.load(combine + (at[:, :, None] * H + h[None, None, :]), (h < H)[None, None, :], other=0.0)
+    squares = squares_of(vx, vy, vz, c, vectors, i, a[:, None] * P + h[None, :], A * P)
+    out = x + i * X
+    if KEYED:
+        tl.store(out + at, tl.load(values + tl.load(key + i).to(tl.int64) * VALUES + at))
+    tl.store(out + A * R + at, s)
+    tl.store(out + 2 * A * R + a[:, None] * H + h[None, :], squares, (h < H)[None, :])
+
+
+@triton.jit
+def convolve_charges(
+    row_ptr, sender, radial, direction, charges, combine, x, vectors,
+    A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+    r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
+    s = tl.zeros([1, R], tl.float32)
+    vx, vy, vz = s, s, s
+    for first in range(start, end, U):
+        for k in tl.static_range(U):
+            there, e, j, ux, uy, uz, _inverse = edge_of(first + k, end, sender, direction)
+            sent = tl.load(radial + e * R + r) * (there * tl.load(charges + j))
+            s += sent
+            vx += sent * ux
+            vy += sent * uy
+            vz += sent * uz
+    c = tl.load(combine + (r[:, :, None] * H + h[:, None, :]), (h < H)[:, None, :], other=0.0)
+    squares = squares_of(vx, vy, vz, c, vectors, i, h, P)
+    out = x + i * X + (2 * A * R + A * H + 1)
+    tl.store(out + r, s)
+    tl.store(out + R + h, squares, h < H)
+
+
+@triton.jit
+def convolve_kernel(
+    row_ptr, sender, radial, direction, key, values, charges, combine, combine_charges, x, vectors, charge_vectors,
+    A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
+    BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, part): sums and squares of atom i, of BA features, or of the charges in the last part (CHARGES).
+
+    Args:
+        key: [N] row of the values of each atom (KEYED); else its own, and the values of atom i are in x already.
+        values: [., VALUES], the first A·R numbers of a row.
+        charges: [N]. combine: [A, R, H], combine_charges: [R, H].
+        x: [N, X], written. vectors: [N, 3, A·P], charge_vectors: [N, 3, P], written.
+    """
+    part = tl.program_id(1)
+    after_previous(PDL)
+    if part < A // BA:
+        convolve_features(row_ptr, sender, radial, direction, key, values, combine, x, vectors, part, A, R, H, P, X,
+                          VALUES, BA, U, KEYED)  # fmt: skip
+    elif CHARGES:
+        convolve_charges(row_ptr, sender, radial, direction, charges, combine_charges, x, charge_vectors, A, R, H, P,
+                         X, U)  # fmt: skip
+
+
+@triton.jit
+def spread(
+    by_sums, by_squares, vectors, combine, to, a, A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr
+):
+    """Of rows a [., 1] of one atom: the gradient [4, A·R] from those in the sums [A, R] and the squares [A, H]."""
+    r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
+    at = a * R + r
+    tl.store(to + at, tl.load(by_sums + at))
+    twice = 2.0 * tl.load(by_squares + a * H + h, h < H, other=0.0)
+    c = tl.load(combine + (at[:, :, None] * H + h[:, None, :]), (h < H)[:, None, :], other=0.0)
+    for d in tl.static_range(3):
+        dv = twice * tl.load(vectors + d * (A * P) + a * P + h)
+        tl.store(to + (d + 1) * (A * R) + at, tl.sum(c * dv[:, None, :], 2))
+
+
+@triton.jit
+def spread_gradient_kernel(
+    dx, vectors, charge_vectors, combine, combine_charges, dm, dm_charges,
+    A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, BA: tl.constexpr,
+    CHARGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, part): the gradient in the sums with radial functions, and with these and the three directions.
+
+    Args:
+        dx: [N, X] the gradient in what the pass reads. dm: [N, 4, A·R], dm_charges: [N, 4, R], written.
+    """
+    i, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    after_previous(PDL)
+    row = dx + i * X
+    if part < A // BA:
+        rows = part * BA + tl.arange(0, BA)[:, None]
+        spread(row + A * R, row + 2 * A * R, vectors + i * (3 * A * P), combine, dm + i * (4 * A * R), rows, A, R, H, P)
+    elif CHARGES:
+        alone = tl.zeros([1, 1], tl.int32)
+        first = row + (2 * A * R + A * H + 1)
+        spread(first, first + R, charge_vectors + i * (3 * P), combine_charges, dm_charges + i * (4 * R), alone, 1, R,
+               H, P)  # fmt: skip
+
+
+@triton.jit
+def add_edge(
+    own, other, m0, mx, my, mz, n0, nx, ny, nz, g, slope, ux, uy, uz, inverse, da, fx, fy, fz, xx, yy, zz, yz, xz, xy,
+    VIRIAL: tl.constexpr,
+):  # fmt: skip
+    """The sums of a row with one edge: gradient of the atom's own values, force, virial; each lane adds its share.
+
+    own, other: values of atom and neighbor; m, n: the gradients in their sums.
+    """
+    from_own = m0 + ux * mx + uy * my + uz * mz
+    from_other = n0 - (ux * nx + uy * ny + uz * nz)
+    da += g * from_other
+    radial = slope * (other * from_own + own * from_other)
+    across = g * inverse
+    px = across * (other * mx - own * nx)
+    py = across * (other * my - own * ny)
+    pz = across * (other * mz - own * nz)
+    along = radial - (ux * px + uy * py + uz * pz)
+    gx, gy, gz = along * ux + px, along * uy + py, along * uz + pz
+    fx += gx
+    fy += gy
+    fz += gz
+    if VIRIAL:
+        d = 1.0 / inverse
+        xx += gx * (ux * d)
+        yy += gy * (uy * d)
+        zz += gz * (uz * d)
+        yz += gy * (uz * d)
+        xz += gx * (uz * d)
+        xy += gx * (uy * d)
+    return da, fx, fy, fz, xx, yy, zz, yz, xz, xy
+
+
+@triton.jit
+def put_pull(pull, at, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL: tl.constexpr):
+    """Force and half of the virial, summed over the lanes, to row `at` of pull [., 9]."""
+    to = pull + at * 9
+    tl.store(to, tl.sum(fx))
+    tl.store(to + 1, tl.sum(fy))
+    tl.store(to + 2, tl.sum(fz))
+    if VIRIAL:
+        tl.store(to + 3, 0.5 * tl.sum(xx))
+        tl.store(to + 4, 0.5 * tl.sum(yy))
+        tl.store(to + 5, 0.5 * tl.sum(zz))
+        tl.store(to + 6, 0.5 * tl.sum(yz))
+        tl.store(to + 7, 0.5 * tl.sum(xz))
+        tl.store(to + 8, 0.5 * tl.sum(xy))
+
+
+@triton.jit
+def gradient_of_features(
+    row_ptr, sender, radial, slope, direction, key, values, dm, dx, da, last_slope, gradient, pull, num_atoms, part,
+    A: tl.constexpr, R: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr, G: tl.constexpr, BA: tl.constexpr,
+    U: tl.constexpr, KEYED: tl.constexpr, LAST: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+    r = tl.arange(0, R)
+    at = (part * BA + tl.arange(0, BA))[:, None] * R + r[None, :]
+    mine = i
+    if KEYED:
+        mine = tl.load(key + i).to(tl.int64)
+    own = tl.load(values + mine * VALUES + at)
+    m = dm + i * (4 * A * R) + at
+    m0, mx, my, mz = tl.load(m), tl.load(m + A * R), tl.load(m + 2 * A * R), tl.load(m + 3 * A * R)
+    total = tl.zeros([BA, R], tl.float32)
+    fx, fy, fz, xx, yy, zz, yz, xz, xy = total, total, total, total, total, total, total, total, total
+    for first in range(start, end, U):
+        for k in tl.static_range(U):
+            there, e, j, ux, uy, uz, inverse = edge_of(first + k, end, sender, direction)
+            g = (tl.load(radial + e * R + r) * there)[None, :]
+            s = (tl.load(slope + e * R + r) * there)[None, :]
+            n = dm + j * (4 * A * R) + at
+            n0, nx, ny, nz = tl.load(n), tl.load(n + A * R), tl.load(n + 2 * A * R), tl.load(n + 3 * A * R)
+            if KEYED:
+                j = tl.load(key + j).to(tl.int64)
+            other = tl.load(values + j * VALUES + at)
+            total, fx, fy, fz, xx, yy, zz, yz, xz, xy = add_edge(
+                own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
+                yz, xz, xy, VIRIAL,
+            )  # fmt: skip
+    if not KEYED:
+        total += tl.load(dx + i * X + at)
+        if not LAST:
+            total += tl.load(da + i * (A * R) + at)
+        tl.store(da + i * (A * R) + at, total)
+        if ACTIVATED:
+            total *= tl.load(last_slope + i * G + at)
+        tl.store(gradient + i * G + at, total)
+    put_pull(pull, part * num_atoms + i, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL)
+
+
+@triton.jit
+def gradient_of_charges(
+    row_ptr, sender, radial, slope, direction, charges, dm, dx, dq, given, pull, num_atoms, part,
+    R: tl.constexpr, X: tl.constexpr, U: tl.constexpr, LAST: tl.constexpr, GIVEN: tl.constexpr, VIRIAL: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
+    r = tl.arange(0, R)
+    own = tl.load(charges + i)
+    m = dm + i * (4 * R) + r
+    m0, mx, my, mz = tl.load(m), tl.load(m + R), tl.load(m + 2 * R), tl.load(m + 3 * R)
+    total = tl.zeros([R], tl.float32)
+    fx, fy, fz, xx, yy, zz, yz, xz, xy = total, total, total, total, total, total, total, total, total
+    for first in range(start, end, U):
+        for k in tl.static_range(U):
+            there, e, j, ux, uy, uz, inverse = edge_of(first + k, end, sender, direction)
+            g, s = tl.load(radial + e * R + r) * there, tl.load(slope + e * R + r) * there
+            n = dm + j * (4 * R) + r
+            n0, nx, ny, nz = tl.load(n), tl.load(n + R), tl.load(n + 2 * R), tl.load(n + 3 * R)
+            other = tl.load(charges + j)
+            total, fx, fy, fz, xx, yy, zz, yz, xz, xy = add_edge(
+                own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
+                yz, xz, xy, VIRIAL,
+            )  # fmt: skip
+    q = tl.sum(total, 0) + tl.load(dx + i * X)
+    if GIVEN:
+        q += tl.load(given + i)
+    if not LAST:
+        q += tl.load(dq + i)
+    tl.store(dq + i, q)
+    put_pull(pull, part * num_atoms + i, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL)
+
+
+@triton.jit
+def convolve_gradient_kernel(
+    row_ptr, sender, radial, slope, direction, key, values, charges, dm, dm_charges, dx, da, dq, given, last_slope,
+    gradient, pull, num_atoms,
+    A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr, G: tl.constexpr,
+    BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, LAST: tl.constexpr,
+    GIVEN: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program (i, part): forces on atom i through the sums, and the gradient in its features or its charge.
+
+    Args:
+        da: [N, A·R] the gradient in the features, of the passes above read unless LAST, written; without KEYED alone,
+            where the features are those of the elements. dq: [N], the same of the charges (CHARGES).
+        given: [N] eV/e, dE/dq of other terms (GIVEN), which the last charges have.
+        last_slope: [N, G] slope of the activation of what the pass below gave (ACTIVATED).
+        gradient: [N, G] the gradient in what the pass below gave before its activation, written.
+        pull: [parts, N, 9] force and virial, written.
+    """
+    part = tl.program_id(1)
+    after_previous(PDL)
+    if part < A // BA:
+        gradient_of_features(
+            row_ptr, sender, radial, slope, direction, key, values, dm, dx, da, last_slope, gradient, pull, num_atoms,
+            part, A, R, X, VALUES, G, BA, U, KEYED, LAST, ACTIVATED, VIRIAL,
+        )  # fmt: skip
+    elif CHARGES:
+        gradient_of_charges(
+            row_ptr, sender, radial, slope, direction, charges, dm_charges, dx + (2 * A * R + A * H), dq, given, pull,
+            num_atoms, part, R, X, U, LAST, GIVEN, VIRIAL,
+        )  # fmt: skip
+
+
+@triton.jit
+def sum_slots_kernel(
+    pull, forces, virial, num_atoms, SLOTS: tl.constexpr, BM: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr
+):
+    """Forces [N, 3] and virial [N, 9] from all slots of pull [SLOTS, N, 9]."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    after_previous(PDL)
+    c = tl.arange(0, 16)[None, :]
+    ok = (rows < num_atoms)[:, None] & (c < (9 if VIRIAL else 3))
+    at = rows[:, None].to(tl.int64) * 9 + c
+    total = tl.zeros([BM, 16], tl.float32)
+    for slot in range(SLOTS):
+        total += tl.load(pull + (num_atoms * slot).to(tl.int64) * 9 + at, ok, other=0.0)
+    tl.store(forces + rows[:, None].to(tl.int64) * 3 + c, total, ok & (c < 3))
+    if VIRIAL:
+        # pull has xx, yy, zz, yz, xz, xy after the force
+        first = tl.where(c < 6, (c - 3) * 4, tl.where(c == 6, 5, tl.where(c == 7, 2, 1)))
+        second = tl.where(c < 6, first, tl.where(c == 6, 7, tl.where(c == 7, 6, 3)))
+        to, ok = virial + rows[:, None].to(tl.int64) * 9, ok & (c >= 3)
+        tl.store(to + first, total, ok)
+        tl.store(to + second, total, ok)
+
+
+@triton.jit
+def equilibrate_kernel(
+    ptr, total_charge, predicted, before, x, charges, charges64, moments,
+    X: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Program b: the charges of structure b, which sum to its total charge.
+
+    Args:
+        total_charge: [N] of each atom's structure. predicted: [N, 2] charges, or their change, and weights f.
+        before: [N] float64, charges of the pass before (unless FIRST).
+        x: [N, X] what the next pass reads; the charge is its number PLACE. charges, charges64: [N], written.
+        moments: [N, 2] float64, in the row of the first atom what the charges lack over Σ u, and Σ u, written, where
+            u = f² + ε.
+    """
+    b = tl.program_id(0)
+    after_previous(PDL)
+    start, end = tl.load(ptr + b), tl.load(ptr + b + 1)
+    sum_q, sum_u = tl.zeros([BM], tl.float64), tl.zeros([BM], tl.float64)
+    for first in range(start, end, BM):
+        i = first + tl.arange(0, BM)
+        use = i < end
+        i = i.to(tl.int64)
+        q = tl.load(predicted + i * 2, use, other=0.0).to(tl.float64)
+        if not FIRST:
+            q += tl.load(before + i, use, other=0.0)
+        f = tl.load(predicted + i * 2 + 1, use, other=0.0).to(tl.float64)
+        u = f * f
+        if EXACT:
+            u += 1e-6
+        sum_q += q
+        sum_u += tl.where(use, u, 0.0)
+    largest = tl.sum(sum_u, 0)
+    if not EXACT:
+        largest += 1e-6
+    if start < end:
+        lacking = (tl.load(total_charge + start).to(tl.float64) - tl.sum(sum_q, 0)) / largest
+        tl.store(moments + start * 2, lacking)
+        tl.store(moments + start * 2 + 1, largest)
+        for first in range(start, end, BM):
+            i = first + tl.arange(0, BM)
+            use = i < end
+            i = i.to(tl.int64)
+            q = tl.load(predicted + i * 2, use, other=0.0).to(tl.float64)
+            if not FIRST:
+                q += tl.load(before + i, use, other=0.0)
+            f = tl.load(predicted + i * 2 + 1, use, other=0.0).to(tl.float64)
+            u = f * f
+            if EXACT:
+                u += 1e-6
+            q += u * lacking
+            tl.store(charges64 + i, q, use)
+            tl.store(charges + i, q.to(tl.float32), use)
+            tl.store(x + i * X + PLACE, q.to(tl.float32), use)
+
+
+@triton.jit
+def equilibrate_gradient_kernel(
+    ptr, predicted, moments, dq, last_slope, gradient,
+    W: tl.constexpr, G: tl.constexpr, EXACT: tl.constexpr, ACTIVATED: tl.constexpr, BM: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Program b: from dE/dq of the equilibrated charges, dq [N], the gradient in the predicted ones and their weights.
+
+    Args:
+        dq: the gradient in the charges before, or in the change of those of the pass below, written.
+        gradient: [N, G], numbers W and W + 1 of a row are written, times last_slope (ACTIVATED).
+    """
+    b = tl.program_id(0)
+    after_previous(PDL)
+    start, end = tl.load(ptr + b), tl.load(ptr + b + 1)
+    sums = tl.zeros([BM], tl.float64)
+    for first in range(start, end, BM):
+        i = first + tl.arange(0, BM)
+        use = i < end
+        i = i.to(tl.int64)
+        f = tl.load(predicted + i * 2 + 1, use, other=0.0).to(tl.float64)
+        u = f * f
+        if EXACT:
+            u += 1e-6
+        sums += tl.load(dq + i, use, other=0.0).to(tl.float64) * u
+    if start < end:
+        mean = tl.sum(sums, 0) / tl.load(moments + start * 2 + 1)
+        lacking = tl.load(moments + start * 2)
+        for first in range(start, end, BM):
+            i = first + tl.arange(0, BM)
+            use = i < end
+            i = i.to(tl.int64)
+            f = tl.load(predicted + i * 2 + 1, use, other=0.0).to(tl.float64)
+            own = tl.load(dq + i, use, other=0.0).to(tl.float64) - mean
+            by_q, by_f = own.to(tl.float32), (2.0 * f * lacking * own).to(tl.float32)
+            tl.store(dq + i, by_q, use)
+            if ACTIVATED:
+                by_q *= tl.load(last_slope + i * G + W, use, other=0.0)
+                by_f *= tl.load(last_slope + i * G + W + 1, use, other=0.0)
+            tl.store(gradient + i * G + W, by_q, use)
+            tl.store(gradient + i * G + W + 1, by_f, use)
+
+
+@triton.jit
+def layer_kernel(
+    x, w, bias, y, slope, before, predicted, num_atoms,
+    K: tl.constexpr, N: tl.constexpr, Y: tl.constexpr, W: tl.constexpr, ACTIVATE: tl.constexpr, UPDATE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A linear layer, then GELU, x Φ(x), with its slope (ACTIVATE).
+
+    Args:
+        x: [., K]. w: [K, N]. y: [., Y], slope: [., N], written.
+        before: [., Y], UPDATE: the first W numbers are added to these; the next two go to predicted [., 2].
+    """
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    after_previous(PDL)
+    ok = rows < num_atoms
+    out = dense(x, w, rows, cols, ok, K, N, BM, BN, BK, PREC) + tl.load(bias + cols)[None, :]
+    rows = rows[:, None].to(tl.int64)
+    if ACTIVATE:
+        below = 0.5 * (1.0 + tl.erf(out * 0.7071067811865476))
+        density = 0.3989422804014327 * tl.exp(-0.5 * out * out)
+        tl.store(slope + rows * N + cols[None, :], below + out * density, ok[:, None])
+        out = out * below
+    if UPDATE:
+        kept = ok[:, None] & (cols < W)[None, :]
+        at = rows * Y + cols[None, :]
+        tl.store(y + at, out + tl.load(before + at, kept, other=0.0), kept)
+        charges = ok[:, None] & ((cols >= W) & (cols < W + 2))[None, :]
+        tl.store(predicted + rows * 2 + (cols - W)[None, :], out, charges)
+    else:
+        tl.store(y + rows * Y + cols[None, :], out, ok[:, None])
+
+
+@triton.jit
+def layer_gradient_kernel(
+    g, w, slope, out, num_atoms,
+    K: tl.constexpr, N: tl.constexpr, ACTIVATED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The gradient before the activation of the layer below (ACTIVATED: times its slope [., N]), from g [., K]."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    after_previous(PDL)
+    ok = rows < num_atoms
+    value = dense(g, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
+    at = rows[:, None].to(tl.int64) * N + cols[None, :]
+    if ACTIVATED:
+        value *= tl.load(slope + at, ok[:, None], other=0.0)
+    tl.store(out + at, value, ok[:, None])
+
+
+@triton.jit
+def energy_kernel(
+    y, slope, w, bias, energy, gradient, num_atoms,
+    N: tl.constexpr, LANES: tl.constexpr, BM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Energies [N] from the last hidden layer of the head, y [., N], and the gradient before its activation."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    c = tl.arange(0, LANES)[None, :]
+    after_previous(PDL)
+    ok = (rows < num_atoms)[:, None] & (c < N)
+    at = rows[:, None].to(tl.int64) * N + c
+    weight = tl.load(w + c, c < N, other=0.0)
+    total = tl.sum(tl.load(y + at, ok, other=0.0) * weight, 1) + tl.load(bias)
+    tl.store(energy + rows, total, rows < num_atoms)
+    tl.store(gradient + at, tl.load(slope + at, ok, other=0.0) * weight, ok)
