@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.interfaces import FastPath, PathWithHeads, PriorPath
-from ..models.aimnet2 import AIMNet2
-from ..models.aimnet2.path import AIMNet2Path
+from ..models.aimnet2 import AIMNet2Path
+from ..models.aimnet2.model import AIMNet2
 from ..models.matgl_tensornet import MatglPath
 from ..models.matgl_tensornet.model import MatglTensorNet
 from ..models.message_passing import MessagePath

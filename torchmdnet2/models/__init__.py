@@ -2,7 +2,7 @@
 
 from ..core.devices import Float64Buffers
 from ..potential.graph import Features, Graph, Head, PropertyHead, Representation
-from .aimnet2 import AIMNet2
+from .aimnet2.model import AIMNet2
 from .heads import (
     ChargesHead,
     DipoleHead,

@@ -1,5 +1,53 @@
-"""AIMNet2."""
+"""What the kernels of AIMNet2 cover, and where they are. Triton and numba are imported when they are used."""
 
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ...kernels.interfaces import CpuNetwork, FastPath, GpuNetwork
+from ..heads import ScalarHead
+from ..tensornet import PRODUCTS
 from .model import AIMNet2
 
-__all__ = ["AIMNet2"]
+__all__ = ["AIMNet2Path"]
+
+_CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
+
+
+class AIMNet2Path(FastPath):
+    """AIMNet2 with GELU and a scalar head, in float32."""
+
+    on_cpu = False
+    predicts_charges = True
+
+    def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
+        assert isinstance(representation, AIMNet2)
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < _CAPABILITY:
+            return "the fused kernels need a GPU of compute capability 8.0 (Ampere, 2020) or later"
+        dtype = representation.embedding.weight.dtype
+        if dtype != torch.float32:
+            return f"the fused kernels compute in float32, the model is {dtype}"
+        if type(head) is not ScalarHead:
+            return f"there are no fused kernels for the head {type(head).__name__}"
+        networks = [*representation.passes, head.output_network.layers]
+        if not all(isinstance(part, nn.Linear | nn.GELU) for network in networks for part in network):  # type: ignore[union-attr]
+            return "the fused kernels for AIMNet2 have the activation gelu only"
+        if representation.num_layers < 2:
+            return "the fused kernels for AIMNet2 need two passes or more"
+        for name in ("channels", "num_rbf"):
+            size = getattr(representation, name)
+            if size & (size - 1):
+                return f"the fused kernels for AIMNet2 need {name} to be a power of two, not {size}"
+        return ""
+
+    def gpu(
+        self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
+    ) -> GpuNetwork:
+        from .gpu import FusedAIMNet2
+        from .weights import FrozenAIMNet2
+
+        return FusedAIMNet2(FrozenAIMNet2(representation, head, energy_scale, device), PRODUCTS[precision])
+
+    def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
+        raise NotImplementedError("there are no compiled kernels for AIMNet2 on the CPU")

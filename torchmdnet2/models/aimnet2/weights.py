@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PAD", "FrozenAIMNet2", "Layer", "padded", "unsupported_reason"]
+__all__ = ["PAD", "FrozenAIMNet2", "Layer", "padded"]
 
 PAD = 64
 """Widths of layers are multiples of this."""
@@ -28,29 +28,6 @@ class Layer(NamedTuple):
 def padded(width: int) -> int:
     """The next multiple of PAD."""
     return -(-width // PAD) * PAD
-
-
-def unsupported_reason(representation: Any, head: Any) -> str:
-    """Why kernels cannot evaluate them, "" where they can."""
-    from ..heads import ScalarHead
-
-    dtype = representation.embedding.weight.dtype
-    if dtype != torch.float32:
-        return f"the fused kernels compute in float32, the model is {dtype}"
-    if type(head) is not ScalarHead:
-        return f"there are no fused kernels for the head {type(head).__name__}"
-    networks = [*representation.passes, head.output_network.layers]
-    if not all(isinstance(part, nn.Linear | nn.GELU) for network in networks for part in network):
-        return "the fused kernels for AIMNet2 have the activation gelu only"
-    if representation.num_layers < 2:
-        return "the fused kernels for AIMNet2 need two passes or more"
-    for name in ("channels", "num_rbf"):
-        size = getattr(representation, name)
-        if size & (size - 1):
-            return f"the fused kernels for AIMNet2 need {name} to be a power of two, not {size}"
-    if representation.channels * representation.num_rbf < 16:
-        return "the fused kernels for AIMNet2 need 16 features or more"
-    return ""
 
 
 class FrozenAIMNet2:
@@ -88,7 +65,7 @@ class FrozenAIMNet2:
         return value.detach().float().contiguous().to(self.device)
 
     def _network(self, network: nn.Sequential, changes: bool) -> list[Layer]:
-        parts = list(network)
+        parts: list[Any] = list(network)
         linear, layers = parts[::2], []
         for k, part in enumerate(linear):
             weight, bias = part.weight.detach(), part.bias.detach()
