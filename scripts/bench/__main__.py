@@ -17,7 +17,7 @@ from pathlib import Path
 
 NAMES = (
     "inference", "tensornet2", "models", "training", "devices", "cpu", "neighbors", "md", "adapters", "lammps",
-    "accuracy", "extrapolation", "learning", "novelty", "data", "front",
+    "accuracy", "extrapolation", "learning", "novelty", "data", "front", "aimnet2",
 )  # fmt: skip
 
 

@@ -18,7 +18,6 @@ _CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
 class AIMNet2Path(FastPath):
     """AIMNet2 with GELU and a scalar head, in float32."""
 
-    on_cpu = False
     predicts_charges = True
 
     def unsupported_reason(self, representation: nn.Module, head: nn.Module, device: torch.device) -> str:
@@ -50,4 +49,7 @@ class AIMNet2Path(FastPath):
         return FusedAIMNet2(FrozenAIMNet2(representation, head, energy_scale, device), PRODUCTS[precision])
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
-        raise NotImplementedError("there are no compiled kernels for AIMNet2 on the CPU")
+        from .cpu import CpuAIMNet2
+        from .weights import FrozenAIMNet2
+
+        return CpuAIMNet2(FrozenAIMNet2(representation, head, energy_scale, "cpu"))

@@ -34,7 +34,7 @@ class FrozenAIMNet2:
     """Weights on one device.
 
     Attributes:
-        channels, num_rbf, num_vectors: A, R, H; features: A·R; width: of what a pass reads.
+        channels, num_rbf, num_vectors: A, R, H; features: A·R; width: of what a pass reads; hidden_channels: F.
         embedding: [Z, A·R]; combine: [A, R, H]; combine_charges: [R, H]; shifts: [R] Å; eta: 1/Å².
         passes: layers of each pass, the last one of all but the last pass giving [features, charge, weight].
         head: layers of the head but for its last one; energy: [N] weights and [1] bias of that, in eV.
@@ -46,6 +46,7 @@ class FrozenAIMNet2:
         self.channels, self.num_rbf, self.num_vectors = r.channels, r.num_rbf, r.num_vectors
         self.features = r.channels * r.num_rbf
         self.cutoff, self.exact_charge = float(r.cutoff), bool(r.exact_charge)
+        self.hidden_channels = r.hidden_channels
         self.width = padded(2 * self.features + r.channels * r.num_vectors + 1 + r.num_rbf + r.num_vectors)
         self.embedding = self._tensor(r.embedding.weight)
         self.combine = self._tensor(r.convolve.combine)
