@@ -7,13 +7,14 @@ import logging
 import numpy as np
 import pytest
 from ase import Atoms
+from ase.build import molecule
 
 openmm = pytest.importorskip("openmm")
 from isolated_cases import CELLS, acetate, acetate_in_water, bonds_of, charged_potential, wrapped  # noqa: E402
 from openmm import app, unit  # noqa: E402
 from openmm_cases import KJ_MOL, context_of, evaluate, system_of, topology_of  # noqa: E402
 
-from torchmdnet2 import System  # noqa: E402
+from torchmdnet2 import Potential, System  # noqa: E402
 from torchmdnet2.adapters.openmm import add_force, bonds_force, create_force  # noqa: E402
 from torchmdnet2.checkpoint import save  # noqa: E402
 from torchmdnet2.errors import StructureWarning  # noqa: E402
@@ -107,6 +108,34 @@ def test_models_with_a_cutoff_see_images_unless_isolated(potential, caplog):
         energies.append(evaluate(context_of(system, atoms))[0])
     (alone, periodic) = (float(potential(System.from_ase(a)).energy.detach()) * KJ_MOL for a in (acetate(), atoms))
     assert energies == pytest.approx([periodic, alone], rel=1e-9)
+
+
+COULOMB = {"name": "coulomb", "charges": {"H": 0.4, "O": -0.8}}
+BELOW = {"model": charged_potential().config["model"], "elements": [1, 8], "priors": [COULOMB]}
+
+
+@pytest.mark.parametrize(
+    ("priors", "expected"),
+    [
+        ([COULOMB], True),
+        ([{"name": "d3", "elements": [1, 8], "a1": 0.5, "a2": 3.0, "s8": 0.4, "cutoff": None}], True),
+        ([{"name": "baseline", "potential": BELOW}], True),
+        ([{**COULOMB, "method": "reaction_field", "cutoff": 4.0}], False),
+        ([{**COULOMB, "method": "pme", "cutoff": 4.0}], False),
+        ([], False),
+    ],
+)
+def test_parts_are_isolated_where_a_sum_has_no_end(priors, expected, caplog):
+    """Exactly the models that refuse periodic structures."""
+    potential = Potential.from_config({**BELOW, "priors": priors}).eval()
+    water = wrapped(molecule("H2O"), np.eye(3) * 12.0, 1)
+    if expected:
+        with pytest.raises(ValueError, match="isolated=True"):
+            potential(System.from_ase(water, dtype=potential.dtype))
+    else:
+        potential(System.from_ase(water, dtype=potential.dtype))
+    create_force(potential, topology_of(water), range(3))
+    assert bool(caplog.records) is expected
 
 
 def test_a_part_longer_than_half_of_the_box_is_refused(charged_file):

@@ -224,3 +224,22 @@ def test_openmm(potential, exact, platform):
         assert energy == pytest.approx(float(expected.energy), abs=ENERGY * len(atoms))
         # OpenMM's CUDA and CPU platforms hold positions in float32
         np.testing.assert_allclose(forces, expected.forces.numpy(), atol=1e-4)
+
+
+def test_isolated_molecules(exact):
+    """Made whole on the GPU as on the CPU, and with the energy in vacuum in ASE."""
+    from torchmdnet2.adapters.isolated import isolate
+
+    alone, cell = molecule("CH3CH2OH"), np.array([[17.0, 0, 0], [6.0, 16.0, 0], [-5.0, 7.0, 16.0]])
+    frames = []
+    for seed in range(3):
+        images = np.random.default_rng(seed).integers(-2, 3, (len(alone), 3))
+        frames.append(Atoms(alone.symbols, alone.positions + images @ cell, cell=cell, pbc=True))
+    system = System.from_ase([*frames, alone])
+    on_gpu, on_cpu = isolate(system.to("cuda")), isolate(system)
+    torch.testing.assert_close(on_gpu.pos.cpu(), on_cpu.pos, rtol=0, atol=1e-12)
+    assert not on_gpu.pbc.any() and not on_gpu.cell.any()
+    calc = TorchMDNet2Calculator(exact, device="cuda", isolated=True)
+    expected = float(exact(System.from_ase(alone)).energy)
+    for atoms in frames:
+        assert calc.get_property("energy", atoms) == pytest.approx(expected, abs=1e-7)
