@@ -348,7 +348,7 @@ def test_a_model_that_ignores_the_charge_refuses_it(kind):
     potential = variant(kind)
     energies = [float(potential(ion(q), forces=False).energy) for q in (0.0, 3.0)]
     potential.allow_untrained_charge = False
-    assert potential.reads_charge == (energies[0] != energies[1]) == kind.startswith("tensornet")
+    assert potential.reads_charge == (energies[0] != energies[1]) == kind.startswith(("tensornet", "aimnet2"))
     if not potential.reads_charge:
         for q in (3.0, 0.5, 1000.0):
             with pytest.raises(UntrainedCharge, match="does not use"):

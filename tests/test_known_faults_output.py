@@ -94,7 +94,7 @@ def test_a_row_is_written_whole_or_not_at_all(tmp_path):
 
 def test_a_reader_that_leaves_does_not_end_a_simulation(folder):
     """As in `torchmdnet2 md … | head -1`."""
-    command = [sys.executable, "-m", "torchmdnet2", "md", "m.tmn", "data.xyz", "--steps", "400", "--every", "10"]
+    command = [sys.executable, "-m", "torchmdnet2", "md", "m.tmn", "data.xyz@-1", "--steps", "400", "--every", "10"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("step")
         process.stdout.close()
@@ -120,7 +120,7 @@ def test_a_stdout_that_the_shell_has_closed(monkeypatch, folder):
 
 
 def test_the_restart_of_a_finished_run_has_no_speed(capsys, folder):
-    arguments = ["md", "m.tmn", "data.xyz", "--steps", 20]
+    arguments = ["md", "m.tmn", "data.xyz@-1", "--steps", 20]
     assert "ns/day" in run(capsys, *arguments)[1]
     code, out, _ = run(capsys, *arguments, "--restart")
     assert code == 0 and "already complete" in out and "nan" not in out and "ns/day" not in out
@@ -130,7 +130,7 @@ def test_the_restart_of_a_finished_run_has_no_speed(capsys, folder):
     "arguments",
     [
         ["evaluate", "m.tmn", "data.xyz"], ["evaluate", "m.tmn", "data.xyz", "--json"], ["card", "m.tmn"],
-        ["info", "m.tmn"], ["info", "m.tmn", "--json"], ["config"], ["md", "m.tmn", "data.xyz", "--steps", "10"],
+        ["info", "m.tmn"], ["info", "m.tmn", "--json"], ["config"], ["md", "m.tmn", "data.xyz@-1", "--steps", "10"],
         ["stability", "m.tmn", "data.xyz", "--time", "0.01", "--replicas", "1", "--temperatures", "10"],
         ["export", "m.tmn", "Å\udce9.ckpt"],
     ],

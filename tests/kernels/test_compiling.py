@@ -22,7 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SCRIPT = """
 import numpy as np
-from torchmdnet2.fused import notice, numba_compiling
+from torchmdnet2.kernels import notice
+from torchmdnet2.kernels import compiling_cpu as numba_compiling
 from torchmdnet2.priors.pair_kernels.numba_kernels import _d2, _zbl
 
 numba_compiling.usable_cores = lambda: 2

@@ -112,7 +112,7 @@ def test_new_bonds_are_found_with_and_without_a_neighbor_search(monkeypatch):
     other.translate([9.0, 0, 0])
     atoms = molecule("CH4") + other
     quick = bonds_of(atoms)
-    monkeypatch.setattr("torchmdnet2.md.guard._DENSE", 0)
+    monkeypatch.setattr("torchmdnet2.md.guard._DENSE_BONDS", 0)
     searching = bonds_of(atoms)
     assert searching._apart is None and quick._apart is not None
 

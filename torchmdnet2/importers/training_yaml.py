@@ -484,7 +484,7 @@ def _training(theirs: dict[str, Any], properties: Mapping[str, str] | None, note
     kind = str(theirs.pop("train_loss", "mse_loss"))
     if kind not in _LOSSES:
         raise BadConfig(f"train_loss: '{kind}' is not known; known: {', '.join(_LOSSES)}")
-    loss: dict[str, Any] = {"kind": _LOSSES[kind], "per_atom": False}
+    loss: dict[str, Any] = {"kind": _LOSSES[kind]}
     arguments = theirs.pop("train_loss_arg", None) or {}
     if set(arguments) - {"delta"}:
         raise BadConfig(f"train_loss_arg: {', '.join(set(arguments) - {'delta'})} has no counterpart")
@@ -494,7 +494,12 @@ def _training(theirs: dict[str, Any], properties: Mapping[str, str] | None, note
     if properties:
         loss["properties"] = dict.fromkeys(properties, y)
     else:
-        loss |= {"energy": y, "forces": forces if theirs.get("derivative", False) else 0.0, "stress": 0.0}
+        loss |= {
+            "per_atom": False,
+            "energy": y,
+            "forces": forces if theirs.get("derivative", False) else 0.0,
+            "stress": 0.0,
+        }
         notes.append("training.loss: energies are compared per structure as theirs were (per_atom: false)")
     training["loss"] = loss
     averages = [theirs.pop(key, 1.0) for key in ("ema_alpha_y", "ema_alpha_neg_dy")]

@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 from numba import types
 from numba.core.dispatcher import Dispatcher
 
-from ..core.console import announce, usable_cores
 from ..core.processes import ProcessLock
+from .notice import announce, usable_cores
 
 __all__ = ["compile_side_by_side", "finding", "kernel_family", "serve"]
 
@@ -79,6 +80,11 @@ def compile_side_by_side(step: Callable[[], Any]) -> None:
     Args:
         step: runs once, without its kernels: what it computes has no meaning, and it must not use it up.
     """
+    with _threads_of_torch():
+        _compile_side_by_side(step)
+
+
+def _compile_side_by_side(step: Callable[[], Any]) -> None:
     with _kernels_wanted() as wanted, np.errstate(all="ignore"), suppress(Exception):
         step()  # whatever is wrong with the structure shows when the step is run
     missing = [one for one in wanted if not _is_kept(one)]
@@ -92,6 +98,17 @@ def compile_side_by_side(step: Callable[[], Any]) -> None:
     if len(missing) > 1:
         announce(len(missing), "CPU", seconds, folder)
     _Queue(missing).empty(helpers)
+
+
+@contextmanager
+def _threads_of_torch() -> Iterator[None]:
+    """Starting numba's pool, as compiling may, sets the number of threads of OpenMP, which PyTorch shares."""
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 @contextmanager

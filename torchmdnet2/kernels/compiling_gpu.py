@@ -16,8 +16,8 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from ..core.console import announce, usable_cores
 from ..core.processes import ProcessLock
+from .notice import announce, usable_cores
 
 __all__ = ["compile_side_by_side"]
 
