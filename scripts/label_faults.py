@@ -177,6 +177,7 @@ SIGNS = {
     "length": "units.length right",
     "outliers": "far larger forces",
     "energies": "energies far from",
+    "references": "from the reference energies",
 }
 """Word in the table -> words of a note."""
 

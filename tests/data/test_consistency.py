@@ -58,7 +58,9 @@ def test_gradients_are_noticed():
     assert abs(result.slope + 1) < 0.1 and "gradients" in result.fault
 
 
-@pytest.mark.parametrize(("options", "ratio"), [({"energy": 23.06}, 23.06), ({"force": 51.42}, 1 / 51.42)])
+@pytest.mark.parametrize(
+    ("options", "ratio"), [({"energy": 23.06}, 23.06), ({"force": 51.42}, 1 / 51.42), ({"force": 1.89}, 1 / 1.89)]
+)
 def test_other_units_are_noticed(options, ratio):
     result = found(harmonic(**options))
     assert abs(result.slope / ratio - 1) < 0.1 and "units" in result.fault
@@ -92,6 +94,10 @@ def test_missing_or_constant_labels_say_nothing():
 
 def test_labels_that_do_not_correlate_say_nothing():
     assert Agreement(-40.0, -0.2).fault is None and Agreement(0.01, 0.3).fault is None
+
+
+def test_small_factors_are_told_from_near_frames_alone():
+    assert Agreement(0.53, 0.99).fault is not None and Agreement(0.53, 0.9).fault is None
 
 
 def strained(count=30, sign=1.0, size=1.0):

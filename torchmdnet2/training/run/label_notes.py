@@ -71,7 +71,7 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
         said = _stress_fault(fitted.stress, scale)
     if said is not None:
         yield f"{said} Found with a pair potential that was fitted to the forces; see data.keys and data.units"
-    elif near is not None and near.fault is not None:
+    elif near is not None and near.fault is not None and scale == 1.0:  # with wrong forces it means nothing
         yield f"comparing similar training frames, {near.fault} See data.keys and data.units"
 
 
