@@ -4,6 +4,7 @@ import copy
 
 import numpy as np
 import pytest
+from crystals import crystals
 
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.training.config.config import parse_config
@@ -248,3 +249,47 @@ def test_labels_that_were_not_learned():
     )
     (note,) = unlearned(found)
     assert note.startswith("the error of forces (RMSE ") and "sign and unit" in note
+
+
+def test_stress_of_another_sign_unit_or_order(raw_config, tmp_path):
+    from ase.calculators.singlepoint import SinglePointCalculator
+
+    raw_config["data"]["split"] = {"validation": 0, "test": 0}
+    raw_config["data"]["keys"] = {"energy": "energy", "forces": "forces", "stress": "REF_stress"}
+    raw_config["model"]["max_z"] = 80
+    samples = crystals(30)
+
+    def said(change, forces=1.0, count=30):
+        frames = []
+        for k, sample in enumerate(samples[:count]):
+            (atoms,) = sample.system.to_ase()
+            labels = {"energy": float(sample.labels["energy"][0]), "forces": forces * sample.labels["forces"].numpy()}
+            atoms.calc = SinglePointCalculator(atoms, **labels)
+            atoms.info["REF_stress"] = change(k, sample.labels["stress"][0].numpy(), atoms.get_volume()).ravel()
+            frames.append(atoms)
+        return [note for note in notes(written(raw_config, tmp_path, frames)) if "units" in note or "stress" in note]
+
+    def vasp(k, s, volume):
+        (xx, xy, zx), (_, yy, yz), (*_, zz) = s
+        return _symmetric(xx, yy, zz, xy, yz, zx)
+
+    assert said(lambda k, s, volume: s) == []
+    (note,) = said(lambda k, s, volume: -s)
+    assert "stresses have the wrong sign;" in note
+    (note,) = said(lambda k, s, volume: -s * volume)
+    assert "wrong sign" in note and "data.keys.virial" in note
+    (note,) = said(lambda k, s, volume: 160.22 * s)
+    assert "The ratio is that of GPa" in note
+    (note,) = said(lambda k, s, volume: 1602.2 * s, count=15)  # too few to be compared
+    assert "GPa: are the units right? Set data.units.stress" in note
+    (note,) = said(vasp)
+    assert "another order" in note and "VASP" in note
+    (note,) = said(lambda k, s, volume: s * (k % 10 != 3))
+    assert "stresses are exactly 0 in 3 of 30" in note
+    (note,) = said(lambda k, s, volume: s, forces=23.06)  # the stress fits the energies
+    assert "forces make: are the units right? The ratio is that of kcal/mol." in note
+
+
+def _symmetric(xx, yy, zz, yz, zx, xy):
+    """A stress of six numbers in the order that is read."""
+    return np.array([[xx, xy, zx], [xy, yy, yz], [zx, yz, zz]])

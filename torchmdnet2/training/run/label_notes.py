@@ -42,7 +42,10 @@ def label_notes(setup: Setup) -> Iterator[str]:
     if len(far):  # reported separately
         indices = np.delete(indices, far)
         known = statistics(frames.data, indices)
-    yield from _contradictions(frames, indices, known)
+    found = list(_contradictions(frames, indices, known))
+    yield from found
+    if not any(note.startswith("stresses") for note in found):
+        yield from _stress_size(frames, setup.statistics["train"])
 
 
 def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> Iterator[str]:
@@ -136,7 +139,7 @@ def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
 
 
 def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
-    """Exact zeros, energies without digits, bonds and stresses of an impossible size."""
+    """Exact zeros, energies without digits, bonds of an impossible length."""
     chosen = spread_out(known)
     batch = frames.data.batch(frames.indices[chosen])
     found = zeros(batch, known, chosen)
@@ -167,7 +170,11 @@ def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
             f"nearest atoms are at {ratio:.2g} times the sum of their covalent radii, and should be near 1: is "
             "data.units.length right? A bohr is 0.529 Å"
         )
-    stress = stress_size(batch)
+
+
+def _stress_size(frames: Frames, known: Statistics) -> Iterator[str]:
+    """Stresses of an impossible size."""
+    stress = stress_size(frames.data.batch(frames.indices[spread_out(known)]))
     if stress is not None and stress > _STRESS:
         yield (
             f"stresses are about {stress:.3g} eV/Å³, which is {160.2 * stress:.3g} GPa: are the units right? Set "
