@@ -139,8 +139,13 @@ def _kernels_wanted() -> Iterator[list[_Wanted]]:
 
 def _is_kernel(dispatcher: Any) -> bool:
     """Those of parallel loops give nothing back, so that a step goes on without them."""
-    module = dispatcher.py_func.__module__
-    return module.startswith(f"{__package__}.") and bool(dispatcher.targetoptions.get("parallel"))
+    return _has_kernels(dispatcher.py_func.__module__) and bool(dispatcher.targetoptions.get("parallel"))
+
+
+def _has_kernels(module: str) -> bool:
+    """Modules of this package whose names begin with numba hold the kernels of models and priors."""
+    package = __name__.partition(".")[0]
+    return module.startswith(f"{package}.") and module.rpartition(".")[2].startswith("numba_")
 
 
 def _nothing(*_arguments: Any) -> None:
@@ -208,7 +213,7 @@ class _Queue:
 
 
 def _start_helper() -> Any:
-    modules = sorted(name for name in sys.modules if name.startswith(f"{__package__}.") and ".numba" in name)
+    modules = [__name__, *sorted(name for name in sys.modules if _has_kernels(name))]
     places = json.dumps([place or os.getcwd() for place in sys.path])
     code = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
     code = f"{code}; import {', '.join(modules)}; {__name__}.serve()"
