@@ -26,6 +26,7 @@ from torchmdnet2.data.cache import build_folder, write_cache
 from torchmdnet2.data.dataset import BLOCK, Column, ColumnWriter, expand
 from torchmdnet2.data.edges import EdgeMemory, search
 from torchmdnet2.data.reader import LoadedDataset
+from torchmdnet2.data.sources import cache_folder
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import neighbor_list
 
@@ -299,8 +300,8 @@ def test_a_cache_of_another_version_is_refused(source, folder):
     from torchmdnet2.data import cache as folders
 
     data = cached(source, folder)
-    folders.write_index(data.folder, {**data.facts, "format": "torchmdnet2 cache 2"})
-    with pytest.raises(BadData, match=r"index\.json: this cache is of the format 'torchmdnet2 cache 2'"):
+    folders.write_index(data.folder, {**data.facts, "format": "torchmdnet2 cache 99"})
+    with pytest.raises(BadData, match=r"index\.json: this cache is of the format 'torchmdnet2 cache 99'"):
         CachedDataset(data.folder)
 
 
@@ -361,3 +362,10 @@ def test_what_killed_processes_left_is_removed(tmp_path):
     with build_folder(tmp_path / "made") as aside:
         (aside / "x").write_text("x")
     assert {path.name for path in tmp_path.iterdir()} == {"made", ".made.new", ".madeup.abc"}
+
+
+def test_caches_of_readers_that_gave_other_numbers_are_not_used(monkeypatch, tmp_path):
+    before = cache_folder(["a.xyz"], {}, tmp_path)
+    assert cache_folder(["a.xyz"], {}, tmp_path) == before
+    monkeypatch.setattr("torchmdnet2.data.sources.CACHE_FORMAT", "another")
+    assert cache_folder(["a.xyz"], {}, tmp_path) != before

@@ -29,12 +29,13 @@ from .labels import LABELS
 from .reader import Chunk
 
 __all__ = [
-    "CacheWriter", "CachedDataset", "CachedEdges", "build_folder", "locked", "read_index", "stored_facts",
-    "write_cache", "write_edges", "write_facts", "write_index",
+    "CACHE_FORMAT", "CacheWriter", "CachedDataset", "CachedEdges", "build_folder", "locked", "read_index",
+    "stored_facts", "write_cache", "write_edges", "write_facts", "write_index",
 ]  # fmt: skip
 
 
-_FORMAT = "torchmdnet2 cache 1"
+CACHE_FORMAT = "torchmdnet2 cache 2"
+"""Another one where readers give other numbers for the same file: older caches are then not looked at."""
 _ABANDONED = 3600.0  # s
 
 
@@ -89,7 +90,7 @@ def _last_change(folder: Path) -> float:
 
 def write_index(folder: Path, content: dict[str, Any]) -> None:
     """index.json with a checksum of itself."""
-    text = json.dumps({"format": _FORMAT, **content}, ensure_ascii=False)
+    text = json.dumps({"format": CACHE_FORMAT, **content}, ensure_ascii=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
     atomic_write(folder / "index.json", json.dumps({"sha256": digest, "content": text}))
 
@@ -110,8 +111,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         content = json.loads(text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadData(f"{path}: the cache is damaged: {error}. {remedy}") from error
-    if content.get("format") != _FORMAT:
-        raise BadData(f"{path}: this cache is of the format {content.get('format')!r}, not '{_FORMAT}'. {remedy}")
+    if content.get("format") != CACHE_FORMAT:
+        raise BadData(f"{path}: this cache is of the format {content.get('format')!r}, not '{CACHE_FORMAT}'. {remedy}")
     return content
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BadData
-from .cache import CachedDataset, locked, read_index, write_cache, write_index
+from .cache import CACHE_FORMAT, CachedDataset, locked, read_index, write_cache, write_index
 from .labels import missing_key
 from .reader import Reader
 
@@ -39,7 +39,7 @@ def cache_folder(names: Sequence[str], options: Mapping[str, Any], root: Path) -
         options: plain data.
         root: folder of caches.
     """
-    key = json.dumps([list(names), options], sort_keys=True)
+    key = json.dumps([CACHE_FORMAT, list(names), options], sort_keys=True)
     return root / f"{Path(names[0]).stem}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
 
