@@ -148,9 +148,9 @@ def rms(energy: np.ndarray, forces: np.ndarray, labels: dict[str, np.ndarray]) -
     return [1e3 * float(np.sqrt(np.mean(d**2))) for d in differences]
 
 
-def _not_taken(plans: Sequence[Tree], options: argparse.Namespace) -> Iterator[Job]:
+def _not_taken(jobs: Sequence[Job], options: argparse.Namespace) -> Iterator[Job]:
     """Trainings that no other thread or process has begun; they belong to this one."""
-    for _, job in (job for plan in plans for job in jobs_of(plan, options.data, options.device)):
+    for job in jobs:
         try:
             os.close(os.open(options.output / f"{job.name}.taken", os.O_CREAT | os.O_EXCL))
         except FileExistsError:
@@ -162,6 +162,8 @@ def work(options: argparse.Namespace) -> None:
     """Trainings side by side, each thread taking one after the other, until all are taken."""
     sys.setswitchinterval(1e-4)  # a step is 0.2 ms of Python: others need not wait 5 ms for their turn
     plans = json.loads((options.output / "plans.json").read_text())
+    # before the threads start: reading a configuration draws random numbers, which belong to the process
+    jobs = [job for plan in plans for _, job in jobs_of(plan, options.data, options.device)]
     lock = threading.Lock()  # torch's random numbers, and what is compiled, belong to the process
     known = [0.0]  # seconds of a step of the last training that was done
 
@@ -188,7 +190,7 @@ def work(options: argparse.Namespace) -> None:
     def in_turn() -> None:
         cuda = options.device.startswith("cuda")
         with torch.cuda.stream(torch.cuda.Stream()) if cuda else nullcontext():
-            for job in _not_taken(plans, options):
+            for job in _not_taken(jobs, options):
                 print(f"{job.name}: begins", flush=True)
                 try:
                     one(job)
