@@ -271,7 +271,7 @@ def test_the_charge_that_dpdata_drops_is_read(tmp_path):
     assert sample.labels["energy"].item() == pytest.approx(-75.5 * 27.211386245988, abs=1e-6)
     assert sample.labels["forces"][0, 2].item() == pytest.approx(0.01 * 51.422067476, rel=1e-7)
     (tmp_path / "a.log").write_text(GAUSSIAN + " Charge =  0 Multiplicity = 1\n")
-    with pytest.raises(BadData, match="it states the charge -1, and 0 further on"):
+    with pytest.raises(BadData, match="charge is -1 by its line .* and 0 by its line"):
         open_dataset(tmp_path / "a.log", format="dpdata/gaussian/log")
 
 

@@ -1,7 +1,7 @@
 """Trajectories of CP2K: NAME-pos-1.xyz and, beside it, NAME-frc-1.xyz, NAME-1.cell and NAME-1.stress.
 
 Positions are in Å, energies in hartree, forces in hartree/bohr, the stress in bar (pressure positive). A file
-NAME-1.restart gives the cell where there is no NAME-1.cell.
+NAME-1.restart gives total charge and multiplicity, and the cell where there is no NAME-1.cell.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import numpy as np
 
 from ..errors import BadData
 from .ase_formats import FrameReader
-from .extxyz import Frame
+from .extxyz import Frame, numbers_of
 from .formats import register_format
+from .program_charges import program_statements
 
 __all__ = ["Cp2kReader"]
 
@@ -57,14 +58,13 @@ class Cp2kReader(FrameReader):
         return other if other.is_file() else None
 
     def frames(self) -> Iterator[Frame]:
-        from ase.data import atomic_numbers
-
+        stated = self._stated()
         cells = {} if self._isolated else self._table("cell", 9)
         stresses = self._table("stress", 9)
         fixed = None if cells or self._isolated else self._fixed_cell()
         forces = _steps(str(self._beside["frc"])) if "frc" in self._beside else None
         for step, energy, symbols, positions in _steps(self.path):
-            entries: dict[str, object] = {"energy": energy}
+            entries: dict[str, object] = {**stated, "energy": energy}
             if forces is not None:
                 other, _, names, values = next(forces, (None, 0.0, [], positions))
                 if other != step or names != symbols:
@@ -80,8 +80,7 @@ class Cp2kReader(FrameReader):
                 raise ValueError(f"step {step} is not in {self._beside['cell']}")
             if step in stresses:
                 entries["stress"] = -stresses[step].reshape(3, 3)
-            numbers = np.array([atomic_numbers[name] for name in symbols], dtype=np.int64)
-            yield Frame(numbers, positions, cell, pbc, entries)
+            yield Frame(numbers_of(symbols), positions, cell, pbc, entries)
 
     def _table(self, kind: str, width: int) -> dict[int, np.ndarray]:
         """step -> numbers in a file of CP2K, whose lines have the step, the time and these."""
@@ -89,6 +88,13 @@ class Cp2kReader(FrameReader):
             return {}
         rows = np.loadtxt(self._beside[kind], ndmin=2)
         return {int(row[0]): row[2 : 2 + width] for row in rows}
+
+    def _stated(self) -> dict[str, int]:
+        """Total charge and multiplicity that NAME-1.restart states."""
+        if "restart" not in self._beside:
+            return {}
+        found = program_statements("cp2k-restart", self._beside["restart"].read_text(errors="replace"))
+        return {name: stated[0].value for name, stated in found.items() if stated}
 
     def _fixed_cell(self) -> tuple[np.ndarray, np.ndarray]:
         if "restart" not in self._beside:

@@ -7,6 +7,7 @@ the stress; of formats that are in no list below, the sign is not known to us an
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from importlib.util import find_spec
@@ -16,11 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import BadData, MissingBackend
+from ..core.stated import Statement, agreed
+from ..errors import BadData, MissingBackend, StructureWarning
 from .ase_formats import FrameReader
 from .extxyz import Frame
 from .formats import register_format
 from .labels import label_factors
+from .program_charges import program_statements, states_charges
 
 __all__ = ["DpdataReader"]
 
@@ -31,16 +34,6 @@ _LEFT_OUT = re.compile(
 
 _VIRIAL = {"deepmd": 1.0, "vasp": 1.0, "outcar": 1.0, "xml": 1.0, "qe": 1.0, "abacus": 1.0, "cp2k": 1.0, "siesta": -1.0}
 """beginning of a format's name -> −volume × stress, in what dpdata calls virial"""
-
-_CHARGE = {
-    "gaussian/fchk": r"^Charge +I +(?P<charge>-?\d+)|^Multiplicity +I +(?P<spin>\d+)",
-    "gaussian": r"Charge = +(?P<charge>-?\d+) +Multiplicity = +(?P<spin>\d+)",
-    "orca": r"Total Charge +Charge +\.+ +(?P<charge>-?\d+)|Multiplicity +Mult +\.+ +(?P<spin>\d+)",
-    "psi4": r"^ *Charge += +(?P<charge>-?\d+)|^ *Multiplicity += +(?P<spin>\d+)",
-    "cp2k": r"DFT\| Charge +(?P<charge>-?\d+)|DFT\| Multiplicity +(?P<spin>\d+)",
-}
-"""beginning of a format's name -> where its files state the total charge and the multiplicity, which dpdata drops"""
-
 
 @register_format("dpdata")
 class DpdataReader(FrameReader):
@@ -78,6 +71,12 @@ class DpdataReader(FrameReader):
             names = ", ".join(sorted(cls.variants()))
             raise BadData(f"data format 'dpdata': say which, as in dpdata/deepmd/npy. There are: {names}")
         super().require(variant)
+        from dpdata.system import load_format
+
+        try:
+            load_format(variant)
+        except ModuleNotFoundError as error:
+            raise MissingBackend(f"dpdata/{variant}: {error}") from error
 
     @classmethod
     def variants(cls) -> Collection[str]:
@@ -100,10 +99,20 @@ class DpdataReader(FrameReader):
         reader, head = load_format(self._variant), self._variant.partition("/")[0]
         if hasattr(reader, "from_labeled_system_mix"):
             for place in _found(self, reader.from_multi_systems(self.path)):
+                unread = sorted({file.stem for file in Path(str(place)).glob("set.*/*.npy")} - _OWN)
+                if unread:
+                    warnings.warn(
+                        f"{place}: {', '.join(unread)} of mixed sets are not read, nor used as charges: write sets of "
+                        "one composition each, of the format deepmd/npy",
+                        StructureWarning,
+                        stacklevel=2,
+                    )
                 yield from reader.from_labeled_system_mix(place)
             return
-        if head == "deepmd" and Path(self.path).is_dir():
-            places: Any = sorted(str(file.parent) for file in Path(self.path).rglob("type.raw"))
+        if self._variant in ("deepmd/lmdb", "lmdb"):
+            places: Any = reader.from_multi_systems(self.path)
+        elif head == "deepmd" and Path(self.path).is_dir():
+            places = sorted(str(file.parent) for file in Path(self.path).rglob("type.raw"))
         elif self._variant == "deepmd/hdf5":
             import h5py
 
@@ -163,16 +172,13 @@ class DpdataReader(FrameReader):
         Raises:
             BadData: it states several.
         """
-        pattern = next((p for name, p in _CHARGE.items() if self._variant.startswith(name)), None)
-        found: dict[str, int] = {}
-        files = self.files if pattern else []
-        for file in [name for name in files if Path(name).suffix not in (".xyz", ".cube", ".wfn")]:
-            text = Path(file).read_text(errors="replace")
-            for match in re.finditer(str(pattern), text, re.MULTILINE):
-                for name, value in match.groupdict().items():
-                    if value is not None and found.setdefault(name, int(value)) != int(value):
-                        raise BadData(f"{self.path}: it states the {name} {found[name]}, and {value} further on")
-        return found
+        found: dict[str, list[Statement]] = {"charge": [], "spin": []}
+        for file in self.files if states_charges(self._variant) else ():
+            if Path(file).suffix not in (".xyz", ".cube", ".wfn"):
+                for name, stated in program_statements(self._variant, Path(file).read_text(errors="replace")).items():
+                    found[name] += stated
+        numbers = {name: agreed(stated, name, f"{self.path}: ") for name, stated in found.items()}
+        return {name: number for name, number in numbers.items() if number is not None}
 
 
 _FURTHER = "further:"
@@ -189,20 +195,46 @@ def _found(reader: DpdataReader, places: Any) -> Iterator[Any]:
         raise BadData(f"{reader.path}: there is no data of the format {reader._variant}: no {wanted} in it")
 
 
-def _further(variant: str, place: str, num_frames: int) -> dict[str, np.ndarray]:
-    """Arrays of DeePMD folders that dpdata does not know, as charge.npy: name -> [frames, …]."""
-    if variant not in ("deepmd/npy", "deepmd/comp"):
-        return {}
-    sets = sorted(Path(place).glob("set.*"))
-    known = {"coord", "box", "energy", "force", "virial", "spin", "force_mag", "real_atom_types", "atom_pref"}
+_OWN = {
+    "coord", "coords", "box", "cells", "energy", "energies", "force", "forces", "virial", "virials", "spin", "spins",
+    "force_mag", "real_atom_types", "real_atom_names", "atom_pref", "type", "type_map", "atom_types", "atom_names",
+    "atom_numbs", "orig", "nopbc",
+}  # fmt: skip
+"""Arrays of DeePMD that dpdata knows, in its own words too."""
+
+
+def _further(variant: str, place: Any, num_frames: int) -> dict[str, np.ndarray]:
+    """Arrays of DeePMD's formats that dpdata does not know, as charge.npy or fparam.npy: name -> [frames, …]."""
     arrays = {}
-    for name in {file.stem for folder in sets for file in folder.glob("*.npy")} - known:
-        files = [folder / f"{name}.npy" for folder in sets]
-        if all(file.is_file() for file in files):
-            whole = np.concatenate([np.load(file, allow_pickle=False) for file in files])
-            if len(whole) == num_frames:
-                arrays[_FURTHER + name] = whole[:, 0] if whole.shape[1:] == (1,) else whole
+    for name, whole in _arrays(variant, place).items():
+        if name not in _OWN and np.ndim(whole) and len(whole) == num_frames:
+            arrays[_FURTHER + name] = whole[:, 0] if whole.shape[1:] == (1,) else whole
     return arrays
+
+
+def _arrays(variant: str, place: Any) -> dict[str, np.ndarray]:
+    """All arrays of a set of frames."""
+    if isinstance(place, Mapping):  # of deepmd/lmdb
+        return {name: value for name, value in place.items() if isinstance(value, np.ndarray)}
+    if variant == "deepmd/raw":
+        files = [file for file in Path(place).glob("*.raw") if file.stem not in _OWN]
+        return {file.stem: np.loadtxt(file, ndmin=2) for file in files}
+    if variant == "deepmd/hdf5":
+        import h5py
+
+        path, _, group = place.partition("#")
+        with h5py.File(path, "r") as file:
+            inside = file[group] if group else file
+            parts = {f"{n}/{m}": inside[n][m][()] for n in inside if n.startswith("set.") for m in inside[n]}
+    elif variant in ("deepmd/npy", "deepmd/comp"):
+        files = [file for file in Path(place).glob("set.*/*.npy") if file.stem not in _OWN]
+        parts = {f"{file.parent.name}/{file.name}": np.load(file, allow_pickle=False) for file in files}
+    else:
+        return {}
+    found: dict[str, list[np.ndarray]] = {}
+    for name in sorted(parts):
+        found.setdefault(name.partition("/")[2].removesuffix(".npy"), []).append(parts[name])
+    return {name: np.concatenate(values) for name, values in found.items()}
 
 
 @lru_cache(maxsize=1)

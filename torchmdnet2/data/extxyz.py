@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "raw_frames", "read_extxyz", "with_elements"]
+__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "with_elements"]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
 """What ASE keeps of atoms, and is no label."""
@@ -219,12 +219,21 @@ def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
 
 
 def _numbers(symbols: np.ndarray | None) -> np.ndarray:
+    if symbols is None:
+        raise ValueError("there are neither elements (species:S:1) nor atomic numbers (Z:I:1) in its Properties")
+    return numbers_of(symbols.tolist())
+
+
+def numbers_of(symbols: Sequence[str]) -> np.ndarray:
+    """Atomic numbers [N] of elements, in upper or lower case; D and T are hydrogen.
+
+    Raises:
+        ValueError: one is no element.
+    """
     from ase.data import atomic_numbers
 
     known = {**atomic_numbers, **ISOTOPES}
-    if symbols is None:
-        raise ValueError("there are neither elements (species:S:1) nor atomic numbers (Z:I:1) in its Properties")
-    names = [symbol.capitalize() for symbol in symbols.tolist()]
+    names = [str(symbol).capitalize() for symbol in symbols]
     unknown = next((k for k, name in enumerate(names) if name not in known), None)
     if unknown is not None:
         raise ValueError(f"atom {unknown}: there is no element '{symbols[unknown]}'")

@@ -5,7 +5,7 @@ Atoms have types, 0, 1, …; which elements these are stands after the name of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -68,6 +68,9 @@ class MlipReader(FrameReader):
         from ase.data import atomic_numbers
 
         heads = {words[0].rstrip(":"): k for k, words in enumerate(block)}
+        missing = [name for name in ("Size", "AtomData") if name not in heads]
+        if missing:
+            raise ValueError(f"a configuration has no {' and no '.join(missing)}")
         size = int(block[heads["Size"] + 1][0])
         vectors = [w for w in block[heads["Supercell"] + 1 :][:3] if len(w) == 3] if "Supercell" in heads else []
         names, first = block[heads["AtomData"]][1:], heads["AtomData"] + 1
@@ -77,18 +80,33 @@ class MlipReader(FrameReader):
         column = {name: np.array([float(row[k]) for row in rows]) for k, name in enumerate(names)}
         cell = np.zeros((3, 3))
         cell[: len(vectors)] = np.array(vectors, dtype=float).reshape(-1, 3)
+        _require(column, ["type"])
         axes, scale = ("cartes_", np.eye(3)) if "cartes_x" in column else ("direct_", cell)
         types = column["type"].astype(int)
         if types.size and not 0 <= types.min() <= types.max() < len(self._elements):
             raise ValueError(f"there are types up to {types.max()}, and the elements {', '.join(self._elements)}")
         entries: dict[str, Any] = {}
         if "fx" in column:
-            entries["forces"] = np.stack([column[f"f{x}"] for x in "xyz"], axis=1)
+            entries["forces"] = _vectors(column, "f")
         if "Energy" in heads:
             entries["energy"] = float(block[heads["Energy"] + 1][0])
         if "PlusStress" in heads:
             given = dict(zip(block[heads["PlusStress"]][1:], map(float, block[heads["PlusStress"] + 1]), strict=True))
+            _require(given, _VOIGT)
             entries["virial"] = np.array([given[name] for name in _VOIGT])
-        positions = np.stack([column[axes + x] for x in "xyz"], axis=1) @ scale
+        positions = _vectors(column, axes) @ scale
         numbers = np.array([atomic_numbers[self._elements[k]] for k in types], dtype=np.int64)
         return Frame(numbers, positions, cell, np.arange(3) < len(vectors), entries)
+
+
+def _vectors(column: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """[N, 3] of three columns."""
+    names = [name + x for x in "xyz"]
+    _require(column, names)
+    return np.stack([column[one] for one in names], axis=1)
+
+
+def _require(there: Mapping[str, Any], names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} are expected among {', '.join(there)}")

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import BadData
 from .ase_formats import FrameReader
-from .extxyz import Frame
+from .extxyz import Frame, numbers_of
 from .formats import register_format
 
 __all__ = ["N2P2Reader"]
@@ -54,11 +54,9 @@ class N2P2Reader(FrameReader):
                 raise ValueError(f"'{name}' is not one of begin, comment, lattice, atom, energy, charge, end")
         else:
             raise EOFError("the file ends without 'end': it was cut off")
-        from ase.data import atomic_numbers
-
         if np.shape(lattice) not in ((0,), (3, 3)):
             raise ValueError(f"a lattice is three vectors, not {lattice}")
-        numbers = np.array([atomic_numbers[words[3]] for words in atoms], dtype=np.int64)
+        numbers = numbers_of([words[3] for words in atoms])
         values = np.array([[float(w) for k, w in enumerate(words) if k != 3] for words in atoms]).reshape(-1, 8)
         entries["forces"] = values[:, 5:]
         if values[:, 3].any():  # zeros are written where there are none

@@ -158,7 +158,7 @@ class NpyReader(ArrayReader):
 
     @classmethod
     def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
-        more = [file for name, pattern in (keys or {}).items() if pattern for file in sorted(glob.glob(pattern))]
+        more = [file for name, pattern in (keys or {}).items() if pattern for file in sorted(glob.glob(pattern, recursive=True))]
         return [*paths, *more]
 
     def _matches(self, name: str, pattern: str, number: int) -> list[str]:

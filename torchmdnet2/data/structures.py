@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.stated import OF_ATOMS, Statement, agreed, no_cell, stated_units, statements, whole_number
+from ..core.stated import OF_ATOMS, Statement, agreed, no_cell, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, with_elements
+from .program_charges import program_statements, states_charges
 
 __all__ = ["MASSES", "Molecule", "from_smiles", "open_structures", "read_molecules", "read_structures"]
 
@@ -205,7 +207,7 @@ def _read_v2000(counts: str, lines: Sequence[str], molecule: Molecule) -> None:
             molecule.said |= name != "ISO"
     if molecule.said:  # the lines of atoms are then not valid
         molecule.charges = {k: q for k, q in lists["CHG"].items() if q}
-        molecule.unpaired = {k: _UNPAIRED[code] for k, code in lists["RAD"].items() if code in _UNPAIRED}
+        molecule.unpaired = {k: _radical(code) for k, code in lists["RAD"].items() if code}
     else:
         molecule.charges = {k: _OLD_CHARGES[code] for k, code in old.items() if code in _OLD_CHARGES}
         molecule.unpaired = {k: 1 for k, code in old.items() if code == 4}
@@ -223,13 +225,13 @@ def _read_v3000(lines: Sequence[str], molecule: Molecule) -> None:
             continue
         joined.append(start.strip())
         start = ""
-    inside, place = False, {}
+    inside = False
     for line in joined:
         if line.startswith(("BEGIN ATOM", "END ATOM")):
             inside = line.startswith("BEGIN")
         elif inside:
-            index, symbol, x, y, z, _, *options = line.split()
-            k = place[index] = len(molecule.symbols)
+            _, symbol, x, y, z, _, *options = line.split()
+            k = len(molecule.symbols)
             molecule.symbols.append(symbol)
             molecule.positions.append((float(x), float(y), float(z)))
             values = dict(option.split("=", 1) for option in options if "=" in option)
@@ -237,12 +239,19 @@ def _read_v3000(lines: Sequence[str], molecule: Molecule) -> None:
             if int(values.get("CHG", 0)):
                 molecule.charges[k] = int(values["CHG"])
             if int(values.get("RAD", 0)):
-                molecule.unpaired[k] = _UNPAIRED[int(values["RAD"])]
+                molecule.unpaired[k] = _radical(int(values["RAD"]))
             if "MASS" in values:
                 molecule.masses[k] = _mass(symbol, int(values["MASS"]))
     counts = next((line.split() for line in joined if line.startswith("COUNTS")), None)
     if counts is None or int(counts[1]) != len(molecule.symbols):
         raise ValueError("it has not as many atoms as its line COUNTS says")
+
+
+def _radical(code: int) -> int:
+    """Unpaired electrons of an atom by its code."""
+    if code not in _UNPAIRED:
+        raise ValueError(f"a radical of the code {code}; 1, 2 and 3 are singlet, doublet and triplet")
+    return _UNPAIRED[code]
 
 
 def _mass(symbol: str, number: int) -> float:
@@ -273,20 +282,6 @@ def _read_items(lines: Sequence[str], molecule: Molecule) -> None:
 if TYPE_CHECKING:
     from ase import Atoms
 
-
-_PROGRAMS = {
-    "gaussian-out": r"^\s*Charge\s*=\s*(?P<charge>[+-]?\d+)\s+Multiplicity\s*=\s*(?P<spin>\d+)\s*$",
-    "gaussian-in": r"^\s*(?P<charge>[+-]?\d+)(?:\s*,\s*|\s+)(?P<spin>\d+)(?:(?:\s*,\s*|\s+)[+-]?\d+)*\s*$",
-    "orca-output": r"^\s*Total Charge\s+Charge[\s.]+(?P<charge>[+-]?\d+)|^\s*Multiplicity\s+Mult[\s.]+(?P<spin>\d+)",
-    "nwchem-in": r"(?i)^\s*charge\s+(?P<charge>[+-]?\d+)|^\s*mult\s+(?P<spin>\d+)",
-    "nwchem-out": r"^\s*Charge\s*:\s*(?P<charge>[+-]?\d+)|^\s*Spin multiplicity\s*:\s*(?P<spin>\d+)",
-    "gamess-us-in": r"(?i)\bicharg\s*=\s*(?P<charge>[+-]?\d+)|\bmult\s*=\s*(?P<spin>\d+)",
-    "gamess-us-out": r"^\s*CHARGE OF MOLECULE\s*=\s*(?P<charge>[+-]?\d+)|^\s*SPIN MULTIPLICITY\s*=\s*(?P<spin>\d+)",
-    "turbomole": r"(?i)^\s*\$chrg\s+(?P<charge>[+-]?\d+)",
-    "espresso-in": r"(?i)\btot_charge\s*=\s*(?P<charge>[+-]?[\d.]+)",
-    "cjson": r'"totalCharge"\s*:\s*(?P<charge>[+-]?\d+)|"totalSpinMultiplicity"\s*:\s*(?P<spin>\d+)',
-}
-"""Format of ASE -> where its text states charge and multiplicity."""
 
 _PDB_CHARGE = re.compile(r"(\d)([+-])|([+-])(\d)|([+-])")
 
@@ -335,10 +330,8 @@ def open_structures(path: str | PathLike, format: str | None = None) -> Sequence
     if reader is not None:
         found = reader(_text(name))
     else:
-        text = _text(name) if format in _PROGRAMS else ""
-        ours = _of_program(_PROGRAMS[format], text) if text else _Found(None, [], [])  # type: ignore[arg-type]
-        source: Any = io.StringIO(text) if text.startswith(BOM) else name
-        found = [_Found(atoms, ours.charge, ours.spin) for atoms in _by_ase(source, format)]
+        stated = program_statements(format, _text_of(name, format)) if states_charges(format) else {}
+        found = [_Found(atoms, stated.get("charge", []), stated.get("spin", [])) for atoms in _by_ase(name, format)]
     return [_completed(one, f"{name}, structure {k}" if len(found) > 1 else name) for k, one in enumerate(found)]
 
 
@@ -360,6 +353,13 @@ def _text(path: str) -> str:
 
     with open_with_compression(path, "rb") as file:
         return file.read().decode("utf-8-sig", errors="replace")
+
+
+def _text_of(path: str, format: str) -> str:
+    """The text that states the charge: of a coord or gradient file of Turbomole, also that of `control` beside it."""
+    control = Path(path).with_name("control")
+    beside = format.startswith("turbomole") and Path(path).name != "control" and control.is_file()
+    return _text(path) + ("\n" + _text(str(control)) if beside else "")
 
 
 class _Completed(Sequence):
@@ -495,19 +495,6 @@ def _pdb(text: str) -> list[_Found]:
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
         found.append(_Found(atoms, stated, []))
     return found
-
-
-def _of_program(pattern: str, text: str) -> _Found:
-    """Charge and multiplicity in the text of a program."""
-    found: dict[str, list[Statement]] = {"charge": [], "spin": []}
-    for match in re.finditer(pattern, text, re.MULTILINE):
-        for quantity, value in match.groupdict().items():
-            if value is not None:
-                line = " ".join(text[match.start() : match.end()].split())
-                found[quantity].append(Statement(whole_number(value, quantity), f"its line '{line}'"))
-        if pattern == _PROGRAMS["gaussian-in"]:
-            break  # later lines of two numbers are about other things
-    return _Found(None, found["charge"], found["spin"])  # type: ignore[arg-type]
 
 
 _READERS = {"sdf": _molfile, "mol": _molfile, "proteindatabank": _pdb}

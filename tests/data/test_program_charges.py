@@ -1,0 +1,102 @@
+"""Charge and multiplicity in texts of quantum-chemistry programs: the whole structure's, and no other numbers."""
+
+import pytest
+
+from torchmdnet2.data.program_charges import program_statements, states_charges
+from torchmdnet2.data.structures import read_structures
+from torchmdnet2.errors import BadData
+
+ATOMS = "O 0.0 0.0 0.0\nH 0.0 0.76 0.6\nH 0.0 -0.76 0.6\n"
+HEAD = "%mem=1GB\n# hf/3-21g\n\n"
+COORD = "$coord\n0 0 0 o\n0 1.4 1.1 h\n0 -1.4 1.1 h\n{}$end\n"
+DFT = """&FORCE_EVAL
+   &DFT
+     BASIS_SET_FILE_NAME X
+     {}
+     &SCF
+       MAX_SCF 20
+     &END SCF
+   &END DFT
+   &MM
+     CHARGE 2
+   &END MM
+&END FORCE_EVAL
+"""
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "charges", "spins"),
+    [
+        ("gaussian-in", HEAD + "water\n\n-2,1\n", [-2], [1]),
+        ("gaussian-in", HEAD + "12 3\n\n-1 2\n", [-1], [2]),
+        ("gaussian-in", HEAD.replace("# hf", "#p hf\n# opt") + "a\nb 4 5\n\n\n1, 3\n0 1\n", [1], [3]),
+        ("gaussian-in", HEAD + "dimer\n\n-1,1 -1,1 0,1\n", [-1], [1]),
+        ("gaussian-in", HEAD + "oniom\n\n-1 2 0 1 0 1\r\n", [-1], [2]),
+        ("gaussian-in", (HEAD + "water\n\n-2,1\n").replace("\n", "\r\n"), [-2], [1]),
+        ("gaussian-out", " Charge = -2 Multiplicity = 1\n", [-2], [1]),
+        (
+            "gaussian-out",
+            " Charge = -1 Multiplicity = 1 in supermolecule\n Charge = -1 Multiplicity = 1 in fragment      1.\n"
+            " Charge =  0 Multiplicity = 1 in fragment      2.\n",
+            [-1],
+            [1],
+        ),
+        (
+            "gaussian/log",
+            " Charge = -1 Multiplicity = 2 for low   level calculation on real  system.\n"
+            " Charge =  0 Multiplicity = 1 for high  level calculation on model system.\n"
+            " Charge =  0 Multiplicity = 1 for low   level calculation on model system.\n",
+            [-1],
+            [2],
+        ),
+        ("gaussian/fchk", "Charge                                     I               -1\n", [-1], []),
+        ("turbomole", "$eht charge=-2 unpaired=1\n$charges 5\n", [-2], [2]),
+        ("turbomole", "$eht   charge = 1\n", [1], []),
+        ("turbomole-gradient", "$chrg -1\n$spin 2\n", [-1], [3]),
+        ("espresso-in", "&system\n tot_charge = -1.0d0\n", [-1], []),
+        ("cp2k-restart", DFT.format("CHARGE  -2"), [-2], []),
+        ("cp2k-restart", DFT.format("MULTIPLICITY  3\n     CHARGE  -1"), [-1], [3]),
+        ("cp2k-restart", DFT.format("CHARGE  -1\n     MULTIPLICITY  2"), [-1], [2]),
+        ("cp2k-restart", DFT.format("UKS T"), [], []),
+        ("cp2k/output", " DFT| Charge                                     -2\n", [-2], []),
+        ("psi4/out", "    Charge       = -1\n    Multiplicity = 2\n", [-1], [2]),
+    ],
+)
+def test_what_texts_of_programs_state(format, text, charges, spins):
+    found = program_statements(format, text)
+    assert states_charges(format)
+    assert [[one.value for one in found[name]] for name in ("charge", "spin")] == [charges, spins]
+
+
+def test_the_statement_is_its_line_and_other_formats_state_nothing():
+    (stated,) = program_statements("turbomole", "$title\n$eht   charge=-2 unpaired=0\n$end\n")["charge"]
+    assert stated.source == "its line '$eht charge=-2 unpaired=0'"
+    assert not states_charges("vasp/outcar") and program_statements("vasp", "charge -2")["charge"] == []
+    with pytest.raises(BadData, match="charge must be a whole number"):
+        program_statements("espresso-in", "tot_charge = 0.5")
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "text", "expected"),
+    [
+        ("a.gjf", "gaussian-in", f"{HEAD}12 3\n\n-1 2\n{ATOMS}\n", (-1, 2)),
+        ("a.com", "gaussian-in", f"{HEAD}water dimer\n\n-1 1 -1 1\n{ATOMS}\n", (-1, 1)),
+        ("coord", "turbomole", COORD.format("$eht charge=1 unpaired=2\n"), (1, 3)),
+        ("coord", "turbomole", COORD.format("$chrg -1\n"), (-1, None)),
+    ],
+)
+def test_structures_have_the_charge_of_their_text(tmp_path, name, format, text, expected):
+    (tmp_path / name).write_text(text)
+    (atoms,) = read_structures(tmp_path / name, format=format)
+    assert atoms.get_chemical_formula() == "H2O"
+    assert (atoms.info.get("charge"), atoms.info.get("spin")) == expected
+
+
+def test_a_coord_file_has_the_charge_of_the_control_file_beside_it(tmp_path):
+    (tmp_path / "coord").write_text(COORD.format(""))
+    assert "charge" not in read_structures(tmp_path / "coord")[0].info
+    (tmp_path / "control").write_text("$title\n$coord file=coord\n$eht charge=-2 unpaired=0\n$end\n")
+    assert read_structures(tmp_path / "coord")[0].info["charge"] == -2
+    (tmp_path / "coord").write_text(COORD.format("$chrg -1\n"))
+    with pytest.raises(BadData, match=r"-1 by its line '\$chrg -1' and -2 by its line"):
+        read_structures(tmp_path / "coord")
