@@ -8,7 +8,7 @@ from ase.build import bulk
 from ase.calculators.emt import EMT
 
 from torchmdnet2.data import open_dataset
-from torchmdnet2.errors import BadData, MissingBackend
+from torchmdnet2.errors import BadData, MissingBackend, StructureWarning
 
 pytest.importorskip("dpdata")
 
@@ -110,6 +110,33 @@ def test_deepmd_without_forces_or_box(tmp_path):
     assert not open_dataset(bare, {}, format="dpdata/deepmd/npy")[0].labels
 
 
+@pytest.mark.parametrize("raw", [True, False])
+def test_frame_parameters_of_deepmd_are_the_charge_where_a_key_says_so(tmp_path, raw):
+    frames = [alloy(seed) for seed in range(2)]
+    folder = write_deepmd(tmp_path / "a", frames, raw, fparam=[-1, 2])
+    name = "dpdata/deepmd/raw" if raw else "dpdata/deepmd/npy"
+    data = open_dataset(folder, {**KEYS, "charge": "fparam"}, format=name)
+    assert [sample.system.charge.item() for sample in data] == [-1, 2]
+    with pytest.warns(StructureWarning, match=r"'fparam' is not read: .*charge: fparam"):
+        assert open_dataset(folder, KEYS, format=name)[0].system.charge.item() == 0
+
+
+def test_further_arrays_of_hdf5_and_mixed_sets(tmp_path):
+    import dpdata
+    import h5py
+
+    system = dpdata.LabeledSystem(alloy(), fmt="ase/structure")
+    system.to("deepmd/hdf5", str(tmp_path / "a.h5"))
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["set.000/charge.npy"] = np.array([[-2.0]])
+    assert open_dataset(tmp_path / "a.h5", KEYS, format="dpdata/deepmd/hdf5")[0].system.charge.item() == -2
+    dpdata.MultiSystems(system).to("deepmd/npy/mixed", str(tmp_path / "mixed"))
+    (place,) = (tmp_path / "mixed").rglob("set.*")
+    np.save(place / "charge.npy", np.array([[-2.0]]))
+    with pytest.warns(StructureWarning, match="charge of mixed sets are not read"):
+        open_dataset(tmp_path / "mixed", KEYS, format="dpdata/deepmd/npy/mixed")
+
+
 def test_elements_that_are_not_stated_are_an_error(tmp_path):
     folder = write_deepmd(tmp_path / "a", [alloy()], type_map=())
     with pytest.raises(BadData, match=r"which element 'Type_0' is; write type_map\.raw beside type\.raw"):
@@ -122,15 +149,19 @@ def test_elements_that_are_not_stated_are_an_error(tmp_path):
         open_dataset(tmp_path / "empty", KEYS, format="dpdata/deepmd/npy")
 
 
-@pytest.mark.parametrize("name", ["deepmd/npy/mixed", "deepmd/hdf5", "deepmd/hdf5/mixed"])
+@pytest.mark.parametrize("name", ["deepmd/npy/mixed", "deepmd/hdf5", "deepmd/hdf5/mixed", "deepmd/lmdb"])
 def test_mixed_and_hdf5_systems(tmp_path, name):
     import dpdata
+
+    if name == "deepmd/lmdb":
+        pytest.importorskip("lmdb")
+        pytest.importorskip("msgpack")
 
     frames = [alloy(1), alloy(2), alloy(3)]
     frames[1].symbols = frames[1].symbols[::-1]
     frames[2].symbols[0] = "Cu"
     systems = [dpdata.LabeledSystem(frame, fmt="ase/structure") for frame in frames]
-    path = tmp_path / ("a.h5" if "hdf5" in name else "a")
+    path = tmp_path / {"deepmd/lmdb": "a.lmdb", "deepmd/npy/mixed": "a"}.get(name, "a.h5")
     dpdata.MultiSystems(*systems).to(name, str(path))
     data = open_dataset(path, KEYS, format=f"dpdata/{name}")
     found = sorted(data, key=lambda sample: sample.labels["energy"].item())
@@ -271,7 +302,7 @@ def test_the_charge_that_dpdata_drops_is_read(tmp_path):
     assert sample.labels["energy"].item() == pytest.approx(-75.5 * 27.211386245988, abs=1e-6)
     assert sample.labels["forces"][0, 2].item() == pytest.approx(0.01 * 51.422067476, rel=1e-7)
     (tmp_path / "a.log").write_text(GAUSSIAN + " Charge =  0 Multiplicity = 1\n")
-    with pytest.raises(BadData, match="charge is -1 by its line .* and 0 by its line"):
+    with pytest.raises(BadData, match=r"charge is -1 by its line .* and 0 by its line"):
         open_dataset(tmp_path / "a.log", format="dpdata/gaussian/log")
 
 

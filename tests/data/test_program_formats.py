@@ -51,7 +51,7 @@ def test_n2p2(tmp_path):
         ("lattice 0.0 1.0 12.0\n", "", "a lattice is three vectors"),
         ("0.02 0.03\n", "0.02\n", "atom 0 has 8 of 9 columns"),
         ("energy -75.5", "enrgy -75.5", "'enrgy' is not one of"),
-        ("O -0.8", "Ox -0.8", "frame 0"),
+        ("O -0.8", "Ox -0.8", "frame 0: .*atom 0: there is no element 'Ox'"),
         ("begin\ncomment", "begin position(3) element\ncomment", "read it with the format runnerdata"),
     ],
 )
@@ -96,6 +96,23 @@ def test_mlip(tmp_path):
         open_dataset(tmp_path / "train.cfg", format="mlip/Cu-Al")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("Size", "Sizes", "a configuration has no Size"),
+        ("type", "kind", "type are expected among id, kind"),
+        ("cartes_z", "z", "cartes_z are expected among"),
+        ("fy", "gy", "fy are expected among"),
+        ("xz          xy", "xz          yx", "xy are expected among xx"),
+    ],
+)
+def test_mlip_damaged(tmp_path, old, new, words):
+    assert old in MLIP
+    (tmp_path / "train.cfg").write_text(MLIP.replace(old, new))
+    with pytest.raises(BadData, match=f"train.cfg, frame 0: .*{words}"):
+        open_dataset(tmp_path / "train.cfg", format="mlip/Cu-Al")
+
+
 def write_cp2k(folder, steps=(0, 5)):
     pos = "".join(f"2\n i = {i:8d}, time = 0.500, E = {-17.0 - i}\nO 0.0 0.0 0.0\nH 0.0 0.0 {1 + i}\n" for i in steps)
     frc = "".join(f"2\n i = {i:8d}, time = 0.500, E = {-17.0 - i}\nO 0.01 0.0 0.0\nH -0.01 0.0 {i}\n" for i in steps)
@@ -123,6 +140,15 @@ def test_cp2k(tmp_path):
     cached = open_dataset(path, keys, format="cp2k", cache=tmp_path / "caches")
     assert [name.split("/")[-1] for name in (source["path"] for source in cached.facts["sources"])] == [
         "w-pos-1.xyz", "w-frc-1.xyz", "w-1.cell", "w-1.stress"]  # fmt: skip
+    (tmp_path / "w-1.restart").write_text(
+        "&FORCE_EVAL\n  &DFT\n    UKS T\n    MULTIPLICITY 2\n    CHARGE -2\n  &END DFT\n"
+    )
+    assert [(s.system.charge.item(), s.system.spin.item()) for s in open_dataset(path, format="cp2k")] == [(-2, 2)] * 2
+    (tmp_path / "w-1.restart").unlink()
+    path.write_text(path.read_text().replace("H 0.0", "H1 0.0"))
+    with pytest.raises(BadData, match=r"frame 0: .*step 0 has no forces"):
+        open_dataset(path, format="cp2k")
+    path.write_text(path.read_text().replace("H1 0.0", "H 0.0"))
     (tmp_path / "w-1.cell").unlink()
     with pytest.raises(BadData, match=r"neither w-1\.cell nor w-1\.restart beside it"):
         open_dataset(path, format="cp2k")

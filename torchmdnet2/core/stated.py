@@ -47,7 +47,7 @@ _UNPAIRED = frozenset(
     "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf"
     .split()
 )  # fmt: skip
-_LOOKS_LIKE = re.compile(r"(^|_)charge$|^q$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)")
+_LOOKS_LIKE = re.compile(r"(^|_)charge$|^q$|^fparam$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)")
 _UNIT = re.compile(r"(?:(?P<first>[a-z]+)_?units?|units?_(?:of_)?(?!cell$)(?P<last>[a-z]+))")
 _QUANTITIES = {
     "energy": "energy", "energies": "energy", "force": "forces", "forces": "forces", "stress": "stress",
@@ -186,7 +186,10 @@ def statements(
             elif kind == "charge" or number:  # a multiplicity of 0: not given
                 found[kind].append(Statement(number, name.format(plain)))
         elif kind == "like" and _size(value) == 1 and not is_flag(value) and value is not None:
-            _warn(f"{name.format(key)} is not read: call it charge, or spin for the multiplicity 2S+1, if it is that")
+            _warn(
+                f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or "
+                f"spin, or give a key of data, as in keys: {{charge: {key}}}"
+            )
     if len(info) > 1:
         _two_numbers(info)
     for key in SUMMED:

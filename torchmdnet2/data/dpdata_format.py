@@ -35,6 +35,7 @@ _LEFT_OUT = re.compile(
 _VIRIAL = {"deepmd": 1.0, "vasp": 1.0, "outcar": 1.0, "xml": 1.0, "qe": 1.0, "abacus": 1.0, "cp2k": 1.0, "siesta": -1.0}
 """beginning of a format's name -> −volume × stress, in what dpdata calls virial"""
 
+
 @register_format("dpdata")
 class DpdataReader(FrameReader):
     """Frames of a file or folder that dpdata reads; labels are called energy, forces, virial and stress.

@@ -158,8 +158,8 @@ class NpyReader(ArrayReader):
 
     @classmethod
     def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
-        more = [file for name, pattern in (keys or {}).items() if pattern for file in sorted(glob.glob(pattern, recursive=True))]
-        return [*paths, *more]
+        patterns = [pattern for pattern in (keys or {}).values() if pattern]
+        return [*paths, *(file for pattern in patterns for file in sorted(glob.glob(pattern, recursive=True)))]
 
     def _matches(self, name: str, pattern: str, number: int) -> list[str]:
         files = sorted(glob.glob(pattern, recursive=True))
