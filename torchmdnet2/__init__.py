@@ -20,7 +20,6 @@ _HOME = {"load": "loading", "Evaluator": "evaluator", "Potential": "potential.po
 
 def _register_builtin() -> None:
     from . import models, priors  # noqa: F401  (each registers its classes)
-    from .neighbors import external  # noqa: F401
     from .potential import baseline  # noqa: F401
 
 

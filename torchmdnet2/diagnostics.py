@@ -11,8 +11,7 @@ from typing import Any
 __all__ = ["surroundings"]
 
 _PACKAGES = tuple("numpy ase h5py safetensors pydantic vesin numba triton openmm openmmml".split())
-_MODULES = {"vesin": "vesin", "triton": "triton", "torch_cluster": "torch_cluster", "nvalchemi": "nvalchemiops"}
-"""Neighbor backend -> the module that it needs."""
+_SEARCHES = ("vesin", "triton", "torch_cluster")  # neighbor backends that need the module of their name
 
 
 def surroundings() -> dict[str, Any]:
@@ -38,7 +37,7 @@ def surroundings() -> dict[str, Any]:
             **{name: _installed(name) for name in _PACKAGES},
         },
         "devices": devices,
-        "neighbors": [name for name in BACKENDS if name not in _MODULES or find_spec(_MODULES[name])],
+        "neighbors": [name for name in BACKENDS if name not in _SEARCHES or find_spec(name)],
         "kernels": ["reference", *(name for name, can in kernels.items() if can and find_spec(name))],
         "models": list(REPRESENTATIONS),
         "heads": list(HEADS),

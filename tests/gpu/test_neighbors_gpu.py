@@ -92,17 +92,6 @@ def test_agrees_with_the_reference_on_500_cells(method, dtype, part):
     assert searched == 125 if method == "auto" else searched > 25
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_nvalchemi_agrees_with_the_reference_on_500_cells(dtype):
-    pytest.importorskip("nvalchemiops")
-    from cells import generated_atoms
-
-    systems = [System.from_ase(generated_atoms(seed, CUTOFF), dtype=dtype) for seed in range(500)]
-    found = [neighbor_list(system.to("cuda"), CUTOFF, backend="nvalchemi") for system in systems]
-    wrong = [k for k, ours in enumerate(found) if not same(ours, neighbor_list_reference(systems[k], CUTOFF))]
-    assert not wrong
-
-
 @pytest.mark.parametrize("method", ["pairs", "cells"])
 def test_batch_of_unequal_structures(method):
     frames = [random_box(n, seed=n, pbc=bool(n % 2)) for n in (1300, 2, 777, 640, 3001)]

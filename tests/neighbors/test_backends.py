@@ -22,7 +22,6 @@ BACKENDS = [
     "reference",
     "vesin",
     "auto",
-    pytest.param("nvalchemi", marks=pytest.mark.skipif(find_spec("nvalchemiops") is None, reason="not installed")),
 ]  # triton: test_triton.py and tests/gpu; torch_cluster, which knows no periodicity: below
 CUTOFF = 4.0
 

@@ -32,7 +32,6 @@ def test_tensors_on_the_cpu_are_refused(monkeypatch):
     [
         ("triton", "triton", "triton"),
         ("torch_cluster", "torch_cluster", "torch-cluster"),
-        ("nvalchemi", "nvalchemiops", "nvalchemi-toolkit-ops"),
         ("vesin", "vesin", "vesin"),
     ],
 )

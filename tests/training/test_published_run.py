@@ -98,7 +98,7 @@ def test_labels_that_a_data_set_does_not_have(published, raw_config):
 def test_a_budget_of_atoms_trains_and_resumes(raw_config, tmp_path):
     del raw_config["training"]["batch_size"]
     raw_config["training"].update(max_atoms=17, max_edges=60, max_epochs=4)
-    raw_config["output"].update(save_every_steps=3, save_every_seconds=0)
+    raw_config["output"].update(save_every_seconds=0)
     whole = run_training(parse_config(raw_config))
     raw_config["output"]["folder"] = str(tmp_path / "parts")
     raw_config["training"]["num_threads"] = 1

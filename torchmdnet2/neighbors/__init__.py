@@ -1,9 +1,8 @@
 """Neighbor search: which atoms, and which of their periodic images, lie within a cutoff of each other.
 
 `reference.py` is the specification (all images, O(N²)). The other backends give the same list: `vesin` on the CPU
-(brute_force.py for small structures) and `triton` on the GPU (the package's own kernels). external.py and plug-ins
-register further ones. Programs that capture a CUDA graph use `triton_search.TritonNeighborSearch` instead of
-`neighbor_list`.
+(reference.py for small structures), `triton` on the GPU (the package's own kernels) and torch-cluster; plug-ins register
+further ones. Programs that capture a CUDA graph use `triton_search.TritonNeighborSearch` instead of `neighbor_list`.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from collections.abc import Callable
 from ..errors import MissingBackend, NeighborOverflow
 from ..registry import Registry, did_you_mean
 from ..system import System, outside_transforms
+from .external import neighbor_list_torch_cluster, neighbor_list_vesin
 from .neighbor_list import NeighborList
 from .reference import neighbor_list_brute_force, neighbor_list_reference, simple_structure
-from .vesin_search import neighbor_list_vesin
 
 __all__ = ["BACKENDS", "NeighborList", "neighbor_list"]
 
@@ -26,8 +25,9 @@ BACKENDS: Registry[Callable[..., NeighborList]] = Registry("neighbor backend")
 
 BACKENDS.register("reference")(neighbor_list_reference)
 BACKENDS.register("vesin")(neighbor_list_vesin)
+BACKENDS.register("torch_cluster")(neighbor_list_torch_cluster)
 
-_PACKAGES = {"torch_cluster": "torch-cluster", "nvalchemiops": "nvalchemi-toolkit-ops"}  # where module names differ
+_PACKAGES = {"torch_cluster": "torch-cluster"}  # where module names differ
 
 
 @BACKENDS.register("triton")

@@ -177,10 +177,9 @@ class OutputConfig(Section):
 
     folder: str = Field(default="runs/model", min_length=1, description="made when it does not exist")
     overwrite: bool = Field(default=False, description="replace a finished run in this folder")
-    save_every_steps: Annotated[int, Field(ge=1)] = Field(
-        default=500, description="steps between saved states, in addition to every epoch"
+    save_every_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=20.0, description="what a crash may lose; Ctrl-C and SIGTERM lose nothing"
     )
-    save_every_seconds: Annotated[float, Field(ge=0)] = Field(default=20.0, description="minimum time between saves")
     keep_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="epochs between models kept in addition to the best one, as epoch_0010.tmn"
     )

@@ -194,7 +194,7 @@ class _Best:
 def _stop(trainer: Trainer, devices: Devices) -> Iterator[Callable[[], int | None]]:
     """Whether a signal asked one of the processes to stop; looked for as often as the steps are waited for."""
     with catch_signals() as signalled:
-        yield devices.any(signalled, trainer.packed.check_every if trainer.packed is not None else 1)
+        yield devices.any(signalled, trainer.check_every)
 
 
 def _time(trainer: Trainer, devices: Devices, started: float) -> Callable[[], float | None]:
@@ -209,12 +209,11 @@ def _time(trainer: Trainer, devices: Devices, started: float) -> Callable[[], fl
     """
     if trainer.config.max_minutes is None:
         return lambda: None
-    every = trainer.packed.check_every if trainer.packed is not None else 1
     calls, before, first = itertools.count(1), trainer.learning_rate.time, time.monotonic()
     left = max(started + 60 * trainer.config.max_minutes - first, 1e-9)
 
     def over() -> float | None:
-        if next(calls) % every:
+        if next(calls) % trainer.check_every:
             return None
         share = before + (1 - before) * (time.monotonic() - first) / left
         return float(

@@ -61,8 +61,7 @@ def make_trainer(setup: Setup, state_path: Path | None) -> Trainer:
         setup.properties,
         num_workers=config.data.num_workers,
         state_path=state_path,
-        save_every=config.output.save_every_steps,
-        save_after=config.output.save_every_seconds,
+        save_every=config.output.save_every_seconds,
         identity={"config": config.to_dict(), "data": setup.digests},
     )
 

@@ -97,8 +97,8 @@ class Trainer:
         config: how.
         properties: what the labels need.
         num_workers: data-loading processes.
-        state_path: where the state is saved, each epoch and every `save_every` steps; None: nowhere.
-        save_after: seconds, between which it is saved once at most, but for the start and the end.
+        state_path: where the state is saved; None: nowhere.
+        save_every: seconds between saves; at the end it is saved at once.
         identity: stored with the state, to recognise the run (configuration and data).
     """
 
@@ -111,8 +111,7 @@ class Trainer:
         properties: Properties | None = None,
         num_workers: int = 0,
         state_path: str | os.PathLike | None = None,
-        save_every: int = 500,
-        save_after: float = 0.0,
+        save_every: float = 0.0,
         identity: dict[str, Any] | None = None,
     ):
         self.config, self.properties = config, properties or Properties()
@@ -122,7 +121,7 @@ class Trainer:
         self.train_loader = Loader(train, num_workers)
         self.validation_loader = Loader(validation, num_workers) if validation else None
         self.state_path, self.identity = state_path, identity or {}
-        self.save_every, self.save_after, self._saved = save_every, save_after, -math.inf
+        self.save_every, self._saved = save_every, time.monotonic()
 
         self.parameters = [p for p in potential.parameters() if p.requires_grad]
         self.optimizer = make_optimizer(potential, config.optimizer, config.weight_decay, config.layer_lr_decay)
@@ -141,6 +140,11 @@ class Trainer:
     def loss(self) -> LossConfig:
         """The loss of this epoch."""
         return self.config.loss.at(self.epoch, self.config.max_epochs)
+
+    @property
+    def check_every(self) -> int:
+        """Steps after which the device is waited for: signals, time and saves are looked at then."""
+        return 1 if self.packed is None else self.packed.check_every
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
@@ -175,7 +179,7 @@ class Trainer:
             self.step_count += 1
             hooks.step(self, loss)
             number = hooks.stop()
-            if self.step_count % self.save_every == 0 or number is not None:
+            if self.position % self.check_every == 0 or number is not None:
                 self.seconds, start = self.seconds + time.monotonic() - start, time.monotonic()
                 self.save(hooks, at_once=number is not None)
             if number is not None:
@@ -289,9 +293,9 @@ class Trainer:
 
     def save(self, hooks: Hooks, at_once: bool) -> None:
         """Write everything that the rest of the training depends on, at once or when it is time again."""
-        if self.packed is not None:
+        if at_once and self.packed is not None:  # else its steps have just been checked
             self.packed.check()  # of all processes, also those that write nothing
-        if self.state_path is None or not (at_once or time.monotonic() - self._saved >= self.save_after):
+        if self.state_path is None or not (at_once or time.monotonic() - self._saved >= self.save_every):
             return
         hooks.save(self)
         tensors = {f"model.{k}": v for k, v in self.potential.state_dict().items()}
