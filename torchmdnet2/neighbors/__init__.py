@@ -1,8 +1,9 @@
 """Neighbor search: which atoms, and which of their periodic images, lie within a cutoff of each other.
 
 `reference.py` is the specification (all images, O(N²)). The other backends give the same list: `vesin` on the CPU
-(reference.py for small structures), `triton` on the GPU (the package's own kernels) and torch-cluster; plug-ins register
-further ones. Programs that capture a CUDA graph use `triton_search.TritonNeighborSearch` instead of `neighbor_list`.
+(reference.py for small structures), `triton` on the GPU (the package's own kernels) and `torch_cluster`; plug-ins
+register further ones. Programs that capture a CUDA graph use `triton_search.TritonNeighborSearch` instead of
+`neighbor_list`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Neighbor searches by other packages, each imported when its search is used.
 
-vesin (https://github.com/Luthaf/vesin) searches on the CPU with cell lists: any cell, partial periodicity. torch-cluster
-knows structures without periodicity only.
+vesin (https://github.com/Luthaf/vesin) searches on the CPU with cell lists: any cell, partial periodicity.
+torch-cluster knows structures without periodicity only.
 """
 
 from __future__ import annotations
