@@ -75,8 +75,12 @@ def assert_same(result, expected, forces=2e-5):
 
 @pytest.fixture(autouse=True)
 def unchecked(request, monkeypatch):
-    """What is compared here needs no check of its own, which takes the interpreter as long; two tests need it."""
-    if request.function not in (test_a_path_that_disagrees_is_refused, test_large_systems_are_checked_on_a_cluster):
+    """What is compared here needs no check of its own, which takes the interpreter as long; three tests need it."""
+    checked = (
+        test_a_path_that_disagrees_is_refused, test_large_systems_are_checked_on_a_cluster,
+        test_errors_on_the_first_use_are_those_of_the_potential,
+    )  # fmt: skip
+    if request.function not in checked:
         monkeypatch.setattr(FusedModel, "_check", lambda *given: None)
 
 
@@ -289,6 +293,19 @@ def test_errors_are_those_of_the_potential():
         evaluator(system, stress=True)
     with pytest.raises(ValueError, match="zero"):
         evaluator(system.replace(pbc=torch.tensor([[True, False, False]])))
+
+
+def test_errors_on_the_first_use_are_those_of_the_potential():
+    """The first structure of a path is compared with the potential: it is refused in the words of later ones."""
+    molecule, crystal = atoms(3), atoms(2, cell=triclinic(4.0))
+    for good, words, stress, change in (
+        (molecule, "atom 0 and atom 2 are at the same place", False, {"pos": molecule.pos[[0, 1, 0]]}),
+        (crystal, "atom 0 and atom 1 are at the same place", True, {"pos": crystal.pos[0] + 1e-4 * torch.eye(2, 3)}),
+        (molecule, "atom 2: its position is not finite", False, {"pos": molecule.pos / torch.tensor([[1], [1], [0]])}),
+        (molecule, "system 0 has no cell with a volume", True, {}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Evaluator(POTENTIAL)(good.replace(**change), stress=stress)
 
 
 def test_paths_that_are_not_covered_say_so():

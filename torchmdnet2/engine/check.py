@@ -54,15 +54,18 @@ def reference(potential: Potential, system: System, stress: bool) -> Result:
     """What the potential gives in float64, with the reference neighbor list.
 
     Priors of molecules have that list too: on a GPU others are compiled, which takes longer than all the rest.
+
+    Raises:
+        ValueError: the structure is one that `Potential.forward` refuses.
     """
     exact, system = _in_float64(potential, system)
-    exact.check(system)
+    exact.check(system)  # before it is searched
     cutoffs = {potential.cutoff}
     if not bool(system.pbc.any()):  # else the many images of a long cutoff would take longer
         cutoffs.update(c for prior in potential.priors if 0 < (c := prior.cutoff or 0) < math.inf)
     with torch.enable_grad():
         known = {cutoff: neighbor_list(system, cutoff, backend="reference") for cutoff in cutoffs}
-        return exact.compute(system, PairLists(system, known), True, stress)
+        return exact.reference(system, stress=stress, neighbors=PairLists(system, known), create_graph=False)
 
 
 def _in_float64(potential: Potential, system: System) -> tuple[Potential, System]:

@@ -330,13 +330,14 @@ class Potential(nn.Module):
         system: System,
         forces: bool = True,
         stress: bool = False,
-        neighbors: NeighborList | None = None,
+        neighbors: NeighborList | PairLists | None = None,
         create_graph: bool | None = None,
     ) -> Result:
         """The same by autograd in plain PyTorch: the specification of every faster path. See `forward`.
 
         Args:
-            system, forces, stress, neighbors, create_graph: as of `forward`.
+            system, forces, stress, create_graph: as of `forward`.
+            neighbors: likewise; or lists for several cutoffs.
         """
         if create_graph is None:
             create_graph = is_differentiated(require_system(system)) or self.training
@@ -346,9 +347,9 @@ class Potential(nn.Module):
         with outside_modes(self.device), torch.enable_grad():
             if neighbors is None:
                 neighbors = neighbor_list(system, self.cutoff)
-            refuse_neighbors(neighbors, system, self.cutoff)
-            refuse_coincident(neighbors, system)
-            lists = PairLists(system, {self.cutoff: neighbors})
+            lists = neighbors if isinstance(neighbors, PairLists) else PairLists(system, {self.cutoff: neighbors})
+            refuse_neighbors(lists(self.cutoff), system, self.cutoff)
+            refuse_coincident(lists(self.cutoff), system)
             result = self.compute(system, lists, forces, stress, create_graph)
             result.properties = with_dipole(result.properties, result.charges, system)
             return result
