@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.core.stated import charge_and_spin, kind_of, whole_number
-from torchmdnet2.data import AseDataset, Sample
+from torchmdnet2.data import AseDataset, Sample, open_dataset, read_structures
 from torchmdnet2.data.check import check_batch
 from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.md import MDOptions, run_md
@@ -126,7 +127,7 @@ def test_runs_and_stability_from_structures_in_memory_use_the_charge(potential, 
     run_md(potential, with_charges([0, 0, 0, -1, 0, -1]), options, dtype="float64")
     frame = read(tmp_path / "r.xyz", 0)
     assert frame.info["charge"] == -2
-    with pytest.raises(ValueError, match=r"total charge is -2 .* and 0 by what is given \(charge=0\)|trained"):
+    with pytest.raises(ValueError, match=r"total charge is -2 .* and 0 by what is given \(charge=0\)"):
         run_md(potential, with_charges([0, 0, 0, -1, 0, -1]), options, charge=0)
 
 
@@ -165,6 +166,103 @@ def test_what_cannot_be_used_is_named():
         assert charge_and_spin(oxalate(ion_charge=-2)) == (None, None)
     with pytest.warns(StructureWarning, match="begins with '-2 1', which is not read"):
         charge_and_spin(oxalate(**{"-2": True, "1": True}))
+    with pytest.warns(StructureWarning, match=r"info\['formal_charge'\] is not read, as it is 2 values"):
+        charge_and_spin(oxalate(formal_charge=np.array([0, 1])))
+    assert charge_and_spin(oxalate(formal_charge=np.array([0, 0, 0, -1, 0, -1]))) == (-2, None)
+    assert charge_and_spin(oxalate(total_charge=None, multiplicity=None)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("comment", "words"),
+    [
+        ("1 1", "begins with '1 1', which is not read"),
+        ("-1 2 energy=-3.5", "begins with '-1 2', which is not read"),
+        ("-1, 2", "begins with '-1 2', which is not read"),
+        ('formal_charge="0 1"', "'formal_charge' is not read, as it is 2 values: write charge"),
+        ("coordinates in bohr", "'coordinates in bohr' is not read: .* write it as in pos_unit=bohr"),
+        ("positions (a.u.)", r"'positions \(a.u.\)' is not read: .* write it as in pos_unit=bohr"),
+        ('title="all lengths in nanometers" energy=-3.5', "write it as in pos_unit=nm"),
+        ("UHF=0.5", "'UHF' is not read: it is no number of unpaired electrons"),
+    ],
+)
+@pytest.mark.parametrize("column", ["", ":forces:R:3"])
+def test_what_a_comment_line_says_in_free_text_is_named(tmp_path, comment, words, column):
+    rows = [f"{s} 0 0 {z}" + (" 0 0 0" if column else "") for s, z in (("O", 0), ("H", 1), ("H", 2))]
+    properties = f"Properties=species:S:1:pos:R:3{column} " if column and not comment[0].isdigit() else ""
+    (tmp_path / "a.xyz").write_text(
+        "\n".join(["3", comment if not properties else f"{comment} {properties}", *rows, ""])
+    )
+    for read_it in (read_structures, lambda path: open_dataset(path, {})):
+        with pytest.warns(StructureWarning, match=words):
+            read_it(tmp_path / "a.xyz")
+
+
+@pytest.mark.parametrize(
+    "comment",
+    ["0 1", "12 300", "frame 5", "E = -76.4 hartree", "energy=-76.4 a.u.", "forces in hartree/bohr", "uhf=T", "1 2 3"],
+)
+def test_usual_comment_lines_are_no_reason_to_warn(tmp_path, comment):
+    (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0 0 0\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StructureWarning)
+        (atoms,) = read_structures(tmp_path / "a.xyz")
+    assert "charge" not in atoms.info and "spin" not in atoms.info
+
+
+def test_a_count_of_unpaired_electrons_and_words_for_the_multiplicity(tmp_path):
+    assert charge_and_spin(oxalate(uhf=2))[1] == 3
+    assert charge_and_spin(oxalate(uhf=True))[1] is None
+    assert charge_and_spin(oxalate(spin="Triplet"))[1] == 3
+    with pytest.warns(StructureWarning, match="no number of unpaired electrons"):
+        assert charge_and_spin(oxalate(UHF=-76.1))[1] is None
+    (tmp_path / "a.xyz").write_text("1\nunpaired=1 charge=-1\nO 0 0 0\n")
+    for keys in ({}, {"spin": "unpaired"}):
+        assert open_dataset(tmp_path / "a.xyz", keys)[0].system.spin.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "spin"), [("uhf", 2, 3), ("n_unpaired", 1, 2), ("UHF", -76.1, 0), ("mult", 3, 3)]
+)
+@pytest.mark.parametrize("suffix", ["h5", "npz"])
+def test_unpaired_electrons_in_arrays(tmp_path, name, value, spin, suffix):
+    arrays = {"coord": np.zeros((2, 1, 3)), "numbers": np.array([[8], [8]]), name: np.array([value, value])}
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "h5":
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            for key, array in arrays.items():
+                file[f"one/{key}"] = array
+    else:
+        np.savez(path, **arrays)
+    units = {"energy": "eV", "length": "angstrom"}
+    assert [s.system.spin.item() for s in open_dataset(path, {}, units)] == [spin, spin]
+    if spin and suffix == "h5":
+        (sample, _) = open_dataset(path, {"spin": name}, units, cache="off")  # frame by frame
+        assert sample.system.spin.item() == spin
+
+
+def test_dipoles_need_a_unit_where_another_length_is_stated(tmp_path):
+    comment = 'pos_unit=bohr energy=1 dipole="1 0 0"'
+    (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0 0 0\n")
+    keys = {"energy": "energy", "dipole": "dipole"}
+    with pytest.raises(BadData, match=r"states pos_unit=bohr, and not the unit of its dipole: .*{dipole: debye}"):
+        open_dataset(tmp_path / "a.xyz", keys)
+    data = open_dataset(tmp_path / "a.xyz", keys, {"dipole": "e*bohr"})
+    assert data[0].labels["dipole"][0, 0].item() == pytest.approx(0.529177210903)
+
+
+def test_entries_that_are_read_are_those_that_state_something(tmp_path):
+    (tmp_path / "a.xyz").write_text("1\ntotal_charge=-1 charge_total_note=x tot=5 energy_unit=eV energy=1\nO 0 0 0\n")
+    summary = open_dataset(tmp_path / "a.xyz", {"energy": "energy"}).summary()
+    assert "charge by 'total_charge'" in summary and "not read: charge_total_note, tot;" in summary
+
+
+def test_a_warning_is_shown_once(potential, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(potential, "m.tmn")
+    (tmp_path / "a.xyz").write_text("3\n0 3 \nO 0 0 0\nH 0 0.76 0.6\nH 0 -0.76 0.6\n")
+    assert main(["md", "m.tmn", "a.xyz", "--steps", "1", "--every", "1"]) == 0
+    assert capsys.readouterr().err.count("begins with '0 3'") == 1
 
 
 def test_magnetic_moments_state_the_multiplicity_of_molecules():

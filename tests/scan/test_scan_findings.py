@@ -15,7 +15,8 @@ from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.scan import CalculatorSurface, ModelSurface, Samples, scan_molecule
 from torchmdnet2.scan.findings import KINDS, find_faults
 from torchmdnet2.scan.paths import Line
-from torchmdnet2.scan.surfaces import Curve
+from torchmdnet2.scan.surfaces import Curve, _by_name, open_reference
+from torchmdnet2.system import System
 
 
 def scan(energy, atoms=OH, kinds=("bond",), cutoff=5.0, dtype="float64", **more):
@@ -237,6 +238,20 @@ def test_a_reference_that_does_not_converge_is_a_gap():
     assert np.isnan(curve.reference.energy[:3]).all() and np.isfinite(curve.reference.energy[4:]).all()
     assert set(asked) == {(-1, 0)}
     json.dumps(report.to_dict(), allow_nan=False)
+
+
+def test_the_charge_reaches_a_calculator_by_name_or_is_refused():
+    cation = System(z=torch.tensor([8, 1]), pos=torch.eye(3)[:2], charge=torch.ones(1), spin=torch.tensor([3]))
+    open_reference("lj").check(cation.replace(charge=torch.zeros(1), spin=torch.tensor([1])))
+    with pytest.raises(BadConfig, match=r"the charge 1, which is not passed to the calculator 'lj' of ASE: give gfn"):
+        open_reference("lj").check(cation)
+    with pytest.raises(BadConfig, match="the multiplicity 3"):
+        open_reference("mopac").check(cation)
+    with pytest.raises(BadConfig, match="the charge -1"):
+        scan(morse, OH.copy(), reference="lj", charge=-1)
+    for name, expected in (("orca", {"charge": 1, "mult": 3}), ("psi4", {"charge": 1, "multiplicity": 3})):
+        assert _by_name(name, lambda **given: given, 1, 3) == expected
+    assert _by_name("qchem", lambda **given: given, 0, 0) == {"charge": 0}
 
 
 def test_gfn2_xtb_as_reference():

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from ase.data import atomic_masses
 
 from ..engine.bound import BoundStep
 from ..ensemble import Ensemble, EnsembleBoundStep, EnsembleResult
 from ..evaluator import Evaluator
+from ..potential.dipole import molecule_dipole
 from ..potential.output import RESULTS
 from ..potential.potential import Result
 from ..system import System
@@ -162,9 +162,7 @@ class ArrayEvaluator:
     def _complete(self, found: dict[str, Any], structure: Structure) -> dict[str, Any]:
         """The same, with the dipole of charges; NonFiniteResult when a number is not finite."""
         if self._has_charges and not self._has_dipole and not structure.pbc.any():
-            masses = atomic_masses[structure.numbers]
-            centre = masses @ structure.positions / masses.sum()
-            found["dipole"] = found["charges"] @ (structure.positions - centre)
+            found["dipole"] = molecule_dipole(found["charges"], structure.numbers, structure.positions)
         return _finite(found)
 
     def _evaluate(self, structure: Structure, stress: bool) -> dict[str, np.ndarray]:

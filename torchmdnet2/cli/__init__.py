@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or 0)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show  # type: ignore[assignment]
+            warnings.showwarning = _Warnings()  # type: ignore[assignment]
             warnings.simplefilter("ignore", DeprecationWarning)  # of other packages: users can do nothing about them
             _refuse_empty(options)
             code = options.run(options)
@@ -85,9 +85,16 @@ def _refuse_empty(options: argparse.Namespace) -> None:
             raise BadConfig(f"{name}: is empty; is a variable of the shell not set?")
 
 
-def _show(message: Warning | str, *_: Any) -> None:
-    """A warning as one line, without the place in our source that it comes from."""
-    print(f"warning: {message}", file=sys.stderr)
+class _Warnings:
+    """A warning is one line, without the place in our source that it comes from, and is shown once."""
+
+    def __init__(self) -> None:
+        self._shown: set[str] = set()
+
+    def __call__(self, message: Warning | str, *_: Any) -> None:
+        if str(message) not in self._shown:
+            self._shown.add(str(message))
+            print(f"warning: {message}", file=sys.stderr)
 
 
 def _is_ours(error: Exception) -> bool:

@@ -21,8 +21,9 @@ from ..errors import BadData, StructureWarning
 from ..units import factor
 
 __all__ = [
-    "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "cell_of", "charge_and_spin", "is_flag",
-    "kind_of", "no_cell", "require_angstrom", "stated_units", "statements", "whole_number",
+    "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
+    "charge_and_spin", "is_flag", "kind_of", "no_cell", "of_atoms", "require_angstrom", "stated_units",
+    "statements", "whole_number",
 ]  # fmt: skip
 
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 
 ROUNDING = 1e-4
 """How far a total charge or multiplicity may be from the whole number that it means: 0.1 + 0.2 − 0.3, or float32."""
+
+LARGEST = 10_000
+"""Charges and multiplicities beyond are none."""
 
 _ROUNDING_OF_SUMS = 1e-2  # partial charges are written with three or four digits
 
@@ -47,6 +51,7 @@ _UNPAIRED = frozenset(
     "unpaired unpaired_electrons num_unpaired n_unpaired nunpaired num_unpaired_electrons n_unpaired_electrons uhf"
     .split()
 )  # fmt: skip
+_MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
 _LOOKS_LIKE = re.compile(r"(^|_)charge$|^q$|^fparam$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)")
 _UNIT = re.compile(r"(?:(?P<first>[a-z]+)_?units?|units?_(?:of_)?(?!cell$)(?P<last>[a-z]+))")
 _QUANTITIES = {
@@ -133,24 +138,30 @@ def is_flag(value: Any) -> bool:
     return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
-def whole_number(value: Any, name: str) -> int:
+def whole_number(value: Any, name: str, where: str = "") -> int:
     """The whole number that a value means, up to rounding.
 
     Args:
         value: a number, or one as text.
-        name: of the quantity, for the message.
+        name: of the quantity, for the message; charges and multiplicities are at most 10,000.
+        where: the structure, for the message, as "a.xyz, frame 3".
 
     Raises:
         BadData: it means none.
     """
-    if is_flag(value):
-        raise BadData(f"{name} must be a whole number, got {value}: in the comment line of a file, write {name}=0")
+    key = name.removeprefix("info[").strip("[]'")
+    stating = kind_of(key) in ("charge", "spin", "unpaired")
+    remedy = ""
+    if stating:
+        remedy = f"; correct it, as in {key}={int(kind_of(key) == 'spin')}, or leave it out"
     try:
-        number = float(value[0] if isinstance(value, np.ndarray) and value.shape == (1,) else value)
+        number = math.nan if is_flag(value) else float(value.item() if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, OverflowError):
-        raise BadData(f"{name} must be a whole number, got {value!r}") from None
-    if not math.isfinite(number) or abs(number - round(number)) > ROUNDING:
-        raise BadData(f"{name} must be a whole number, got {value!r}")
+        number = math.nan
+    if is_flag(value) and stating:
+        remedy = f": in the comment line of a file, write {key}={int(kind_of(key) == 'spin')}"
+    if not math.isfinite(number) or abs(number - round(number)) > ROUNDING or (stating and abs(number) > LARGEST):
+        raise BadData(f"{where}{': ' if where else ''}{name} must be a whole number, got {value}{remedy}")
     return round(number)
 
 
@@ -177,8 +188,17 @@ def statements(
         kind = kind_of(key) if isinstance(key, str) else ""
         if kind in ("charge", "spin", "unpaired"):
             plain = key.strip().rstrip(":")
-            if plain not in ("charge", "spin") and (value is None or _size(value) > 1):  # such as those of the atoms
+            if key in arrays or (value is None and plain not in ("charge", "spin")):
                 continue
+            if plain not in ("charge", "spin") and _size(value) > 1:
+                _warn(f"{name.format(key)} is not read, as it is {_size(value)} values: write charge=… and spin=…")
+                continue
+            if kind == "unpaired" and not can_count(value):
+                if not is_flag(value):
+                    _warn(f"{name.format(key)} is not read: it is no number of unpaired electrons")
+                continue
+            if kind == "spin" and isinstance(value, str):
+                value = _MULTIPLICITIES.get(value.strip().lower(), value)
             shown = plain if plain in ("charge", "spin") else name.format(plain)
             number = whole_number(value, shown)
             if kind == "unpaired":
@@ -190,8 +210,7 @@ def statements(
                 f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or "
                 f"spin, or give a key of data, as in keys: {{charge: {key}}}"
             )
-    if len(info) > 1:
-        _two_numbers(info)
+    _comment(info)
     for key in SUMMED:
         if key in arrays and (total := _sum(arrays[key])) is not None:
             if total.is_integer():
@@ -241,7 +260,7 @@ def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = 
         BadData: a statement is not a whole number, or two of them differ.
     """
     info, arrays = atoms.info, atoms.arrays
-    kept = {key: arrays[key] for key in OF_ATOMS if key in arrays}
+    kept = of_atoms({**info, **arrays}, len(atoms))
     if not info and not kept:
         return charge, spin
     require_angstrom(info)
@@ -253,6 +272,20 @@ def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = 
             own = [*own, Statement(given, f"what is given ({quantity}={given})")]
         both.append(agreed(own, quantity))
     return both[0], both[1]
+
+
+def can_count(values: Any) -> bool:
+    """Whether values can be numbers of unpaired electrons: other entries have the same names, as energies by UHF."""
+    try:
+        numbers = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        return False
+    return not is_flag(values) and bool(((numbers >= 0) & (np.abs(numbers - np.round(numbers)) <= ROUNDING)).all())
+
+
+def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """The entries of `size` atoms that state something: charges and magnetic moments."""
+    return {key: entries[key] for key in OF_ATOMS if key in entries and np.shape(entries[key]) == (size,)}
 
 
 def _sum(values: Any) -> float | None:
@@ -268,15 +301,33 @@ def _size(value: Any) -> int:
     return 1 if isinstance(value, str) else int(np.size(value))
 
 
-def _two_numbers(info: Mapping[str, Any]) -> None:
-    """A comment line that begins with two whole numbers, as other programs write charge and multiplicity."""
-    (first, one), (second, two) = [*info.items()][:2]
-    whole = one is True and two is True and all(re.fullmatch(r"[+-]?\d+", str(key)) for key in (first, second))
-    if whole and (first, second) != ("0", "1"):
-        _warn(
-            f"the comment line begins with '{first} {second}', which is not read: if it is charge and multiplicity, "
-            f"write charge={first} spin={second}"
-        )
+_NUMBER = re.compile(r"[+-]?\d+,?")
+_MOST = 20  # charge or multiplicity that two numbers in a comment line may be
+_OTHER_LENGTH = re.compile(
+    r"(?<![\w/^*·])(?:bohrs?|nanomet(?:er|re)s?|"
+    r"(?:coord|pos|geom|length|distance|cell)\w*\W.*?\b(?:a\.u\b|atomic[ _-]units?\b))(?![\w/^*·])", re.I
+)  # fmt: skip
+
+
+def _comment(info: Mapping[str, Any]) -> None:
+    """Warn of what a comment line says in free text: two whole numbers, as charge and multiplicity, and a length."""
+    flags = [str(key) for key, value in info.items() if value is True]
+    numbers = [flag for flag in flags if _NUMBER.fullmatch(flag)]
+    if len(numbers) == 2:
+        first, second = (int(word.rstrip(",")) for word in numbers)
+        if abs(first) <= _MOST and 1 <= second <= _MOST and (first, second) != (0, 1):
+            _warn(
+                f"the comment line begins with '{first} {second}', which is not read: if it is charge and "
+                f"multiplicity, write charge={first} spin={second}"
+            )
+    texts = [value for key, value in info.items() if isinstance(value, str) and not kind_of(str(key))]
+    for text in (" ".join(flags), *texts):
+        if found := _OTHER_LENGTH.search(text):
+            _warn(
+                f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "
+                f"in pos_unit={'nm' if found[0][0] in 'nN' else 'bohr'}"
+            )
+            return
 
 
 def _warn(words: str) -> None:

@@ -15,14 +15,33 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..core.stated import OF_ATOMS, StatedUnit, agreed, no_cell, stated_units, statements
+from ..core.stated import (
+    OF_ATOMS,
+    SUMMED,
+    StatedUnit,
+    agreed,
+    no_cell,
+    of_atoms,
+    stated_units,
+    statements,
+    whole_number,
+)
 from ..errors import BadData, MissingBackend
 from ..units import factor
-from .check import check_sample, whole_number
+from .check import check_sample
 from .doubts import Doubts
 from .extxyz import STRUCTURE, Frame, read_extxyz
 from .formats import find_format, register_format
-from .labels import CONFIG_TYPE, LABELS, checked_keys, full_tensor, kind_code, label_factors, stress_of
+from .labels import (
+    CONFIG_TYPE,
+    LABELS,
+    checked_keys,
+    extra_spin,
+    full_tensor,
+    kind_code,
+    label_factors,
+    stress_of,
+)
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, joined, stacked
 from .structures import open_structures
 
@@ -109,8 +128,11 @@ class FrameReader(Reader):
         self.available |= entries.keys()
         found = {name: entries[key] for name, key in self.keys.items() if key in entries}
         self.counts.update(found.keys())
-        whole = {name: whole_number(found.pop(name, 0), name, where) for name in ("charge", "spin")}
-        whole |= self._state(frame, where)
+        whole = {"charge": 0, "spin": 0} | self._state(frame, where)
+        for name in ("charge", "spin"):
+            value = found.pop(name, None)
+            if value is not None and name not in self._anywhere:
+                whole[name] = whole_number(value, name, where) + (name == "spin") * extra_spin(self.keys[name])
         factors = self._factors_of(entries, found, where)
         length = factors["length"]
         self._doubts.see(entries, self.keys.get("energy"), factors.get("energy", 1.0), self.num_frames)
@@ -137,9 +159,8 @@ class FrameReader(Reader):
         """Charge and spin that the frame states by any name, or by the charges and magnetic moments of its atoms."""
         if not self._anywhere:
             return {}
-        entries, size = frame.entries, (len(frame.numbers),)
-        arrays = {key: entries[key] for key in OF_ATOMS if key in entries and np.shape(entries[key]) == size}
-        arrays |= frame.stated
+        entries = frame.entries
+        arrays = of_atoms(entries, len(frame.numbers)) | frame.stated
         read = set(self.keys.values())
         other = {key: value for key, value in entries.items() if key not in read or key in ("charge", "spin")}
         # True is refused by its own name, as before: a word of the comment line
@@ -184,16 +205,21 @@ class FrameReader(Reader):
         """Refuse another unit than eV or Å where those of the forces and the stress are left open."""
         for base in ("energy", "length"):
             if base in stated and abs(stated[base].size - 1) > 1e-6 and base not in self._units:
-                for name in ("forces", "stress", "virial"):
+                for name in ("forces", "stress", "virial", *(["dipole"] if base == "length" else [])):
                     if name in read and name not in stated and name not in self._units:
                         known = "energy" if name == "virial" else name
+                        unit = {"energy": "eV", "dipole": "debye", "stress": "eV/angstrom^3"}.get(known, "eV/angstrom")
                         raise BadData(
                             f"{where}: states {stated[base].source}, and not the unit of its {name}: give it, as in "
-                            f"units: {{{known}: {'eV' if known == 'energy' else 'eV/angstrom'}}}"
+                            f"units: {{{known}: {unit}}}"
                         )
 
     def unread(self) -> set[str]:
-        return {name for name in super().unread() if not any(name in source for source in self.stated.values())}
+        used = self.stated.values()
+        return {
+            name for name in super().unread()
+            if not any(s in (f"'{name}'", f"the sum of {SUMMED.get(name)}") or s.startswith(f"{name}=") for s in used)
+        }  # fmt: skip
 
 
 @register_format("extxyz")

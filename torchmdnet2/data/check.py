@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.stated import ROUNDING, is_flag
+from ..core.stated import LARGEST, ROUNDING, whole_number
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..system import System
 from .dataset import Sample, select
 from .labels import LABELS
 
-__all__ = ["check_batch", "check_sample", "whole_number"]
+__all__ = ["check_batch", "check_sample"]
 
 _MAX_Z = 118
-_LARGEST = 10_000  # charge or spin
 _SHORTEST = 0.1  # Å, of a lattice vector
 
 
@@ -95,8 +92,8 @@ def _passes(batch: Sample) -> bool:
         system.z.min() >= 1,
         system.z.max() <= _MAX_Z,
         ((system.charge - system.charge.round()).abs() <= ROUNDING).all(),
-        system.charge.abs().max() <= _LARGEST,
-        system.spin.max() <= _LARGEST,
+        system.charge.abs().max() <= LARGEST,
+        system.spin.max() <= LARGEST,
         ~_short(system).any(),
     ]
     for name, value in batch.labels.items():
@@ -106,22 +103,6 @@ def _passes(batch: Sample) -> bool:
         if name == "stress":
             fine.append(~(_skew(value) | (system.volume == 0) & ~torch.isnan(value).flatten(1).all(1)).any())
     return all(map(bool, fine))
-
-
-def whole_number(value: Any, name: str, where: str) -> int:
-    """The value as an int.
-
-    Raises:
-        BadData: it is not one whole number.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if is_flag(value) or not (abs(number - np.round(number)) <= ROUNDING and abs(number) <= _LARGEST):
-        remedy = f"correct it, as in {name}=0, or leave it out with keys: {{{name}: null}}"
-        raise BadData(f"{where}: {name} must be a whole number, got {value}; {remedy}")
-    return round(number)
 
 
 def _check_label(name: str, value: Tensor, system: System, where: str) -> None:

@@ -30,6 +30,7 @@ _KNOWN = {"lattice": "Lattice", "properties": "Properties", "pbc": "pbc"}
 _KEY, _QUOTED = re.compile(r"(?<!\S)([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
 _TENSOR = re.compile(r"(?<!\S)(stress|virial)(?=\s*=)")  # names that ASE refuses unless there are nine numbers
 _NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
+_EQUAL = re.compile(r"^(\d+)\s+\1(?!\S)")  # ASE keeps equal words once: charge and multiplicity
 _MARK = "\0"
 _TRUTH = {"T": True, "True": True, "F": False, "False": False}
 _READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__getitem__, "S": str}
@@ -81,7 +82,7 @@ def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
                 while head.lstrip().startswith("VEC"):
                     vectors.append(head)
                     head = file.readline()
-                yield comment.strip(), lines, size, vectors
+                yield _EQUAL.sub(r"\1 +\1", comment.strip()), lines, size, vectors
             else:
                 head = file.readline()
 

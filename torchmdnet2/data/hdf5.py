@@ -26,11 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.stated import whole_number
 from ..errors import BadData
 from ..system import System
 from ..units import OWN_UNITS
 from .ace_format import AceReader, is_ace
-from .check import check_batch, check_sample, whole_number
+from .check import check_batch, check_sample
 from .dataset import Dataset, Sample, checked_index, collate
 from .formats import register_format
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
@@ -38,6 +39,7 @@ from .labels import (
     LABELS,
     any_factor,
     checked_keys,
+    extra_spin,
     full_tensor,
     label_factors,
     label_names,
@@ -213,7 +215,7 @@ class HDF5Dataset(Dataset, Reader):
                 wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
                 raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}. "
                               "keys.numbers and keys.positions name others")  # fmt: skip
-            datasets = self._datasets(inside, layout, where)
+            datasets = self._datasets(group, inside, layout, where)
             opened = {q: group[dataset] for q, dataset in datasets.items() if q != "smiles"}  # once: it takes long
             shape: tuple[int, ...] = opened["pos"].shape
             if len(shape) < 2:
@@ -229,7 +231,7 @@ class HDF5Dataset(Dataset, Reader):
         self.counts.update({q: num_frames for q in self.keys if q in datasets})
         yield Group(name, num_frames, num_atoms, datasets, factors)
 
-    def _datasets(self, inside: set[str], layout: Mapping[str, str], where: str) -> dict[str, str]:
+    def _datasets(self, group: Any, inside: set[str], layout: Mapping[str, str], where: str) -> dict[str, str]:
         wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
         if "charge" in self.keys and layout == LAYOUTS["spice"]:
             wanted["smiles"] = "smiles"
@@ -238,7 +240,7 @@ class HDF5Dataset(Dataset, Reader):
             own = key == quantity and key not in inside
             wanted[quantity] = layout.get(quantity, key) if own else key
         for quantity in self._anywhere:
-            wanted[quantity] = stated_key(quantity, inside, where) or quantity
+            wanted[quantity] = stated_key(quantity, inside, where, lambda name: group[name][()]) or quantity
         return {quantity: dataset for quantity, dataset in wanted.items() if dataset in inside}
 
     def _factor(self, quantity: str, dataset: Any, where: str) -> float:
@@ -296,12 +298,13 @@ class HDF5Dataset(Dataset, Reader):
             if not np.isin(found["pbc"], (0, 1)).all():
                 raise BadData(f"{where}: pbc must be made of 0 and 1, not {found['pbc'].tolist()}")
             lattice["pbc"] = torch.from_numpy(found["pbc"].astype(bool))[None]
+        more = extra_spin(group.datasets.get("spin"))
         charge = found.get("charge", formal_charge(found["smiles"]) if "smiles" in found else 0)
         system = System(
             z=torch.from_numpy(z.astype(np.int64)),
             pos=_scaled(pos, group.factors["pos"]),
             charge=torch.tensor([whole_number(charge, "charge", where)], dtype=torch.float64),
-            spin=torch.tensor([whole_number(found.get("spin", 0), "spin", where)]),
+            spin=torch.tensor([whole_number(found.get("spin", 0), "spin", where) + more]),
             **lattice,
         )
         labels = {}
@@ -370,7 +373,8 @@ class HDF5Dataset(Dataset, Reader):
             cell=_scaled(found["cell"], group.factors["cell"]) if "cell" in found else torch.zeros(count, 3, 3),
             pbc=torch.from_numpy(found["pbc"].astype(bool)) if "pbc" in found else None,  # type: ignore[arg-type]
             charge=_scaled(found.get("charge", np.zeros(count)), 1.0),
-            spin=torch.from_numpy(np.array(found.get("spin", np.zeros(count))).astype(np.int64)),
+            spin=torch.from_numpy(np.array(found.get("spin", np.zeros(count))).astype(np.int64))
+            + extra_spin(group.datasets.get("spin")),
         )
         labels = {}
         for name in label_names(name for name in found if name in LABELS):

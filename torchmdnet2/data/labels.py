@@ -6,20 +6,21 @@ As a number it is a label like others, so that every format, cache and batch can
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..core.stated import kind_of
+from ..core.stated import can_count, kind_of
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..system import System
 from ..units import OWN_UNITS, UNITS, factor
 
 __all__ = [
-    "CONFIG_TYPE", "LABELS", "SHAPES", "LabelShape", "LabelSpec", "any_factor", "checked_keys", "full_tensor",
-    "key_names", "kind_code", "label_factors", "label_names", "missing_key", "stated_key", "stress_of",
+    "CONFIG_TYPE", "LABELS", "SHAPES", "LabelShape", "LabelSpec", "any_factor", "checked_keys", "extra_spin",
+    "full_tensor", "key_names", "kind_code", "label_factors", "label_names", "missing_key", "stated_key", "stress_of",
     "structure_keys", "unit_names",
 ]  # fmt: skip
 
@@ -189,13 +190,14 @@ def structure_keys(keys: Mapping[str, str | None] | None) -> tuple[dict[str, str
     return None if keys is None else {name: key for name, key in keys.items() if name not in names}, given
 
 
-def stated_key(quantity: str, names: Iterable[str], where: str) -> str | None:
+def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable[[str], Any]) -> str | None:
     """What the total charge or the spin multiplicity is called among the names of a file, as "total_charge", "mult".
 
     Args:
-        quantity: "charge" or "spin".
+        quantity: "charge" or "spin"; of the spin, the number of unpaired electrons may be there instead (`extra_spin`).
         names: in the file.
         where: for the message.
+        values: of a name.
 
     Returns:
         The name; None where there is none.
@@ -203,10 +205,18 @@ def stated_key(quantity: str, names: Iterable[str], where: str) -> str | None:
     Raises:
         BadData: there are several.
     """
-    found = sorted(name for name in names if kind_of(name) == quantity)
+    found = sorted(
+        name for name in names
+        if kind_of(name) == quantity or (quantity == "spin" and extra_spin(name) and can_count(values(name)))
+    )  # fmt: skip
     if len(found) > 1:
         raise BadData(f"{where}: {' and '.join(found)} both state the {quantity}: choose one with keys.{quantity}")
     return found[0] if found else None
+
+
+def extra_spin(name: str | None) -> int:
+    """What is added to the values of this name to have a multiplicity 2S+1: 1 where they count unpaired electrons."""
+    return int(name is not None and kind_of(name) == "unpaired")
 
 
 def stress_of(virial: np.ndarray, cell: np.ndarray, where: str) -> np.ndarray:

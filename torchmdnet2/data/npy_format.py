@@ -21,7 +21,16 @@ from ..system import System
 from .check import check_batch
 from .dataset import Sample
 from .formats import register_format
-from .labels import LABELS, checked_keys, full_tensor, label_factors, stated_key, stress_of, structure_keys
+from .labels import (
+    LABELS,
+    checked_keys,
+    extra_spin,
+    full_tensor,
+    label_factors,
+    stated_key,
+    stress_of,
+    structure_keys,
+)
 from .reader import Chunk, Reader
 
 __all__ = ["ArrayReader", "NpyReader", "NpzReader"]
@@ -109,7 +118,9 @@ class ArrayReader(Reader):
             cell=rows("cell") * self._factors["length"] if "cell" in arrays else None,  # type: ignore[arg-type]
             pbc=rows("pbc").bool() if "pbc" in arrays else None,  # type: ignore[arg-type]
             charge=rows("charge").reshape(frames) if "charge" in arrays else torch.zeros(frames),
-            spin=rows("spin").reshape(frames) if "spin" in arrays else torch.zeros(frames),
+            spin=rows("spin").reshape(frames) + extra_spin(self.keys["spin"])
+            if "spin" in arrays
+            else torch.zeros(frames),
         )
         labels = {name: rows(name).reshape(LABELS[name].of(system)) for name in arrays if name in LABELS}
         return Sample(system, labels)
@@ -228,6 +239,7 @@ class NpzReader(ArrayReader):
         with self._opened() as content:
             inside = set(content.files)
             stated = {"energy": _text(content, "e_unit"), "length": _text(content, "r_unit")}
+            stated_keys = {n: stated_key(n, inside, self.path, content.__getitem__) for n in ("charge", "spin")}
         keys, named_structure = structure_keys(keys)
         self._structure = {name: next((n for n in known if n in inside), None) for name, known in _STRUCTURE.items()}
         self._structure |= {name: key for name, key in named_structure.items() if key in inside}
@@ -238,7 +250,6 @@ class NpzReader(ArrayReader):
                     f"{self.path}: {found} are expected as {', '.join(known)}; there are: "
                     f"{', '.join(sorted(inside))}. keys.{key} names another"
                 )
-        stated_keys = {name: stated_key(name, inside, self.path) for name in ("charge", "spin")}
         optional: dict[str, str | None] = {name: key or name for name, key in stated_keys.items()}
         self.asked = checked_keys(keys, self.path) if keys is not None else {}
         wanted = checked_keys({**optional, **({"energy": "energy", "forces": "forces"} if keys is None else keys)},

@@ -12,7 +12,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..core.stated import OF_ATOMS, Statement, agreed, no_cell, stated_units, statements
+from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, with_elements
 from .program_charges import program_statements, states_charges
@@ -424,8 +424,7 @@ def _completed(found: _Found, where: str) -> Atoms:
         warnings.warn(f"{where}: a cell of 1 × 1 × 1 Å means that there is none: a molecule", StructureWarning, 4)
         atoms.set_cell(None)
         atoms.set_pbc(False)
-    given = {**(atoms.calc.results if atoms.calc is not None else {}), **atoms.arrays}
-    arrays = {key: given[key] for key in OF_ATOMS if key in given}
+    arrays = of_atoms({**info, **(atoms.calc.results if atoms.calc is not None else {}), **atoms.arrays}, len(atoms))
     try:
         own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'")
     except BadData as error:

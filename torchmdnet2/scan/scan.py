@@ -79,6 +79,8 @@ def scan_molecule(
         check_overlaps(system)
         if isinstance(reference, str):
             reference = open_reference(reference, str(device), allow_untrained_charge)
+        if reference is not None:
+            reference.check(system)
         complete = True
         paths, notes = _paths(system, surface, kinds)
         if not paths:

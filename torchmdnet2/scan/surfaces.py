@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,9 @@ class Surface(ABC):
             progress: is told how many points were computed, now and then.
         """
 
+    def check(self, system: System) -> None:  # noqa: B027 (most have nothing to refuse)
+        """Raise an error for a structure that cannot be computed, as one with a charge that would not be used."""
+
 
 class ModelSurface(Surface):
     """A model or an ensemble.
@@ -250,6 +254,9 @@ class CalculatorSurface(Surface):
     def __init__(self, name: str, make: Callable[[int, int], Calculator]):
         self.name, self._make = name, make
 
+    def check(self, system: System) -> None:
+        self._make(int(system.charge[0]), int(system.spin[0]))
+
     def __call__(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> list[Samples]:
         found = []
         for path, values in requests:
@@ -296,7 +303,33 @@ def open_reference(name: str, device: str = "cpu", allow_untrained_charge: bool 
         kind = get_calculator_class(known)
     except ImportError as error:
         raise MissingBackend(f"--reference {name}: {error.name} is not installed") from error
-    return CalculatorSurface(known, lambda charge, spin: kind())
+    return CalculatorSurface(known, partial(_by_name, known, kind))
+
+
+_ARGUMENTS: dict[str, tuple[str, str | None]] = {
+    "cp2k": ("charge", "multiplicity"),
+    "gaussian": ("charge", "mult"),
+    "mopac": ("charge", None),
+    "orca": ("charge", "mult"),
+    "psi4": ("charge", "multiplicity"),
+    "qchem": ("charge", "multiplicity"),
+}
+"""calculator of ASE -> its arguments for the total charge and the multiplicity 2S+1"""
+
+
+def _by_name(name: str, kind: Callable[..., Calculator], charge: int, spin: int) -> Calculator:
+    arguments = _ARGUMENTS.get(name, (None, None))
+    given: dict[str, int] = {}
+    for quantity, argument, value, usual in (("charge", arguments[0], charge, (0,)),
+                                             ("multiplicity", arguments[1], spin, (0, 1))):  # fmt: skip
+        if argument is not None and (quantity == "charge" or value):
+            given[argument] = value
+        elif argument is None and value not in usual:
+            raise BadConfig(
+                f"--reference: the molecule has the {quantity} {value}, which is not passed to the calculator '{name}' "
+                f"of ASE: give {', '.join(_XTB)} or one of {', '.join(_ARGUMENTS)}; in Python, a CalculatorSurface"
+            )
+    return kind(**given)
 
 
 _XTB = {"gfn1-xtb": "GFN1-xTB", "gfn2-xtb": "GFN2-xTB"}
