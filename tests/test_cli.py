@@ -168,9 +168,31 @@ def test_info(capsys, folder):
     facts = yaml.safe_load(out)
     assert code == 0 and facts["versions"]["torch"] == torch.__version__
     assert "cpu" in facts["devices"] and "tensornet" in facts["models"] and "vesin" in facts["neighbors"]
+    assert facts["gpu"].startswith("used" if torch.cuda.is_available() else "not used: PyTorch")
+    assert "organic" in facts["potentials"] and set(facts["kernel caches"]) == {"numba", "triton"}
     code, out, _ = run(capsys, "info", folder / "model.tmn", "--json")
     facts = json.loads(out)
     assert facts["config"] == CONFIG and facts["metadata"] == {"licence": "CC0"} and len(facts["sha256"]) == 64
+
+
+def test_info_says_what_is_missing(monkeypatch, tmp_path):
+    """Extras by what is installed; why a GPU is not used; the caches of the kernels where the environment puts them."""
+    from torchmdnet2 import diagnostics
+
+    lines = ["torch>=2", 'h5py>=3; extra == "hdf5"', "a-b>=1; extra == 'x-y'", 'c; extra == "x-y"', 'd; extra == "dev"']
+    monkeypatch.setattr(diagnostics, "requires", lambda _name: lines)
+    monkeypatch.setattr(diagnostics, "_installed", lambda name: "1.0" if name in ("h5py", "c") else "not installed")
+    assert diagnostics.extras() == {"hdf5": "installed", "x-y": "not installed: a-b"}
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "built without CUDA" in diagnostics.surroundings()["gpu"]
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "t"))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "n"))
+    facts = diagnostics.surroundings()
+    assert "finds no GPU" in facts["gpu"] and "CUDA_VISIBLE_DEVICES is '7'" in facts["gpu"]
+    assert facts["kernel caches"] == {"numba": str(tmp_path / "n"), "triton": str(tmp_path / "t")}
 
 
 def test_config_prints_what_train_reads(capsys, tmp_path):

@@ -14,7 +14,7 @@ from torchmdnet2 import Evaluator, System, load
 from torchmdnet2.checkpoint import read_header
 from torchmdnet2.core.stated import is_flag
 from torchmdnet2.errors import UnknownElement, UntrainedCharge
-from torchmdnet2.potentials import find_model
+from torchmdnet2.potentials import find_model, named_models
 
 FROZEN = Path(__file__).parent / "golden" / "organic" / "frozen.npz"
 ELEMENTS = [1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 33, 34, 35, 53]
@@ -98,6 +98,15 @@ def test_ions_alone_and_far_from_a_molecule(name, error):
     found = potential(System(z=[8, 1, 1, 17], pos=np.vstack([water.positions, chloride]), charge=-1.0))
     assert float(found.energy) == pytest.approx(-14606.93637, abs=error)
     assert float(found.charges[3]) == pytest.approx(-0.9992, abs=2 * error)
+
+
+@pytest.mark.parametrize("name", sorted(named_models()))
+def test_each_has_a_card_with_its_licence(name, capsys):
+    from torchmdnet2.cli import main
+
+    assert main(["models", name]) == 0, capsys.readouterr().err
+    card = capsys.readouterr().out
+    assert "| Licence of the model | MIT" in card and "Chem. Sci. 16, 10228" in card and "| Br | -70" in card
 
 
 def test_a_molecule_in_a_trajectory_out(tmp_path, capsys):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+import re
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 __all__ = ["surroundings"]
@@ -13,12 +15,22 @@ __all__ = ["surroundings"]
 _PACKAGES = tuple("numpy ase h5py safetensors pydantic vesin numba triton openmm openmmml".split())
 _SEARCHES = ("vesin", "triton", "torch_cluster")  # neighbor backends that need the module of their name
 
+_FOR_DEVELOPERS = {"all", "dev", "docs"}
+"""Extras that users need not know."""
+
 
 def surroundings() -> dict[str, Any]:
-    """Plain data: "versions", "devices", "neighbors" and "kernels" that can run here, "models", "heads", "priors"."""
+    """What `torchmdnet2 info` prints: plain data.
+
+    Returns:
+        "versions", "devices", "gpu" (whether it is used, and why not), "extras" (installed, or what they lack),
+        "neighbors" and "kernels" that can run here, "kernel caches" (folders), "potentials", "models", "heads",
+        "priors".
+    """
     import torch
 
     from .neighbors import BACKENDS
+    from .potentials import named_models
     from .registry import HEADS, PRIORS, REPRESENTATIONS, load_plugins
     from .version import __version__
 
@@ -37,8 +49,12 @@ def surroundings() -> dict[str, Any]:
             **{name: _installed(name) for name in _PACKAGES},
         },
         "devices": devices,
+        "gpu": _gpu(),
+        "extras": extras(),
         "neighbors": [name for name in BACKENDS if name not in _SEARCHES or find_spec(name)],
         "kernels": ["reference", *(name for name, can in kernels.items() if can and find_spec(name))],
+        "kernel caches": {"numba": str(_numba_cache()), "triton": str(_triton_cache())},
+        "potentials": sorted(named_models()),
         "models": list(REPRESENTATIONS),
         "heads": list(HEADS),
         "priors": list(PRIORS),
@@ -50,3 +66,58 @@ def _installed(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "not installed"
+
+
+def _gpu() -> str:
+    """Whether an NVIDIA GPU is used; if not, the reason and the remedy."""
+    import torch
+
+    if torch.version.cuda is None:
+        return (
+            f"not used: PyTorch {torch.__version__} is built without CUDA. Where there is an NVIDIA GPU, install a "
+            "CUDA build of PyTorch (pytorch.org)"
+        )
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        hidden = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is '{visible}'"
+        return (
+            f"not used: PyTorch is built for CUDA {torch.version.cuda}, and finds no GPU{hidden}. `nvidia-smi` shows "
+            "the GPUs, and the CUDA version that the driver supports"
+        )
+    if not find_spec("triton"):
+        return "used without compiled kernels, which is slow: pip install 'torchmdnet2[gpu]'"
+    return f"used, with compiled kernels (CUDA {torch.version.cuda})"
+
+
+def extras() -> dict[str, str]:
+    """Extra -> "installed", or the packages that it lacks; nothing where this package is not installed by pip."""
+    try:
+        required = requires("torchmdnet2") or []
+    except PackageNotFoundError:
+        return {}
+    lacking: dict[str, list[str]] = {}
+    for line in required:
+        package, extra = re.match(r"[\w.-]+", line), re.search(r"extra == ['\"]([\w-]+)", line)
+        if not package or not extra or extra[1] in _FOR_DEVELOPERS:
+            continue
+        missing = lacking.setdefault(extra[1], [])
+        if _installed(package[0]) == "not installed":
+            missing.append(package[0])
+    return {
+        name: f"not installed: {', '.join(missing)}" if missing else "installed" for name, missing in lacking.items()
+    }
+
+
+def _numba_cache() -> Path:
+    """Where numba keeps compiled kernels: beside the package, or where this cannot be written."""
+    folder = os.environ.get("NUMBA_CACHE_DIR")
+    package = Path(__file__).parent
+    if folder:
+        return Path(folder)
+    return package if os.access(package, os.W_OK) else Path.home() / ".cache" / "numba"
+
+
+def _triton_cache() -> Path:
+    """Where Triton keeps compiled kernels."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache")

@@ -53,7 +53,7 @@ SETTINGS = {  # path -> a value that is not the default; what it cannot act with
     "training.energy_scale": (2.0, {"init": "organic-small"}, {}),
     "output.outliers": (3, {"output.report": False}, {"output.report": True}),
 }
-WITHOUT_EFFECT_ON_NUMBERS = {"data.licence", "output.licence", "output.overwrite", "output.wandb"}
+WITHOUT_EFFECT_ON_NUMBERS = {"data.licence", "data.citation", "output.licence", "output.overwrite", "output.wandb"}
 """Read where the folder and the metadata are made, not in `Config` sections that the test below watches."""
 
 

@@ -17,6 +17,7 @@ from torchmdnet2 import checkpoint, load
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.priors import Atomref
 from torchmdnet2.training.config.config import load_config, parse_config
+from torchmdnet2.training.reporting.report import model_card
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 
@@ -51,6 +52,11 @@ def test_training_on_a_published_data_set(published, raw_config, tmp_path):
     assert data["frames"] == {"train": 20, "validation": 5, "test": 5}
     assert [name.rsplit("/", 1)[1] for name in data["files"]] == ["md17_uracil.npz"]
     assert data["level_of_theory"] == "PBE+vdW-TS"
+    cited = "https://doi.org/10.1126/sciadv.1603015"
+    assert data["citation"] == cited and f"| Citation of the data | {cited} |" in model_card(
+        header["config"], header["metadata"]
+    )
+    assert f"please cite the data: {cited}" in (path.parent / "log.txt").read_text(encoding="utf-8")
     assert header["metadata"]["errors"]["test"]["forces"]["count"] == 75
     split = path.parent / "splits.json"
     again = {**raw_config, "data": {**published, "split": {"file": str(split)}}}

@@ -426,18 +426,22 @@ class DataConfig(Section):
     )
     level_of_theory: str = Field(default="not stated", description="for the model card, as in 'GFN2-xTB'")
     licence: str = Field(default="not stated", description="of the data, for the model card")
+    citation: str = Field(
+        default="not stated", description="what users of the data cite, for the log and the model card"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def describe_published(cls, value: Any) -> Any:
-        """A published data set knows its level of theory and licence."""
+        """A published data set knows its level of theory, licence and citation."""
         if not isinstance(value, Mapping) or value.get("dataset") is None or not set(value) <= set(cls.model_fields):
             return value  # mistyped keys are found first
         try:
             published = make_published(str(value["dataset"]), _options(value))
         except TypeError:  # an option of a wrong type, which is found below
             return value
-        return {"level_of_theory": published.level_of_theory, "licence": published.licence, **value}
+        names = ("level_of_theory", "licence", "citation")
+        return {**{name: getattr(published, name) for name in names}, **value}
 
     @field_validator("format", mode="after")
     @classmethod

@@ -18,6 +18,7 @@ from ...core.files import atomic_write
 from ...core.html_page import breakable, document, figure_png, image, table
 from ...potential.determined import Determined
 from ...potential.potential import SYMBOLS, Potential
+from ...potential.prior import atomic_number
 from ...version import __version__
 from ..steps.batches import Frames, Loader
 from ..steps.loss import UNITS, shown
@@ -59,6 +60,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         "Precision": metadata.get("precision", "not stated"),
         "Licence of the model": metadata.get("licence", "not stated"),
         "Licence of the data": data.get("licence", "not stated"),
+        "Citation of the data": data.get("citation", "not stated"),
         **{name.capitalize(): value for name, value in words.items()},
     }
     lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
@@ -118,7 +120,7 @@ def _errors(errors: Mapping[str, Any]) -> list[str]:
 def _card_references(config: Mapping[str, Any]) -> list[str]:
     for prior in config.get("priors") or []:
         if prior.get("name") == "atomref" and prior.get("energies"):
-            energies, note = {int(z): energy for z, energy in prior["energies"].items()}, []
+            energies, note = {atomic_number(z, len(SYMBOLS)): energy for z, energy in prior["energies"].items()}, []
             if config.get("compositions") is not None:
                 determined = Determined(config["compositions"])
                 sentence = determined.sentence(config.get("elements") or energies)

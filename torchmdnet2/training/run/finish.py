@@ -151,6 +151,7 @@ def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
             "split": _split_text(config),
             "level_of_theory": config.data.level_of_theory,
             "licence": config.data.licence,
+            "citation": config.data.citation,
             "elements": facts["elements"],
             "charges": facts["charges"],
             "spins": facts["spins"],

@@ -123,6 +123,8 @@ def introduce(setup: Setup, trainer: Trainer, log: TrainingLog) -> None:
     total = len(setup.frames["train"])
     log.say(f"torchmdnet2 {__version__}, {trainer.device}, {setup.config.training.precision}")
     log.say(f"frames: {counts}")
+    if setup.config.data.citation != "not stated":
+        log.say(f"please cite the data: {setup.config.data.citation}")
     for name, labelled in facts["labelled"].items():
         if labelled < total:
             log.say(
