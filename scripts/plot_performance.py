@@ -1,4 +1,4 @@
-"""Draw docs/bench/training.png and docs/bench/cpu.png from the tables of docs/performance.md.
+"""Draw docs/bench/training.png and docs/bench/cpu.png from the tables of docs/dev/performance.md.
 
     python scripts/plot_performance.py
 
@@ -17,7 +17,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 def table(heading: str) -> list[list[str]]:
     """Cells of the first table below a heading, without its title row."""
-    text = (DOCS / "performance.md").read_text(encoding="utf-8").split(f"## {heading}\n")[1]
+    text = (DOCS / "dev" / "performance.md").read_text(encoding="utf-8").split(f"## {heading}\n")[1]
     lines = text[text.index("\n|") :].strip().split("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 

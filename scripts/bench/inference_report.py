@@ -20,7 +20,7 @@ _NAMES = {
     "torchmd-net compile": "TorchMD-Net, compiled",
 }
 
-# one NVIDIA H200, TensorNet with F = 128 and L = 2; docs/performance.md counts them
+# one NVIDIA H200, TensorNet with F = 128 and L = 2; docs/dev/performance.md counts them
 _LAUNCHES, _LAUNCH_US = 31, 2.0
 _EDGE_BYTES, _L1 = 55e3, 29.6e12
 _ATOM_BYTES, _DRAM = 276e3, 4.27e12
