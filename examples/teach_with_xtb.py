@@ -21,7 +21,7 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
 
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator
 
 
 def plus(atoms: Atoms, energy: float, forces: np.ndarray) -> Atoms:

@@ -186,7 +186,7 @@ def notes_of(frames: list[Atoms], fault: str, folder: str) -> list[str]:
     """What is said of the frames with a fault."""
     from torchmdnet2.errors import BadConfig, BadData
     from torchmdnet2.training.config.config import parse_config
-    from torchmdnet2.training.run.data_notes import data_notes
+    from torchmdnet2.training.run.notes import data_notes
     from torchmdnet2.training.run.setup import make_setup
 
     plant, _ = FAULTS[fault]

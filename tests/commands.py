@@ -12,7 +12,7 @@ from ase.io import write
 from torchmdnet2 import Potential
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
-from torchmdnet2.importers.export import export_checkpoint
+from torchmdnet2.importers.torchmd_net import export_checkpoint
 
 MODEL = {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 3.0}
 

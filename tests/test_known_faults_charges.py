@@ -18,8 +18,7 @@ from tiny import ethanol, tiny_potential
 from variants import VARIANTS, variant
 
 from torchmdnet2 import Evaluator, System, load
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save, to_bytes
 from torchmdnet2.cli import main
 from torchmdnet2.ensemble import Ensemble

@@ -15,7 +15,7 @@ from commands import MODEL, contents, fill, labelled, run, tiny
 
 from torchmdnet2 import load
 from torchmdnet2.checkpoint import save
-from torchmdnet2.importers.export import export_checkpoint
+from torchmdnet2.importers.torchmd_net import export_checkpoint
 
 
 @pytest.fixture(scope="module")

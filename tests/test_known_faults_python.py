@@ -11,8 +11,7 @@ from ase.io import read, write
 from tiny import ethanol, silicon, tiny_potential
 
 from torchmdnet2 import Evaluator, System, load
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import UnknownElement
 

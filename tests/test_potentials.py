@@ -15,8 +15,7 @@ from ase.io import read, write
 from commands import fill, run
 
 from torchmdnet2 import load, potentials
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 from torchmdnet2.checkpoint import read_header, save
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig, UnknownModel

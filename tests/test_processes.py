@@ -14,7 +14,7 @@ import torch
 from tiny import tiny_potential
 
 from torchmdnet2 import Evaluator, System
-from torchmdnet2.core import processes
+from torchmdnet2.core import devices as processes
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

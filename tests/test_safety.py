@@ -204,7 +204,7 @@ LAYERS = """
     checkpoint data importers
     engine
     evaluator
-    loading ensemble
+    ensemble
     adapters
     md training
     scan learn

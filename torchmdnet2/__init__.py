@@ -10,12 +10,11 @@ from .version import __version__
 __all__ = ["Evaluator", "Potential", "System", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from .evaluator import Evaluator
-    from .loading import load
+    from .evaluator import Evaluator, load
     from .potential.potential import Potential
     from .system import System
 
-_HOME = {"load": "loading", "Evaluator": "evaluator", "Potential": "potential.potential", "System": "system"}
+_HOME = {"load": "evaluator", "Evaluator": "evaluator", "Potential": "potential.potential", "System": "system"}
 
 
 def _register_builtin() -> None:

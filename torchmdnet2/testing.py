@@ -429,12 +429,11 @@ POTENTIAL_CHECKS: dict[str, Callable[[Potential], None]] = {
 
 # --- Conformance checks for new potentials, priors and neighbor searches. No test framework is needed ---
 #
-#     from torchmdnet2.testing import check_potential
-#     check_potential(Potential.from_config({"model": {"name": "my_model"}}))
+# from torchmdnet2.testing import check_potential check_potential(Potential.from_config({"model": {"name":
+# "my_model"}}))
 #
 # Every check raises AssertionError with the measured number and the bar. `POTENTIAL_CHECKS` and `SYSTEM_CHECKS` list
-# them
-# by name, so that a test can run them one by one. All run in float64.
+# them by name, so that a test can run them one by one. All run in float64.
 
 
 def check_potential(potential: Potential, systems: Iterable[System] | None = None) -> None:

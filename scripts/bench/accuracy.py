@@ -34,7 +34,7 @@ from torchmdnet2.core.yaml_reader import apply_override, parse_yaml
 from torchmdnet2.data import open_dataset
 from torchmdnet2.training.config.config import Config, parse_config
 from torchmdnet2.training.reporting.evaluation import evaluate
-from torchmdnet2.training.run.finish import describe
+from torchmdnet2.training.run.run import describe
 from torchmdnet2.training.run.setup import Setup, make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state, pack_steps
 from torchmdnet2.training.steps.batches import Frames

@@ -170,7 +170,7 @@ def bench_peer(potential: Potential, system: System, atoms: Atoms, compiled: boo
     """TorchMD-Net's own ASE calculator on a checkpoint of the same weights."""
     from torchmdnet.calculators import TMDNETCalculator
 
-    from torchmdnet2.importers.export import export_checkpoint
+    from torchmdnet2.importers.torchmd_net import export_checkpoint
     from torchmdnet2.neighbors import neighbor_list
 
     atoms = atoms.copy()

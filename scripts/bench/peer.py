@@ -25,7 +25,7 @@ def peer_model(potential: Potential, neighbors: int, derivative: bool, static: b
     """
     from torchmdnet.models.model import create_model
 
-    from torchmdnet2.importers.export import export_state
+    from torchmdnet2.importers.torchmd_net import export_state
 
     arguments, state = export_state(potential)
     # without the reference energies, which would only cost it time: forces are compared

@@ -18,8 +18,7 @@ from ase.stress import voigt_6_to_full_3x3_stress
 from ase_cases import count_evaluations, crystal, ethanol
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 
 # --- values -------------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,7 @@ from ase.io import read, write
 from ase.vibrations import Infrared
 
 from torchmdnet2 import Evaluator, Potential, System, load
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.ensemble import Ensemble

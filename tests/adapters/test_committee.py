@@ -12,8 +12,7 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from torchmdnet2 import Potential
-from torchmdnet2.adapters.ase import NoStress, TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, NoStress, TorchMDNet2Calculator
 from torchmdnet2.errors import UnknownElement
 
 

@@ -208,7 +208,7 @@ def test_openmm_mixed(run, model_file):
 
 def test_from_torchmd_net(run, water, tmp_path):
     from torchmdnet2 import Potential
-    from torchmdnet2.importers.export import export_checkpoint
+    from torchmdnet2.importers.torchmd_net import export_checkpoint
 
     with torch.random.fork_rng(devices=[]):
         made = Potential.from_config({"model": {"name": "tensornet", "hidden_channels": 8, "num_rbf": 8}})

@@ -21,7 +21,7 @@ HOSTS = {
     import ase.build, ase.calculators.calculator, ase.stress
     before = state()
     from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-    from torchmdnet2.adapters.committee import CommitteeCalculator
+    from torchmdnet2.adapters.ase import CommitteeCalculator
     imported = state()
     atoms = ase.build.molecule("CH3CH2OH")
     atoms.center(3.0)

@@ -14,8 +14,7 @@ from ase.io import read
 from isolated_cases import CELLS, acetate, charged_potential, wrapped
 
 from torchmdnet2 import System
-from torchmdnet2.adapters.ase import NoStress, TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, NoStress, TorchMDNet2Calculator
 from torchmdnet2.adapters.isolated import isolate, made_whole
 from torchmdnet2.checkpoint import save
 from torchmdnet2.errors import BadData

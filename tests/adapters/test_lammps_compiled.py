@@ -15,7 +15,7 @@ from lammps_cases import BOX, PRISM, THIN, scattered
 from torchmdnet2 import Potential, System
 from torchmdnet2.core.exchange import CopyExchange
 from torchmdnet2.engine import domain as domain_check
-from torchmdnet2.engine.choose_domain import choose_domain, compiled_reason
+from torchmdnet2.engine.backends import choose_domain, compiled_reason
 from torchmdnet2.engine.cpu_domain import CompiledDomain
 from torchmdnet2.engine.domain import ReferenceDomain
 
@@ -128,6 +128,6 @@ def test_what_has_no_kernels_runs_by_autograd():
 
 
 def test_a_gpu_without_triton_runs_by_autograd(monkeypatch):
-    monkeypatch.setattr("torchmdnet2.engine.choose_domain.fused_reason", lambda potential: "")
+    monkeypatch.setattr("torchmdnet2.engine.backends.fused_reason", lambda potential: "")
     monkeypatch.setitem(sys.modules, "torchmdnet2.engine.fused_domain", None)
     assert isinstance(choose_domain(make(), 0.0), ReferenceDomain)

@@ -14,8 +14,7 @@ from ase import Atoms
 from ase.build import bulk, molecule
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 

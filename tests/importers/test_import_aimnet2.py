@@ -13,7 +13,7 @@ from torchmdnet2 import load
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint
 from torchmdnet2.importers.aimnet2 import import_aimnet2
-from torchmdnet2.importers.torchscript import is_torchscript, read_torchscript
+from torchmdnet2.importers.source_files import is_torchscript, read_torchscript
 
 CHANNELS, RADIAL, VECTORS, HIDDEN = 2, 4, 3, 8
 

@@ -12,7 +12,7 @@ from torchmdnet2 import System
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.learn import SELECTIONS
 from torchmdnet2.learn.config import DynamicsConfig
-from torchmdnet2.learn.dynamics import explore, force_spread
+from torchmdnet2.learn.loop import explore, force_spread
 from torchmdnet2.learn.selection import (
     Trajectory,
     frames_of,

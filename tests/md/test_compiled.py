@@ -11,15 +11,14 @@ from springs import Springs, atoms_of
 from torchmdnet2 import System
 from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.md.choose_engine import make_engine
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.integrators import Langevin, VelocityVerlet, normal
+from torchmdnet2.md.setup import make_engine
 
 pytest.importorskip("numba")
 
 from torchmdnet2.engine.cpu_bound import CpuBoundStep
-from torchmdnet2.md.compiled import CompiledEngine
-from torchmdnet2.md.kernels_cpu import normal3
+from torchmdnet2.md.compiled import CompiledEngine, normal3
 
 
 def dynamics_of(atoms):

@@ -11,8 +11,7 @@ from ase.build import molecule
 from ase.io import read, write
 
 from torchmdnet2 import System
-from torchmdnet2.adapters.ase import TorchMDNet2Calculator
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig

@@ -13,10 +13,10 @@ from torchmdnet2.data import Sample
 from torchmdnet2.neighbors import neighbor_list
 from torchmdnet2.training.config.sections import LossConfig
 from torchmdnet2.training.steps.batches import Batch
+from torchmdnet2.training.steps.loop import pack_part
 from torchmdnet2.training.steps.network import PackedNetwork
 from torchmdnet2.training.steps.optimizers import AdamW
 from torchmdnet2.training.steps.packed_frames import Capacity, PackedFrames
-from torchmdnet2.training.steps.packing import pack_part
 from torchmdnet2.training.steps.replay import TrainingPass
 
 CUTOFF = 3.0

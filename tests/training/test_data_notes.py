@@ -9,7 +9,7 @@ from crystals import crystals
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting.log import TrainingLog
-from torchmdnet2.training.run.data_notes import closest_pair, data_notes
+from torchmdnet2.training.run.notes import closest_pair, data_notes
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup, require_usable
 
@@ -236,7 +236,7 @@ def test_entries_that_put_labels_in_doubt(raw_config, tmp_path, cache):
 
 def test_labels_that_were_not_learned():
     from torchmdnet2.training.reporting.evaluation import Evaluation
-    from torchmdnet2.training.run.finish import unlearned
+    from torchmdnet2.training.run.run import unlearned
 
     label = np.random.default_rng(0).normal(5.0, 1.0, 60)
     found = Evaluation(

@@ -12,7 +12,7 @@ import yaml
 from ase.io import read
 
 from torchmdnet2 import System, checkpoint
-from torchmdnet2.adapters.committee import CommitteeCalculator
+from torchmdnet2.adapters.ase import CommitteeCalculator
 from torchmdnet2.cli import main
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadCheckpoint, BadConfig

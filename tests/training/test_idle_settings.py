@@ -11,9 +11,8 @@ from pydantic import BaseModel
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.registry import HEADS, PRIORS
 from torchmdnet2.training.config.config import Config, TrainingConfig, parse_config
-from torchmdnet2.training.config.idle import ARGUMENTS, RULES
 from torchmdnet2.training.config.schema import Section, section_of
-from torchmdnet2.training.config.sections import OPTIONS
+from torchmdnet2.training.config.sections import ARGUMENTS, OPTIONS, RULES
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 

@@ -12,7 +12,7 @@ from torchmdnet2.potential.potential import Result
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import LossConfig, TrainingConfig
 from torchmdnet2.training.steps.loss import ErrorSums, penalty_sums, residuals, total_loss
-from torchmdnet2.training.steps.schedule import BestEpoch, LearningRate, update_average
+from torchmdnet2.training.steps.trainer import BestEpoch, LearningRate, update_average
 
 NAN = float("nan")
 

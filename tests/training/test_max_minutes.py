@@ -14,7 +14,7 @@ from torchmdnet2.training.config.config import TrainingConfig, parse_config
 from torchmdnet2.training.run import run
 from torchmdnet2.training.run.references import subtract_priors
 from torchmdnet2.training.run.setup import make_setup
-from torchmdnet2.training.steps.schedule import LearningRate
+from torchmdnet2.training.steps.trainer import LearningRate
 
 from .test_distributed import rows, run_on
 

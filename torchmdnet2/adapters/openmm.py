@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..core.processes import ProcessLock
+from ..core.devices import ProcessLock
 from ..core.stated import Statement, agreed, no_cell, whole_number
 from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
 from ..evaluator import Evaluator

@@ -1,4 +1,4 @@
-"""`torchmdnet2 import` and `export`."""
+"""`torchmdnet2 import`, `export` and `fetch`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_allow_untrained_charge, keeping, output_file
+from .common import Command, add_allow_untrained_charge, keeping, output_file, print_table
 
 if TYPE_CHECKING:
     from ..potential.potential import Potential
@@ -36,6 +36,12 @@ def add(command: Command) -> None:
     back.add_argument("--host", action="store_true", help="for LAMMPS: run where Kokkos computes on the CPU too")
     add_allow_untrained_charge(back)
 
+    fetch = command("fetch", _fetch, "download the files of a model from the Hugging Face hub (needs the extra 'hub')")
+    fetch.add_argument("model", help="ACCOUNT/MODEL")
+    fetch.add_argument("files", nargs="*", help="files to download; without any, those that there are are listed")
+    fetch.add_argument("--revision", help="branch, tag or commit (default: the newest)")
+    fetch.add_argument("--output", default=".", metavar="FOLDER", help="where the files go (default: here)")
+
 
 def _import(options: argparse.Namespace) -> None:
     from ..checkpoint import to_bytes
@@ -63,7 +69,7 @@ def _import(options: argparse.Namespace) -> None:
 def _reader(theirs: str) -> Callable[[argparse.Namespace], Potential]:
     """What reads models of this kind."""
     from ..importers.matgl import is_matgl
-    from ..importers.torchscript import is_torchscript
+    from ..importers.source_files import is_torchscript
 
     if is_matgl(theirs):
         return _matgl
@@ -119,7 +125,7 @@ def _export(options: argparse.Namespace) -> None:
     _refuse_lammps_options(options)
     if options.checkpoint.endswith(".pt"):
         raise BadConfig(f"checkpoint: '{options.checkpoint}' is one for LAMMPS, which needs --to lammps")
-    from ..importers.export import export_checkpoint
+    from ..importers.torchmd_net import export_checkpoint
 
     checkpoint = output_file(options.checkpoint, (".ckpt",), [options.model], "checkpoint")
     potential = load(options.model)
@@ -151,3 +157,30 @@ def _refuse_lammps_options(options: argparse.Namespace) -> None:
         raise BadConfig(
             "--elements, --charge, --units, --host and --allow-untrained-charge are for LAMMPS: give --to lammps"
         )
+
+
+def _fetch(options: argparse.Namespace) -> None:
+    from ..errors import BadConfig
+    from ..importers.hub import download, look_up
+
+    folder = Path(options.output)
+    if options.files and not folder.is_dir():
+        raise BadConfig(f"--output: there is no folder '{folder}'")
+    if len({Path(name).name for name in options.files}) < len(options.files):
+        raise BadConfig("files: two of them have the same name; download them one at a time")
+    model = look_up(options.model, options.revision)
+    print(f"{model.name} at {model.commit}\nlicence: {model.licence}")
+    if not options.files:
+        rows = [(file.name, f"{file.size / 1e6:.2f}", file.checksum) for file in model.files]
+        print_table("", ("file", "MB", "checksum"), rows, left=(0, 2))
+        return
+    for name in options.files:
+        model.file(name)  # all names are known before the first download
+    written = [download(model, name, folder) for name in options.files]
+    for name, path in zip(options.files, written, strict=True):
+        print(f"{path}: checksum {model.file(name).checksum} as on the hub")
+    checkpoints = [path for path in written if path.suffix == ".ckpt"]
+    if any(path.name == "model.json" for path in written):
+        print(f"convert it: torchmdnet2 import {folder} NAME.tmn")
+    elif checkpoints:
+        print(f"convert it: torchmdnet2 import {checkpoints[0]} NAME.tmn")

@@ -1,4 +1,4 @@
-"""`torchmdnet2 train`."""
+"""`torchmdnet2 train` and `learn`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,13 @@ def add(command: Command) -> None:
     train.add_argument("--members", type=int, metavar="N", help="train an ensemble: N models, different random seeds")
     train.add_argument("--bootstrap", action="store_true", help="with --members: each on frames drawn with repetition")
 
+    learn = command("learn", _learn, "active learning: dynamics, labels and training in turn, until models are stable")
+    learn.add_argument("config", help="YAML file; `torchmdnet2 config --learn` prints one to start from")
+    learn.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, repeatable")
+    learn.add_argument(
+        "--resume", choices=["auto", "must"], help="auto: continue an unfinished run if there is one; must: or fail"
+    )
+
 
 def _train(options: argparse.Namespace) -> None:
     from ..errors import BadConfig
@@ -40,3 +47,9 @@ def _train(options: argparse.Namespace) -> None:
         from ..training.run.ensemble import run_members
 
         run_members(config, options.members, options.bootstrap, options.resume, options.check)
+
+
+def _learn(options: argparse.Namespace) -> None:
+    from ..learn import load_learn_config, run_learning
+
+    run_learning(load_learn_config(options.config, options.set), options.resume)

@@ -1,4 +1,4 @@
-"""The ways to evaluate a potential, each a `Backend`; the Evaluator asks them in order. And the last of them.
+"""The ways to evaluate a potential, each a `Backend`; the Evaluator asks them in order. Domains have the same choice.
 
 Shapes: N atoms, B structures.
 """
@@ -22,13 +22,19 @@ from ..potential.potential import Potential, Result
 from ..system import System
 from .autograd_term import evaluate_alone
 from .bound import BoundStep, ReferenceBoundStep
+from .domain import Domain, ReferenceDomain
 from .graph import NotCapturable
-from .select import describe_priors, fast_path, unsupported_reason
+from .select import describe_priors, fast_path, kernels_of, unsupported_reason
 from .timings import WHOLE, Part, Timing, measure
+
+if TYPE_CHECKING:
+    from .cpu_step import CpuModel
+    from .step import GraphedStep, StaticInputs, StepModel
+
 
 __all__ = [
     "Backend", "CapturedAutogradBackend", "CompiledCpuBackend", "Declined", "FusedBackend", "ReferenceBackend",
-    "Task",
+    "Task", "choose_domain", "compiled_reason", "fused_reason",
 ]  # fmt: skip
 
 
@@ -176,9 +182,6 @@ class ReferenceBackend(Backend):
 
 # --- The CPU's compiled kernels as a backend ---
 
-if TYPE_CHECKING:
-    from .cpu_step import CpuModel
-
 
 class CompiledCpuBackend(Backend):
     """Kernels that numba compiles."""
@@ -241,10 +244,6 @@ def unsupported_system(system: System) -> str:
 
 
 # --- Backends on static buffers: fused kernels, and autograd in CUDA graphs ---
-
-if TYPE_CHECKING:
-    from .step import GraphedStep, StaticInputs, StepModel
-
 
 KEPT = 8  # sizes of systems whose buffers and graphs are kept
 KEPT_MEMORY = 0.25  # of the device's memory, for all that is kept beside the size in use
@@ -531,3 +530,58 @@ def _describe(graphed: GraphedStep) -> str:
     parts += ["with stress"] if step.stress else []
     parts += ["atoms in spatial order"] if step.order is not None else []
     return ", ".join(parts)
+
+
+# --- The fastest way to evaluate a potential on a domain ---
+
+
+def choose_domain(potential: Potential, charge: float) -> Domain:
+    """A domain without atoms yet, on fused or compiled kernels, or by autograd.
+
+    Args:
+        potential: in evaluation mode.
+        charge: total charge in e of the whole structure.
+
+    Raises:
+        ValueError: a part of the potential needs the whole structure.
+        UntrainedCharge: the model does not know the charge.
+    """
+    if not fused_reason(potential):
+        try:
+            from .fused_domain import FusedDomain
+        except ImportError:  # no triton
+            return ReferenceDomain(potential, charge)
+        return FusedDomain(potential, charge)
+    if not compiled_reason(potential):
+        try:
+            from .cpu_domain import CompiledDomain
+        except (ImportError, RuntimeError):  # no numba, or one that does not start
+            return ReferenceDomain(potential, charge)
+        return CompiledDomain(potential, charge)
+    return ReferenceDomain(potential, charge)
+
+
+def compiled_reason(potential: Potential) -> str:
+    """Why compiled kernels cannot evaluate domains of a potential, "" where they can."""
+    if potential.device.type != "cpu":
+        return f"the model is on {potential.device}"
+    return unsupported_reason(potential, compiled=True) or _reason(potential, compiled=True)
+
+
+def fused_reason(potential: Potential) -> str:
+    """Why the fused kernels of the GPU cannot evaluate domains of a potential, "" where they can."""
+    if potential.device.type != "cuda":
+        return f"the model is on {potential.device}"
+    return unsupported_reason(potential) or _reason(potential)
+
+
+def _reason(potential: Potential, compiled: bool = False) -> str:
+    """Why domains are not for kernels that evaluate the potential elsewhere."""
+    path = fast_path(potential.representation)
+    if path is None or not path.takes_ghosts:
+        return f"the kernels for {type(potential.representation).__name__} take no ghosts"
+    if any(kernels_of(p, potential.device, compiled) is None and not p.constant for p in potential.priors):
+        return "a prior has no kernels"
+    if any(prior.uses_charges for prior in potential.priors):
+        return "charges are predicted for whole structures"
+    return ""

@@ -29,7 +29,7 @@ class CompiledDomain(Domain):
     """By the kernels that numba compiles, in float32. The first evaluation is checked against the potential in float64.
 
     Args:
-        potential: on the CPU, in float32; one that `choose_domain.compiled_reason` finds nothing against.
+        potential: on the CPU, in float32; one that `backends.compiled_reason` finds nothing against.
         charge: total charge in e of the whole structure.
     """
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.processes import ProcessLock
+from ..core.devices import ProcessLock
 from ..kernels.compiling_cpu import compile_side_by_side
 from ..kernels.interfaces import (
     Array,

@@ -34,7 +34,7 @@ class FusedDomain(Domain):
 
     Args:
         potential: on a CUDA device (or under Triton's interpreter), in float32; one that
-            `choose_domain.fused_reason` finds nothing against.
+            `backends.fused_reason` finds nothing against.
         charge: total charge in e of the whole structure.
     """
 

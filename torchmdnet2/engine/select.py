@@ -17,9 +17,8 @@ from ..models.aimnet2.model import AIMNet2
 from ..models.matgl_tensornet import MatglPath
 from ..models.matgl_tensornet.model import MatglTensorNet
 from ..models.message_passing import MessagePath
-from ..models.message_passing.equivariant_transformer import EquivariantTransformer
 from ..models.message_passing.graph_network import GraphNetwork
-from ..models.message_passing.transformer import Transformer
+from ..models.message_passing.transformers import EquivariantTransformer, Transformer
 from ..models.tensornet import TensorNetPath
 from ..models.tensornet.model import TensorNet
 from ..models.tensornet2 import TensorNet2Path

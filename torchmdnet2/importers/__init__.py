@@ -1,9 +1,8 @@
 """Import of models of other programs without executing anything."""
 
 from .aimnet2 import import_aimnet2
-from .export import export_checkpoint, export_state
 from .matgl import import_matgl
-from .torchmd_net import convert, import_checkpoint, read_checkpoint
+from .torchmd_net import convert, export_checkpoint, export_state, import_checkpoint, read_checkpoint
 from .training_yaml import config_from_torchmd_net, convert_yaml
 
 __all__ = [

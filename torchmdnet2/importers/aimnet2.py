@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import BadCheckpoint
 from ..potential.potential import SYMBOLS, Potential
 from ..units import BOHR, HARTREE
-from .torchscript import ScriptModule, read_torchscript
+from .source_files import ScriptModule, read_torchscript
 
 __all__ = ["import_aimnet2"]
 

@@ -1,11 +1,4 @@
-"""Compile the kernels of the CPU side by side: numba compiles one at a time in a process, so there are several.
-
-A first run of a step launches nothing: it only finds which kernels it needs, and for which types of arguments. Those
-that numba's cache on disk lacks are compiled by this process and by helpers, one a core, each taking the next that
-nobody has begun. Helpers leave them in the cache, from which the step then loads them.
-
-Importing this needs numba.
-"""
+"""How numba compiles the kernels of the CPU: options, and many side by side."""
 
 from __future__ import annotations
 
@@ -25,11 +18,26 @@ import torch
 from numba import types
 from numba.core.dispatcher import Dispatcher
 
-from ..core.processes import ProcessLock
+from ..core.devices import ProcessLock
 from .notice import announce, usable_cores
 
-__all__ = ["compile_side_by_side", "finding", "kernel_family", "serve"]
+__all__ = ["OPTIONS", "PARALLEL", "compile_side_by_side", "finding", "kernel_family", "serve"]
 
+
+OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+
+_OFF = "comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion"
+PARALLEL: dict[str, Any] = {"parallel": {**dict.fromkeys(_OFF, False), "prange": True}, "cache": True}
+"""Of kernels that are loops over prange, and parallel nowhere else: to look for more takes a tenth of the time."""
+
+
+# --- Compile the kernels of the CPU side by side: numba compiles one at a time in a process, so there are several ---
+#
+# A first run of a step launches nothing: it only finds which kernels it needs, and for which types of arguments. Those
+# that numba's cache on disk lacks are compiled by this process and by helpers, one a core, each taking the next that
+# nobody has begun. Helpers leave them in the cache, from which the step then loads them.
+#
+# Importing this needs numba.
 
 _SECONDS = 3.0
 """That a kernel takes to compile, on one core, in the mean."""

@@ -16,7 +16,7 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from ..core.processes import ProcessLock
+from ..core.devices import ProcessLock
 from .notice import announce, usable_cores
 
 __all__ = ["compile_side_by_side"]

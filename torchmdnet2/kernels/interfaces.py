@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from ..core.exchange import Exchange
 from ..system import System
 
+if TYPE_CHECKING:
+    from ..potential.graph import Features
+    from ..system import System
+    from .pair_ops import MultilinearOp, Pairs
+
+
 __all__ = [
     "FIXED_POINT", "Array", "Atoms", "ChargeNetwork", "CpuAtoms", "CpuChargeNetwork", "CpuNetwork", "CpuOutputs",
     "CpuRows", "CpuSums", "CpuTerm", "CpuTermOf", "Edges", "FastPath", "FeatureNetwork", "GpuBuffers", "GpuNetwork",
     "GpuTerm", "PairBatch", "PairNetwork", "PathWithHeads", "PriorPath", "ReadCharges", "TermLaunch", "TermSums",
     "TermWithRoom",
 ]  # fmt: skip
-
-
-if TYPE_CHECKING:
-    from ..system import System
 
 
 Array = NDArray[Any]
@@ -160,19 +162,11 @@ class CpuTerm(ABC):
         """What depends on elements and structures. Raises ValueError for what the prior cannot do."""
 
 
-# --- What a fast path offers: the interfaces that the engine and training call, and that each fused model ---
-# implements
+# --- The interfaces that the engine and training call, and that each fused model implements ---
 #
 # A network is evaluated on a GPU (`GpuNetwork`), on a CPU (`CpuNetwork`) and differentiated in training
-# (`PairNetwork`);
-# a prior adds its energies and forces to those of the network (`GpuTerm`, `CpuTerm`). What concerns the CPU is in
-# cpu_interfaces.py.
-
-if TYPE_CHECKING:
-    from ..potential.graph import Features
-    from ..system import System
-    from .pair_ops import MultilinearOp, Pairs
-
+# (`PairNetwork`); a prior adds its energies and forces to those of the network (`GpuTerm`, `CpuTerm`). What concerns
+# the CPU is in cpu_interfaces.py.
 
 FIXED_POINT = 2.0**32
 """What the forces of a domain are multiplied by, to be summed as integers: such sums do not depend on the order."""
@@ -479,10 +473,8 @@ class PriorPath(ABC):
 # --- Heads of other properties beside a network on kernels: what a fast path offers for them ---
 #
 # Such heads read the scalar features of the atoms. That of the charges joins the step, because terms read its charges
-#  and
-# the gradient of the network starts from their dE/dq too; the others are evaluated on the features when results are
-# asked
-# for (engine/property_heads.py).
+# and the gradient of the network starts from their dE/dq too; the others are evaluated on the features when results are
+# asked for (engine/property_heads.py).
 
 
 class FeatureNetwork(GpuNetwork):

@@ -11,7 +11,7 @@ import numba
 import torch
 from numba.core import config
 
-from ..core.processes import ProcessLock
+from ..core.devices import ProcessLock
 from .compiling_cpu import finding
 from .thread_tuner import ThreadChoice, ThreadTuner
 

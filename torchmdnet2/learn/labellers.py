@@ -218,8 +218,7 @@ class Teacher(Labeller):
         return str(data.get("level_of_theory", "not stated"))
 
     def _open(self) -> BaseCalculator:
-        from ..adapters.ase import TorchMDNet2Calculator
-        from ..adapters.committee import CommitteeCalculator
+        from ..adapters.ase import CommitteeCalculator, TorchMDNet2Calculator
 
         kind = CommitteeCalculator if self.file.endswith(".json") else TorchMDNet2Calculator
         return kind(self.file, device=self.device, dtype="float64")

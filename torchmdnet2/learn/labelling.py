@@ -26,6 +26,10 @@ from .config import LabelsConfig
 from .labellers import Labels
 from .selection import with_labels, write_frames
 
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
 __all__ = ["FAILED", "LABELLED", "LABELS", "Outcome", "Task", "label_all", "label_frames", "put_aside", "serve"]
 
 
@@ -75,9 +79,6 @@ def _attempt(section: Mapping[str, Any], atoms: Any, folder: str) -> tuple[Any, 
 
 
 # --- Worker processes that label frames side by side; one that hangs or dies costs its frame, not the run ---
-
-if TYPE_CHECKING:
-    from ase import Atoms
 
 
 @dataclass(frozen=True)
@@ -190,12 +191,7 @@ class _Worker:
         self._process = None
 
 
-# --- The labels of a round: frames go to the labeller, results to a file as soon as they are there, failures ---
-# aside
-
-if TYPE_CHECKING:
-    from ase import Atoms
-
+# --- The labels of a round: frames go to the labeller, results to a file as soon as they are there, failures aside ---
 
 RESULTS, LABELLED, FAILED, LABELS = "labels.jsonl", "labelled.xyz", "failed.xyz", "labels"
 

@@ -1,28 +1,37 @@
-"""The start of a run: frames to begin with, structures to start dynamics from, and whether labels fit the labeller."""
+"""Active learning: dynamics, selection, labels and training in rounds, each step on disk before the next."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 import yaml
+from numpy.typing import NDArray
 from rich.console import Console
 
 from ..core.files import atomic_write, old_name
 from ..data.sources import file_facts
 from ..ensemble import Ensemble, write_ensemble
 from ..errors import BadConfig, BadData
+from ..md.guard import Bonds
+from ..md.integrators import State
+from ..md.options import MDOptions
+from ..md.output import TableRow
+from ..md.stability import ReplicaBatch, ReplicaProgress, ReplicaRun, alike, checked_start
+from ..system import System
 from ..training.config.config import Config
 from ..training.reporting.log import TrainingLog
 from ..training.run.folder import DONE, differences, exclusive_folder
@@ -30,8 +39,7 @@ from ..training.run.run import run_training
 from ..training.run.setup import device_of
 from ..training.run.start import own_torch_state
 from ..training.steps.state import Interrupted
-from .config import LearnConfig
-from .dynamics import explore
+from .config import DynamicsConfig, LearnConfig
 from .labellers import make_labeller
 from .labelling import FAILED, LABELLED, LABELS, label_frames, put_aside
 from .report import RoundSummary, errors_of, first_words, temperatures_of, validation_errors, write_report
@@ -52,12 +60,124 @@ from .selection import (
     write_trajectories,
 )
 
-__all__ = ["START", "STARTS", "VERIFY", "LearnResult", "clear_start", "prepare_start", "run_learning", "verify_start"]
-
-
 if TYPE_CHECKING:
     from ase import Atoms
+    from rich.console import Console
 
+
+__all__ = [
+    "START", "STARTS", "VERIFY", "LearnResult", "clear_start", "explore", "force_spread", "prepare_start",
+    "run_learning", "verify_start",
+]  # fmt: skip
+
+
+_ATOMS = 4096  # of a batch that the committee evaluates
+
+
+class _Sampled(ReplicaRun):
+    """A replica that keeps frames at equal intervals.
+
+    Args:
+        number, index, start, bonds, options: as for ReplicaRun.
+        member: that runs it.
+        interval: steps between two kept frames.
+    """
+
+    def __init__(
+        self, number: int, index: int, start: Atoms, bonds: Bonds, options: MDOptions, member: int, interval: int
+    ):
+        super().__init__(number, index, start, bonds, options)
+        self.member, self.interval = member, interval
+        self.kept: dict[int, NDArray[np.float64]] = {}
+
+    def look(self, state: State, row: TableRow | None = None) -> None:
+        super().look(state, row)
+        if self.result.whole and state.step % self.interval == 0:
+            self.kept[state.step] = state.pos.numpy().copy()
+
+    def trajectory(self, committee: Ensemble) -> Trajectory:
+        """Its frames, with the last ones before it broke, and the spread of the committee in each."""
+        result, ps = self.result, 1e-3 * self.options.timestep
+        frames = dict(self.kept)
+        for atoms in result.frames:
+            frames.setdefault(round(atoms.info["time_ps"] / ps), atoms.positions)
+        steps = sorted(frames)
+        pos = np.stack([frames[step] for step in steps]) if steps else np.zeros((0, len(self.start), 3))
+        return Trajectory(
+            temperature=result.temperature,
+            replica=result.replica,
+            member=self.member,
+            start=result.frame,
+            broken_at=result.broken_at,
+            reason=result.reason,
+            time=np.array(steps) * ps,
+            pos=pos,
+            regular=np.array([step in self.kept for step in steps], dtype=bool),
+            spread=force_spread(committee, self.system, pos),
+        )
+
+
+def explore(
+    committee: Ensemble,
+    starts: Sequence[Atoms],
+    temperature: float,
+    config: DynamicsConfig,
+    seed: int,
+    console: Console | None = None,
+) -> list[Trajectory]:
+    """Run Langevin dynamics of all replicas at one temperature, as `check_stability` does.
+
+    Args:
+        committee: its members run the replicas: replica k runs with member k modulo their number.
+        starts: structures, from which starts are taken evenly; bonds have their mean length over them.
+        temperature: K.
+        config: time, replicas and so on.
+        seed: replica k has seed + k.
+        console: where progress is shown; None is silent.
+
+    Raises:
+        UnknownElement, UntrainedCharge: a start is not one for these models.
+        Unphysical: atoms overlap in a start.
+    """
+    members = committee.members
+    steps = round(1000 * config.time / config.timestep)
+    options = MDOptions(steps, config.timestep, "nvt", temperature, config.friction, seed, config.replicas)
+    chosen = [k * len(starts) // config.replicas for k in range(config.replicas)]
+    checked = {k: checked_start(starts[k], k, members[0], None, None) for k in dict.fromkeys(chosen)}
+    bonds = {k: Bonds(System.from_ase(atoms), alike(atoms, starts)) for k, atoms in checked.items()}
+    look = ReplicaRun(0, 0, checked[0], copy.copy(bonds[0]), replace(options, replicas=1)).every
+    interval = max(1, round(1000 * config.every / config.timestep / look)) * look
+    groups: dict[tuple, list[_Sampled]] = {}
+    for k, index in enumerate(chosen):
+        run = _Sampled(k, index, checked[index], copy.copy(bonds[index]), options, k % len(members), interval)
+        groups.setdefault((run.member, *run.kind), []).append(run)
+    everyone = sorted((run for group in groups.values() for run in group), key=lambda run: run.result.replica)
+    with torch.inference_mode(False), ReplicaProgress(console, options, everyone) as progress:
+        for (member, *_), group in groups.items():
+            ReplicaBatch(members[member], list(group), progress.update).run()
+    return [run.trajectory(committee) for run in everyone]
+
+
+def force_spread(committee: Ensemble, system: System, pos: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[K] eV/Å, the standard deviation of the members' forces on the atom where it is largest.
+
+    Args:
+        committee: of the models.
+        system: one structure of n atoms.
+        pos: [K, n, 3] Å.
+    """
+    n, found = system.num_atoms, [np.zeros(0)]
+    size = max(1, _ATOMS // n)
+    for first in range(0, len(pos), size):
+        part = torch.as_tensor(pos[first : first + size])
+        batch = System.concatenate([system] * len(part)).replace(pos=part.reshape(-1, 3))
+        std = committee(batch.to(committee.members[0].device)).forces_std
+        assert std is not None
+        found.append(std.double().norm(dim=1).view(len(part), n).amax(1).cpu().numpy())
+    return np.concatenate(found)
+
+
+# --- The start of a run: first frames, structures to start dynamics from, and whether labels fit the labeller ---
 
 START, STARTS, VERIFY = "start.xyz", "starts.xyz", "verify"
 ENERGY, FORCE = 5e-3, 0.05
@@ -143,18 +263,11 @@ def _bare(atoms: Atoms) -> Atoms:
     return frame
 
 
-# --- The loop of active learning: labels, training, dynamics, selection, in rounds until a condition to stop is ---
-# met
+# --- The loop of active learning: labels, training, dynamics, selection, in rounds until a condition to stop is met ---
 #
 # Every phase of a round ends with a file that is written at once, and is skipped where this file is there already. A
-# run
-# that was killed therefore goes on where it was, and ends with the same files. Numbers of a round are functions of
-# the
-# configuration, the round, and the files of the rounds before.
-
-if TYPE_CHECKING:
-    from ase import Atoms
-
+# run that was killed therefore goes on where it was, and ends with the same files. Numbers of a round are functions of
+# the configuration, the round, and the files of the rounds before.
 
 RUN, CONFIG, FINISHED, SUMMARY, SELECTED = "run.json", "config.yaml", "finished.json", "round.json", "selected.xyz"
 TRAIN, VALIDATION = "train.xyz", "validation.xyz"

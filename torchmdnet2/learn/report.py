@@ -25,11 +25,12 @@ from ..version import __version__
 from .config import LearnConfig, StopConfig
 from .selection import Trajectory, labels_of
 
-__all__ = ["RoundSummary", "TemperatureSummary", "errors_of", "temperatures_of", "write_report"]
-
-
 if TYPE_CHECKING:
     from ase import Atoms
+    from matplotlib.figure import Figure
+
+
+__all__ = ["RoundSummary", "TemperatureSummary", "errors_of", "temperatures_of", "write_report"]
 
 
 @dataclass(frozen=True)
@@ -150,9 +151,6 @@ def first_words(frames: Sequence[Atoms]) -> dict[str, int]:
 
 
 # --- The report of active learning: labels against stability and errors, in one HTML file ---
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 def write_report(

@@ -22,15 +22,15 @@ from ..md.setup import plain_copy
 from ..registry import Registry
 from .labellers import Labels
 
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
 __all__ = [
     "SELECTIONS", "Choice", "Selection", "Trajectory", "frames_of", "keys_of", "labelled_frames", "labels_of",
     "make_selection", "read_frames", "read_trajectories", "seed_of", "structures", "unlabelled", "with_labels",
     "write_frames", "write_trajectories",
 ]  # fmt: skip
-
-
-if TYPE_CHECKING:
-    from ase import Atoms
 
 
 def write_frames(path: Path, frames: Sequence[Atoms]) -> None:
@@ -129,8 +129,7 @@ def seed_of(seed: int, what: str, *numbers: int) -> int:
     return int.from_bytes(hashlib.sha256(words.encode()).digest()[:7], "little")
 
 
-# --- What the dynamics of a round leave behind: positions of each replica, the spread of the committee, and its ---
-# end
+# --- What the dynamics of a round leave behind: positions of each replica, the spread of the committee, and its end ---
 
 _PLAIN = ("temperature", "replica", "member", "start", "broken_at", "reason")
 
@@ -191,8 +190,7 @@ def _arrays(run: Trajectory) -> dict[str, np.ndarray]:
 
 # --- Which frames of the dynamics are labelled next. One class per way, registered under a name ---
 #
-# The upper limit on the spread, and the frames before a break: what lies beyond is not worth a calculation, because
-# the
+# The upper limit on the spread, and the frames before a break: what lies beyond is not worth a calculation, because the
 # dynamics that led there are wrong. Compare Y. Zhang et al., Comput. Phys. Commun. 253, 107206 (2020) (DP-GEN).
 
 SELECTIONS: Registry[Any] = Registry("selection")
@@ -281,9 +279,6 @@ class Random(Selection):
 
 
 # --- From selected frames of trajectories to frames that say where they come from ---
-
-if TYPE_CHECKING:
-    from ase import Atoms
 
 
 def frames_of(choices: Sequence[Choice], starts: Sequence[Atoms], number: int) -> list[Atoms]:

@@ -211,8 +211,7 @@ def _name(system: System, atom: int) -> str:
 # --- Bonds of a structure, and whether dynamics has changed them ---
 #
 # The measure is that of X. Fu et al., "Forces are not enough", Trans. Mach. Learn. Res. 2023 (arXiv:2210.07237): a
-# simulation of a molecule is no longer stable once a bond is 0.5 Å longer or shorter than it usually is. Two
-# additions:
+# simulation of a molecule is no longer stable once a bond is 0.5 Å longer or shorter than it usually is. Two additions:
 # a new bond counts as well, and a proton that goes over a hydrogen bond does not, since in the enol of acetylacetone,
 # in acids and in water it does so at room temperature.
 

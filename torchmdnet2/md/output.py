@@ -143,8 +143,7 @@ def _line(values: Sequence[Any]) -> str:
     return ",".join(str(v) if isinstance(v, str | int) else repr(float(v)) for v in values) + "\n"
 
 
-# --- A warning where the conserved energy jumps: the limits of guard.py let pass what a hole in a model's energy ---
-# does
+# --- A warning where the conserved energy jumps: the limits of guard.py let pass a hole in a model's energy ---
 
 JUMP = 0.02
 """eV/√atom between two looks. Errors of the timestep and rounding move each atom's part independently. The largest in

@@ -15,12 +15,11 @@ from ..errors import BadConfig
 from ..potential.novelty import LARGEST, UnknownStructure, Watch
 from ..potential.potential import Potential
 from ..system import System
-from .choose_engine import make_engine
 from .guard import Guard, Limits, NonFiniteState, Unphysical, check_overlaps
 from .integrators import AtomConstants, Langevin, State, VelocityVerlet
 from .options import MDOptions
 from .output import Conservation, Reporter, TableRow
-from .setup import atom_constants, check_start, fingerprint, minimize, noise_seeds, plain_copy, velocities
+from .setup import atom_constants, check_start, fingerprint, make_engine, minimize, noise_seeds, plain_copy, velocities
 from .trajectory import Recorder, check_trajectory, read_restart, write_restart
 
 if TYPE_CHECKING:

@@ -25,22 +25,22 @@ from ..potential.novelty import LARGEST, Watch
 from ..potential.potential import Potential
 from ..potential.refusals import rename
 from ..system import System
-from .choose_engine import make_engine
 from .engine import Engine
 from .guard import Bonds, Guard, Limits, NonFiniteState, Unphysical, check_overlaps
 from .integrators import AtomConstants, Langevin, State, maxwell_boltzmann
 from .options import MDOptions
 from .output import TableRow, largest_jump
-from .setup import atom_constants, check_start, noise_seeds, plain_copy
+from .setup import atom_constants, check_start, make_engine, noise_seeds, plain_copy
+
+if TYPE_CHECKING:
+    from ase import Atoms
+    from rich.console import Console
+
 
 __all__ = [
     "ReplicaBatch", "ReplicaOutcome", "ReplicaProgress", "ReplicaRun", "StabilityReport", "Summary", "alike",
     "check_stability", "checked_start",
 ]  # fmt: skip
-
-
-if TYPE_CHECKING:
-    from ase import Atoms
 
 
 @dataclass(eq=False)
@@ -210,10 +210,6 @@ def _plain(value: Any) -> Any:
 
 
 # --- Replicas that run together at a constant temperature; those that break are removed and the others go on ---
-
-if TYPE_CHECKING:
-    from ase import Atoms
-
 
 _LOOK_FS = 10.0  # between two checks of a replica: one vibration of a bond to hydrogen
 _WATCH_FS = 500.0  # between two looks at the novelty
@@ -478,11 +474,6 @@ def _finite(state: State) -> bool:
 # X. Fu et al., "Forces are not enough", Trans. Mach. Learn. Res. 2023 (arXiv:2210.07237), find that force errors and
 # stable simulations are loosely related. What counts as broken: bonds.py, and everything that stops `run_md`
 # (guard.py).
-
-if TYPE_CHECKING:
-    from ase import Atoms
-    from rich.console import Console
-
 
 _LARGEST_BATCH = 100_000  # atoms
 _REFERENCE = 100  # number of frames from which the usual bond lengths are taken

@@ -25,14 +25,14 @@ from .options import MDOptions
 from .output import Drift, Table, TableRow, plot
 from .page import Simulated, read_frames, write_page
 
+if TYPE_CHECKING:
+    from ase import Atoms
+
+
 __all__ = [
     "DCD", "VELOCITY", "ASETrajectory", "ExtendedXYZ", "Marks", "Recorder", "TrajectoryFile", "check_trajectory",
     "open_trajectory", "read_restart", "write_restart",
 ]  # fmt: skip
-
-
-if TYPE_CHECKING:
-    from ase import Atoms
 
 
 _AKMA = 0.04888821  # ps, the unit of time in DCD files
@@ -394,12 +394,7 @@ def _digest(tensors: dict[str, Tensor], facts: str) -> str:
     return digest.hexdigest()
 
 
-# --- Output of a simulation: trajectories, tables and the plot, with the positions at which restarts continue ---
-# them
-
-if TYPE_CHECKING:
-    from ase import Atoms
-
+# --- Output of a simulation: trajectories, tables and the plot, with the positions at which restarts continue them ---
 
 VELOCITY = math.sqrt(AMU_A2_FS2)
 """Å/fs in ASE's unit of velocity, sqrt(eV/amu)."""

@@ -15,9 +15,8 @@ from .heads import (
     VectorHead,
 )
 from .matgl_tensornet.model import MatglTensorNet
-from .message_passing.equivariant_transformer import EquivariantTransformer
 from .message_passing.graph_network import GraphNetwork
-from .message_passing.transformer import Transformer
+from .message_passing.transformers import EquivariantTransformer, Transformer
 from .tensornet.model import TensorNet
 from .tensornet2.model import TensorNet2
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.processes import expect_forks, refuse_forked_gpu
+from ..core.devices import expect_forks, refuse_forked_gpu
 from ..neighbors import NeighborList, neighbor_list
 from ..neighbors.pairs import PairLists
 from ..registry import HEADS, PRIORS, REPRESENTATIONS

@@ -155,8 +155,7 @@ CHECKS: tuple[Callable[[ScanPath, Samples], Iterator[Finding]], ...] = (
 # --- Jumps of the energy, the force and its slope along a path, told from steep but smooth places by refinement ---
 #
 # A difference between neighboring points that is due to a jump stays when the points move together; that of a smooth
-# function vanishes. Where the differences of a curve stand out, the interval is therefore divided again and again.
-# What
+# function vanishes. Where the differences of a curve stand out, the interval is therefore divided again and again. What
 # looks like a jump in float32 is looked at once more in float64, as it may be rounding.
 
 KINDS = {"energy jump": (1e-4, "eV"), "force jump": (2e-3, "eV/Å"), "curvature jump": (1.0, "eV/Å²")}

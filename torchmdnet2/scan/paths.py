@@ -241,10 +241,8 @@ def _atom(system: System, k: int) -> str:
 # --- Close contacts: two copies of a molecule approach each other with atoms of two given elements in front ---
 #
 # Closed-shell molecules repel each other at short distance whatever their elements, and in dynamics it is they who
-# meet.
-# Two bare atoms, the other common choice, are radicals that no training data of molecules hold: not finding their
-# bond
-# is no fault of a model.
+# meet. Two bare atoms, the other common choice, are radicals that no training data of molecules hold: not finding their
+# bond is no fault of a model.
 
 _CLOSEST = 0.6  # of the sum of covalent radii
 _STEP = 0.02  # Å

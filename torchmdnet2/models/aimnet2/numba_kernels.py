@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import njit, prange
 
-from ...kernels.numba_options import OPTIONS, PARALLEL
+from ...kernels.compiling_cpu import OPTIONS, PARALLEL
 
 __all__ = ["convolve", "convolve_gradient", "find_edges", "spread_gradient"]
 

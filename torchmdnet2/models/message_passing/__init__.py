@@ -11,9 +11,8 @@ from torch import nn
 
 from ...kernels.interfaces import CpuNetwork, FastPath, GpuNetwork
 from ..heads import EquivariantScalarHead, ScalarHead
-from .equivariant_transformer import EquivariantTransformer
 from .graph_network import GraphNetwork
-from .transformer import Transformer
+from .transformers import EquivariantTransformer, Transformer
 
 __all__ = ["MessagePath"]
 

@@ -18,7 +18,7 @@ from ...registry import REPRESENTATIONS
 from ..layers import activation as make_activation
 from ..layers import safe_divide
 from ..radial import CosineCutoff, radial_basis
-from .attention import NeighborEmbedding
+from .transformers import NeighborEmbedding
 
 __all__ = ["Aggregation", "GraphNetwork"]
 

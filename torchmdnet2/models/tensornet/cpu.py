@@ -108,8 +108,7 @@ class BufferPool:
         return buffers
 
 
-# --- TensorNet energy, forces and charges on the CPU: numba kernels over CSR rows, forward and hand-written ---
-# backward
+# --- TensorNet energy, forces and charges on the CPU: numba kernels over CSR rows, forward and backward ---
 #
 # The counterpart of gpu.py: same prepared weights, same equations, in fewer and larger kernels, without autograd.
 

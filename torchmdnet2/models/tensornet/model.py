@@ -107,12 +107,11 @@ def _part_of_component(device: torch.device) -> Tensor:
 
 # --- TensorNet: Cartesian tensor representations of atomic environments ---
 #
-# Source: G. Simeon, G. De Fabritiis, "TensorNet: Cartesian Tensor Representations for Efficient Learning of
-# Molecular Potentials", NeurIPS 2023, arXiv 2306.06482; total charge after arXiv 2403.02949.
+# Source: G. Simeon, G. De Fabritiis, "TensorNet: Cartesian Tensor Representations for Efficient Learning of Molecular
+# Potentials", NeurIPS 2023, arXiv 2306.06482; total charge after arXiv 2403.02949.
 #
-#     0      isotropic part            I = tr X / 3
-#     1…3    antisymmetric part        A01, A02, A12 (upper triangle)
-#     4…8    symmetric traceless part  S00, S01, S02, S11, S12 (S22 = −S00 − S11)
+# 0 isotropic part I = tr X / 3 1…3 antisymmetric part A01, A02, A12 (upper triangle) 4…8 symmetric traceless part S00,
+# S01, S02, S11, S12 (S22 = −S00 − S11)
 
 
 def mix_channels(x: Tensor, linears: nn.ModuleList, first: int) -> Tensor:

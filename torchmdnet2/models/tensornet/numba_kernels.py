@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import extending, njit, types
 from numba.core import cgutils
 
-from ...kernels.numba_options import OPTIONS
+from ...kernels.compiling_cpu import OPTIONS
 
 __all__ = [
     "LANES", "ROWS", "add", "add_square_adjoint", "ascend", "call", "dense", "descend", "edge_gradients", "embed",
@@ -213,12 +213,10 @@ def add_square_adjoint(q, d, g):
     return add(g, scale(q, compose_adjoint(u)))
 
 
-# --- Matrix products of a few rows on the CPU, at the full rate of one core: numba functions, called by the ---
-# kernels
+# --- Matrix products of a few rows on the CPU, at the full rate of one core: numba functions, called by the kernels ---
 #
 # Weights W [K, N] are stored in panels of LANES columns, [N/LANES, K, LANES], which are read from front to back. The
-# sums
-# of ROWS rows and LANES columns stay in registers for all of K: numba would write them to memory after each step.
+# sums of ROWS rows and LANES columns stay in registers for all of K: numba would write them to memory after each step.
 
 ROWS = 4
 """Atoms at a time. With 16 columns their sums fill half of the registers of AVX2, and all of its arithmetic units."""
@@ -501,8 +499,7 @@ def row_force(i, row_ptr, sender, vec, gradient, force, virial):
 # --- Operations of single atoms on the CPU: layer norms, activations, products of tensors and their gradients ---
 #
 # These are numba functions, inlined into the kernels of steps.py. They process ROWS atoms at a time: the weights are
-# read
-# once for all of them, and results are still in the cache for the next function.
+# read once for all of them, and results are still in the cache for the next function.
 
 
 @inline

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from ...kernels.compiling_cpu import kernel_family
-from ...kernels.numba_options import OPTIONS, PARALLEL
+from ...kernels.compiling_cpu import OPTIONS, PARALLEL, kernel_family
 from .numba_kernels import (
     ONE,
     ROWS,

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ...kernels.numba_options import OPTIONS
+from ...kernels.compiling_cpu import OPTIONS
 from .numba_kernels import (
     HALF,
     ONE,

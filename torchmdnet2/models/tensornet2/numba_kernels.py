@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit, prange
 
-from ...kernels.compiling_cpu import kernel_family
-from ...kernels.numba_options import OPTIONS, PARALLEL
+from ...kernels.compiling_cpu import OPTIONS, PARALLEL, kernel_family
 from ..tensornet.numba_kernels import (
     ONE,
     ROWS,
@@ -108,12 +107,12 @@ def equilibrate_adjoint(predicted, batch, exact, weight, missing, slope, gradien
             gradient[i, channels + k] = 2 * np.float64(predicted[i, channels + k]) * missing[b, k] * dc
 
 
-# --- The filters of TensorNet2 on the CPU, for SLOTS edges at a time: numba functions, called by the kernels of ---
-# steps.py
+# --- The filters of TensorNet2 on the CPU, for SLOTS edges at a time: numba functions, called by the kernels of
+# steps.py ---
 #
 # A filter is a network F → 2F → 3F on every directed edge. Its first layer is linear in the radial basis and the
-# charges:
-# a cubic from a table of the distance, and one row of numbers per atom for the receiver and one for the sender.
+# charges: a cubic from a table of the distance, and one row of numbers per atom for the receiver and one for the
+# sender.
 
 SLOTS = 16
 """Edges at a time: weights are read once for all of them, and results stay in the cache."""
@@ -213,13 +212,11 @@ def first_slope(p, t, g, F):
     return total
 
 
-# --- The kernels of TensorNet2 on the CPU beside those of TensorNet: prediction of charges, messages, and their ---
-# gradients
+# --- The kernels of TensorNet2 on the CPU beside those of TensorNet: prediction of charges, messages, and their
+# gradients ---
 #
-# As in tensornet/numba/steps.py threads share the atoms, ROWS at a time, and each atom writes its own rows. A
-# message's
-# gradient is that of the reverse edges: with g_ji the filter of the message i → j, dY_i = Σ_j g_ji dM_j. What it
-# leaves
+# As in tensornet/numba/steps.py threads share the atoms, ROWS at a time, and each atom writes its own rows. A message's
+# gradient is that of the reverse edges: with g_ji the filter of the message i → j, dY_i = Σ_j g_ji dM_j. What it leaves
 # for the charges of j is gathered afterwards, by the index of the reverse edge.
 
 

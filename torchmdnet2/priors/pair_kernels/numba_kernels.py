@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numba import njit, prange
 
-from ...kernels.numba_options import OPTIONS, PARALLEL
+from ...kernels.compiling_cpu import OPTIONS, PARALLEL
 
 __all__ = [
     "KERNELS", "MIN_DISTANCE", "NOTHING", "add_edge", "add_row", "all_pairs", "coordination", "coordination_forces",
@@ -254,8 +254,7 @@ table [K, 3] (A, b, c) of each atom; strength, cutoff (Å, finite), constants an
 
 # --- D3(BJ) on the CPU in three passes over the edges, as ../triton/d3.py, in float64 ---
 #
-# The edges of atom i are first[i] … last[i] − 1, with vectors vec [E, 3]; where pairs are not listed, all atoms of
-# its
+# The edges of atom i are first[i] … last[i] − 1, with vectors vec [E, 3]; where pairs are not listed, all atoms of its
 # structure are in `sender`, and their positions pos [N, 3] count.
 
 

@@ -21,7 +21,6 @@ from ...potential.potential import Potential
 from ...registry import HEADS, PRIORS, REPRESENTATIONS
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .build_potential import Built, PriorConfig, PropertyConfig, complete, load_priors, open_base
-from .idle import refuse_idle
 from .schema import Section, first_error, homes, section_of, validate_choice
 from .sections import (
     DataConfig,
@@ -33,6 +32,7 @@ from .sections import (
     check_labels,
     epoch_of,
     predicted_shapes,
+    refuse_idle,
 )
 
 __all__ = [

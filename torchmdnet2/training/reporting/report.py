@@ -25,6 +25,12 @@ from ..steps.loss import UNITS, shown
 from ..steps.trainer import Properties, predict
 from .evaluation import Evaluation, predicted_frames
 
+if TYPE_CHECKING:
+    from ase import Atoms
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
 __all__ = [
     "Outlier", "Report", "digits", "ensemble_page", "find_outliers", "model_card", "outlier_frames", "pictures",
     "spread_picture", "structures", "write_report",
@@ -150,9 +156,6 @@ def _listed(values: Any, names: Mapping[Any, str] | None = None) -> str:
 
 # --- The frames with the largest errors ---
 
-if TYPE_CHECKING:
-    from ase import Atoms
-
 
 @dataclass
 class Outlier:
@@ -211,12 +214,6 @@ def outlier_frames(found: Sequence[Outlier]) -> list[Atoms]:
 
 
 # --- The plots of the report. They are drawn without pyplot: no window, no global state ---
-
-if TYPE_CHECKING:
-    from ase import Atoms
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 _SUBSETS = ("train", "validation")
 _MOST_POINTS = 20_000  # of a parity plot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from ...core.processes import usable_threads
+from ...core.devices import usable_threads
 from ...errors import BadConfig
 from ...kernels.thread_tuner import amount_of_work
 from ...potential.potential import SYMBOLS
@@ -24,7 +24,7 @@ from ..steps.distributed import Devices
 from ..steps.loop import pack_trainer, pays_on_cpu, wants_numba
 from ..steps.loss import UNITS
 from ..steps.trainer import Trainer
-from .data_notes import closest_pair, data_notes
+from .notes import closest_pair, data_notes
 from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
 
 __all__ = ["introduce", "make_trainer", "own_torch_state", "pack_steps", "run_check", "take_threads"]

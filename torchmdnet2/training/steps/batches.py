@@ -68,8 +68,7 @@ class BatchMessage:
 
 # --- Batches of frames with their neighbor lists ---
 #
-# Positions of a data set do not change, so each frame's neighbor list is searched once: a cache keeps it on disk,
-# other
+# Positions of a data set do not change, so each frame's neighbor list is searched once: a cache keeps it on disk, other
 # data sets in memory while there is room. A batch is gathered from packed arrays, without a loop over its frames.
 
 

@@ -69,8 +69,8 @@ class Gathered:
     source: Tensor
 
 
-# --- What only some trainings need of their frames: labels of property heads, positions, and lists for priors ---
-# that read the network's charges
+# --- What only some trainings need of their frames: labels of property heads, positions, and lists for priors that
+# read the network's charges ---
 #
 # The energies of such priors change with the weights, so they cannot be taken from the labels; they are evaluated and
 # differentiated in every step.

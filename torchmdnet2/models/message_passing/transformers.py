@@ -1,0 +1,355 @@
+"""Transformer and Equivariant Transformer: attention over neighbors with scalar, or scalar and vector features.
+
+Source: P. Thölke, G. De Fabritiis, "TorchMD-NET: Equivariant Transformers for Neural Network based Molecular
+Potentials", ICLR 2022, arXiv 2202.02541. The Transformer is its invariant part (Eqs. 3–5).
+
+Shapes: N atoms, E directed edges and self edges together, F features, R radial functions, H heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...core.exchange import Exchange, with_ghosts
+from ...potential.graph import Features, Graph, Representation
+from ...registry import REPRESENTATIONS
+from ..layers import LayerNorm, safe_divide
+from ..layers import activation as make_activation
+from ..radial import CosineCutoff, radial_basis
+
+__all__ = [
+    "DistanceInfluence", "EdgesWithSelf", "EquivariantTransformer", "NeighborEmbedding", "Transformer",
+    "check_heads",
+]  # fmt: skip
+
+
+DistanceInfluence = Literal["keys", "values", "both", "none"]
+
+
+def check_heads(hidden_channels: int, num_heads: int, distance_influence: str) -> None:
+    """Raise ValueError when F does not split into H heads or the distance influence is unknown."""
+    if num_heads < 1 or hidden_channels % num_heads:
+        raise ValueError(f"hidden_channels ({hidden_channels}) must be a multiple of num_heads ({num_heads})")
+    if distance_influence not in ("keys", "values", "both", "none"):
+        raise ValueError(f"distance_influence must be keys, values, both or none, got '{distance_influence}'")
+
+
+@dataclass(eq=False)
+class EdgesWithSelf:
+    """The edges of a graph followed by one self edge per atom, at distance zero.
+
+    Attributes:
+        receiver, sender: [E].
+        rbf: [E, R] radial basis.
+        envelope: [E] cutoff function.
+        directions: [E, 3] unit vectors from receiver to sender, zero for self edges.
+        exchange: as of the graph.
+    """
+
+    receiver: Tensor
+    sender: Tensor
+    rbf: Tensor
+    envelope: Tensor
+    directions: Tensor
+    exchange: Exchange | None = None
+
+    @classmethod
+    def build(cls, graph: Graph, basis: nn.Module, cutoff: CosineCutoff) -> EdgesWithSelf:
+        """Extend the edges of the graph."""
+        atoms = torch.arange(graph.num_atoms, device=graph.z.device)
+        zeros = graph.vectors.new_zeros(graph.num_atoms, 3)
+        rbf_self = basis(graph.vectors.new_zeros(1)).expand(graph.num_atoms, -1)
+        distances = torch.cat([graph.distances, zeros[:, 0]])
+        return cls(
+            receiver=torch.cat([graph.receiver, atoms]),
+            sender=torch.cat([graph.sender, atoms]),
+            rbf=torch.cat([basis(graph.distances), rbf_self]),
+            envelope=cutoff(distances),
+            directions=torch.cat([safe_divide(graph.vectors, graph.distances[:, None]), zeros]),
+            exchange=graph.exchange,
+        )
+
+    def senders(self, rows: Tensor) -> Tensor:
+        """As of the graph."""
+        return with_ghosts(rows, self.exchange)
+
+
+class NeighborEmbedding(nn.Module):
+    """x_i ← combine([x_i, Σ_j e(z_j) ⊙ (W φ(d_ij)) C(d_ij)]) over the neighbors, without the atom itself (Eq. 3).
+
+    Args:
+        hidden_channels: F.
+        num_rbf: R.
+        cutoff: envelope.
+        max_z: atomic numbers 0 … max_z − 1.
+    """
+
+    def __init__(self, hidden_channels: int, num_rbf: int, cutoff: CosineCutoff, max_z: int):
+        super().__init__()
+        self.cutoff = cutoff
+        self.embedding = nn.Embedding(max_z, hidden_channels)
+        self.distance_proj = nn.Linear(num_rbf, hidden_channels)
+        self.combine = nn.Linear(2 * hidden_channels, hidden_channels)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.embedding.reset_parameters()
+        for linear in (self.distance_proj, self.combine):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, graph: Graph, rbf: Tensor) -> Tensor:
+        """x [N, F], radial basis on the graph's edges [E, R] → [N, F]."""
+        weight = self.distance_proj(rbf) * self.cutoff(graph.distances)[:, None]
+        senders = graph.element_rows(self.embedding(graph.z), self.embedding)
+        messages = senders.index_select(0, graph.sender) * weight
+        neighbors = torch.zeros_like(x).index_add(0, graph.receiver, messages)
+        return self.combine(torch.cat([x, neighbors], 1))
+
+
+# --- Transformer ---
+
+
+class Attention(nn.Module):
+    """One update of x [N, F]: o_proj of Σ_j a_ij v_j dv_ij, a_ij = C(d_ij) act(Σ q_i k_j dk_ij) per head (Eq. 4)."""
+
+    def __init__(self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str, influence: str):
+        super().__init__()
+        f = hidden_channels
+        self.num_heads = num_heads
+        self.layernorm = LayerNorm(f)
+        self.act = make_activation(act)
+        self.attn_activation = make_activation(attn_act)
+        self.q_proj = nn.Linear(f, f)
+        self.k_proj = nn.Linear(f, f)
+        self.v_proj = nn.Linear(f, f)
+        self.o_proj = nn.Linear(f, f)
+        self.dk_proj = nn.Linear(num_rbf, f) if influence in ("keys", "both") else None
+        self.dv_proj = nn.Linear(num_rbf, f) if influence in ("values", "both") else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.layernorm.reset_parameters()
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.dk_proj, self.dv_proj):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, edges: EdgesWithSelf) -> Tensor:
+        """x [N, F] → its change [N, F]."""
+        num_heads = self.num_heads
+        x = self.layernorm(x)
+        senders = edges.senders(x)
+        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
+        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
+        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
+        if self.dk_proj is not None:
+            score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
+        attention = self.attn_activation(score.sum(2)) * edges.envelope[:, None]
+        value = values.index_select(0, edges.sender)
+        if self.dv_proj is not None:
+            value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
+        messages = (value * attention[:, :, None]).flatten(1)
+        return self.o_proj(torch.zeros_like(x).index_add(0, edges.receiver, messages))
+
+
+@REPRESENTATIONS.register("transformer")
+class Transformer(Representation):
+    """Transformer. Parameter names are those of TorchMD-Net 3.x, whose weights it loads.
+
+    Args:
+        hidden_channels: F, a multiple of num_heads.
+        num_layers: number of attention layers.
+        num_rbf: R, radial functions.
+        rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
+        trainable_rbf: learn centres and widths of the radial functions.
+        activation: name of the activation function.
+        attn_activation: the one of the attention weights.
+        neighbor_embedding: start from the elements of the neighbors too.
+        num_heads: H.
+        distance_influence: where the distance enters: "keys", "values", "both" or "none".
+        cutoff: Å.
+        cutoff_lower: Å; edges contribute only beyond it.
+        max_z: atomic numbers 0 … max_z − 1.
+    """
+
+    takes_ghosts = True
+    gives_vectors = False
+
+    def __init__(
+        self,
+        hidden_channels: int = 128,
+        num_layers: int = 6,
+        num_rbf: int = 50,
+        rbf_type: str = "expnorm",
+        trainable_rbf: bool = True,
+        activation: str = "silu",
+        attn_activation: str = "silu",
+        neighbor_embedding: bool = True,
+        num_heads: int = 8,
+        distance_influence: DistanceInfluence = "both",
+        cutoff: float = 5.0,
+        cutoff_lower: float = 0.0,
+        max_z: int = 100,
+    ):
+        super().__init__()
+        check_heads(hidden_channels, num_heads, distance_influence)
+        self.cutoff, self.hidden_channels, self.max_z = float(cutoff), hidden_channels, max_z
+        f = hidden_channels
+        self.envelope = CosineCutoff(cutoff_lower, cutoff)
+        self.embedding = nn.Embedding(max_z, f)
+        self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)
+        self.neighbor_embedding = NeighborEmbedding(f, num_rbf, self.envelope, max_z) if neighbor_embedding else None
+        self.attention_layers = nn.ModuleList(
+            Attention(f, num_rbf, num_heads, activation, attn_activation, distance_influence) for _ in range(num_layers)
+        )
+        self.out_norm = LayerNorm(f)
+
+    def forward(self, graph: Graph) -> Features:
+        edges = EdgesWithSelf.build(graph, self.distance_expansion, self.envelope)
+        x = self.embedding(graph.z)
+        if self.neighbor_embedding is not None:
+            x = self.neighbor_embedding(x, graph, edges.rbf[: graph.distances.shape[0]])
+        for layer in self.attention_layers:
+            x = x + layer(x, edges)
+        return Features(self.out_norm(x))
+
+
+# --- Equivariant Transformer ---
+
+
+class EquivariantAttention(nn.Module):
+    """One update of x [N, F] and v [N, 3, F] (paper Eqs. 4–9).
+
+    a_ij = act(Σ q_i k_j dk_ij) per head; (m_x, s1, s2) = v_j dv_ij; x gets Σ_j a_ij m_x; v gets Σ_j (s1 v_j + s2 u_ij).
+    With `vector_cutoff` the values are multiplied by the cutoff function, and everything goes to zero there; without,
+    only the attention weight is, and the vector messages jump at the cutoff.
+    """
+
+    def __init__(
+        self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str, influence: str,
+        vector_cutoff: bool,
+    ):  # fmt: skip
+        super().__init__()
+        f = hidden_channels
+        self.num_heads, self.vector_cutoff = num_heads, vector_cutoff
+        self.layernorm = LayerNorm(f)
+        self.act = make_activation(act)
+        self.attn_activation = make_activation(attn_act)
+        self.q_proj = nn.Linear(f, f)
+        self.k_proj = nn.Linear(f, f)
+        self.v_proj = nn.Linear(f, 3 * f)
+        self.o_proj = nn.Linear(f, 3 * f)
+        self.vec_proj = nn.Linear(f, 3 * f, bias=False)
+        self.dk_proj = nn.Linear(num_rbf, f) if influence in ("keys", "both") else None
+        self.dv_proj = nn.Linear(num_rbf, 3 * f) if influence in ("values", "both") else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        self.layernorm.reset_parameters()
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.vec_proj, self.dk_proj, self.dv_proj):
+            if linear is not None:
+                nn.init.xavier_uniform_(linear.weight)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor, v: Tensor, edges: EdgesWithSelf) -> tuple[Tensor, Tensor]:
+        """x [N, F], v [N, 3, F] → their changes."""
+        num_heads = self.num_heads
+        x = self.layernorm(x)
+        senders = edges.senders(x)
+        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
+        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
+        v1, v2, v3 = self.vec_proj(v).chunk(3, 2)
+
+        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
+        if self.dk_proj is not None:
+            score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
+        attention = self.attn_activation(score.sum(2))
+        value = values.index_select(0, edges.sender)
+        if self.vector_cutoff:
+            value = value * edges.envelope[:, None, None]
+        else:
+            attention = attention * edges.envelope[:, None]
+        if self.dv_proj is not None:
+            value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
+        message, s1, s2 = value.chunk(3, 2)
+        message = (message * attention[:, :, None]).flatten(1)
+        vectors = edges.senders(v).index_select(0, edges.sender) * s1.flatten(1)[:, None]
+        vectors = vectors + s2.flatten(1)[:, None] * edges.directions[:, :, None]
+
+        o1, o2, o3 = self.o_proj(torch.zeros_like(x).index_add(0, edges.receiver, message)).chunk(3, 1)
+        change_v = v3 * o1[:, None] + torch.zeros_like(v).index_add(0, edges.receiver, vectors)
+        return (v1 * v2).sum(1) * o2 + o3, change_v
+
+
+@REPRESENTATIONS.register("equivariant_transformer")
+class EquivariantTransformer(Representation):
+    """Equivariant Transformer. Parameter names are those of TorchMD-Net 3.x, whose weights it loads.
+
+    Args:
+        hidden_channels: F, a multiple of num_heads.
+        num_layers: number of attention layers.
+        num_rbf: R, radial functions.
+        rbf_type: "expnorm", "gauss", "bessel" or "smooth_bessel".
+        trainable_rbf: learn centres and widths of the radial functions.
+        activation: name of the activation function.
+        attn_activation: the one of the attention weights.
+        neighbor_embedding: start from the elements of the neighbors too.
+        num_heads: H.
+        distance_influence: where the distance enters: "keys", "values", "both" or "none".
+        cutoff: Å.
+        cutoff_lower: Å; edges contribute only beyond it.
+        max_z: atomic numbers 0 … max_z − 1.
+        vector_cutoff: let the vector messages go to zero at the cutoff. False reproduces TorchMD-Net's default, whose
+            energy jumps when a pair crosses the cutoff: fit for reproducing such models, not for dynamics.
+    """
+
+    takes_ghosts = True
+    gives_vectors = True
+
+    def __init__(
+        self,
+        hidden_channels: int = 128,
+        num_layers: int = 6,
+        num_rbf: int = 50,
+        rbf_type: str = "expnorm",
+        trainable_rbf: bool = True,
+        activation: str = "silu",
+        attn_activation: str = "silu",
+        neighbor_embedding: bool = True,
+        num_heads: int = 8,
+        distance_influence: DistanceInfluence = "both",
+        cutoff: float = 5.0,
+        cutoff_lower: float = 0.0,
+        max_z: int = 100,
+        vector_cutoff: bool = True,
+    ):
+        super().__init__()
+        check_heads(hidden_channels, num_heads, distance_influence)
+        self.cutoff, self.hidden_channels, self.max_z = float(cutoff), hidden_channels, max_z
+        f = hidden_channels
+        self.envelope = CosineCutoff(cutoff_lower, cutoff)
+        self.embedding = nn.Embedding(max_z, f)
+        self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)
+        self.neighbor_embedding = NeighborEmbedding(f, num_rbf, self.envelope, max_z) if neighbor_embedding else None
+        self.attention_layers = nn.ModuleList(
+            EquivariantAttention(f, num_rbf, num_heads, activation, attn_activation, distance_influence, vector_cutoff)
+            for _ in range(num_layers)
+        )
+        self.out_norm = LayerNorm(f)
+
+    def forward(self, graph: Graph) -> Features:
+        edges = EdgesWithSelf.build(graph, self.distance_expansion, self.envelope)
+        x = self.embedding(graph.z)
+        if self.neighbor_embedding is not None:
+            x = self.neighbor_embedding(x, graph, edges.rbf[: graph.distances.shape[0]])
+        v = x.new_zeros(graph.num_atoms, 3, self.hidden_channels)
+        for layer in self.attention_layers:
+            change_x, change_v = layer(x, v, edges)
+            x, v = x + change_x, v + change_v
+        return Features(self.out_norm(x), v)

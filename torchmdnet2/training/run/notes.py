@@ -1,0 +1,420 @@
+"""Notes before a training on its data: repeated frames, leaks, labels that contradict each other, odd units."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset, Statistics, statistics
+from ...data.edges import EdgeMemory
+from ...data.label_checks import Agreement, Usual, agreement, stress_agreement
+from ...data.pair_regression import Factor, Regression, regression
+from ...data.plausible import bond_scale, resolution, spread_out, stress_size, zeros
+from ...potential.potential import SYMBOLS
+from ..config.sections import epoch_of
+from ..steps.batches import Frames
+from .fine_tuning import first_names, reference_energies
+from .references import singles
+
+if TYPE_CHECKING:
+    from .setup import Setup
+
+
+__all__ = ["closest_pair", "data_notes", "label_notes"]
+
+
+_OFF = 0.1  # eV
+_CLOSE = 0.6  # Å; the bond of H₂ is 0.74 Å
+_EDGES = 20_000_000  # looked at for close atoms, at most
+
+_STATES = {"charge": r"charge(?!s)", "spin": r"spin(?!s)|multiplicity|(^|_)mult(_|$)"}
+"""Key -> what other names of it look like."""
+
+
+def data_notes(setup: Setup, total_steps: int) -> list[str]:
+    """Properties of a run that are allowed and look like mistakes, in words.
+
+    Args:
+        setup: of the run.
+        total_steps: of the training.
+    """
+    return [
+        *_repetitions(setup),
+        *label_notes(setup),
+        *_standing_out(setup),
+        *_close_atoms(setup),
+        *_doubts(setup),
+        *_unread(setup),
+        *_single_atoms(setup),
+        *_ignored(setup),
+        *_settings(setup, total_steps),
+    ]
+
+
+def _repetitions(setup: Setup) -> Iterator[str]:
+    """Structures that are in two subsets, or in the training set twice."""
+    drawn = setup.frames["train"]
+    _, first = np.unique(drawn.indices, return_index=True)  # a bootstrap draws some of them repeatedly
+    train = setup.statistics["train"].keys[np.sort(first)]
+    again = len(train) - len(np.unique(train))
+    if again:
+        yield f"{again} of {len(train)} training frames repeat the structure of another one"
+    seen = {"training": train}
+    for name in ("validation", "test"):
+        if name not in setup.frames:
+            continue
+        keys = setup.statistics[name].keys
+        for other, known in seen.items():
+            found = np.flatnonzero(np.isin(keys, known))
+            if len(found):
+                where = setup.frames[name].name(int(found[0]))
+                yield (
+                    f"{len(found)} of {len(keys)} {name} frames have the same structure as {other} frames (the first: "
+                    f"{where}): their errors say little about new structures"
+                )
+        seen[name] = keys
+
+
+def _standing_out(setup: Setup) -> Iterator[str]:
+    """Frames with labels that are far from what is usual in the training frames."""
+    usual = Usual(setup.statistics["train"])
+    for name, found in setup.statistics.items():
+        frames, what = setup.frames[name], "training" if name == "train" else name
+        far = usual.forces(found)
+        if len(far):
+            rms = np.sqrt(found.force_square[far] / found.force_count[far])
+            listed = first_names([f"{frames.name(int(k))} ({value:.3g})" for k, value in zip(far, rms, strict=True)])
+            yield (
+                f"{what} frames have far larger forces than the others: {listed}; rms in eV/Å, where the median "
+                f"training frame has {usual.median_force:.3g}. Are these labels right?"
+            )
+        far = usual.energies(found)
+        if len(far):
+            listed = first_names([frames.name(int(k)) for k in far])
+            yield f"{what} frames have energies far from what their atoms have in the others: {listed}. Are they right?"
+
+
+def _close_atoms(setup: Setup) -> Iterator[str]:
+    """Atoms that are closer than any bond, or at one place."""
+    for name, frames in setup.frames.items():
+        most = int(_EDGES / max(1.0, float(frames.edges.mean())))
+        distance, where = closest_pair(frames, max(1, most))
+        if distance < _CLOSE:
+            what = "training" if name == "train" else name
+            yield (
+                f"{what} frames have atoms {distance:.3f} Å from each other, in {where}: closer than any bond. Is "
+                "data.units.length right, or that frame?"
+            )
+
+
+def _doubts(setup: Setup) -> Iterator[str]:
+    """Entries of the files that put their labels in doubt."""
+    for part in dict.fromkeys(part for frames in setup.frames.values() for part in _parts(frames.data)):
+        yield from getattr(part, "doubts", ())
+
+
+def _unread(setup: Setup) -> Iterator[str]:
+    """Entries of the files that look like a charge or a spin and are not read, where nothing else is."""
+    config = setup.config.data
+    if config.dataset is not None:
+        return
+    read = {key for key in config.keys.model_dump().values() if isinstance(key, str)}
+    for part in dict.fromkeys(part for frames in setup.frames.values() for part in _parts(frames.data)):
+        for key, pattern in _STATES.items():
+            names = [
+                n for n in sorted(getattr(part, "available", ())) if re.search(pattern, n.lower()) and n not in read
+            ]
+            if names and not getattr(part, "counts", {}).get(key):
+                meaning = "0 in all frames" if key == "charge" else "1 (a singlet) in all frames"
+                yield (
+                    f"{', '.join(map(repr, names))} in {getattr(part, 'path', 'the data')} is not read, and the "
+                    f"{'total charge' if key == 'charge' else 'spin multiplicity'} is taken as {meaning}; if it says "
+                    f"otherwise, set data.keys.{key}: {names[0]}"
+                )
+
+
+def _parts(data: Dataset) -> Sequence[Dataset]:
+    """The files of a data set."""
+    return data.datasets if isinstance(data, ConcatDataset) else [data]
+
+
+def _single_atoms(setup: Setup) -> Iterator[str]:
+    """Single atoms whose energies the model cannot learn: it gives them exactly their reference energies."""
+    if "energy" not in setup.asked:
+        return
+    references, frames = reference_energies(setup.potential), setup.frames["train"]
+    wrong: dict[int, tuple[float, str]] = {}
+    for z, energy, where, fault in singles(frames.data, frames.indices):
+        error = references.get(z, 0.0) - energy
+        if fault is None and abs(error) > max(_OFF, abs(wrong.get(z, (0.0, ""))[0])):
+            wrong[z] = error, where
+    if wrong:
+        listed = ", ".join(f"{SYMBOLS[z]} {error:+.2f} eV ({where})" for z, (error, where) in sorted(wrong.items()))
+        yield (
+            "single atoms have exactly the reference energies of the model, which differ from the labels of training "
+            f"frames: {listed}. Take the labels, with priors: [{{name: atomref, energies: isolated}}], or leave these "
+            "frames out"
+        )
+
+
+def _ignored(setup: Setup) -> Iterator[str]:
+    """Total charges or spins that differ, and that the model does not use; charges that it is not trained on."""
+    found, potential = setup.statistics["train"], setup.potential
+    seen = {"charge": potential.reads_charge, "spin": potential.representation.reads_spin}
+    for name, values in (("charge", found.charges), ("spin", found.spins)):
+        if len(values) > 1 and not seen[name]:
+            what = "total charges" if name == "charge" else "spin multiplicities"
+            listed, model = first_names([str(v) for v in values]), setup.config.model["name"]
+            yield f"training frames have the {what} {listed}, which {model} does not use"
+    for subset in ("validation", "test"):
+        if subset in setup.statistics and potential.total_charges is not None:
+            new = [str(q) for q in setup.statistics[subset].charges if q not in potential.total_charges]
+            if new:
+                yield f"{subset} frames have the total charges {first_names(new)}, which no training frame has"
+        if subset in setup.statistics and potential.closed_shell and setup.statistics[subset].odd_electrons:
+            count = setup.statistics[subset].odd_electrons
+            yield f"{count} {subset} frames have an odd number of electrons, which no training frame has"
+
+
+def _settings(setup: Setup, total_steps: int) -> Iterator[str]:
+    training = setup.config.training
+    if training.warmup_steps >= total_steps:
+        yield (
+            f"training.warmup_steps is {training.warmup_steps}, and there are {total_steps} steps in all: the learning "
+            "rate never reaches training.lr"
+        )
+    for key, stage in (("swa", training.swa), ("loss.schedule", training.loss.schedule)):
+        if stage is not None and epoch_of(stage.start, training.max_epochs) >= training.max_epochs:
+            yield (
+                f"training.{key}.start is {stage.start}, and there are {training.max_epochs} epochs, counted from 0: "
+                "the stage never starts"
+            )
+    frames = setup.frames["train"]
+    if training.max_atoms is None and training.max_edges is None and training.batch_size > len(frames):
+        size = training.batch_size
+        yield f"training.batch_size is {size}, and there are {len(frames)} training frames: 1 step per epoch"
+    slow = isinstance(frames.data, HDF5Dataset) or (isinstance(frames.data, CachedDataset) and _searches(frames))
+    if setup.config.data.num_workers and not slow:
+        yield ("data.num_workers has no benefit: the frames are already in memory. Set it to 0")
+
+
+def _searches(frames: Frames) -> bool:
+    return isinstance(frames.lists, EdgeMemory)
+
+
+def closest_pair(frames: Frames, most: int = 2000) -> tuple[float, str]:
+    """The smallest distance between two atoms, Å, and the frame that it is in.
+
+    Args:
+        frames: up to `most` of them, evenly spread, are looked at.
+
+    Returns:
+        (inf, "") where no two atoms are within the cutoff.
+    """
+    chosen = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), most)).astype(int))
+    least, where = float("inf"), ""
+    for part in np.array_split(chosen, -(-len(chosen) // 64)):
+        batch = frames.batch(part)
+        distances = batch.neighbors.distances(batch.sample.system)
+        if len(distances) and float(distances.min()) < least:
+            edge = int(distances.argmin())
+            owner = int(batch.sample.system.batch[batch.neighbors.edge_index[0, edge]])
+            least, where = float(distances[edge]), frames.name(int(part[owner]))
+    return least, where
+
+
+# --- Notes on labels that cannot be right: contradicting signs and units, zeros, lost digits, duplicates ---
+
+_EVIDENCE = 8.0  # logarithm of the ratio of likelihoods
+_PRECISE = 0.97  # correlation of similar frames, or share of the forces: the factor is known within a third
+_PLAIN = 1e-3  # eV, by which energies of one structure may differ
+_FAR = 30.0  # eV per atom, from single atoms
+_STRESS = 5.0  # eV/Å³: 800 GPa
+_BONDS = (0.65, 1.6)  # nearest distance over the sum of the covalent radii
+
+_FORCES = {"kcal/mol": 23.06, "kJ/mol": 96.49, "1/bohr": 1 / 1.8897, "hartree": 1 / 27.211, "hartree/bohr": 1 / 51.422,
+           "Ry/bohr": 1 / 25.711, "1/nm": 10.0}  # fmt: skip
+_STRESSES = {"GPa": 160.22, "kbar": 1602.2, "bar": 1.6022e6, "Pa": 1.6022e11, "hartree/bohr³": 1 / 183.63}
+
+
+def label_notes(setup: Setup) -> Iterator[str]:
+    """What the labels of the training frames contradict, in words."""
+    frames, known = setup.frames["train"], setup.statistics["train"]
+    yield from _sizes(frames, known)
+    yield from _other_labels(frames, known)
+    yield from _references(setup)
+    indices, usual = frames.indices, Usual(known)
+    far = np.union1d(usual.forces(known), usual.energies(known))
+    if len(far):  # reported separately
+        indices = np.delete(indices, far)
+        known = statistics(frames.data, indices)
+    found = list(_contradictions(frames, indices, known))
+    yield from found
+    if not any(note.startswith("stresses") for note in found):
+        yield from _stress_size(frames, setup.statistics["train"])
+
+
+def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> Iterator[str]:
+    """Forces that are not the negative gradients of the energies, stress that is not their derivative."""
+    if "forces" not in known.labelled:
+        return
+    near = agreement(frames.data, indices, known)
+    fitted = regression(frames.data, indices, known)
+    said, scale = None, 1.0
+    if fitted is not None and not _right(near):
+        said = _energy_fault(fitted, known.sizes)
+        scale = 1.0 if said is None else fitted.energy.value
+    if said is not None and fitted is not None:
+        yield (
+            f"{said} Found with a pair potential that was fitted to the forces of {fitted.frames} training frames; "
+            "see data.keys and data.units"
+        )
+    elif near is not None and near.fault is not None:
+        scale = near.slope
+        yield f"comparing similar training frames, {near.fault} See data.keys and data.units"
+    if "stress" not in known.labelled:
+        return
+    near = stress_agreement(frames.data, indices, known)
+    said = None
+    if fitted is not None and fitted.stress:
+        said = _stress_fault(fitted.stress, scale)
+    if said is not None:
+        yield f"{said} Found with a pair potential that was fitted to the forces; see data.keys and data.units"
+    elif near is not None and near.fault is not None and scale == 1.0:  # with wrong forces it means nothing
+        yield f"comparing similar training frames, {near.fault} See data.keys and data.units"
+
+
+def _right(near: Agreement | None) -> bool:
+    """Whether similar frames say clearly that forces and energies belong together."""
+    return near is not None and near.correlation > 0.9 and 0.67 < near.slope < 1.5
+
+
+def _energy_fault(fitted: Regression, sizes: np.ndarray) -> str | None:
+    """What is wrong with energies that are a factor times what the forces predict; None where it cannot be told."""
+    factor, whole, precise = fitted.energy, fitted.per_atom, fitted.explained > _PRECISE
+    if whole.gain - factor.gain > _EVIDENCE and 0.5 < whole.value < 2:
+        return (
+            "energies look like energies per atom: times the number of atoms, they fit the forces. data.keys.energy "
+            "must name the energy of the whole frame: are the units right?"
+        )
+    if factor.gain < _EVIDENCE:
+        return None
+    if factor.value < 0 and factor.positive > _EVIDENCE:
+        return "forces have the wrong sign for the energies: are they gradients, or of another convention?"
+    if (factor.close if precise else factor.near) < _EVIDENCE or factor.value < 0:
+        return None
+    said = f"changes of the energy are {factor.value:.2g} times those that forces make: are the units right?"
+    if 0.6 < factor.value * sizes.mean() < 1.6:
+        said += " Or are they energies per atom?"
+    return said + (_meant(1 / factor.value, _FORCES) if precise else "")
+
+
+def _meant(ratio: float, units: dict[str, float]) -> str:
+    """A unit that would explain that labels are too large by a ratio."""
+    name, known = min(units.items(), key=lambda item: abs(np.log(ratio / item[1])))
+    return f" The ratio is that of {name}." if abs(np.log(ratio / known)) < 0.2 else ""
+
+
+def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
+    """The same of stresses: order of six numbers, sign, unit.
+
+    Args:
+        found: order of the components -> factor over what forces make.
+        scale: what the factor should be: that of the energies.
+    """
+    plain = found.get("")
+    if plain is None:
+        return None
+    best, factor = max(found.items(), key=lambda item: item[1].gain)
+    if best and factor.gain - plain.gain > _EVIDENCE:
+        return (
+            f"the off-diagonal stress components are in another order than xx yy zz yz xz xy: they fit {best}. Write "
+            "the stress as 3×3 or 9 numbers."
+        )
+    value = plain.value / scale
+    if plain.gain < _EVIDENCE or 0.4 < value < 2.5:
+        return None
+    times = abs(value)
+    if value > 0 and plain.near > _EVIDENCE:
+        return f"stresses are {times:.3g} times what forces make: are the units right?{_meant(times, _STRESSES)}"
+    if value < 0 and plain.gain > _EVIDENCE:
+        size = f", and {times:.2g} times the size" if not 0.2 < times < 5 else ""
+        virial = " A virial is read with data.keys.virial." if times > 5 else ""
+        return f"stresses have the wrong sign{size}; tensile stress is positive.{virial} Are the units right?"
+    return None
+
+
+def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
+    """Exact zeros, energies without digits, bonds of an impossible length."""
+    chosen = spread_out(known)
+    batch = frames.data.batch(frames.indices[chosen])
+    found = zeros(batch, known, chosen)
+    many = f"of {found.looked} training frames looked at"
+    if len(found.frames):
+        listed = first_names([frames.name(int(k)) for k in found.frames])
+        yield f"forces are exactly 0 on all atoms in {len(found.frames)} {many}: {listed}. Write NaN for none"
+    elif found.atoms > max(2, 1e-3 * batch.system.num_atoms):
+        yield (
+            f"forces are exactly 0 on {found.atoms} of {batch.system.num_atoms} atoms {many}: were they frozen? Label "
+            "them without constraints, or with NaN"
+        )
+    if len(found.energies):
+        listed = first_names([frames.name(int(k)) for k in found.energies])
+        yield f"energies are exactly 0 in {len(found.energies)} training frames: {listed}. Write NaN for none"
+    if len(found.stresses):
+        listed = first_names([frames.name(int(k)) for k in found.stresses])
+        yield f"stresses are exactly 0 in {len(found.stresses)} {many}: {listed}. Write NaN for none"
+    step = resolution(known)
+    if step is not None:
+        yield (
+            f"energies are multiples of {1e3 * step:.3g} meV: digits were lost, as in float32 or a rounded text. Write "
+            "them again with all digits, or subtract energies of atoms before"
+        )
+    ratio = bond_scale(batch)
+    if ratio is not None and not _BONDS[0] < ratio < _BONDS[1]:
+        yield (
+            f"nearest atoms are at {ratio:.2g} times the sum of their covalent radii, and should be near 1: is "
+            "data.units.length right? A bohr is 0.529 Å"
+        )
+
+
+def _stress_size(frames: Frames, known: Statistics) -> Iterator[str]:
+    """Stresses of an impossible size."""
+    stress = stress_size(frames.data.batch(frames.indices[spread_out(known)]))
+    if stress is not None and stress > _STRESS:
+        yield (
+            f"stresses are about {stress:.3g} eV/Å³, which is {160.2 * stress:.3g} GPa: are the units right? Set "
+            "data.units.stress, as in GPa or kbar"
+        )
+
+
+def _other_labels(frames: Frames, known: Statistics) -> Iterator[str]:
+    """Frames with the structure of another one and another energy."""
+    _, first, number = np.unique(known.keys, return_index=True, return_inverse=True)
+    difference = np.abs(known.energies - known.energies[first][number.reshape(-1)])
+    differ = np.flatnonzero((frames.indices != frames.indices[first][number.reshape(-1)]) & (difference > _PLAIN))
+    if len(differ):
+        worst = differ[difference[differ].argmax()]
+        yield (
+            f"{len(differ)} training frames have the structure of another one and another energy, by up to "
+            f"{difference[worst]:.3g} eV ({frames.name(int(worst))} and "
+            f"{frames.name(int(first[number.reshape(-1)[worst]]))}): they cannot both be learned"
+        )
+
+
+def _references(setup: Setup) -> Iterator[str]:
+    """Reference energies that are of another method, or of none."""
+    known, references = setup.statistics["train"], reference_energies(setup.potential)
+    chosen = ~np.isnan(known.energies) & (known.sizes > 1)
+    if "energy" not in setup.asked or not references or not chosen.any():
+        return
+    alone = known.counts @ np.array([references.get(z, 0.0) for z in known.elements])
+    bound = float(np.median(((known.energies - alone) / known.sizes)[chosen]))
+    if abs(bound) > _FAR:
+        yield (
+            f"energies are {bound:+.3g} eV per atom from the reference energies of the model, and bonds make less than "
+            "10: are these of another method or unit? Set priors: [{name: atomref, energies: fit}]"
+        )
