@@ -47,7 +47,7 @@ variants:
     ],
 )
 def test_the_plans_of_the_repository_are_right(name):
-    plan = parse_yaml((ROOT / f"scripts/{name}.yaml").read_text(encoding="utf-8"), name)
+    plan = parse_yaml((ROOT / f"scripts/plans/{name}.yaml").read_text(encoding="utf-8"), name)
     base = parse_yaml((ROOT / plan["config"]).read_text(encoding="utf-8"), plan["config"])
     for changes in plan["variants"].values():
         tree = {**base, "data": {"train": "x.xyz"}}

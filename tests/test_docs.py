@@ -179,6 +179,11 @@ def test_files_that_pages_name_exist(page):
     assert unknown_scripts("see scripts/no_such.py and test_docs.py") == ["scripts/no_such.py"]
 
 
+def test_files_that_comments_of_the_package_name_exist():
+    named = {path: unknown_scripts(path.read_text(encoding="utf-8")) for path in ROOT.glob("torchmdnet2/**/*.py")}
+    assert not {str(path.relative_to(ROOT)): names for path, names in named.items() if names}
+
+
 def test_dead_links_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(

@@ -1,6 +1,6 @@
 """Ewald and particle-mesh sums in steps that a CUDA graph can hold, in Triton's interpreter.
 
-Run by test_ewald_steps.py. Networks are the toy of fused/toy.py, TensorNet, and TensorNet2 by autograd: the sums are
+Run by test_ewald_steps.py. Networks are the toy of kernels/toy.py, TensorNet, and TensorNet2 by autograd: the sums are
 those of the package. Each step runs once under ForbidHostSync, which finds what a graph could not hold.
 """
 

@@ -21,8 +21,8 @@ def test_shapes_for_all_sizes_fit_the_kernels(num_atoms, channels):
         if not isinstance(shape, Block):
             continue
         assert channels % shape.cols == 0 and shape.depth <= channels, name
-        if shape.rows < 8:  # cuda_core_products.py
+        if shape.rows < 8:  # on CUDA cores
             assert shape.rows in (1, 2, 4) and shape.split in (1, 2), name
-        elif shape.rows == 8:  # split_fp16_products.py: a warp has 16 columns and at least 16 numbers of a sum
+        elif shape.rows == 8:  # in split fp16: a warp has 16 columns and at least 16 numbers of a sum
             assert shape.warps * 16 == shape.split * shape.cols and channels >= 16 * shape.split, name
     assert tiles.readout.rows == 1 or tiles.readout.rows >= 16

@@ -16,13 +16,13 @@ def towards_zero(x: Tensor) -> Tensor:
 
 
 def leading(x: Tensor) -> Tensor:
-    """To 11 bits, as `leading` in dense.py."""
+    """To 11 bits, as `leading` in triton_products.py."""
     return ((x.float().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32).double()
 
 
 def on_matrix_units(a: Tensor, b: Tensor, depth: int) -> Tensor:
-    """A @ B as `dot` in dense.py adds: eight products at a time, each sum rounded towards zero, `depth` of them
-    before a sum is rounded to the nearest."""
+    """A @ B as `dot` in triton_products.py adds: eight products at a time, each sum rounded towards zero, `depth` of
+    them before a sum is rounded to the nearest."""
     a_high, b_high = leading(a), leading(b)
     y = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64)
     for first in range(0, a.shape[1], depth):

@@ -93,7 +93,7 @@ class MpiExchange:
 
     Args:
         comm: of the processes; used for nothing else while rows are exchanged.
-        group: of torch.distributed with the same processes, which carries rows from GPU to GPU (gpu_group.py); None:
+        group: of torch.distributed with the same processes, which carries rows from GPU to GPU; None:
             they go through host memory and MPI.
         local_ids: [n] identifiers of the local atoms, each unique among all processes.
         copy_ids: of the atoms that there are copies of here, periodic images of local ones included.

@@ -437,7 +437,7 @@ class Dataset(ABC):
     """Samples by index; all in the package's units, in float64.
 
     Attributes:
-        kinds: words that the source has as the kind of a frame, where they are known (see `kinds.py`).
+        kinds: words that the source has as the kind of a frame, where they are known (see `labels.py`).
     """
 
     kinds: Collection[str] = ()

@@ -1,7 +1,7 @@
 """Any potential as a step over static buffers: neighbor search, network, autograd, priors, sums, stress.
 
 For models without fused kernels. One launch enqueues what the Potential would do, on lists with room to spare
-(padded.py), without copying values to the host: so it can be captured in a CUDA graph.
+(autograd_term.py), without copying values to the host: so it can be captured in a CUDA graph.
 
 Shapes: N atoms, B structures, C edge capacity.
 """

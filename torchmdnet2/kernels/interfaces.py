@@ -165,8 +165,7 @@ class CpuTerm(ABC):
 # --- The interfaces that the engine and training call, and that each fused model implements ---
 #
 # A network is evaluated on a GPU (`GpuNetwork`), on a CPU (`CpuNetwork`) and differentiated in training
-# (`PairNetwork`); a prior adds its energies and forces to those of the network (`GpuTerm`, `CpuTerm`). What concerns
-# the CPU is in cpu_interfaces.py.
+# (`PairNetwork`); a prior adds its energies and forces to those of the network (`GpuTerm`, `CpuTerm`).
 
 FIXED_POINT = 2.0**32
 """What the forces of a domain are multiplied by, to be summed as integers: such sums do not depend on the order."""

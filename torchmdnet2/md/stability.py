@@ -58,7 +58,7 @@ class ReplicaOutcome:
         mean_temperature: K, until it broke.
         deviation: Å, the largest of a bond length from its usual value, until it broke.
         transfers: number of protons that moved along a hydrogen bond.
-        jumped_at: ps, when the conserved energy first jumped (conservation.py), as it does where the energy of the
+        jumped_at: ps, when the conserved energy first jumped (output.py), as it does where the energy of the
             model has a hole; None if it did not.
         novelty: largest score of an atom that was seen, above 1 unlike the training; None: the model is not calibrated.
         frames: the last ones before it broke, 10 fs apart, without labels; info holds the reason and the time.
@@ -472,7 +472,7 @@ def _finite(state: State) -> bool:
 # --- Stability of a model in dynamics, which errors on test frames do not show ---
 #
 # X. Fu et al., "Forces are not enough", Trans. Mach. Learn. Res. 2023 (arXiv:2210.07237), find that force errors and
-# stable simulations are loosely related. What counts as broken: bonds.py, and everything that stops `run_md`
+# stable simulations are loosely related. What counts as broken: guard.py, and everything that stops `run_md`
 # (guard.py).
 
 _LARGEST_BATCH = 100_000  # atoms

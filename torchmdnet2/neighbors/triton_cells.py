@@ -1,13 +1,13 @@
 """Neighbor search of large structures on the GPU: cell lists, O(N).
 
-After the binning (triton_bins.py) atoms lie in columns, ordered along each. A program takes BI atoms that follow each
+After the binning atoms lie in columns, ordered along each. A program takes BI atoms that follow each
 other in the sorted order, its receivers. What can be near them lies in pieces of the nine columns around: nine runs of
 the sorted order, swept as if they were one, LANES candidates at a turn. At the faces of a periodic cell a
 column goes on at its other end, as a second or third `side` with runs of its own.
 
 Nothing is reduced across lanes while the candidates pass. Each lane notes for each receiver at which turns its
 candidate was a neighbor, a bit each (`bits`), and how many there were; `candidates` tells which atom and image a lane
-had at a turn, as the key 32 · atom + image. From these finish_cells (triton_rows.py) makes the list without a second
+had at a turn, as the key 32 · atom + image. From these finish_cells makes the list without a second
 test. A tile that needs more turns than there are bits is counted here in float64 and listed there by the same tests.
 
 Tests are float32; if any distance of a tile is so close to the cutoff that rounding could decide, the whole tile is

@@ -111,49 +111,72 @@ class NeighborEmbedding(nn.Module):
         return self.combine(torch.cat([x, neighbors], 1))
 
 
-# --- Transformer ---
+class AttentionLayer(nn.Module):
+    """Projections of the atoms and edges, and the attention weights a_ij = act(Σ q_i k_j dk_ij) per head (Eq. 4).
 
+    Args:
+        hidden_channels, num_rbf, num_heads: F, R, H.
+        act, attn_act: names of activation functions.
+        influence: where the distance enters.
+        vectors: whether values have parts for x and for both terms of v.
+    """
 
-class Attention(nn.Module):
-    """One update of x [N, F]: o_proj of Σ_j a_ij v_j dv_ij, a_ij = C(d_ij) act(Σ q_i k_j dk_ij) per head (Eq. 4)."""
-
-    def __init__(self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str, influence: str):
+    def __init__(
+        self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str, influence: str, vectors: bool
+    ):
         super().__init__()
         f = hidden_channels
+        values = 3 * f if vectors else f
         self.num_heads = num_heads
         self.layernorm = LayerNorm(f)
         self.act = make_activation(act)
         self.attn_activation = make_activation(attn_act)
         self.q_proj = nn.Linear(f, f)
         self.k_proj = nn.Linear(f, f)
-        self.v_proj = nn.Linear(f, f)
-        self.o_proj = nn.Linear(f, f)
+        self.v_proj = nn.Linear(f, values)
+        self.o_proj = nn.Linear(f, values)
+        self.vec_proj = nn.Linear(f, 3 * f, bias=False) if vectors else None
         self.dk_proj = nn.Linear(num_rbf, f) if influence in ("keys", "both") else None
-        self.dv_proj = nn.Linear(num_rbf, f) if influence in ("values", "both") else None
+        self.dv_proj = nn.Linear(num_rbf, values) if influence in ("values", "both") else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         self.layernorm.reset_parameters()
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.dk_proj, self.dv_proj):
+        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.vec_proj, self.dk_proj, self.dv_proj):
             if linear is not None:
                 nn.init.xavier_uniform_(linear.weight)
-                nn.init.zeros_(linear.bias)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+
+    def attend(self, x: Tensor, edges: EdgesWithSelf) -> tuple[Tensor, Tensor]:
+        """Normalised x [N, F] → attention weights [E, H] and values of the senders [E, H, ·], both without cutoff."""
+        senders = edges.senders(x)
+        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
+        q, k, values = (p(rows).unflatten(1, (self.num_heads, -1)) for p, rows in maps)
+        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
+        if self.dk_proj is not None:
+            score = score * self._filters(self.dk_proj, edges)
+        return self.attn_activation(score.sum(2)), values.index_select(0, edges.sender)
+
+    def filtered(self, value: Tensor, edges: EdgesWithSelf) -> Tensor:
+        """Values [E, H, ·] times their filters dv_ij."""
+        return value if self.dv_proj is None else value * self._filters(self.dv_proj, edges)
+
+    def _filters(self, projection: nn.Linear, edges: EdgesWithSelf) -> Tensor:
+        return self.act(projection(edges.rbf)).unflatten(1, (self.num_heads, -1))
+
+
+# --- Transformer ---
+
+
+class Attention(AttentionLayer):
+    """One update of x [N, F]: o_proj of Σ_j a_ij v_j dv_ij C(d_ij)."""
 
     def forward(self, x: Tensor, edges: EdgesWithSelf) -> Tensor:
         """x [N, F] → its change [N, F]."""
-        num_heads = self.num_heads
-        x = self.layernorm(x)
-        senders = edges.senders(x)
-        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
-        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
-        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
-        if self.dk_proj is not None:
-            score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
-        attention = self.attn_activation(score.sum(2)) * edges.envelope[:, None]
-        value = values.index_select(0, edges.sender)
-        if self.dv_proj is not None:
-            value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
-        messages = (value * attention[:, :, None]).flatten(1)
+        attention, value = self.attend(self.layernorm(x), edges)
+        attention = attention * edges.envelope[:, None]
+        messages = (self.filtered(value, edges) * attention[:, :, None]).flatten(1)
         return self.o_proj(torch.zeros_like(x).index_add(0, edges.receiver, messages))
 
 
@@ -205,7 +228,8 @@ class Transformer(Representation):
         self.distance_expansion = radial_basis(rbf_type, cutoff_lower, cutoff, num_rbf, trainable_rbf)
         self.neighbor_embedding = NeighborEmbedding(f, num_rbf, self.envelope, max_z) if neighbor_embedding else None
         self.attention_layers = nn.ModuleList(
-            Attention(f, num_rbf, num_heads, activation, attn_activation, distance_influence) for _ in range(num_layers)
+            Attention(f, num_rbf, num_heads, activation, attn_activation, distance_influence, vectors=False)
+            for _ in range(num_layers)
         )
         self.out_norm = LayerNorm(f)
 
@@ -222,66 +246,35 @@ class Transformer(Representation):
 # --- Equivariant Transformer ---
 
 
-class EquivariantAttention(nn.Module):
+class EquivariantAttention(AttentionLayer):
     """One update of x [N, F] and v [N, 3, F] (paper Eqs. 4–9).
 
-    a_ij = act(Σ q_i k_j dk_ij) per head; (m_x, s1, s2) = v_j dv_ij; x gets Σ_j a_ij m_x; v gets Σ_j (s1 v_j + s2 u_ij).
-    With `vector_cutoff` the values are multiplied by the cutoff function, and everything goes to zero there; without,
-    only the attention weight is, and the vector messages jump at the cutoff.
+    (m_x, s1, s2) = v_j dv_ij; x gets Σ_j a_ij m_x; v gets Σ_j (s1 v_j + s2 u_ij). With `vector_cutoff` the values are
+    multiplied by the cutoff function, and everything goes to zero there; without, only the attention weight is, and
+    the vector messages jump at the cutoff.
     """
 
     def __init__(
         self, hidden_channels: int, num_rbf: int, num_heads: int, act: str, attn_act: str, influence: str,
         vector_cutoff: bool,
     ):  # fmt: skip
-        super().__init__()
-        f = hidden_channels
-        self.num_heads, self.vector_cutoff = num_heads, vector_cutoff
-        self.layernorm = LayerNorm(f)
-        self.act = make_activation(act)
-        self.attn_activation = make_activation(attn_act)
-        self.q_proj = nn.Linear(f, f)
-        self.k_proj = nn.Linear(f, f)
-        self.v_proj = nn.Linear(f, 3 * f)
-        self.o_proj = nn.Linear(f, 3 * f)
-        self.vec_proj = nn.Linear(f, 3 * f, bias=False)
-        self.dk_proj = nn.Linear(num_rbf, f) if influence in ("keys", "both") else None
-        self.dv_proj = nn.Linear(num_rbf, 3 * f) if influence in ("values", "both") else None
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        self.layernorm.reset_parameters()
-        for linear in (self.q_proj, self.k_proj, self.v_proj, self.o_proj, self.vec_proj, self.dk_proj, self.dv_proj):
-            if linear is not None:
-                nn.init.xavier_uniform_(linear.weight)
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
+        super().__init__(hidden_channels, num_rbf, num_heads, act, attn_act, influence, vectors=True)
+        self.vector_cutoff = vector_cutoff
 
     def forward(self, x: Tensor, v: Tensor, edges: EdgesWithSelf) -> tuple[Tensor, Tensor]:
         """x [N, F], v [N, 3, F] → their changes."""
-        num_heads = self.num_heads
-        x = self.layernorm(x)
-        senders = edges.senders(x)
-        maps = ((self.q_proj, x), (self.k_proj, senders), (self.v_proj, senders))
-        q, k, values = (p(rows).unflatten(1, (num_heads, -1)) for p, rows in maps)
-        v1, v2, v3 = self.vec_proj(v).chunk(3, 2)
-
-        score = q.index_select(0, edges.receiver) * k.index_select(0, edges.sender)
-        if self.dk_proj is not None:
-            score = score * self.act(self.dk_proj(edges.rbf)).unflatten(1, (num_heads, -1))
-        attention = self.attn_activation(score.sum(2))
-        value = values.index_select(0, edges.sender)
+        assert self.vec_proj is not None
+        attention, value = self.attend(self.layernorm(x), edges)
         if self.vector_cutoff:
             value = value * edges.envelope[:, None, None]
         else:
             attention = attention * edges.envelope[:, None]
-        if self.dv_proj is not None:
-            value = value * self.act(self.dv_proj(edges.rbf)).unflatten(1, (num_heads, -1))
-        message, s1, s2 = value.chunk(3, 2)
+        message, s1, s2 = self.filtered(value, edges).chunk(3, 2)
         message = (message * attention[:, :, None]).flatten(1)
         vectors = edges.senders(v).index_select(0, edges.sender) * s1.flatten(1)[:, None]
         vectors = vectors + s2.flatten(1)[:, None] * edges.directions[:, :, None]
 
+        v1, v2, v3 = self.vec_proj(v).chunk(3, 2)
         o1, o2, o3 = self.o_proj(torch.zeros_like(x).index_add(0, edges.receiver, message)).chunk(3, 1)
         change_v = v3 * o1[:, None] + torch.zeros_like(v).index_add(0, edges.receiver, vectors)
         return (v1 * v2).sum(1) * o2 + o3, change_v

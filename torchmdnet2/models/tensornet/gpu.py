@@ -57,8 +57,8 @@ class MessageTile:
 class Block:
     """Of a product kernel: rows × columns of the result, depth of the sum at a time, warps, pipeline stages, split.
 
-    rows = 1, 2 or 4: on CUDA cores (cuda_core_products.py); split is the number of columns of a thread, 1 or 2.
-    rows = 8: on Tensor Cores in split fp16 (split_fp16_products.py), with split · cols/16 warps, for all kernels but
+    rows = 1, 2 or 4: on CUDA cores; split is the number of columns of a thread, 1 or 2.
+    rows = 8: on Tensor Cores in split fp16, with split · cols/16 warps, for all kernels but
     `readout`; split is the number of parts of the sum that are computed side by side, and above 1 the whole sum is
     taken at once. rows = 16 or more: on Tensor Cores with FusedTensorNet.precision, split is 1.
 
@@ -211,7 +211,7 @@ _BY_SIZE = ((112, _TENS), (512, _HUNDREDS), (1500, _THOUSAND), (4000, _THOUSANDS
 
 # --- TensorNet energy and forces by fused kernels: forward, hand-written backward, no autograd, no allocation ---
 #
-# The order of the kernels is the order of the paper's equations (models/tensornet.py), then backwards. Every buffer
+# The order of the kernels is the order of the paper's equations (model.py), then backwards. Every buffer
 # is allocated once; a step only launches kernels on the current stream, so that it can be captured in a CUDA graph.
 
 
@@ -266,7 +266,7 @@ class FusedTensorNet(FeatureNetwork):
 
     Attributes:
         unit: eV, a power of two. Energies and their gradients are computed in it, so that those are near 1 whatever the
-            scale of the energy: numbers in half precision (split_fp16_products.py) have a smallest and a largest one.
+            scale of the energy: numbers in half precision (triton_products.py) have a smallest and a largest one.
     """
 
     _linear: Tensor | None = None
@@ -577,11 +577,11 @@ def power_of_two(largest: float) -> float:
 
 
 def _pick(block: dict[str, Any], plain: Tensor, packed: Tensor) -> Tensor:
-    """The weights in the layout that kernels of these blocks take (node.py)."""
+    """The weights in the layout that kernels of these blocks take (triton_atoms.py)."""
     return packed if block["BM"] < 16 else plain
 
 
-# --- TensorNet or TensorNet2 on kernels with the head `charges` of models/properties.py, on the features ---
+# --- TensorNet or TensorNet2 on kernels with the head `charges` of models/heads.py, on the features ---
 
 _SLOPE = 8.0  # eV/e, a usual dE/dq: half an elementary charge 1 Å away
 _ROWS = 4  # atoms of a program that writes gradients of the features

@@ -1,6 +1,6 @@
 """Algebra of 3×3 tensors on nine components, channel by channel, in plain PyTorch.
 
-models/tensornet.py uses it, and it is the specification of the fused kernels. A field of 3×3 tensors
+The network below uses it, and it is the specification of the fused kernels. A field of 3×3 tensors
 is kept as its nine irreducible components X [N, 9, F]:
 
     0      isotropic part            I = tr X / 3

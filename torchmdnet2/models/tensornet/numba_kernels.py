@@ -1,7 +1,7 @@
 """Tensor algebra of TensorNet on nine components for the CPU: numba functions, inlined into the kernels.
 
-They are the functions of triton/algebra.py on scalars. A 3×3 tensor is passed as a tuple of its nine components
-(models/tensor_algebra.py); the compiler keeps them in registers and processes several channels at once. Constants are
+They are the functions of triton_algebra.py on scalars. A 3×3 tensor is passed as a tuple of its nine components
+(model.py); the compiler keeps them in registers and processes several channels at once. Constants are
 float32, since numba would compute in float64 otherwise.
 """
 
@@ -301,10 +301,10 @@ def mix(x, at_x, w, y, at_y, F):
                 _add_product(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
 
 
-# --- The edges of one atom, on the CPU: numba functions, inlined into the kernels of steps.py ---
+# --- The edges of one atom, on the CPU: numba functions, inlined into the kernels of numba_steps.py ---
 #
 # Each function reads one CSR row and adds to the atom's own row. Threads share nothing, and sums always have the same
-# order. Filters are cubic polynomials from the tables [knots, 12F] (see triton/message.py). Inner loops run over
+# order. Filters are cubic polynomials from the tables [knots, 12F] (see triton_edges.py). Inner loops run over
 # contiguous channels, so that the compiler vectorises them.
 
 
@@ -498,8 +498,8 @@ def row_force(i, row_ptr, sender, vec, gradient, force, virial):
 
 # --- Operations of single atoms on the CPU: layer norms, activations, products of tensors and their gradients ---
 #
-# These are numba functions, inlined into the kernels of steps.py. They process ROWS atoms at a time: the weights are
-# read once for all of them, and results are still in the cache for the next function.
+# These are numba functions, inlined into the kernels of numba_steps.py. They process ROWS atoms at a time: the weights
+# are read once for all of them, and results are still in the cache for the next function.
 
 
 @inline

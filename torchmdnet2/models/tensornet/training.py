@@ -1,6 +1,6 @@
 """TensorNet as a function of pair vectors, for packed training: one filter for both directions of a pair.
 
-`models/tensornet.py` is the specification. Shapes: M atoms, the last K alone, P pairs, K elements, R radial functions,
+`model.py` is the specification. Shapes: M atoms, the last K alone, P pairs, K elements, R radial functions,
 F features; fields of tensors are [9, M, F].
 """
 

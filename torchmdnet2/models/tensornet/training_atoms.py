@@ -1,6 +1,6 @@
 """Multilinear operations of single atoms: inner products, scaling and products of tensors, channel by channel.
 
-Shapes: M atoms, F features. A field of 3×3 tensors is its nine components (models/tensor_algebra.py), here the slowest
+Shapes: M atoms, F features. A field of 3×3 tensors is its nine components (model.py), here the slowest
 axis: [9, M, F]; quantities of the three parts I, A, S are [3, M, F].
 """
 

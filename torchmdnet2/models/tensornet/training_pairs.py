@@ -1,7 +1,7 @@
 """Multilinear operations over pairs of atoms: messages.
 
 Shapes: M atoms, P pairs (each unordered pair once), E directed edges, F features. Fields of 3×3 tensors are
-[9, M, F], see node_ops.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
+[9, M, F], see training_atoms.py. Filters are [P + 1, 3, F]: one row for each pair, the last one for an atom and itself.
 There are no atomics: rows of edges are summed atom by atom, so that results are reproducible.
 """
 
@@ -115,8 +115,8 @@ def gather_messages(
 ):  # fmt: skip
     """Σ over the edges of an atom of f y of the sender, and f_self y of its own.
 
-    DIRECTED: each direction of a pair, and each atom with itself, has a filter of its own, in the order of edge_ops.py
-    of TensorNet2; TURNED takes the filter of the other direction.
+    DIRECTED: each direction of a pair, and each atom with itself, has a filter of its own, in the order of
+    tensornet2/training_edges.py of TensorNet2; TURNED takes the filter of the other direction.
     """
     i = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BF + tl.arange(0, BF)
@@ -225,7 +225,7 @@ def _pair_dot(out, y, g, first, second, count, num, num_pairs, F: tl.constexpr, 
 
 # --- The embedding of TensorNet as a multilinear operation: tensors from the geometry of the pairs of atoms ---
 #
-# Shapes as in pair_ops.py.
+# Shapes as above.
 
 
 def _parity(like: Tensor) -> Tensor:
@@ -497,7 +497,7 @@ class PairGeometry:
         r: [P, 3] vectors in Å from the first atom of each pair to the second.
         basis: radial functions.
         start, stop: Å, where the cosine cutoff function begins (0: it is 1 at distance 0) and ends.
-        skew_sign: of the antisymmetric part of the geometry, see models/tensornet.py.
+        skew_sign: of the antisymmetric part of the geometry, see model.py.
     """
 
     def __init__(self, r: Tensor, basis: Basis, start: float, stop: float, skew_sign: int):

@@ -1,6 +1,6 @@
 """Functions of tensors that are not multilinear, with first and second derivative: one kernel for each order.
 
-Shapes: M atoms, F features; fields of tensors are nine components [9, M, F], see node_ops.py.
+Shapes: M atoms, F features; fields of tensors are nine components [9, M, F], see training_atoms.py.
 """
 
 from __future__ import annotations

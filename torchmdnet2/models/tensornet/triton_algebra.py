@@ -1,8 +1,8 @@
 """Tensor algebra of TensorNet on nine components, channel by channel, for Triton kernels.
 
-A field of 3×3 tensors is nine components (models/tensor_algebra.py): i, a01, a02, a12, s00, s01, s02, s11, s12. Each
+A field of 3×3 tensors is nine components (model.py): i, a01, a02, a12, s00, s01, s02, s11, s12. Each
 function takes and returns them as separate values, so that they stay in registers. The plain-PyTorch versions in
-models/tensor_algebra.py are the specification; `adjoint` functions are the transposes of the linear maps there.
+model.py are the specification; `adjoint` functions are the transposes of the linear maps there.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A program holds BM atoms × 9 components × BN channels in registers. All operat
 gates, tensor products, their gradients) are applied to the result of the product before it is written.
 
 From 16 atoms per program on, the three maps of I, A and S run on Tensor Cores, BK of K at a time. With 8 atoms they run
-on Tensor Cores in split fp16, in KS parts of K (split_fp16_products.py), with fewer on CUDA cores
-(cuda_core_products.py). Kernels that take all of K at once read their weights, which the previous kernel does not
-write, before that kernel has ended (triton_launch.py). PREC is the precision on Tensor Cores from 16 atoms on: "tf32x3"
+on Tensor Cores in split fp16, in KS parts of K, with fewer on CUDA cores (triton_products.py). Kernels that take all of
+K at once read their weights, which the previous kernel does not write, before that kernel has ended (triton_launch.py).
+PREC is the precision on Tensor Cores from 16 atoms on: "tf32x3"
 is as accurate as float32, "tf32" is faster, "ieee" uses CUDA cores.
 
 Shapes: N atoms, F channels. Fields are [N, 9, F]. Mixing weights W [3, F, F] are applied as X_part @ W[part]; they are
@@ -319,7 +319,7 @@ def gradient_embedding_kernel(
 ):  # fmt: skip
     """dX⁰ = mixᵀ(dmixed) + d‖X⁰‖² · ∂‖X⁰‖²/∂X⁰, the gradient of the norm coming back through the gate's W1 and LN.
 
-    dhidden [N, 2F] is the gradient of the gate's hidden layer, W1ᵀ [2F, F]; see scalar.py for w1_gamma, w1_offset.
+    dhidden [N, 2F] is the gradient of the gate's hidden layer, W1ᵀ [2F, F]; see below for w1_gamma, w1_offset.
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -381,8 +381,8 @@ def gradient_embedding_kernel(
 #
 #     h = W n̂ + b, n̂ = γ n + β, g = γ ⊙ Wᵀ a   ⇒   Σ g = a · (W γ),   Σ g n = a · (h − b − W β).
 #
-# Products are as in node.py. Below 16 atoms per program the weights are packed (cuda_core_products.py,
-# split_fp16_products.py), and W1 after a layer norm is γ ⊙ W1.
+# Products are as above. Below 16 atoms per program the weights are packed
+# (triton_products.py), and W1 after a layer norm is γ ⊙ W1.
 
 
 @triton.jit(do_not_specialize=["num_atoms"])

@@ -9,7 +9,7 @@ between knots, which are dense where the filters vary. The embedding finds the k
 distance from it. The table holds coefficients instead of values at the knots: the slope is then free of cancellation,
 and forces are as accurate as energies. Rows are not padded; the work is proportional to the number of edges.
 
-Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (models/tensor_algebra.py).
+Shapes: N atoms, E edges (capacity), F channels. Tensor fields are [N, 9, F] (model.py).
 """
 
 from __future__ import annotations

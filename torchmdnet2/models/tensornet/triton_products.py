@@ -1,7 +1,7 @@
 """Building blocks of the scalar networks, inlined into Triton kernels: products with weights, layer norm, silu.
 
 A program computes BM rows × BN columns. From 16 rows on the products here run on Tensor Cores. With 8 rows they run on
-Tensor Cores in split fp16 (split_fp16_products.py), with fewer on CUDA cores (cuda_core_products.py).
+Tensor Cores in split fp16, with fewer on CUDA cores.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def statistics(a, rows, ok, eps, WIDTH: tl.constexpr, PADDED: tl.constexpr, LOG:
 # by
 # the bandwidth from the caches to the registers: with two columns per thread, half as much is read.
 #
-# Packed weights are [K/4, N, 4] for W [K, N] (packed_weights.py). Shapes: K inputs, N outputs, BN = G·H of them and
+# Packed weights are [K/4, N, 4] for W [K, N] (weights.py). Shapes: K inputs, N outputs, BN = G·H of them and
 # BM atoms (1, 2 or 4) per program; G is 1 or 2.
 
 
@@ -317,7 +317,7 @@ def dense3_cuda(a, w0, w1, w2, num_atoms, K: tl.constexpr, BM: tl.constexpr, BN:
 #
 # A number is the sum of two float16 numbers, high + low/2048: 23 bits, or an absolute error of 2⁻³⁶ for small
 # numbers.
-# The product of the two low parts is omitted, as for TF32 (dense.py). One instruction does twice the work of a TF32
+# The product of the two low parts is omitted, as for TF32 above. One instruction does twice the work of a TF32
 # instruction. The weights are split in advance and take as many bytes as in float32. Numbers must be below 65,504.
 #
 # Results are computed transposed, Yᵀ = Wᵀ Xᵀ, because Tensor Cores take eight columns and sixteen rows. A program has
@@ -326,7 +326,7 @@ def dense3_cuda(a, w0, w1, w2, num_atoms, K: tl.constexpr, BM: tl.constexpr, BN:
 # takes
 # from it. Neither weights nor numbers pass through shared memory.
 #
-# Packed weights are [2, N/16, K/16, 8, 4, 8] float16 for W [K, N] (packed_weights.py). Shapes: K inputs, N outputs,
+# Packed weights are [2, N/16, K/16, 8, 4, 8] float16 for W [K, N] (weights.py). Shapes: K inputs, N outputs,
 # BN of
 # them per program, P = KS · BN/16 warps.
 

@@ -177,7 +177,7 @@ class FrozenTensorNet:
             first, second = emb.linears_scalar
             self.gate = (give(first.weight.T), give(first.bias), give(second.weight.T), give(second.bias))
             self.gate_t = (give(first.weight), give(second.weight))
-            # W γ and b + W β: what the gradient of a layer norm followed by a linear map needs (scalar.py)
+            # W γ and b + W β: what the gradient of a layer norm followed by a linear map needs (triton_atoms.py)
             norm = emb.init_norm
             self.gate_sums = (give(first.weight @ norm.weight), give(first.bias + first.weight @ norm.bias))
             self.mix_in = [mixing(layer.linears_tensor, 0) for layer in exact.layers]
@@ -202,7 +202,7 @@ class FrozenTensorNet:
         return lambda d: layer.radial_filter(exact.distance_expansion(d), exact.envelope(d))
 
 
-# --- Weights of a frozen TensorNet packed for cuda_core_products.py (few atoms) and split_fp16_products.py ---
+# --- Weights of a frozen TensorNet packed for products on CUDA cores (few atoms) and in split fp16 ---
 
 
 def pack(w: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class FilterTiles(Tiles):
     """Those of TensorNet, and of what TensorNet2 has of its own.
 
     Args:
-        chunk: slots whose filters are held at a time, see triton/filters.py.
+        chunk: slots whose filters are held at a time, see triton_kernels.py.
         kept: most slots of a system whose filters are kept for the backward pass.
         layer: products of the filters' layers.
         first: slots of a program of the first layer, and warps.
@@ -85,9 +85,9 @@ _FEW = MessageTile(1, 4, 32, 4)
 # --- TensorNet2 energy, forces and charges by fused kernels: forward, hand-written backward, no autograd, no ---
 # allocation
 #
-# TensorNet's kernels where the mathematics is the same. Its own are the prediction of charges (triton/charges.py) and
+# TensorNet's kernels where the mathematics is the same. Its own are the prediction of charges (triton_charges.py) and
 #  the
-# filters, which depend on them (triton/filters.py, triton/message.py): they are computed for a chunk of the edges at
+# filters, which depend on them (triton_kernels.py): they are computed for a chunk of the edges at
 # a
 # time, and again in the backward pass.
 

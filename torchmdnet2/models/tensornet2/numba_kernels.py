@@ -1,4 +1,4 @@
-"""Charges of TensorNet2 on the CPU: equilibration over structures and its gradient, in float64; see triton/charges.py.
+"""Charges of TensorNet2 on the CPU: equilibration over structures and its gradient, in float64; see triton_charges.py.
 
 c, f = MLP(LN(I, ‖A‖², ‖S‖²));  q = c + u m,  u = f² + ε,  m = (Q − Σc)/U,  U = Σu. Backwards, with T = Σ (dE/dq) u:
 
@@ -107,8 +107,7 @@ def equilibrate_adjoint(predicted, batch, exact, weight, missing, slope, gradien
             gradient[i, channels + k] = 2 * np.float64(predicted[i, channels + k]) * missing[b, k] * dc
 
 
-# --- The filters of TensorNet2 on the CPU, for SLOTS edges at a time: numba functions, called by the kernels of
-# steps.py ---
+# --- The filters of TensorNet2 on the CPU, for SLOTS edges at a time: numba functions ---
 #
 # A filter is a network F → 2F → 3F on every directed edge. Its first layer is linear in the radial basis and the
 # charges: a cubic from a table of the distance, and one row of numbers per atom for the receiver and one for the
@@ -215,7 +214,7 @@ def first_slope(p, t, g, F):
 # --- The kernels of TensorNet2 on the CPU beside those of TensorNet: prediction of charges, messages, and their
 # gradients ---
 #
-# As in tensornet/numba/steps.py threads share the atoms, ROWS at a time, and each atom writes its own rows. A message's
+# As in tensornet/numba_steps.py threads share the atoms, ROWS at a time, and each atom writes its own rows. A message's
 # gradient is that of the reverse edges: with g_ji the filter of the message i → j, dY_i = Σ_j g_ji dM_j. What it leaves
 # for the charges of j is gathered afterwards, by the index of the reverse edge.
 

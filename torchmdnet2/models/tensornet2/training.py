@@ -1,10 +1,10 @@
 """TensorNet2 as a function of pair vectors, for packed training.
 
-`models/tensornet2.py` is the specification. The embedding is TensorNet's. Filters read the charges of both atoms: their
+`model.py` is the specification. The embedding is TensorNet's. Filters read the charges of both atoms: their
 first layer is linear in the radial basis and in the charges, so it is a sum of a part of the pair and of parts of the
 two atoms; the other layers run on both directions of each pair.
 
-Shapes: M atoms, P pairs, S structures, F features, C charge channels, D rows of edges as in edge_ops.py.
+Shapes: M atoms, P pairs, S structures, F features, C charge channels, D rows of edges as in training_edges.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Shapes: M atoms, P pairs, F features. There is a row for each direction of each pair and for each atom with itself,
 D = 2 P + M in all: in rows 0 … P − 1 the first atom of a pair receives, in P … 2 P − 1 the second; then the atoms. Rows
-of pairs that fill the room receive nothing. As in TensorNet's pair_ops.py there are no atomics.
+of pairs that fill the room receive nothing. As in TensorNet's training_pairs.py there are no atomics.
 """
 
 from __future__ import annotations

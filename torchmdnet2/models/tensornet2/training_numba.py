@@ -1,6 +1,6 @@
-"""The operations of edge_ops.py on the CPU, compiled by numba.
+"""The operations of training_edges.py on the CPU, compiled by numba.
 
-Importing it needs numba. Shapes as in edge_ops.py. Rows of pairs that fill the room are left unchanged.
+Importing it needs numba. Shapes as in training_edges.py. Rows of pairs that fill the room are left unchanged.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..tensornet.training_numba_kernels import add, get, kernel, put, scale_parts
+from ..tensornet.training_numba import add, get, kernel, put, scale_parts
 from . import training_edges as edge_ops
 
 __all__ = ["EdgeSum", "Message"]

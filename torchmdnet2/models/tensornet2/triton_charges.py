@@ -5,7 +5,7 @@ float64, of parts of PART atoms: those of a part stand in the row of its first a
 
     dE/dc = dE/dq − T/U,    dE/df = 2 f m dE/dc.
 
-The gradient of the layer norm as in tensornet/triton/scalar.py. Where the charges are not those of the filters but
+The gradient of the layer norm as in tensornet/triton_atoms.py. Where the charges are not those of the filters but
 those that the potential gives (GIVEN), their mean over the K channels, dE/dq is that of the mean, by other terms.
 
 Shapes: N atoms, B structures, E edges (capacity), F channels, C charge channels, of which K are real.

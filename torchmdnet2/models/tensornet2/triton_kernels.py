@@ -7,8 +7,8 @@ the charges. The filters are computed for a chunk of slots at a time and are nev
 The slot of an edge in the row of atom i from j is filled for the message j → i; REVERSED for i → j, which the gradients
 of Y_i need.
 
-Products as in split_fp16_products.py: a number is two float16 numbers, high + low/2048, and the product of two low
-parts is left out. Here they are split where they are written.
+Products as in tensornet/triton_products.py: a number is two float16 numbers, high + low/2048, and the product of two
+low parts is left out. Here they are split where they are written.
 
 Shapes: N atoms, E edges (capacity), F channels, C charge channels, S slots of a chunk.
 """
@@ -216,7 +216,7 @@ def first_gradient_kernel(
     before_next(PDL)
 
 
-# --- Messages of TensorNet2 and their gradients, from filters of a chunk of slots (filters.py). Triton kernels ---
+# --- Messages of TensorNet2 and their gradients, from filters of a chunk of slots (above). Triton kernels ---
 #
 # A program walks rows of atoms that have slots in the chunk, and adds to what chunks before have left: each row by
 # one

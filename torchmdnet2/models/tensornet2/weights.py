@@ -42,7 +42,7 @@ class ChargeWeights(NamedTuple):
 
     Attributes:
         gamma, beta: [3F].
-        first: [3F, F]; first_gamma, first_offset: [F] W₁ γ and b₁ + W₁ β, see tensornet/triton/scalar.py.
+        first: [3F, F]; first_gamma, first_offset: [F] W₁ γ and b₁ + W₁ β, see tensornet/triton_atoms.py.
     """
 
     gamma: Tensor

@@ -1,7 +1,7 @@
 """Coulomb by particle-mesh Ewald on the GPU: what is prepared, and how its kernels are launched.
 
 Short-range pairs and molecules of a batch are sums over pairs, float32 by the kernel of pair priors; the mesh is
-float64. The reference is priors/ewald.py with priors/mesh.py.
+float64. The reference is ewald.py.
 
 Shapes: N atoms, B structures, M = M_1 × M_2 × M_3 mesh points, p spline order.
 """
@@ -34,7 +34,7 @@ _ROOM = 0.05
 
 
 def spline_table(order: int) -> list[list[float]]:
-    """M_p(t + k) = Σ_j c_jk (t − ½)^j for t in [0, 1): c [p, p], of the splines of priors/mesh.py."""
+    """M_p(t + k) = Σ_j c_jk (t − ½)^j for t in [0, 1): c [p, p], of the splines of ewald.py."""
     half = Fraction(1, 2)
     pieces = [[half, Fraction(1)], [half, Fraction(-1)]]  # M_2
     for n in range(3, order + 1):

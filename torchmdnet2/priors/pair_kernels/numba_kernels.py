@@ -1,6 +1,6 @@
 """The functions of the distance that pair priors are made of, with their slopes, for numba kernels.
 
-The same functions as ../triton/radial.py, of one pair and in float64: g(d, b, c, constants, mode) → g, dg/dd.
+The same functions as triton_kernels.py, of one pair and in float64: g(d, b, c, constants, mode) → g, dg/dd.
 """
 
 from __future__ import annotations
@@ -122,11 +122,11 @@ def reaction_field(d, _b, _c, constants, damping):
     return f * field * end, f_slope * field * end + f * ((2 * reaction * d - r * r) * end + field * end_slope)
 
 
-# --- Kernels for the priors that are sums over pairs, on the CPU: as ../triton/frame.py, in float64 ---
+# --- Kernels for the priors that are sums over pairs, on the CPU: as triton_kernels.py, in float64 ---
 #
 # Threads share out the atoms; every atom adds to its own row, so that results do not depend on the number of threads.
 
-MIN_DISTANCE = 1e-3  # Å, as priors/pairs.py
+MIN_DISTANCE = 1e-3  # Å, as neighbors/pairs.py
 NOTHING = (0.0,) * 10
 
 
@@ -252,7 +252,7 @@ table [K, 3] (A, b, c) of each atom; strength, cutoff (Å, finite), constants an
 """
 
 
-# --- D3(BJ) on the CPU in three passes over the edges, as ../triton/d3.py, in float64 ---
+# --- D3(BJ) on the CPU in three passes over the edges, as triton_kernels.py, in float64 ---
 #
 # The edges of atom i are first[i] … last[i] − 1, with vectors vec [E, 3]; where pairs are not listed, all atoms of its
 # structure are in `sender`, and their positions pos [N, 3] count.

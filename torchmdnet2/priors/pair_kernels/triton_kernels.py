@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as priors/pairs.py
+MIN_DISTANCE = tl.constexpr(1e-3)  # Å, as neighbors/pairs.py
 
 
 @triton.jit
@@ -324,7 +324,7 @@ def ewald(d, _b, _c, lower, inverse, alpha, _c3, _c4, _c5, DAMPING: tl.constexpr
 # --- D3(BJ) in three passes over the edges: coordination numbers; energies with their slopes; forces through ---
 # coordination
 #
-# The formulas are those of priors/dispersion_d3.py. A pass over the row of an atom writes what belongs to this atom:
+# The formulas are those of priors/dispersion.py. A pass over the row of an atom writes what belongs to this atom:
 # no
 # atomics; same input, same result, bit for bit. Coordination numbers, weights and energies are summed in float64.
 

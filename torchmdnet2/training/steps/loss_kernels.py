@@ -1,8 +1,8 @@
 """Errors of the predictions for a batch: the sums that reports are made of, the loss, and its gradients.
 
-Two kernels add up and one differentiates, instead of about 120 small ones. training/steps/loss.py and
-training/steps/metrics.py are the specification. Sums are formed in float64 and in a fixed order: each program adds up
-the rows of its block, and the blocks are added one after the other.
+Two kernels add up and one differentiates, instead of about 120 small ones. loss.py is the specification. Sums are
+formed in float64 and in a fixed order: each program adds up the rows of its block, and the blocks are added one after
+the other.
 
 Shapes: B frames and one more structure for room that is not needed, N atoms, K elements, P blocks of rows.
 """
