@@ -94,6 +94,9 @@ def test_replace_and_to_share_or_copy():
     a = System.from_ase(molecule("H2O"))
     moved = a.replace(pos=a.pos + 1)
     assert moved.z is a.z and torch.equal(moved.pos, a.pos + 1)
+    before = a.pos.clone()
+    again = a.at(moved.pos)
+    assert again.pos is moved.pos and again.z is a.z and torch.equal(a.pos, before) and again.num_systems == 1
     single = a.to(dtype=torch.float32)
     assert single.dtype == torch.float32 and a.dtype == torch.float64
 

@@ -152,6 +152,16 @@ class System:
         """A copy with some fields replaced; the others are shared."""
         return replace(self, **changes)
 
+    def at(self, pos: Tensor) -> System:
+        """The same structures at other positions, without the checks of `replace`, which take longer than a small step.
+
+        Args:
+            pos: [N, 3] Å, of the type and on the device of those before.
+        """
+        found = copy.copy(self)
+        found.pos = pos
+        return found
+
     def detach(self) -> System:
         """The same structures as plain numbers, outside of any derivative: what a search or a check reads.
 

@@ -5,7 +5,6 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -196,9 +195,7 @@ class ArrayEvaluator:
         if cell != self._cell:
             self._template.cell = torch.from_numpy(structure.cell).to(self.device)[None]
             self._cell = cell
-        system = copy.copy(self._template)
-        system.pos = torch.from_numpy(structure.positions).to(self.device)
-        return system
+        return self._template.at(torch.from_numpy(structure.positions).to(self.device))
 
 
 class _HostStep:

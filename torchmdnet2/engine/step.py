@@ -541,12 +541,12 @@ class FusedBoundStep(BoundStep):
             return None
         result = Result(host.energy, host.forces, host.stress, host.atom_energies, host.charges)
         properties = {name: value.cpu() for name, value in step.properties(host.charges).items()}
-        result.properties = with_dipole(properties, host.charges, self._system.replace(pos=self.pos))
+        result.properties = with_dipole(properties, host.charges, self._system.at(self.pos))
         return result
 
     def properties(self) -> Mapping[str, Tensor]:
         charges = None if self.charges is None else self.charges.clone()
-        return with_dipole(self._graphed.step.properties(charges), charges, self._system.replace(pos=self.pos))
+        return with_dipole(self._graphed.step.properties(charges), charges, self._system.at(self.pos))
 
 
 def raise_input_error(system: System, flag: int) -> None:

@@ -87,7 +87,7 @@ class _WithDipole(Mapping[str, Tensor]):
     def __init__(self, properties: Mapping[str, Tensor], charges: Tensor, system: System):
         # copies, as both may be written to before it is asked for
         self._known, self._charges = dict(properties), charges.clone()
-        self._system = system.replace(pos=system.pos.clone())
+        self._system = system.at(system.pos.clone())
 
     @cached_property
     def _names(self) -> list[str]:
