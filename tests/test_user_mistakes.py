@@ -68,7 +68,7 @@ def folder(tmp_path, monkeypatch):
         (["train", "l.ckpt"], "l.ckpt: not a text file, and a configuration (YAML) is needed here"),
         (["train", "data.xyz"], "data.xyz: not a configuration: that is a YAML file with sections (data, model,"),
         (["learn", "data.xyz"], "data.xyz: not a configuration: that is a YAML file with sections (start, labels,"),
-        (["train", "none.yaml"], "no such configuration file; `torchmdnet2 config --help` tells how to print one"),
+        (["train", "none.yaml"], "no such configuration file; `torchmdnet2 config --help` says how to print one"),
         (["train", "my.yaml", "--set", "init=a_run"], "a_run is a folder, and a model file is needed: give a_run/best"),
         (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which was asked for as energy, nor any other label"),
         (["evaluate", "m.tmn", "bare.xyz"], "nor any other label: these are structures only"),

@@ -230,7 +230,7 @@ def _in_fixed_order(blob: bytes) -> bytes:
 
 
 def _in_16_bits(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All float32 tensors as float16, if that changes no number; otherwise all as they are."""
+    """All float32 tensors as float16, if that changes no number; otherwise all unchanged."""
     halves = {name: value.half() for name, value in tensors.items() if value.dtype == torch.float32}
     exact = all(torch.equal(half.float(), tensors[name]) for name, half in halves.items())
     return tensors | halves if exact else tensors
@@ -256,7 +256,7 @@ def _read(path: str | os.PathLike) -> bytes:
 
 
 def _in_folder(folder: Path) -> str:
-    """What to give instead of a folder, where that can be told."""
+    """What to give instead of a folder, where that is known."""
     if (folder / "best.tmn").is_file():
         return f": give {folder / 'best.tmn'}"
     if (folder / "model.json").is_file():
@@ -272,7 +272,7 @@ def _alike(file: Path) -> str:
 
 
 def _of_others(path: str | os.PathLike, blob: bytes) -> str:
-    """What to do with a file that is no model file, where that can be told."""
+    """What to do with a file that is no model file, where that is known."""
     if not blob:
         return "; it is empty"
     if str(path).endswith(".json"):

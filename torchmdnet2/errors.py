@@ -66,7 +66,7 @@ class BadConfig(ValueError):
 
 
 class BadData(ValueError):
-    """A data file, label or structure cannot be used as it is."""
+    """A data file, label or structure cannot be used."""
 
 
 class StructureWarning(UserWarning):

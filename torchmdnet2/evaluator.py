@@ -132,7 +132,7 @@ class Evaluator:
         return self._first(system, lambda backend: backend.bind(system, stress))
 
     def refresh(self) -> None:
-        """Take the weights, priors, device and type of the potential as they are now."""
+        """Take the current weights, priors, device and type of the potential."""
         with self._lock:
             self._task = Task(self.potential, self.precision, self.graphs)
             kinds = _GPU if self._task.has_triton else _CPU

@@ -91,7 +91,7 @@ class System:
                 raise ValueError(f"{name} must have shape {shape}, got {tuple(getattr(self, name).shape)}")
 
     def _count_systems(self, device: torch.device) -> int:
-        """B, without looking at the batch where another argument tells it (that would stall a GPU)."""
+        """B, without looking at the batch where another argument gives it (that would stall a GPU)."""
         if self.batch is None:
             return 1
         sized: list[tuple[Any, int]] = [(self.cell, 3), (self.pbc, 2), (self.charge, 1), (self.spin, 1)]
@@ -306,7 +306,7 @@ class System:
 
 
 def _as_tensor(value: Any) -> Tensor:
-    """A tensor as it is: `torch.as_tensor` would take it to torch's default device."""
+    """A tensor unchanged: `torch.as_tensor` would take it to torch's default device."""
     return value if isinstance(value, Tensor) else torch.as_tensor(value)
 
 

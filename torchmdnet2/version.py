@@ -1,3 +1,3 @@
-"""The package's version; a module of its own, since model files and reports name it."""
+"""The package's version; a separate module, since model files and reports name it."""
 
 __version__ = "0.1.0"

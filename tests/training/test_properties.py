@@ -156,7 +156,7 @@ def loss(**given):
     ("change", "message"),
     [
         (keys(properties={"gapp": "gap"}), "data.keys.properties.gapp: no head predicts it, did you mean 'gap'"),
-        (keys(properties={"energy": "e"}), "has a key of its own, data.keys.energy"),
+        (keys(properties={"energy": "e"}), "has a separate key, data.keys.energy"),
         (keys(dipole="mu"), "data.keys.dipole: the model predicts none"),
         (keys(charges="q"), "data.keys.charges: the model predicts none"),
         (keys(properties={}), "'gap' has no label to learn from; add data.keys.properties.gap"),

@@ -195,7 +195,7 @@ def keeping(path: Path) -> Iterator[None]:
 
 
 def split_index(path: str) -> tuple[str, str | None]:
-    """File and index of file@index; a name with an @ of its own is meant as it is where there is such a file."""
+    """File and index of file@index; a name with an @ is taken unchanged where there is such a file."""
     folder, name = os.path.split(path)
     if "@" not in name or Path(path).is_file():
         return path, None
@@ -285,7 +285,7 @@ def _reason(error: Exception) -> str:
 
 
 def frame_numbers(file: str, index: str | None, count: int) -> list[int]:
-    """The frames of a file that file@index means, as they are counted there: from 0 on, -1 is the last.
+    """The frames of a file that file@index means, by its count: from 0 on, -1 is the last.
 
     Args:
         file: its name, for messages.

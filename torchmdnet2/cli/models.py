@@ -51,7 +51,7 @@ def _models(options: argparse.Namespace) -> None:
         _print(found)
     else:
         print("No potential is shipped with this version, and no installed package brings one.")
-        print("A trained or imported model is used by the path of its file: docs/models.md tells where to get one.")
+        print("A trained or imported model is used by the path of its file: docs/models.md says where to get one.")
 
 
 def _facts(model: NamedModel) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class StatedUnit(NamedTuple):
     """A unit that a structure states for one of its quantities.
 
     Attributes:
-        unit: as it is written.
+        unit: as written.
         quantity: "energy", "forces", "stress", "virial", "dipole", "length" or "cell".
         source: the statement, as in `energy-unit=hartree`.
     """

@@ -8,7 +8,7 @@ __all__ = ["FUSED_ARITHMETIC", "after_previous", "before_next", "tl", "triton"]
 
 
 class _Absent:
-    """Stands for the package while modules are read: decorated functions stay as they are."""
+    """Stands for the package while modules are read: decorated functions stay unchanged."""
 
     @staticmethod
     def jit(function: Any = None, **options: Any) -> Any:

@@ -149,7 +149,7 @@ def read_text(path: str | os.PathLike) -> str:
         )
     if not file.is_file():
         raise FileNotFoundError(
-            f"{path}: no such configuration file; `torchmdnet2 config --help` tells how to print one"
+            f"{path}: no such configuration file; `torchmdnet2 config --help` says how to print one"
         )
     try:
         return file.read_text(encoding="utf-8-sig")

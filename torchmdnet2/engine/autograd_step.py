@@ -198,7 +198,7 @@ class AutogradStep(Step):
 
 
 class AutogradModel:
-    """Constants of a potential as they are now.
+    """Current constants of a potential.
 
     Args:
         potential: in evaluation mode, on a CUDA device (or the CPU under Triton's interpreter).

@@ -1,6 +1,6 @@
 """Structures with spare room, so that a model can be replayed on tensors whose sizes never change.
 
-A padded structure ends with two dummy atoms in a structure of their own, twice the cutoff apart. Unused list entries
+A padded structure ends with two dummy atoms in a separate structure, twice the cutoff apart. Unused list entries
 connect these two, so real atoms are unaffected, whatever the model does with its edges. Models that vanish at the
 cutoff give no interaction between the dummy atoms either.
 
@@ -149,7 +149,7 @@ class EwaldPlans:
         return torch.stack([plan.lacking for plan in self._plans.values()]).any(0)
 
     def grow(self) -> bool:
-        """Other plans in the place of those without room, for the first cells that did not fit. Waits for the device.
+        """Other plans instead of those without room, for the first cells that did not fit. Waits for the device.
 
         Returns:
             Whether there are any.
@@ -195,7 +195,7 @@ class _Held:
 
 
 class AutogradTerm(TermWithRoom):
-    """Autograd of a prior, on the list of its own cutoff.
+    """Autograd of a prior, on a list of its cutoff.
 
     Args:
         prior: one that `autograd_unsupported_reason` finds nothing against.

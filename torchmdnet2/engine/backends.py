@@ -101,7 +101,7 @@ class Declined(Exception):
 
 
 class Backend(ABC):
-    """One way to evaluate a potential, with its weights as they are now.
+    """One way to evaluate a potential, with its current weights.
 
     Args:
         task: what is evaluated.

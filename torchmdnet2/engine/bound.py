@@ -110,7 +110,7 @@ class ReferenceBoundStep(BoundStep):
             self._properties = {name: torch.full_like(value, float("nan")) for name, value in self._properties.items()}
 
     def _step(self) -> None:
-        """Overwrite the results; a ValueError leaves them as they are."""
+        """Overwrite the results; a ValueError leaves them unchanged."""
         result = self._compute()
         self._properties = result.properties
         with torch.no_grad():

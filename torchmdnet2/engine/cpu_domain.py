@@ -182,7 +182,7 @@ def select_edges(ptr, listed, row, pos, limit, row_ptr, sender, vectors, least):
 
 @njit(cache=True, error_model="numpy")
 def sum_edges(row_ptr, sender, vectors, gradient, forces, virial):
-    """Add the forces [M, 3] and row virials [n, 9] of dE/dvector [≥ E, 3]: ghosts have no edges of their own."""
+    """Add the forces [M, 3] and row virials [n, 9] of dE/dvector [≥ E, 3]: ghosts have no edges."""
     for i in range(len(row_ptr) - 1):
         for e in range(row_ptr[i], row_ptr[i + 1]):
             j = sender[e]

@@ -263,7 +263,7 @@ def _composition(system: System) -> tuple[Tensor, ...]:
 
 
 class CpuModel:
-    """Weights and constants of a potential as they are now. Thread-safe.
+    """Weights and current constants of a potential. Thread-safe.
 
     The first call is checked against the potential in float64.
 

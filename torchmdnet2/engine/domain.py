@@ -91,7 +91,7 @@ class Domain(ABC):
             num_local: n.
             exchange: of the ghosts.
             row_of: [N] row of each atom among those of local atoms and ghosts, as of `MpiExchange`; None: each copy is
-                a ghost of its own.
+                a separate ghost.
 
         Raises:
             ValueError, UnknownElement: the potential does not know an element.

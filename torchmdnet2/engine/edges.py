@@ -74,7 +74,7 @@ def evaluate_edges(
         charge: total charge in e of the whole structure.
         cutoff: Å, up to which all edges are listed; None: the potential's own cutoff.
         exchange: takes what the layers of the model read of ghosts from their owners; all domains call this function,
-            also those without atoms. None: ghosts are evaluated here, and need edges of their own.
+            also those without atoms. None: ghosts are evaluated here, and need edges too.
         isolated: `potential.isolated_energies()`, where they are known.
 
     Raises:

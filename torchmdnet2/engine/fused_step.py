@@ -157,14 +157,14 @@ _ATOMS_PER_PART = 2048
 
 
 class FusedStep(Step):
-    """Energy, forces and stress of N atoms in B structures, by a network and terms with kernels of their own.
+    """Energy, forces and stress of N atoms in B structures, by a network and terms with kernels.
 
     `launch()` allocates nothing (but what a sort inside a graph's own pool takes) and never waits.
 
     Args:
         net: the network.
         terms: what is added to it. Each gets the shortest list that reaches its cutoff: that of the network, or one of
-            those that `list_cutoffs` chooses. Those by autograd get the list of their own cutoff, and come last.
+            those that `list_cutoffs` chooses. Those by autograd get a list of their cutoff, and come last.
         num_atoms, num_systems: N and B.
         cutoff: Å, of the network.
         dtype: of the positions, float32 or float64.
@@ -499,7 +499,7 @@ def _aligned(size: int) -> int:
 
 
 class FusedModel:
-    """Weights and constants of a potential as they are now.
+    """Weights and current constants of a potential.
 
     Args:
         potential: one that `coverage.unsupported_reason` finds nothing against; on a CUDA device (or under Triton's
@@ -529,7 +529,7 @@ class FusedModel:
         graphed, inputs = self._loaded(step, system)
         path = (system.dtype, stress, *step.path.values())
         if path not in self._checked:
-            with step.without_buffers():  # the reference takes up to a GB of its own
+            with step.without_buffers():  # the reference takes up to another GB
                 self._check(step, system)
             self._checked.add(path)
         return graphed, inputs
@@ -565,7 +565,7 @@ class FusedModel:
         potential, system = extract_checked(self.potential, system, step.stress)
         model = copy.copy(self)
         model.potential, model.terms = potential, _terms(potential)
-        # a step of its own: it may be one that other results are read from
+        # a separate step: it may be one that other results are read from
         own = model.step(system.num_atoms, system.num_systems, step.dtype, step.stress, **step.path)
         model._loaded(own, system)
         own.launch()

@@ -97,7 +97,7 @@ def exclusive_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, po
     Args:
         graph: a new one.
         stream: not the default one.
-        pool: of memory, from `torch.cuda.graph_pool_handle()`; None: one of its own.
+        pool: of memory, from `torch.cuda.graph_pool_handle()`; None: a new one.
     """
     with _ONE, torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         yield
@@ -143,10 +143,10 @@ class CudaGraph:
             launch: enqueues the work on the current stream, and waits for nothing.
             device: a CUDA device.
             results: what the work writes. The graph is replayed once, and must give there what the launches gave.
-            agree: tells so for copies of what the launches gave; None: they are the same, bit by bit.
+            agree: says so for copies of what the launches gave; None: they are the same, bit by bit.
             changes_inputs: the work also reads what it writes: `results` are put back as they were, before that replay
                 and after it.
-            warm_up: done before the capture in the place of the launches: kernels are compiled and loaded, and memory
+            warm_up: done before the capture instead of the launches: kernels are compiled and loaded, and memory
                 that is made only once is made, which must not happen inside.
             memory: shared with other graphs; None: its own.
             measure: find out how much memory the graph takes; waits for the device.

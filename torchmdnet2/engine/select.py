@@ -139,7 +139,7 @@ def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
     paths = [kernels_of(prior, potential.device, compiled) for prior in listed]
     kernels = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is not None]
     others = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is None]
-    lines = [f"  priors on kernels of their own: {', '.join(kernels)}"] if kernels else []
+    lines = [f"  priors on kernels: {', '.join(kernels)}"] if kernels else []
     return lines + ([f"  priors by autograd of themselves alone: {', '.join(others)}"] if others else [])
 
 
@@ -155,7 +155,7 @@ def constant_energies(potential: Potential, system: System) -> Tensor:
 def list_cutoffs(network: float, terms: Sequence[float], exact: Sequence[float] = ()) -> list[float]:
     """Å of the lists that a network and terms share, that of the network first.
 
-    A term takes a list that reaches further than its cutoff, unless that is so long that a list of its own costs less.
+    A term takes a list that reaches further than its cutoff, unless that is so long that a separate list costs less.
 
     Args:
         network: cutoff of the network.

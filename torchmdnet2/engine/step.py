@@ -141,7 +141,7 @@ class Step(ABC):
         out: results.
         searches: a neighbor search for each distinct cutoff, that of the network first.
         version: a graph that was captured before it last changed must not be replayed any more.
-        order: spatial order of the atoms, None where they stay as they are.
+        order: spatial order of the atoms, None where their order is unchanged.
         measures_graph: count the memory of a graph in `nbytes`.
     """
 

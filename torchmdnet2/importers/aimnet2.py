@@ -38,7 +38,7 @@ _DAMPING_END = 4.6
 def import_aimnet2(path: str | os.PathLike, member: int | None = None) -> Potential:
     """A potential with the weights of AIMNet2 or of one member of an ensemble, giving the same energies and forces.
 
-    `potential.metadata["import"]` tells where it came from ("source", "checksum") and what was decided on the way.
+    `potential.metadata["import"]` says where it came from ("source", "checksum") and what was decided on the way.
 
     Args:
         path: a TorchScript file (.jpt) with the energy terms of AIMNet2: shifts of the elements, Coulomb energy of all
@@ -138,7 +138,7 @@ def _network(model: ScriptModule) -> tuple[dict[str, Any], dict[str, Tensor]]:
     shifts, cutoff = aev["shifts_s"].double(), float(aev["rc_s"])
     same = all(torch.equal(aev[f"{name}_s"], aev[f"{name}_v"]) for name in ("rc", "eta", "shifts"))
     if not same or not model["d2features"]:
-        raise BadCheckpoint("vectors have radial functions of their own, or features have no shells")
+        raise BadCheckpoint("vectors have other radial functions, or features have no shells")
     networks = [_layers(network, activated=k > 0) for k, network in enumerate(_in_order(model["mlps"]))]
     config = {
         "name": "aimnet2",

@@ -49,7 +49,7 @@ def is_matgl(path: str | os.PathLike) -> bool:
 def import_matgl(path: str | os.PathLike) -> Potential:
     """A potential with the weights of a TensorNet of matgl, giving the same energies, forces and stress.
 
-    `potential.metadata["import"]` tells where it came from and what was decided on the way, as for other imports.
+    `potential.metadata["import"]` says where it came from and what was decided on the way, as for other imports.
 
     Args:
         path: a folder with `model.json` and `state.pt`, or the `model.json` in it.

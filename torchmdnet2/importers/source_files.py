@@ -55,7 +55,7 @@ def _reason(path: str | os.PathLike, words: str) -> str:
 
 # --- Detection of the version of TorchMD-Net that wrote a TensorNet, from the tensors of the checkpoint ---
 #
-# Version 3 changed two things that no name tells: the order of the rows of some linear layers, (F, 3) before and (3, F)
+# Version 3 changed two things that no name shows: the order of the rows of some linear layers, (F, 3) before and (3, F)
 # since, and the sign of the antisymmetric part of the embedding (which only SO(3) models feel).
 
 Layout = Literal["2.x", "3.x"]

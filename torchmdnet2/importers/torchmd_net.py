@@ -227,7 +227,7 @@ def import_checkpoint(
 ) -> Potential:
     """A potential with the weights of a TorchMD-Net checkpoint, giving the same energies and forces.
 
-    `potential.metadata["import"]` tells where it came from ("source", "sha256") and what was decided on the way
+    `potential.metadata["import"]` says where it came from ("source", "sha256") and what was decided on the way
     ("decisions", a list of sentences).
 
     Args:

@@ -147,7 +147,7 @@ def model_config(
             )
     if (args.get("atom_filter") or -1) > -1:
         config["atom_filter"] = int(args["atom_filter"])
-        decisions.append(f"atoms up to Z = {config['atom_filter']} have no energy of their own")
+        decisions.append(f"atoms up to Z = {config['atom_filter']} have no energy")
     _remarks(args, decisions)
     return config
 

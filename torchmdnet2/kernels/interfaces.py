@@ -336,7 +336,7 @@ class ChargeNetwork(GpuNetwork):
 
 
 class GpuTerm(ABC):
-    """A prior on kernels of its own. `run` only launches.
+    """A prior that has kernels. `run` only launches.
 
     Attributes:
         cutoff: Å of the list that it needs. The list that it is given may reach further: mask edges by the distance.
@@ -358,7 +358,7 @@ class GpuTerm(ABC):
         return None
 
     def allocate(self, num_atoms: int) -> Any:
-        """Buffers of its own, for N atoms."""
+        """Its buffers, for N atoms."""
         return None
 
     def set_composition(self, buffers: Any, system: System) -> None:  # noqa: B027
@@ -445,7 +445,7 @@ class FastPath(ABC):
         """As `gpu`, on the CPU."""
 
     def training(self, representation: nn.Module, batch: PairBatch, use_kernels: bool) -> PairNetwork | None:
-        """The representation on pairs, for packed training; None: it is called as it is, on directed edges."""
+        """The representation on pairs, for packed training; None: it is called unchanged, on directed edges."""
         return None
 
 

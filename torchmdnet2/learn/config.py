@@ -248,7 +248,7 @@ def _check_training(config: LearnConfig) -> None:
     training = config.train.get("training") or {}
     for name, section in (("train.training", training), ("refine", config.refine)):
         if isinstance(section, Mapping) and "seed" in section:
-            raise BadConfig(f"{name}.seed: set `seed` instead; each training gets one of its own, derived from it")
+            raise BadConfig(f"{name}.seed: set `seed` instead; each training gets a seed that is derived from it")
     data = {"train": "train.xyz"}
     config.training(True, data, Path("."), 0)
     plain = {**config.train, "training": {**training, **config.refine}}

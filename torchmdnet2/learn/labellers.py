@@ -228,7 +228,7 @@ class Teacher(Labeller):
 class Command(Labeller):
     """A program that reads a frame from a file and writes it with labels to another. It runs with your rights.
 
-    The program is started directly, without a shell, in a folder of its own: name it, and its files, by their full
+    The program is started directly, without a shell, in a separate folder: name it, and its files, by their full
     paths. Input: extended XYZ, with charge and spin in the second line. Output: any format of ASE with energy in eV and
     forces in eV/Å, of the same atoms in the same order. Another exit code than 0 is a failure.
 

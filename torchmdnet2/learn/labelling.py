@@ -205,7 +205,7 @@ def label_frames(frames: Sequence[Atoms], folder: Path, config: LabelsConfig, sa
         frames: what to label.
         folder: of the round.
         config: the labeller, and how many at once.
-        say: told of every failure.
+        say: called with every failure.
     """
     done = _read_results(folder / RESULTS)
     tasks = []

@@ -60,7 +60,7 @@ def with_labels(atoms: Atoms, labels: Labels) -> Atoms:
     from ase.calculators.singlepoint import SinglePointCalculator
 
     frame = atoms.copy()
-    frame.set_constraint()  # forces are written as they are
+    frame.set_constraint()  # forces are written unchanged
     frame.calc = SinglePointCalculator(frame, energy=labels.energy, forces=labels.forces)
     return frame
 

@@ -385,7 +385,7 @@ class Bonds:
         return found
 
     def _hand_over(self, k: int, bond: _Bond) -> None:
-        """Put another bond in the place of bond k, or nothing where the proton had two."""
+        """Replace bond k by another bond, or nothing where the proton had two."""
         rest = np.arange(len(self.pairs)) != k
         self.pairs, self.shift, self.usual = self.pairs[rest], self.shift[rest], self.usual[rest]
         if bond.key not in self._keys():

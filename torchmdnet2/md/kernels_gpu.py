@@ -135,7 +135,7 @@ class GraphEngine(Engine):
         step: on the device, without waits.
         dynamics: as for Engine.
         interval: steps between the moments when the host looks.
-        capture: False for a step that replays a graph of its own, which cannot be captured in another.
+        capture: False for a step that replays its graph, which cannot be captured in another.
 
     Attributes:
         captures: how often a graph was captured.

@@ -29,7 +29,7 @@ class MDOptions:
         friction: 1/ps, of the Langevin bath.
         seed: of velocities and noise; the same seed gives the same trajectory. Replica k has seed + k.
         replicas: independent copies of the start structure that are simulated side by side, in one batch; each has
-            velocities, noise, trajectory and table of its own.
+            its velocities, noise, trajectory and table.
         every: steps between rows of the table, frames of the trajectory and checks; None means a thousandth of
             `steps`, but 10 at least and 100 at most.
         output: prefix of all files that are written; one that ends in .xyz or .traj also chooses the format, and

@@ -179,7 +179,7 @@ class StabilityReport:
         report, broken = self.files(prefix)
         atomic_write(report, json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n", keep=True)
         if not self.frames:
-            keep_old(broken)  # which tells of another check
+            keep_old(broken)  # which belongs to another check
             return [report]
         text = io.StringIO()
         write(text, self.frames, format="extxyz")

@@ -449,7 +449,7 @@ class Recorder:
                 trajectory.write(frame)
 
     def frame(self, state: State, replica: int) -> Atoms:
-        """A replica as Atoms: positions as they are (not wrapped), momenta, energy, forces."""
+        """A replica as Atoms: positions (not wrapped), momenta, energy, forces."""
         from ase.calculators.singlepoint import SinglePointCalculator
 
         n = self.atoms.num_atoms

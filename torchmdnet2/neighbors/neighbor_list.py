@@ -35,7 +35,7 @@ class NeighborList:
         row_ptr: [N + 1] integers; the edges of receiver i are row_ptr[i] … row_ptr[i+1] − 1.
         cutoff: Å.
         half: each unordered pair is listed once instead of twice.
-        exchange: where rows of ghost atoms come from, which have no edges of their own and follow the others; None:
+        exchange: where rows of ghost atoms come from, which have no edges and follow the others; None:
             there are no such atoms.
     """
 

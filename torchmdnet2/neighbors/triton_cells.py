@@ -6,7 +6,7 @@ the sorted order, swept as if they were one, LANES candidates at a turn. At the 
 column goes on at its other end, as a second or third `side` with runs of its own.
 
 Nothing is reduced across lanes while the candidates pass. Each lane notes for each receiver at which turns its
-candidate was a neighbor, a bit each (`bits`), and how many there were; `candidates` tells which atom and image a lane
+candidate was a neighbor, a bit each (`bits`), and how many there were; `candidates` says which atom and image a lane
 had at a turn, as the key 32 · atom + image. From these finish_cells makes the list without a second
 test. A tile that needs more turns than there are bits is counted here in float64 and listed there by the same tests.
 
@@ -277,7 +277,7 @@ def count_cells(
 # their three coordinates, so that a piece of a column is one run of atoms. Along periodic vectors the bins tile the
 # cell;
 # along free directions they are folded with a period of at least three cutoffs (across columns): no bounding box is
-# needed, and atoms that share a bin without being near are told apart by their distance.
+# needed, and atoms that share a bin without being near are distinguished by their distance.
 #
 # Atoms enter their bin in any order (atomics), then each bin is put in order of the atoms' numbers: the sorted order
 # is a

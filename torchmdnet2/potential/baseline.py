@@ -18,7 +18,7 @@ __all__ = ["Baseline"]
 
 @PRIORS.register("baseline")
 class Baseline(Prior):
-    """A potential that is added as it is and that training does not change; its weights are kept with the model.
+    """A potential that is added unchanged and that training does not change; its weights are kept with the model.
 
     In a training configuration: {name: baseline, file: cheap.tmn}.
 
@@ -35,7 +35,7 @@ class Baseline(Prior):
     def check(self, system: System) -> None:
         """Raise what the potential raises for structures that it cannot evaluate.
 
-        Of any charge: which ones are known is told by the potential that was trained on top of this one.
+        Of any charge: which ones are known is stated by the potential that was trained on top of this one.
         """
         self.potential.check(system, charge=False)
 

@@ -129,7 +129,7 @@ _REASON = (
 
 
 def not_compiled(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The same function, which torch.compile runs as it is, with a warning; what is around it is compiled."""
+    """The same function, which torch.compile runs uncompiled, with a warning; what is around it is compiled."""
 
     @functools.wraps(function)
     def wrapped(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

@@ -271,7 +271,7 @@ class Watch:
 
     A frame in fifty of what the model knows well may have a score above 1 (`Calibration`). Told is therefore an element
     of which, in the same structure, the mean of the largest scores of the last five looks is above 1: a score of 5
-    tells at once, one of 1.2 when it stays.
+    is reported at once, one of 1.2 when it stays.
 
     Attributes:
         largest: score so far; 0 before the first look.

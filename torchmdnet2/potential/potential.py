@@ -132,7 +132,7 @@ class Potential(nn.Module):
         elements: atomic numbers that the model was trained on; None means all that it can represent.
         properties: heads of further properties; the one named "charges" gives `Result.charges`.
         atom_filter: atoms with atomic numbers up to this one take part in the messages, and have no energy and no
-            share in properties of their own; −1 keeps all.
+            share in properties; −1 keeps all.
         total_charges: total charges in e of the structures that the model was trained on; None: not stated.
         closed_shell: trained on closed shells only: an odd number of electrons is refused.
         compositions: atomic number -> atoms; the reference energies of their combinations alone are determined, and all
@@ -460,7 +460,7 @@ class Potential(nn.Module):
         energies = energies + self._prior_energies(system, lists, charges)[: graph.num_atoms]
         if graph.readout is not None:
             energies = torch.where(graph.readout, energies, 0.0)
-        if neighbors.exchange is not None:  # ghosts have no energy of their own
+        if neighbors.exchange is not None:  # ghosts have no energy
             energies = torch.cat([energies, energies.new_zeros(neighbors.exchange.num_ghosts)])
         return energies, charges, properties
 

@@ -104,7 +104,7 @@ def _extra_minimum(path: ScanPath, samples: Samples) -> Iterator[Finding]:
             yield Finding("extra minimum", float(samples.values[inner[0].index]), float(len(inner)), text)
         return
     if path.kind == "bond":
-        outer = [m for m in found if x[m.index] >= REPULSIVE]  # nearer ones are told as attraction
+        outer = [m for m in found if x[m.index] >= REPULSIVE]  # nearer ones are reported as attraction
         own = min(outer, key=lambda m: _from_well(x, samples.energy, m.index), default=None)
         extra = [m for m in outer if m is not own]
     else:
@@ -152,7 +152,7 @@ CHECKS: tuple[Callable[[ScanPath, Samples], Iterator[Finding]], ...] = (
 )
 
 
-# --- Jumps of the energy, the force and its slope along a path, told from steep but smooth places by refinement ---
+# --- Jumps of the energy, the force and its slope along a path; refinement finds out steep but smooth places ---
 #
 # A difference between neighboring points that is due to a jump stays when the points move together; that of a smooth
 # function vanishes. Where the differences of a curve stand out, the interval is therefore divided again and again. What
@@ -235,7 +235,7 @@ def find_jumps(surface: ModelSurface, curves: Sequence[Curve], progress: ScanPro
         surface: what gave the curves; evaluated at some hundred further points of each curve that has places to look
             at.
         curves: their model's samples are looked at.
-        progress: is told of these points.
+        progress: is called with these points.
     """
     found = _measured(surface, [place for curve in curves for place in _places(curve)], "jumps", progress)
     if not surface.precise:
@@ -259,7 +259,7 @@ def _measured(
         for place, samples in zip(open_places, found, strict=True):
             if np.isfinite(samples.energy).all() and np.isfinite(samples.force).all():
                 place.narrow(samples)
-            else:  # told by another check
+            else:  # reported by another check
                 places.remove(place)
         open_places = [place for place in places if place.is_open]
     bends = _bends(surface, places, progress) if surface.precise and places else [0.0] * len(places)
@@ -271,7 +271,7 @@ def _measured(
 
 
 def _places(curve: Curve) -> list[_Place]:
-    """Where differences stand out by so much that there may be a jump large enough to be told."""
+    """Where differences stand out by so much that there may be a jump large enough to be reported."""
     samples = curve.model
     x, h = samples.values, float(samples.values[1] - samples.values[0])
     least = min(KINDS["force jump"][0] / 2, KINDS["curvature jump"][0] * h / 4)

@@ -186,7 +186,7 @@ class ScanReport:
             if file in content:
                 atomic_write(file, content[file], keep=True)
             else:
-                keep_old(file)  # which tells of another scan
+                keep_old(file)  # which belongs to another scan
         return list(content)
 
     @staticmethod

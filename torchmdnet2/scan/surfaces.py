@@ -146,7 +146,7 @@ class Surface(ABC):
 
         Args:
             requests: paths, and the values [n] of their coordinates.
-            progress: is told how many points were computed, now and then.
+            progress: is called with the number of computed points, now and then.
         """
 
     def check(self, system: System) -> None:  # noqa: B027 (most have nothing to refuse)

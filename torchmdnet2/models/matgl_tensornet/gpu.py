@@ -1,6 +1,6 @@
 """matgl's TensorNet by the kernels of TensorNet; the gated head and its gradient by PyTorch's matrix products.
 
-The kernels keep the features as they are before an activation, which is what this head reads.
+The kernels keep the features before an activation, which is what this head reads.
 
 Shapes: N atoms, F channels.
 """

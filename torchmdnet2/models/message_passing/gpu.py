@@ -179,7 +179,7 @@ class _Network(GpuNetwork):
     """A representation with its head.
 
     Args:
-        representation, head: as they are now; copied.
+        representation, head: copied.
         energy_scale: eV per unit of the head.
         device: CUDA (the CPU under Triton's interpreter).
 

@@ -160,7 +160,7 @@ class CpuTensorNet(CpuChargeNetwork):
         self._threads = ThreadChoice()
 
     def add_charges(self, head: nn.Module) -> None:
-        """Take a head of charges (models/heads.py), in the place of those that the network itself may have."""
+        """Take a head of charges (models/heads.py), instead of those that the network itself may have."""
         network: Any = copy.deepcopy(head).cpu().float()
         first, _silu, last = network.output_network.layers
         self._set_heads([self._energy, (first.weight.T, first.bias, last.weight[0], last.bias)])

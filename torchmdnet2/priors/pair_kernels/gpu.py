@@ -28,7 +28,7 @@ _FEW_ATOMS = 4096  # up to so many, four warps share the row of an atom; above, 
 
 
 def make_term(prior: Prior, elements: Iterable[int], device: torch.device) -> PairTerm | D3Term:
-    """The kernels of a prior as it is now.
+    """The kernels of a prior with its current parameters.
 
     Args:
         prior: one that `parameters.unsupported_reason` finds nothing against.

@@ -89,7 +89,7 @@ def unsupported_reason(prior: Prior) -> str:
 
 
 def describe(prior: Prior, elements: Iterable[int]) -> PairParameters | D3Parameters:
-    """The parameters of a prior as they are now, on the CPU.
+    """The current parameters of a prior, on the CPU.
 
     Args:
         prior: one that `unsupported_reason` finds nothing against.

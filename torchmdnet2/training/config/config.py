@@ -207,7 +207,7 @@ class Config(Section):
         default_factory=lambda: [{"name": "atomref", "energies": "auto"}], validate_default=True
     )
     atom_filter: Annotated[int, Field(ge=-1)] = Field(
-        default=-1, description="atoms up to this atomic number have no energy of their own; -1: all have"
+        default=-1, description="atoms up to this atomic number have no energy; -1: all have"
     )
     init: InitConfig | None = Field(
         default=None, description="fine-tuning: {file, freeze, replay}; model, head and priors from the file"

@@ -121,7 +121,7 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
     predicted = [*shapes, *([DIPOLE_NORM] if "dipole" in shapes else [])]
     for name in keys.properties:
         if name in LABELS.keys():
-            raise ValueError(f"data.keys.properties.{name}: has a key of its own, data.keys.{name}")
+            raise ValueError(f"data.keys.properties.{name}: has a separate key, data.keys.{name}")
         if name not in predicted:
             hint = did_you_mean(name, predicted) or "."
             raise ValueError(
@@ -323,7 +323,7 @@ class KeysConfig(_label_keys()):  # type: ignore[misc]
         default={}, description="property -> its name in the file, as in {gap: HOMO_LUMO_gap}"
     )
     numbers: str | None = Field(default=None, description="atomic numbers; only of npy, npz and hdf5")
-    positions: str | None = Field(default=None, description="positions; only of npz and hdf5, with names of their own")
+    positions: str | None = Field(default=None, description="positions; only of npz and hdf5, with other names")
     weight: str | None = Field(default=None, description="factor of the frame's part of the loss; 1 where it is absent")
     config_type: str = Field(default="config_type", description="kind of a frame, for training.loss.config_weights")
     charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")

@@ -287,7 +287,7 @@ class Spread:
         return {name: (error.norm(dim=1), deviation.norm(dim=1)) for name, (error, deviation) in self._joined().items()}
 
     def summary(self) -> dict[str, Any]:
-        """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and what the one tells about the
+        """By property: "rms_spread" and "rmse", both by component as in `ErrorSums`, and what the one says about the
         other: "ratio", rmse over rms_spread, 1 where the spread is as large as the error; "correlation" of the ranks
         (Spearman's, of the lengths of vectors and tensors); "bins", the frames or atoms in five parts of equal number
         from the smallest spread to the largest, with "rms_spread" and "rmse" of each."""
@@ -337,7 +337,7 @@ def rank_correlation(a: Tensor, b: Tensor) -> float:
     return float((x * y).sum()) / scale if scale else 0.0
 
 
-# --- Errors of an ensemble on labelled frames: of the mean, of each member, and what the spread tells about them ---
+# --- Errors of an ensemble on labelled frames: of the mean, of each member, and what the spread says about them ---
 
 
 @dataclass

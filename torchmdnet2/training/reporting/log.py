@@ -199,7 +199,7 @@ class TensorBoard:
 class Wandb:
     """A run of Weights & Biases; a resumed training continues it, and fills in what a killed one had not sent.
 
-    Offline, each start writes all epochs from the first on to a folder of its own.
+    Offline, each start writes all epochs from the first on to a new folder.
     """
 
     def __init__(self, config: Config, folder: Path | None, history: Sequence[Mapping[str, Any]] = ()):

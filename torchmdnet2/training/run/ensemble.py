@@ -1,6 +1,6 @@
 """Training several members of an ensemble: the same data, different random seeds.
 
-Every member is a run of its own in `member_0`, `member_1`, … of the folder, and can be resumed as any run. When all are
+Every member is a separate run in `member_0`, `member_1`, … of the folder, and can be resumed as any run. When all are
 done, `ensemble.json` lists their models for `Ensemble.load`, and `ensemble_metrics.json` has the errors of their mean
 and their spread on the test frames; report.html shows both.
 """
@@ -122,7 +122,7 @@ def _together(config: Config, models: list[Path], say: Callable[[str], None]) ->
 
 
 def ensemble_metrics(setup: Setup, models: list[Path]) -> tuple[dict[str, Any], Spread]:
-    """Errors of the mean of some models, and what their spread tells about them.
+    """Errors of the mean of some models, and what their spread says about them.
 
     Args:
         setup: of the run, for its frames.

@@ -163,7 +163,7 @@ def refit_references(
     """Refit the atomref energies to the labels: the smallest change, see `least_change`.
 
     A change of more than 0.3 eV means labels of another level of theory. Then only the compositions of the frames, and
-    combinations of them, have energies of that level: those of other elements stay as they are.
+    combinations of them, have energies of that level: those of other elements do not change.
 
     Args:
         potential: with the loaded weights; its reference energies are changed, and `determined`.

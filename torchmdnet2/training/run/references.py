@@ -131,7 +131,7 @@ def fit_references(
 
     Args:
         facts: of `survey`.
-        atom_filter: elements up to this one have no energy of their own and get 0.
+        atom_filter: elements up to this one have no energy and get 0.
         known: element -> eV of those that are not to be fitted.
     """
     references = dict.fromkeys(facts["elements"], 0.0)
@@ -182,7 +182,7 @@ def determined_by(
 
     Args:
         facts: of `survey`.
-        atom_filter: elements up to this one have no energy of their own.
+        atom_filter: elements up to this one have no energy.
         known: elements whose energies are known without the frames.
         elements: of the model; None: of the frames.
         before: compositions whose energies are known without the frames.
@@ -264,7 +264,7 @@ def _sizes(head: dict[str, Any], system: System) -> Tensor:
     return count.sqrt() if summed else torch.ones_like(count)
 
 
-# --- Reference energies from calculations of single atoms, in the training data or in a file of their own ---
+# --- Reference energies from calculations of single atoms, in the training data or in a separate file ---
 
 WORDS = ("auto", "fit", "keep", "isolated")
 """What `energies` of atomref may be, besides a table and a file."""
@@ -295,7 +295,7 @@ def atom_files(config: Config) -> list[str]:
 
 
 def with_isolated(config: Config, data: Dataset, elements: Sequence[int]) -> tuple[Config, SingleAtoms | None]:
-    """The configuration with tables in the place of `energies: isolated` and `energies: FILE`.
+    """The configuration with tables instead of `energies: isolated` and `energies: FILE`.
 
     Args:
         config: of the run.
@@ -436,7 +436,7 @@ FITS = {
 
 
 def with_pair_fit(config: Config, frames: Frames, elements: Sequence[int]) -> Config:
-    """The configuration with numbers in the place of a name of `FITS` as `parameters`.
+    """The configuration with numbers instead of a name of `FITS` as `parameters`.
 
     Args:
         config: of the run.

@@ -74,7 +74,7 @@ def open_subsets(
 
 
 def _named(config: DataConfig, subset: str) -> list[str]:
-    """The subsets of a published data set that stand in the place of files for validation or test.
+    """The subsets of a published data set that stand instead of files for validation or test.
 
     Raises:
         BadConfig: there is neither such a subset nor such a file, or training has these frames.
@@ -99,7 +99,7 @@ def _named(config: DataConfig, subset: str) -> list[str]:
 
 
 def _divide(config: DataConfig, total: int, own: set[str]) -> dict[str, list[int]]:
-    """Random indices of each subset that has no file of its own; a function of the seed and the number of frames."""
+    """Random indices of each subset that has no separate file; a function of the seed and the number of frames."""
     split = config.split
     validation, test = (0 if name in own else getattr(split, name) for name in SUBSETS[1:])
     try:

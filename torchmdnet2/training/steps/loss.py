@@ -147,7 +147,7 @@ UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", **{name: spec.unit for na
 
 
 def shown(error: float, unit: str) -> tuple[float, str]:
-    """An error as people read it: thousandths of a unit, as in (12.3, "meV/Å"); a plain number as it is."""
+    """An error as people read it: thousandths of a unit, as in (12.3, "meV/Å"); a plain number unchanged."""
     return (1e3 * error, f"m{unit}") if unit else (error, "")
 
 

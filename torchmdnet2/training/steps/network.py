@@ -1,7 +1,7 @@
 """Network energies and forces of a packed batch, differentiable with respect to the weights.
 
 Everything is a function of the vectors r of the pairs: forces and stress are sums of dE/dr. A representation whose fast
-path has a variant for training (engine/select.py) runs on pairs; others run as they are, on directed edges.
+path has a variant for training (engine/select.py) runs on pairs; others run unchanged, on directed edges.
 
 Shapes as in packed_frames.py: M atoms, N of them in frames, P pairs, B frames, K elements, F features.
 """

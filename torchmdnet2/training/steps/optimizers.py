@@ -98,7 +98,7 @@ class Stacks:
     Args:
         matrices: of one device and floating-point type; only that and their shapes matter.
         fill: those of a stack have up to a multiple of 128 rows, and smaller ones are filled up with zeros, which
-            Newton–Schulz leaves as they are (for a GPU, where the number of operations counts); else they have one
+            Newton–Schulz leaves unchanged (for a GPU, where the number of operations counts); else they have one
             shape.
 
     Attributes:
@@ -215,7 +215,7 @@ def parameter_groups(
         model: a potential.
         weight_decay: of tensors with two or more dimensions only.
         lr_decay: the rate of what is d levels below the read-out is multiplied by lr_decay**d.
-        matrices: put weight matrices, without embeddings, in groups of their own, marked "matrices".
+        matrices: put weight matrices, without embeddings, in separate groups, marked "matrices".
     """
     deep = depths(model)
     top = max(deep.values(), default=0)

@@ -54,13 +54,13 @@ class Rows:
 
 @dataclass(eq=False)
 class Gathered:
-    """Rows in a room.
+    """Which rows of a table the buffers of a batch take: those of its frames, then unused ones up to the capacity C.
 
     Attributes:
-        ptr: [B + 2] first row of each frame, of the room that is not needed, and the end.
-        owner: [room] number of the frame that each row belongs to, B for rows without a use.
-        used: [room] whether a row belongs to a frame.
-        source: [room] its place in the table; the last one for rows without a use.
+        ptr: [B + 2] first row of each frame, first unused row, and the end.
+        owner: [C] number of the frame that each row belongs to, B for unused rows.
+        used: [C] whether a row belongs to a frame.
+        source: [C] its place in the table; the last one for unused rows.
     """
 
     ptr: Tensor
@@ -154,7 +154,7 @@ class Further:
     lists: dict[float, NeighborList]
 
     def system(self, z: Tensor, structure: Tensor, charge: Tensor) -> System:
-        """The frames, and further atoms at the origin of structures of their own.
+        """The frames, and further atoms at the origin of separate structures.
 
         Args:
             z, structure: [N or more].
@@ -172,7 +172,7 @@ class Further:
         )
 
     def with_spare_atom(self, z: Tensor, structure: Tensor, charge: Tensor) -> System:
-        """The frames, and one atom in a structure of its own, whose image far away takes the unused edges of the lists.
+        """The frames, and one atom in a separate structure, whose image far away takes the unused edges of the lists.
 
         Args:
             z, structure: [N].
@@ -271,7 +271,7 @@ class _List:
 # numbers alone, at a fixed size, so that a CUDA graph can hold it.
 
 _COPIED = ("r", "charge", "volume", "energy", "forces", "stress")
-"""What a batch has of its frames as it is."""
+"""What a batch has of its frames unchanged."""
 
 
 def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
@@ -327,7 +327,7 @@ class PackedBatch:
         atom_ptr, pair_ptr: [B + 2] first atom and pair of each frame, and of the room that is not needed.
         charge: [S] total charges in e.
         volume: [B + 1] Å³, 1 for molecules.
-        energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None: labels less what does
+        energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None: labels minus what does
             not depend on the network; NaN where absent or where there is no frame.
         weight: [B + 1] what each frame counts for in the loss, float64; None: 1.
         further: what property heads and priors that read charges need; None: nothing.
