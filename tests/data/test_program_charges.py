@@ -92,6 +92,13 @@ def test_structures_have_the_charge_of_their_text(tmp_path, name, format, text, 
     assert (atoms.info.get("charge"), atoms.info.get("spin")) == expected
 
 
+def test_inputs_are_read_without_the_empty_lines_that_ase_needs(tmp_path):
+    text = f"start w\ncharge -1\ngeometry units angstrom\n{ATOMS}end\ntask dft\n"
+    (tmp_path / "w.nwi").write_text(text)
+    (atoms,) = read_structures(tmp_path / "w.nwi")
+    assert atoms.get_chemical_formula() == "H2O" and atoms.info["charge"] == -1
+
+
 def test_a_coord_file_has_the_charge_of_the_control_file_beside_it(tmp_path):
     (tmp_path / "coord").write_text(COORD.format(""))
     assert "charge" not in read_structures(tmp_path / "coord")[0].info

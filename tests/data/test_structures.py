@@ -11,6 +11,7 @@ from ase import Atoms
 from ase.build import molecule
 from ase.io import write
 
+from torchmdnet2.data import open_dataset
 from torchmdnet2.data.structures import read_structures
 from torchmdnet2.errors import BadData, StructureWarning
 
@@ -287,6 +288,43 @@ def test_positions_in_the_unit_that_the_header_states(tmp_path):
     assert not any("unit" in key for key in atoms.info)
     with pytest.raises(BadData, match="pos-unit=ell: unknown length unit"):
         read_structures(xyz(path, "pos-unit=ell"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        (
+            "q.in",
+            "$molecule\n-1 1\nO 0.0 0.0 0.0\n$end\n",
+            r"q.in: there are no atoms in it, .* the format aims\. If it",
+        ),
+        (
+            "w.nwi",
+            "geometry\n O 0 0\nend\n",
+            r"w.nwi: .*\(as the format nwchem-in of ase.io\)",
+        ),
+        ("a.abc", "nothing", "a.abc: cannot be read as a structure: ASE knows no format of structures of this name"),
+        (
+            "a.xyz",
+            "1\n\n8 0 0 0\n",
+            "a.xyz: .* there is no element '8'; a column of atomic numbers needs Properties=Z:I",
+        ),
+        ("a.xyz", "1\n\nO 0 0 0\n" * 2 + "2\n\nO 0 0 0\n", "a.xyz, structure 2: .* after 1 of its 2 atoms"),
+        ("a.xyz", "one\n\nO 0 0 0\n", "a.xyz: .* a number of atoms is expected"),
+        ("a.sdf", v3000(" CHG=-1 RAD=5"), "a radical of the code 5; 1, 2 and 3 are"),
+        ("a.sdf", v2000("M  RAD  1   3   5\n"), "a radical of the code 5; 1, 2 and 3 are"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_words(tmp_path, name, text, words):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(BadData, match=words):
+        read_structures(tmp_path / name)
+
+
+def test_comment_lines_in_other_encodings(tmp_path):
+    (tmp_path / "a.xyz").write_bytes(b"1\ncharge=-1 name=caf\xe9\nO 0 0 0\n")
+    assert states(tmp_path / "a.xyz") == [(-1, None)]
+    assert open_dataset(tmp_path / "a.xyz", {})[0].system.charge.item() == -1
 
 
 def test_velocities_and_fixed_atoms_of_xyz_are_kept(tmp_path):

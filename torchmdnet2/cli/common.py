@@ -248,7 +248,7 @@ class _Read(NamedTuple):
 
 def _read(file: str, index: str | None) -> _Read:
     """Those of an index; None: the last."""
-    from ..data.structures import open_structures
+    from ..data.structures import open_structures, reason
     from ..errors import BadConfig, BadData
 
     name = file if index is None or index == ":" else f"{file}@{index}"
@@ -269,19 +269,7 @@ def _read(file: str, index: str | None) -> _Read:
     except BadData as error:
         raise BadData(str(error) if file in str(error) else f"{name}: {error}") from error
     except Exception as error:  # ASE's readers raise whatever they meet
-        raise BadData(f"{name}: cannot be read as a structure: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """Why ASE cannot read a file, in words, where its own are none."""
-    from ase.io.formats import UnknownFileTypeError
-
-    if isinstance(error, UnknownFileTypeError):
-        return f"ASE knows no format of structures of this name or content ({error})"
-    symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
-    if symbol.isalpha() and len(symbol) <= 3:
-        return f"'{symbol}' is not an element"
-    return str(error) or type(error).__name__
+        raise BadData(f"{name}: cannot be read as a structure: {reason(error)}") from error
 
 
 def frame_numbers(file: str, index: str | None, count: int) -> list[int]:

@@ -5,6 +5,7 @@ Format: https://github.com/libAtoms/extxyz. Comment lines are parsed by ASE itse
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -70,7 +71,7 @@ def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
     """Of each frame the comment line, the lines of atoms, their number, and lattice vectors of ADF; not parsed."""
     from ase.io.formats import open_with_compression
 
-    with open_with_compression(path) as file:
+    with io.TextIOWrapper(open_with_compression(path, "rb"), encoding="utf-8", errors="replace") as file:
         head = file.readline().removeprefix(BOM)
         while head:
             if head.strip():
@@ -237,5 +238,8 @@ def numbers_of(symbols: Sequence[str]) -> np.ndarray:
     names = [str(symbol).capitalize() for symbol in symbols]
     unknown = next((k for k, name in enumerate(names) if name not in known), None)
     if unknown is not None:
-        raise ValueError(f"atom {unknown}: there is no element '{symbols[unknown]}'")
+        remedy = ""
+        if str(symbols[unknown]).isdigit():
+            remedy = "; a column of atomic numbers needs Properties=Z:I:1:pos:R:3 in the comment line"
+        raise ValueError(f"atom {unknown}: there is no element '{symbols[unknown]}'{remedy}")
     return np.array([known[name] for name in names], dtype=np.int64)

@@ -101,13 +101,13 @@ def format_of(path: str) -> Format:
 
 def _guess(path: str) -> str:
     """What ase.io takes a file for, as an example of a format."""
-    from ase.io.formats import UnknownFileTypeError, filetype
+    from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 
     try:
         found = filetype(path)
     except (UnknownFileTypeError, OSError, UnicodeDecodeError):
         found = ""
-    return f", as in data.format: {found} (--format {found})" if found else " (data.format, --format)"
+    return f", as in data.format: {found} (--format {found})" if found in ioformats else " (data.format, --format)"
 
 
 def make_readers(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from os import PathLike
@@ -17,7 +18,7 @@ from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, with_elements
 from .program_charges import program_statements, states_charges
 
-__all__ = ["MASSES", "Molecule", "from_smiles", "open_structures", "read_molecules", "read_structures"]
+__all__ = ["MASSES", "Molecule", "from_smiles", "open_structures", "read_molecules", "read_structures", "reason"]
 
 
 if TYPE_CHECKING:
@@ -321,7 +322,8 @@ def open_structures(path: str | PathLike, format: str | None = None) -> Sequence
     import ase.io.formats
 
     name = str(path)
-    format = format or ase.io.formats.filetype(name)
+    with _in_words(name):
+        format = format or ase.io.formats.filetype(name)
     if format in ("extxyz", "xyz"):
         return _Xyz(name)
     if format == "traj":
@@ -338,9 +340,47 @@ def open_structures(path: str | PathLike, format: str | None = None) -> Sequence
 def _by_ase(source: Any, format: str) -> list[Atoms]:
     import ase.io
 
-    if isinstance(source, str) and _begins_with_mark(source):
-        source = io.StringIO(_text(source))
-    return list(ase.io.iread(source, index=":", format=format, do_not_split_by_at_sign=True))
+    path = source if isinstance(source, str) else ""
+    if path and format in _TIDIED:
+        source = io.StringIO(_TIDIED[format](_text(path)))
+    elif path and _begins_with_mark(path):
+        source = io.StringIO(_text(path))
+    with _in_words(path, f" (as the format {format} of ase.io)" if format in ase.io.formats.ioformats else ""):
+        found = list(ase.io.iread(source, index=":", format=format, do_not_split_by_at_sign=True))
+    if not all(map(len, found)):
+        raise BadData(
+            f"{path}{': ' if path else ''}there are no atoms in it, as ase.io reads it: as the format {format}. If it "
+            "is another one, as an input of Q-Chem, convert it to XYZ or SDF"
+        )
+    return found
+
+
+_TIDIED = {"nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text)}
+"""Formats whose reader in ASE needs empty lines that the program does not need -> the text with them."""
+
+
+@contextmanager
+def _in_words(where: str, more: str = "") -> Iterator[None]:
+    """Errors of readers of other packages, which raise whatever they meet, as a BadData that names the file."""
+    try:
+        yield
+    except (BadData, MissingBackend, OSError):
+        raise
+    except Exception as error:
+        raise BadData(f"{where}{': ' if where else ''}cannot be read as a structure: {reason(error)}{more}") from error
+
+
+def reason(error: Exception) -> str:
+    """Why ASE cannot read a file, in words, where its own are none."""
+    from ase.io.formats import UnknownFileTypeError
+
+    if isinstance(error, UnknownFileTypeError):
+        return f"ASE knows no format of structures of this name or content ({error})"
+    symbol = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    if symbol.isalpha() and len(symbol) <= 3:
+        return f"'{symbol}' is not an element"
+    own = isinstance(error, ValueError | EOFError) and str(error)
+    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 def _begins_with_mark(path: str) -> bool:
@@ -381,7 +421,8 @@ class _Xyz(Sequence):
 
     def __init__(self, path: str):
         self.path = path
-        self._count = sum(1 for _ in raw_frames(path))
+        with _in_words(path):
+            self._count = sum(1 for _ in raw_frames(path))
         self._next, self._raw = 0, raw_frames(path)
 
     def __len__(self) -> int:
@@ -395,8 +436,9 @@ class _Xyz(Sequence):
             self._next, self._raw = 0, raw_frames(self.path)
         raw = next(islice(self._raw, k - self._next, None))
         self._next = k + 1
-        text, isotopes = with_elements(*raw)
-        atoms: Atoms = read(io.StringIO(text), format="extxyz")  # type: ignore[assignment]
+        with _in_words(f"{self.path}, structure {k}" if self._count > 1 else self.path):
+            text, isotopes = with_elements(*raw)
+            atoms: Atoms = read(io.StringIO(text), format="extxyz")  # type: ignore[assignment]
         _set_isotopes(atoms, isotopes)
         return _completed(_Found(atoms, [], []), f"{self.path}, structure {k}" if self._count > 1 else self.path)
 
