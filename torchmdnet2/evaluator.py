@@ -10,6 +10,7 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 import copy
+import logging
 import operator
 import os
 from collections.abc import Callable
@@ -31,7 +32,9 @@ from .engine.backends import (
     Task,
 )
 from .engine.bound import BoundStep
+from .engine.select import describe_cells
 from .engine.timings import describe_timings
+from .potential.cells import Portion, evaluate_portions, is_mixed
 from .potential.derivatives import is_differentiated, not_compiled, outside_modes
 from .potential.potential import Potential, Result, with_dipole
 from .potential.refusals import require_potential, require_system
@@ -39,6 +42,8 @@ from .system import System
 
 __all__ = ["Evaluator", "FastCalls", "load"]
 
+
+_LOGGER = logging.getLogger(__name__)
 
 Precision = Literal["native", "float32", "tf32", "float64"]
 
@@ -107,9 +112,20 @@ class Evaluator:
             RuntimeError: the first use of a fast path did not agree with the reference.
         """
         stress = self.stress if stress is None else stress
-        result = self._first(
-            system, lambda backend: backend.run(system, forces, stress), is_differentiated(require_system(system))
-        )
+        differentiated = is_differentiated(require_system(system))
+        cells = None if differentiated else self._cells_of(system)
+        if cells is not None:
+            if not is_mixed(system):
+                return cells(system, forces, stress)
+
+            def evaluate(portion: Portion) -> Result:
+                return (cells if portion.periodic else self)(portion.system, forces, stress)
+
+            self.potential.check(system)  # names structures by their places in the batch
+            result: Result = evaluate_portions(system, self.potential.outputs, evaluate)
+            result.properties = with_dipole(result.properties, result.charges, system)
+            return result
+        result = self._first(system, lambda backend: backend.run(system, forces, stress), differentiated)
         result.properties = with_dipole(result.properties, result.charges, system)
         return result
 
@@ -129,7 +145,10 @@ class Evaluator:
             ValueError, RuntimeError: as a call.
         """
         stress = self.stress if stress is None else stress
-        return self._first(system, lambda backend: backend.bind(system, stress))
+        cells = self._cells_of(system)
+        if cells is not None and not is_mixed(system):
+            return cells.bind(system, stress)
+        return self._first(system, lambda backend: backend.bind(system, stress), cells is not None)
 
     def refresh(self) -> None:
         """Take the current weights, priors, device and type of the potential."""
@@ -138,6 +157,21 @@ class Evaluator:
             kinds = _GPU if self._task.has_triton else _CPU
             self._backends: list[Backend] = [kind(self._task) for kind in kinds]
             self._declined: list[str] = []
+            summing = self.potential.in_cells()
+            self._summing = None if summing is self.potential else summing
+            self._cells: Evaluator | None = None
+
+    def _cells_of(self, system: System) -> Evaluator | None:
+        """What evaluates periodic structures, where there are some and the model sums over all pairs of molecules."""
+        if self._summing is None or not bool(require_system(system).pbc.any()):
+            return None
+        with self._lock:
+            if self._task.is_changed:
+                self.refresh()
+            if self._cells is None and self._summing is not None:
+                self._cells = Evaluator(self._summing, self.precision, self.graphs, self.stress)
+                _LOGGER.info("periodic cells: %s", describe_cells(self._summing))
+            return self._cells
 
     def _first(self, system: System, action: Callable[[Backend], _Found], differentiated: bool = False) -> _Found:
         """What the first backend gives that takes the system; what is differentiated goes to the potential itself."""
@@ -182,6 +216,11 @@ class Evaluator:
         Raises:
             As a call.
         """
+        cells = None if system is None else self._cells_of(system)
+        if cells is not None:
+            if is_mixed(require_system(system)):
+                raise ValueError("a batch of molecules and cells is evaluated in two steps: give one kind to time it")
+            return f"{cells.report(system, stress)}\nperiodic cells: {describe_cells(cells.potential)}"
         with self._lock:
             times: list[str] = []
             if system is not None:
@@ -193,6 +232,10 @@ class Evaluator:
             lines = active.describe("; ".join(b.reason_prefix + b.unsupported_reason for b in skipped))
             if self._declined and not isinstance(active, ReferenceBackend):
                 lines.append(f"last fell back to the reference path (autograd): {self._declined[0]}")
+            if self._summing is not None:
+                lines.append(f"periodic cells: {describe_cells(self._summing)}")
+            if self._cells is not None:
+                lines += [f"  {line}" for line in self._cells.report().splitlines()]
             return "\n".join([*lines, *times])
 
 

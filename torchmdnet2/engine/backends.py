@@ -41,7 +41,7 @@ __all__ = [
 _version = attrgetter("_version")
 _options = attrgetter(
     "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "allow_untrained_charge", "total_charges",
-    "closed_shell",
+    "closed_shell", "coulomb",
 )  # fmt: skip
 
 

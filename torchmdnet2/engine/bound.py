@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..neighbors import neighbor_list
 from ..neighbors.pairs import PairLists
+from ..potential.cells import is_mixed
 from ..potential.potential import Potential, Result, with_dipole
 from ..potential.refusals import refuse_coincident
 from ..system import System
@@ -83,9 +84,12 @@ class ReferenceBoundStep(BoundStep):
     def __init__(self, potential: Potential | CpuModel, system: System, stress: bool):
         if isinstance(potential, Potential):  # whose weights may change while the energies of isolated atoms are kept
             potential = copy.deepcopy(potential)
+            if bool(system.pbc.any(1).all()):
+                potential = potential.in_cells()
         self._potential = potential
         self.pos, self.cell = system.pos.detach().clone(), system.cell.detach().clone()
         self._system = system.replace(pos=self.pos, cell=self.cell)
+        self._mixed = is_mixed(system)
         self._error: ValueError | None = None
         call = potential.reference if isinstance(potential, Potential) else potential
         result = call(self._system, stress=stress, create_graph=False)
@@ -121,6 +125,8 @@ class ReferenceBoundStep(BoundStep):
         potential, system, stress = self._potential, self._system, self.stress is not None
         if not isinstance(potential, Potential):
             return potential(system, stress=stress, create_graph=False)
+        if self._mixed and potential.in_cells() is not potential:
+            return potential.reference(system, stress=stress, create_graph=False)
         # the composition was checked by the first call, and the positions are by the search
         neighbors = neighbor_list(system, potential.cutoff)
         refuse_coincident(neighbors, system)

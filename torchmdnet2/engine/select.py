@@ -27,12 +27,13 @@ from ..potential.potential import Potential
 from ..potential.prior import Prior
 from ..priors import D2, D3, ZBL, Coulomb, PairPotential
 from ..priors.coulomb import CoulombPath
+from ..priors.coulomb.electrostatics import Electrostatics
 from ..priors.pair_kernels import PairPriorPath
 from ..system import System
 from .autograd_term import autograd_unsupported_reason
 
 __all__ = [
-    "constant_energies", "describe_priors", "fast_path", "kernels_of", "list_cutoffs", "prior_path",
+    "constant_energies", "describe_cells", "describe_priors", "fast_path", "kernels_of", "list_cutoffs", "prior_path",
     "register_fast_path", "register_prior_path", "unsupported_reason",
 ]  # fmt: skip
 
@@ -141,6 +142,17 @@ def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:
     others = [type(prior).__name__ for prior, path in zip(listed, paths, strict=True) if path is None]
     lines = [f"  priors on kernels: {', '.join(kernels)}"] if kernels else []
     return lines + ([f"  priors by autograd of themselves alone: {', '.join(others)}"] if others else [])
+
+
+def describe_cells(potential: Potential) -> str:
+    """How a potential of `Potential.in_cells` sums over the images of periodic cells, in words."""
+    sums = {
+        f"Coulomb energy by {m.method.upper()}, {m.cutoff:g} Å" + (" in real space" if m.method == "pme" else "")
+        for m in potential.modules()
+        if isinstance(m, Electrostatics)
+    }
+    sums |= {f"dispersion to {p.cutoff:g} Å" for p in potential.modules() if isinstance(p, D3)}
+    return ", ".join(sorted(sums))
 
 
 def constant_energies(potential: Potential, system: System) -> Tensor:

@@ -5,12 +5,14 @@ Shapes: N atoms, F features, C charge channels of all stages together.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..potential.cells import CoulombInCells
 from ..potential.dipole import centered_positions
 from ..potential.graph import Features, Graph, Head, PropertyHead, atom_counts, pool, sum_over_systems
 from ..priors.coulomb.electrostatics import Electrostatics, Method
@@ -158,7 +160,7 @@ class ScalarCoulombHead(Head):
         q_weights: C weights of the channels, stage by stage.
         activation: name of the activation function.
         num_hidden_layers: further layers of width F/2.
-        method: "all_pairs", "reaction_field", "ewald" or "pme", see `Electrostatics`.
+        method: "all_pairs", "reaction_field", "dsf", "ewald" or "pme", see `Electrostatics`.
         coulomb_cutoff: Å; not used by "all_pairs".
         dielectric: outside the reaction field's cutoff; None means infinite.
         accuracy: of the Ewald summation, relative.
@@ -195,6 +197,14 @@ class ScalarCoulombHead(Head):
             switch_width=switch_width,
         )  # fmt: skip
         self.pair_cutoff = self.coulomb.cutoff
+
+    def in_cells(self, coulomb: CoulombInCells) -> Head:
+        sums = self.coulomb.in_cells(coulomb)
+        if sums is self.coulomb:
+            return self
+        part = copy.copy(self)
+        part._modules, part.pair_cutoff = {**self._modules, "coulomb": sums}, sums.cutoff
+        return part
 
     def forward(self, features: Features, graph: Graph) -> Tensor:
         """[N] atomic energies, in the model's unit."""

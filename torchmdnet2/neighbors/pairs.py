@@ -55,8 +55,8 @@ def require_molecules(system: System) -> None:
         raise ValueError(
             f"system {int(periodic.nonzero()[0, 0])} is periodic, and a sum over all pairs, as in this model's Coulomb "
             "energy, has no end there; for a molecule alone in a box give isolated=True (in ASE, OpenMM, openmm-ml and "
-            "torch-sim; --isolated to md) or take the cell away (pbc=False); for a liquid or crystal take a model "
-            "whose Coulomb energy has a cutoff, the reaction field or Ewald summation"
+            "torch-sim; --isolated to md) or take the cell away (pbc=False); to train on liquids or crystals give the "
+            "prior or head another method (pme, ewald, dsf or reaction_field), and dispersion a cutoff"
         )
 
 

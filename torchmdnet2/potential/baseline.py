@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..neighbors import NeighborList
 from ..registry import PRIORS
 from ..system import System
+from .cells import CoulombInCells
 from .potential import Potential
 from .prior import Prior
 
@@ -38,6 +40,14 @@ class Baseline(Prior):
         Of any charge: which ones are known is stated by the potential that was trained on top of this one.
         """
         self.potential.check(system, charge=False)
+
+    def in_cells(self, coulomb: CoulombInCells) -> Prior:
+        potential = self.potential.in_cells(coulomb)
+        if potential is self.potential:
+            return self
+        part = copy.copy(self)
+        part._modules = {"potential": potential}
+        return part
 
     def forward(self, system: System, neighbors: NeighborList | None, charges: Tensor | None = None) -> Tensor:
         """[N] energies of the atoms in eV, by the other potential."""

@@ -19,6 +19,7 @@ from ..neighbors import NeighborList
 from ..neighbors.neighbor_list import safe_norm
 from ..neighbors.pairs import PairLists
 from ..system import System
+from .cells import CoulombInCells
 from .output import Output
 
 __all__ = ["Features", "Graph", "Head", "PropertyHead", "Representation", "atom_counts", "pool", "sum_over_systems"]
@@ -188,6 +189,14 @@ class Head(_Readout):
     """
 
     pair_cutoff: float | None = None
+
+    def in_cells(self, coulomb: CoulombInCells) -> Head:
+        """What takes the place of this in periodic cells, as of `Prior.in_cells`: itself.
+
+        Args:
+            coulomb: how Coulomb energies are summed.
+        """
+        return self
 
     @abstractmethod
     def forward(self, features: Features, graph: Graph) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,6 +17,7 @@ from ..neighbors import NeighborList, neighbor_list
 from ..neighbors.pairs import PairLists
 from ..registry import HEADS, PRIORS, REPRESENTATIONS
 from ..system import System
+from .cells import CoulombInCells, Portion, divided, evaluate_portions, is_mixed
 from .derivatives import energy_and_gradients, is_differentiated, not_compiled, outside_modes
 from .determined import Determined
 from .dipole import charge_dipole
@@ -141,6 +144,7 @@ class Potential(nn.Module):
 
     Attributes:
         allow_untrained_charge: evaluate what is refused as UntrainedCharge otherwise, with a warning.
+        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf"; see `in_cells`.
         fast_calls: what calls run on in evaluation mode (`torchmdnet2.load` sets it); None: autograd.
         calibration: what `novelty` reads, kept in model files; None: not calibrated.
     """
@@ -191,6 +195,7 @@ class Potential(nn.Module):
         self.closed_shell = bool(closed_shell)
         self.determined = None if compositions is None else Determined(compositions)
         self.allow_untrained_charge = False
+        self.coulomb: CoulombInCells = "pme"
         self.calibration: Calibration | None = None
         known = torch.zeros(top, dtype=torch.bool)
         known[self.elements] = True
@@ -285,6 +290,31 @@ class Potential(nn.Module):
         heads: Iterable[tuple[str, PropertyHead]] = self.properties.items()  # type: ignore[assignment]
         return found | {name: head.output for name, head in heads}
 
+    def in_cells(self, coulomb: CoulombInCells | None = None) -> Potential:
+        """What evaluates periodic cells: itself, or where parts of it sum over all pairs, one with other sums there.
+
+        Coulomb energies are summed over all images, D3 dispersion has a cutoff; weights are shared.
+
+        Args:
+            coulomb: "pme" or "dsf"; None takes the potential's own setting.
+
+        Returns:
+            Itself in training mode: a model is trained on what its configuration says.
+        """
+        if self.training:
+            return self
+        chosen = self.coulomb if coulomb is None else coulomb
+        priors: list[Prior] = [prior.in_cells(chosen) for prior in self.priors]
+        head = None if self.head is None else self.head.in_cells(chosen)
+        if head is self.head and all(map(operator.is_, priors, self.priors)):
+            return self
+        part = copy.copy(self)
+        part.fast_calls = None
+        part._modules = {**self._modules, "priors": nn.ModuleList(priors).eval()}
+        if head is not None:
+            part._modules["head"] = head
+        return part
+
     # --- evaluation ----------------------------------------------------------------------------------------------
 
     @not_compiled
@@ -344,6 +374,10 @@ class Potential(nn.Module):
         self.check(system)
         if stress:
             require_stress(system)
+        if bool(system.detach().pbc.any()) and (cells := self.in_cells()) is not self:
+            if not is_mixed(system):
+                return cells.reference(system, forces, stress, neighbors, create_graph)
+            return self._of_molecules_and_cells(cells, system, forces, stress, create_graph)
         with outside_modes(self.device), torch.enable_grad():
             if neighbors is None:
                 neighbors = neighbor_list(system, self.cutoff)
@@ -353,6 +387,17 @@ class Potential(nn.Module):
             result = self.compute(system, lists, forces, stress, create_graph)
             result.properties = with_dipole(result.properties, result.charges, system)
             return result
+
+    def _of_molecules_and_cells(
+        self, cells: Potential, system: System, forces: bool, stress: bool, create_graph: bool
+    ) -> Result:
+        def evaluate(portion: Portion) -> Result:
+            potential = cells if portion.periodic else self
+            return potential.reference(portion.system, forces, stress, None, create_graph)
+
+        result: Result = evaluate_portions(system, self.outputs, evaluate)
+        result.properties = with_dipole(result.properties, result.charges, system)
+        return result
 
     def check(self, system: System, charge: bool = True) -> None:
         """Raise what `forward` raises for structures that cannot be evaluated. Waits for the device.
@@ -372,8 +417,9 @@ class Potential(nn.Module):
             refuse_odd_electrons(system, self.allow_untrained_charge)
         if charge and self.determined is not None:
             self.determined.warn(system, self.atom_filter)
-        for part in (*([] if self.head is None else [self.head]), *self.properties.values(), *self.priors):
-            part.check(system)  # type: ignore[operator]
+        summing = self.in_cells() if bool(system.pbc.any()) else self
+        for part in (*([] if self.head is None else [summing.head]), *self.properties.values(), *summing.priors):
+            part.check(system)  # type: ignore[operator, union-attr]
 
     def check_charge_and_spin(self, system: System, charge: bool = True) -> None:
         """What `check` says about these.
@@ -519,6 +565,15 @@ class Potential(nn.Module):
         Raises:
             ValueError: a prior does not know such a structure.
         """
+        if bool(system.detach().pbc.any()) and (cells := self.in_cells()) is not self:
+            if not is_mixed(system):
+                return cells.prior_energies(system, neighbors, charges)
+            total = torch.zeros(system.num_atoms, dtype=torch.float64, device=self.device)
+            for portion in divided(system):
+                potential, atoms = cells if portion.periodic else self, portion.places[True]
+                given = None if charges is None else charges[atoms]
+                total = total.index_copy(0, atoms, potential.prior_energies(portion.system, None, given))
+            return total
         for prior in self.priors:
             prior.check(system)
         lists = PairLists(system, {} if neighbors is None else {self.cutoff: neighbors})

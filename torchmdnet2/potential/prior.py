@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..core.devices import Float64Buffers
 from ..neighbors import NeighborList
 from ..system import System
+from .cells import CoulombInCells
 
 __all__ = ["Prior", "PriorSum", "atomic_number"]
 
@@ -42,7 +43,7 @@ class Prior(Float64Buffers, ABC):
 
     Attributes:
         cutoff: Å of the neighbor list that `forward` is given; None when it needs none; infinity for all pairs of
-            each structure, which must then not be periodic.
+            each structure, which must then not be periodic: `in_cells` gives what evaluates cells.
         uses_charges: `forward` needs the charges that the network predicts.
         reads_charge: the total charge changes the energy, other than by those charges.
         constant: the energies depend on the elements alone: no forces, and fast paths compute them once.
@@ -69,6 +70,14 @@ class Prior(Float64Buffers, ABC):
         Args:
             other: any prior.
         """
+
+    def in_cells(self, coulomb: CoulombInCells) -> Prior:
+        """What takes the place of this in periodic cells: itself, or for a sum over all pairs one that ends.
+
+        Args:
+            coulomb: how Coulomb energies are summed.
+        """
+        return self
 
     def for_atoms(self, places: Tensor) -> Prior:
         """The prior of a structure made of some atoms of each of its structures, by their places there: itself.

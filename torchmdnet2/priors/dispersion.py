@@ -5,6 +5,7 @@ Shapes: E directed edges.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import math
@@ -18,6 +19,7 @@ from torch import Tensor
 from ..errors import MissingBackend
 from ..neighbors import NeighborList
 from ..neighbors.pairs import pair_distances, require_molecules, sum_pairs, taper
+from ..potential.cells import CoulombInCells
 from ..potential.prior import Prior
 from ..potential.refusals import SYMBOLS
 from ..potentials import FOLDER
@@ -98,6 +100,9 @@ class D2(Prior):
 
 
 # --- Dispersion that depends on the coordination of the atoms: D3 with rational (Becke–Johnson) damping ---
+
+CELL_CUTOFF, CELL_SWITCH_WIDTH = 15.0, 2.0
+"""Å, in periodic cells, of what is a sum over all pairs in molecules. What is left out: docs/priors.md."""
 
 _REFERENCES = 7
 _REFERENCES_OF_AIMNET2 = 5
@@ -188,6 +193,14 @@ class D3(Prior):
         types = self.index[system.z]
         if bool((types < 0).any()):
             raise ValueError(f"the prior 'd3' was made without Z = {int(system.z[types < 0][0])}")
+
+    def in_cells(self, coulomb: CoulombInCells) -> Prior:
+        """With a cutoff of `CELL_CUTOFF`, where this sums over all pairs."""
+        if math.isfinite(self.cutoff):
+            return self
+        part = copy.copy(self)
+        part.cutoff, part.switch_width = CELL_CUTOFF, CELL_SWITCH_WIDTH
+        return part
 
     def require_values(self) -> None:
         if self._lacks_values():

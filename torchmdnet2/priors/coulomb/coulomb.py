@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ...errors import StructureWarning
 from ...neighbors import NeighborList
 from ...neighbors.pairs import require_molecules
+from ...potential.cells import CoulombInCells
 from ...potential.prior import Prior, atomic_number
 from ...registry import PRIORS
 from ...system import System
 from .electrostatics import Damping, Electrostatics, Method
+from .ewald import require_all_or_none
 
 __all__ = ["Coulomb"]
+
+
+_CHARGED = 1e-3  # e, beyond the rounding of charges in tables
 
 
 @PRIORS.register("coulomb")
@@ -27,7 +34,7 @@ class Coulomb(Prior):
         charges: "predicted": those of the network; or fixed ones in e, by element {symbol or atomic number: charge}
             (elements that are not listed have 0), or by atom [q_1, …, q_n] where every structure has these n atoms in
             this order.
-        method: "all_pairs" (molecules), "reaction_field", "ewald" or "pme" (periodic structures).
+        method: "all_pairs" (molecules), "reaction_field", "dsf", "ewald" or "pme" (periodic structures).
         cutoff: Å; not used by "all_pairs".
         damping: "none", "exp" or "cosine".
         damping_lower: where the damping "cosine" begins to rise from 0, Å.
@@ -81,7 +88,7 @@ class Coulomb(Prior):
         self.register_buffer("per_atom", per_atom)
 
     def check(self, system: System) -> None:
-        """Refuse another number of atoms than there are charges, and periodic structures of a sum over all pairs.
+        """Refuse another number of atoms than there are charges, and structures that the method cannot sum.
 
         Args:
             system: the structure, or a batch.
@@ -91,8 +98,30 @@ class Coulomb(Prior):
         """
         if self.energy.method == "all_pairs":
             require_molecules(system)
-        if self.source != "atom":
+        if self.source == "atom":
+            self._check_sizes(system)
+        if self.energy.method in ("ewald", "pme"):
+            periodic = require_all_or_none(system)
+            self._tell_of_background(system, periodic)
+
+    def _tell_of_background(self, system: System, periodic: Tensor) -> None:
+        """Warn of charged cells."""
+        if not bool(periodic.any()):
             return
+        total = system.charge.detach().double()
+        if self.source != "predicted":
+            total = torch.zeros_like(total).index_add(0, system.batch, self.fixed_charges(system))
+        charged = (periodic & (total.abs() > _CHARGED)).nonzero()
+        if charged.numel():
+            first = int(charged[0, 0])
+            warnings.warn(
+                f"system {first} is a periodic cell of charge {float(total[first]):.6g}: a uniform background "
+                "neutralises it; energies of cells of other shape or size do not compare with its energy",
+                StructureWarning,
+                stacklevel=2,
+            )
+
+    def _check_sizes(self, system: System) -> None:
         size = system.atom_counts
         wrong = (size != self.per_atom.shape[0]).nonzero()
         if wrong.numel():
@@ -101,6 +130,15 @@ class Coulomb(Prior):
                 f"system {first} has {int(size[first])} atoms, and the prior 'coulomb' has fixed charges of "
                 f"{self.per_atom.shape[0]} atoms"
             )
+
+    def in_cells(self, coulomb: CoulombInCells) -> Prior:
+        """By a sum over images, where this sums over all pairs."""
+        energy = self.energy.in_cells(coulomb)
+        if energy is self.energy:
+            return self
+        part = copy.copy(self)
+        part._modules, part.cutoff = {"energy": energy}, energy.cutoff
+        return part
 
     def for_atoms(self, places: Tensor) -> Coulomb:
         if self.source != "atom":

@@ -1,8 +1,9 @@
-"""Coulomb energies of point charges: all pairs, reaction field, Ewald summation, particle-mesh Ewald.
+"""Coulomb energies of point charges: all pairs, reaction field, damped shifted force, Ewald and particle-mesh sums.
 
 Sources: P. P. Ewald, Ann. Phys. 369, 253 (1921), in the form of M. Allen, D. Tildesley, Computer Simulation of
-Liquids (2017), §6.2; reaction field: I. Tironi et al., J. Chem. Phys. 102, 5451 (1995); short-range damping "exp":
-D. Anstine, R. Zubatyuk, O. Isayev, AIMNet2, Chem. Sci. 16, 10228 (2025).
+Liquids (2017), §6.2; damped shifted force: C. Fennell, J. Gezelter, J. Chem. Phys. 124, 234104 (2006); reaction
+field: I. Tironi et al., J. Chem. Phys. 102, 5451 (1995); short-range damping "exp": D. Anstine, R. Zubatyuk, O. Isayev,
+AIMNet2, Chem. Sci. 16, 10228 (2025).
 
 Shapes: N atoms, E directed edges, C charge channels.
 """
@@ -10,13 +11,15 @@ Shapes: N atoms, E directed edges, C charge channels.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ...neighbors import NeighborList
 from ...neighbors.pairs import pair_distances, sum_pairs, taper
+from ...potential.cells import CoulombInCells
 from ...system import System
 from ...units import COULOMB
 from .ewald import EwaldPlan, EwaldSum, active_plan
@@ -24,8 +27,13 @@ from .ewald import EwaldPlan, EwaldSum, active_plan
 __all__ = ["Damping", "Electrostatics", "Method"]
 
 
-Method = Literal["all_pairs", "reaction_field", "ewald", "pme"]
+Method = Literal["all_pairs", "reaction_field", "dsf", "ewald", "pme"]
 Damping = Literal["none", "exp", "cosine"]
+
+PME_CUTOFF, PME_ACCURACY = 10.0, 1e-7
+"""Å in real space, and the relative accuracy, where cells are summed by PME without being asked for more."""
+DSF_CUTOFF, DSF_ALPHA = 15.0, 0.2
+"""Å and 1/Å of damped shifted forces, as for AIMNet2."""
 
 
 class Electrostatics(nn.Module):
@@ -35,6 +43,9 @@ class Electrostatics(nn.Module):
     * "reaction_field": s = 1/d + k d² − c below the cutoff, 0 beyond: a medium of the given dielectric constant
       outside. This form alone has a force that jumps at the cutoff by k_e q_i q_j · 3/((2ε+1) r_c²) unless ε is
       infinite, so over the last `switch_width` the pair's energy goes smoothly to zero (two continuous derivatives).
+    * "dsf": damped shifted force, s = v(d) − v(r_c) − v'(r_c) (d − r_c) below the cutoff with v = erfc(α d)/d, α =
+      0.2/Å, and − q_i² (α/√π + v(r_c)/2) of each atom: an estimate of the Ewald sum, in work that grows as N. Energy
+      and force are 0 at the cutoff. Where f is not 1, (1 − f)/d is subtracted.
     * "ewald": s = 1/d over all periodic images, to the given accuracy, in a conducting surrounding; a charged cell is
       neutralised by a uniform background. Molecules in the same batch are summed over all pairs. The work grows as
       N² at a given cutoff, exactly invariant under translation: for up to about a thousand atoms.
@@ -45,8 +56,8 @@ class Electrostatics(nn.Module):
     at `damping_lower` as ½ − ½ cos; so a short-range network can describe close pairs alone.
 
     Args:
-        method: "all_pairs", "reaction_field", "ewald" or "pme".
-        cutoff: Å; of the pairs ("reaction_field") or of the real-space part ("ewald", "pme").
+        method: "all_pairs", "reaction_field", "dsf", "ewald" or "pme".
+        cutoff: Å; of the pairs ("reaction_field", "dsf") or of the real-space part ("ewald", "pme").
         damping: "none", "exp" or "cosine".
         damping_lower, damping_upper: Å.
         dielectric: relative permittivity outside the reaction field's cutoff; None means infinite.
@@ -70,15 +81,15 @@ class Electrostatics(nn.Module):
         switch_width: float = 1.0,
     ):
         super().__init__()
-        if method not in ("all_pairs", "reaction_field", "ewald", "pme"):
-            raise ValueError(f"method must be all_pairs, reaction_field, ewald or pme, got '{method}'")
+        if method not in get_args(Method):
+            raise ValueError(f"method must be {_or(get_args(Method))}, got '{method}'")
         if damping not in ("none", "exp", "cosine"):
             raise ValueError(f"damping must be none, exp or cosine, got '{damping}'")
         if damping != "none" and not 0 <= damping_lower < damping_upper:
             raise ValueError(f"damping must have 0 ≤ lower < upper, got {damping_lower} … {damping_upper} Å")
         if method != "all_pairs" and not (0 < cutoff < math.inf):
             raise ValueError(f"the cutoff must be a positive number of Å, got {cutoff}")
-        if method in ("ewald", "pme") and damping != "none" and damping_upper > cutoff:
+        if method in ("ewald", "pme", "dsf") and damping != "none" and damping_upper > cutoff:
             raise ValueError(f"damping ends at {damping_upper} Å, beyond the cutoff of {cutoff} Å")
         if dielectric is not None and dielectric < 1:
             raise ValueError(f"the dielectric constant must be at least 1, got {dielectric}")
@@ -95,6 +106,24 @@ class Electrostatics(nn.Module):
         # real and reciprocal terms fall like exp(−(α r)²) and exp(−(k/2α)²): both reach the accuracy together
         self.reach = math.sqrt(-math.log(accuracy))
         self.accuracy = float(accuracy)
+
+    def in_cells(self, coulomb: CoulombInCells) -> Electrostatics:
+        """What sums over the images of periodic cells, with the same damping, in the place of a sum over all pairs.
+
+        Args:
+            coulomb: "pme" with a real-space cutoff of 10 Å, to a relative accuracy of 1e-7; or "dsf" to 15 Å.
+
+        Returns:
+            Itself, where it is no sum over all pairs.
+        """
+        if self.method != "all_pairs":
+            return self
+        cutoff = PME_CUTOFF if coulomb == "pme" else DSF_CUTOFF
+        if self.damping != "none":
+            cutoff = max(cutoff, self.damping_upper)
+        return Electrostatics(
+            coulomb, cutoff, self.damping, self.damping_lower, self.damping_upper, accuracy=PME_ACCURACY
+        )  # type: ignore[arg-type]
 
     def forward(self, system: System, neighbors: NeighborList, charges: Tensor, weights: Tensor) -> Tensor:
         """
@@ -115,6 +144,8 @@ class Electrostatics(nn.Module):
         if self.method in ("ewald", "pme"):
             return COULOMB * self._ewald(system, neighbors, q)
         d = pair_distances(system, neighbors)
+        if self.method == "dsf":
+            return COULOMB * self._shifted_force(system, neighbors, q, d)
         kernel = 1 / d
         if self.method == "reaction_field":
             end = taper(d, self.cutoff - self.switch_width, self.cutoff)
@@ -139,6 +170,15 @@ class Electrostatics(nn.Module):
         short = torch.where(plan.periodic.index_select(0, of_receiver), short, 0.0)
         return sum_pairs(_products(q, neighbors) * short, neighbors, system.num_atoms) + plan.energies(system, q)
 
+    def _shifted_force(self, system: System, neighbors: NeighborList, q: Tensor, d: Tensor) -> Tensor:
+        end = self.cutoff
+        value = math.erfc(DSF_ALPHA * end) / end
+        slope = -(value + 2 * DSF_ALPHA / math.sqrt(math.pi) * math.exp(-((DSF_ALPHA * end) ** 2))) / end
+        kernel = (torch.erfc(DSF_ALPHA * d) - 1 + self.factor(d)) / d - value - slope * (d - end)
+        pairs = _products(q, neighbors) * torch.where(d < end, kernel, 0.0)
+        alone = (DSF_ALPHA / math.sqrt(math.pi) + value / 2) * (q * q).sum(1)
+        return sum_pairs(pairs, neighbors, system.num_atoms) - alone
+
     @property
     def alpha(self) -> float:
         """Ewald parameter, 1/Å."""
@@ -152,6 +192,10 @@ class Electrostatics(nn.Module):
         """
         sums = EwaldSum(self.method == "pme", self.alpha, 2 * self.alpha * self.reach, self.accuracy, self.factor)
         return EwaldPlan(sums, system, room, mesh_room)
+
+
+def _or(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def _products(q: Tensor, neighbors: NeighborList) -> Tensor:

@@ -83,7 +83,7 @@ def unsupported_reason(prior: Prior) -> str:
     """ "" when there are kernels for this prior, else the reason."""
     if type(prior) not in _KNOWN:
         return f"there are no fused kernels for {type(prior).__name__}"
-    if isinstance(prior, Coulomb) and prior.energy.method in ("ewald", "pme"):
+    if isinstance(prior, Coulomb) and prior.energy.method in ("dsf", "ewald", "pme"):
         return f"there are no fused kernels for Coulomb with method '{prior.energy.method}'"
     return ""
 

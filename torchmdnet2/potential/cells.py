@@ -1,0 +1,96 @@
+"""Periodic structures, for potentials that sum over all pairs of a molecule: another sum in cells, batches of both.
+
+Shapes: N atoms, B structures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from ..system import System
+from .output import RESULTS, Output
+
+__all__ = ["CoulombInCells", "Portion", "coulomb_in_cells", "divided", "evaluate_portions", "is_mixed"]
+
+
+CoulombInCells = Literal["pme", "dsf"]
+"""How Coulomb energies over all pairs are summed in periodic cells."""
+
+
+def coulomb_in_cells(name: str) -> CoulombInCells:
+    """The same, checked.
+
+    Raises:
+        ValueError: there is no such sum.
+    """
+    if name not in get_args(CoulombInCells):
+        raise ValueError(
+            f"coulomb must be 'pme' (particle-mesh Ewald) or 'dsf' (damped shifted force, cheaper), got {name!r}"
+        )
+    return name  # type: ignore[return-value]
+
+
+class Portion(NamedTuple):
+    """The molecules or the cells of a batch.
+
+    Attributes:
+        system: they alone.
+        places: their places in the batch: of the atoms (True), of the structures (False).
+        periodic: whether they are cells.
+    """
+
+    system: System
+    places: dict[bool, Tensor]
+    periodic: bool
+
+
+def is_mixed(system: System) -> bool:
+    """Whether a batch holds both periodic structures and others."""
+    periodic = system.pbc.any(1)
+    return bool(periodic.any()) and not bool(periodic.all())
+
+
+def divided(system: System) -> list[Portion]:
+    """The molecules of a batch and its cells; differentiable."""
+    periodic, found = system.pbc.any(1), []
+    for kind in (False, True):
+        chosen = periodic == kind
+        structures, atoms = chosen.nonzero()[:, 0], chosen[system.batch].nonzero()[:, 0]
+        number = chosen.long().cumsum(0) - 1
+        part = System(
+            system.z[atoms], system.pos[atoms], number[system.batch[atoms]],
+            *(value[structures] for value in (system.cell, system.pbc, system.charge, system.spin)),
+        )  # fmt: skip
+        found.append(Portion(part, {True: atoms, False: structures}, kind))
+    return found
+
+
+def evaluate_portions(system: System, outputs: Mapping[str, Output], evaluate: Callable[[Portion], Any]) -> Any:
+    """The results of a batch of molecules and cells, from those of each kind alone.
+
+    Args:
+        system: N atoms in B structures.
+        outputs: of the potential.
+        evaluate: gives the Result of a portion.
+    """
+    portions = divided(system)
+    results = [evaluate(portion) for portion in portions]
+
+    def join(values: list[Any], output: Output) -> Any:
+        if any(value is None for value in values):
+            return None
+        whole = values[0].new_empty(system.num_atoms if output.per_atom else system.num_systems, *values[0].shape[1:])
+        for portion, value in zip(portions, values, strict=True):
+            whole = whole.index_copy(0, portion.places[output.per_atom], value.to(whole.dtype))
+        return whole
+
+    found = {name: join([getattr(r, name) for r in results], output) for name, output in RESULTS.items()}
+    properties = {
+        name: join([r.properties[name] for r in results], output)
+        for name, output in outputs.items()
+        if all(name in r.properties for r in results)
+    }
+    return type(results[0])(**found, properties=properties)
