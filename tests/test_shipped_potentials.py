@@ -70,7 +70,7 @@ def test_card(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_teacher_did_not_know_is_refused(name):
-    """Radicals, charges, metals, and crystals, whose Coulomb energy has no end."""
+    """Radicals, charges, metals; and slabs, whose Coulomb energy has no end."""
     potential, water = load(name), molecule("H2O")
     radical = System.from_ase(molecule("CH3"))
     with pytest.raises(UntrainedCharge, match="9 with the total charge 0, and this model was trained on closed shells"):
@@ -81,9 +81,13 @@ def test_what_the_teacher_did_not_know_is_refused(name):
     with pytest.raises(UnknownElement, match="atom 1 is Fe"):
         potential(System(z=[8, 26], pos=[[0.0, 0, 0], [0, 0, 1.6]]))
     water.center(5.0)
-    water.pbc = True
-    with pytest.raises(ValueError, match=r"periodic.* Coulomb energy.*isolated=True.*\(pbc=False\)"):
+    water.pbc = [True, True, False]
+    with pytest.raises(ValueError, match=r"periodic in one or two directions only.*vacuum"):
         potential(System.from_ase(water))
+    alone = float(potential(System.from_ase(molecule("H2O"))).energy)
+    water.center(12.0)
+    water.pbc = True
+    assert float(potential(System.from_ase(water)).energy) == pytest.approx(alone, abs=2e-3)
 
 
 @pytest.mark.parametrize(("name", "error"), [("organic", 0.15), ("organic-small", 0.3)])

@@ -11,7 +11,7 @@ from torchmdnet2.benchmark import Benchmark, Timing
 from torchmdnet2.checkpoint import read_header, save
 from torchmdnet2.core.devices import device_of
 from torchmdnet2.ensemble import Ensemble
-from torchmdnet2.errors import BadCheckpoint, UnknownElement, UnknownModel
+from torchmdnet2.errors import BadCheckpoint, StructureWarning, UnknownElement, UnknownModel
 
 
 @pytest.fixture
@@ -227,13 +227,14 @@ def test_where_nothing_can_be_written(capsys, folder, monkeypatch, command, done
     assert code == 1 and "new: Permission denied" in err, err
 
 
-def test_a_crystal_with_a_sum_over_all_pairs_is_refused_before_it_begins(capsys, folder):
-    """In md before files are written, in OpenMM when the force is made."""
+def test_a_slab_with_a_lattice_sum_is_refused_before_it_begins(capsys, folder):
+    """In md before files are written; in OpenMM, where all boxes are periodic in three directions, it runs."""
     coulomb = {"name": "coulomb", "charges": {"H": 0.1, "O": -0.2}}
     save(Potential.from_config({"model": MODEL, "elements": [1, 8], "priors": [coulomb]}), "pairs.tmn")
-    (folder / "box.xyz").write_text('2\nLattice="9 0 0 0 9 0 0 0 9" pbc="T T T"\nO 0 0 0\nH 0 0 1\n')
+    (folder / "box.xyz").write_text('2\nLattice="9 0 0 0 9 0 0 0 9" pbc="T T F"\nO 0 0 0\nH 0 0 1\n')
     code, _, err = run(capsys, "md", "pairs.tmn", "box.xyz", "--time", "0.001")
-    assert code == 1 and "system 0 is periodic" in err and not list(folder.glob("md.*")), err
+    assert code == 1 and "system 0 is periodic in one or two directions only" in err and "vacuum" in err, err
+    assert not list(folder.glob("md.*")), err
     app = pytest.importorskip("openmm.app")
     from torchmdnet2.adapters.openmm import create_force
 
@@ -243,9 +244,11 @@ def test_a_crystal_with_a_sum_over_all_pairs_is_refused_before_it_begins(capsys,
         topology.addAtom(symbol, app.Element.getBySymbol(symbol), residue)
     create_force("pairs.tmn", topology)
     topology.setUnitCellDimensions((1, 1, 1))
-    with pytest.raises(ValueError, match=r"isolated=True \(in ASE, OpenMM"):
+    with pytest.warns(StructureWarning, match="a periodic cell of charge -0.1"):
         create_force("pairs.tmn", topology)
     create_force("pairs.tmn", topology, periodic=False)
+    with pytest.raises(ValueError, match="coulomb must be"):
+        create_force("pairs.tmn", topology, coulomb="ewald")
 
 
 def test_export_to_lammps_allows_a_charge_on_purpose(capsys, folder):

@@ -22,6 +22,7 @@ import torch
 from .core.devices import device_of, dtype_of
 from .core.files import atomic_write
 from .errors import BadCheckpoint
+from .potential.cells import coulomb_in_cells
 from .potential.novelty import Calibration
 from .potential.potential import Potential
 from .potential.refusals import require_potential
@@ -94,6 +95,7 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
+    coulomb: str = "pme",
 ) -> Potential:
     """Read a potential from a model file, in evaluation mode.
 
@@ -103,14 +105,16 @@ def load(
         dtype: floating-point type of the network, float32 or float64; None keeps the stored one.
         allow_untrained_charge: evaluate total charges that the model was not trained on, with a warning, which are
             refused otherwise.
+        coulomb: "pme" or "dsf", as of `torchmdnet2.load`.
 
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
         ValueError: the device or dtype cannot be used.
     """
+    chosen = coulomb_in_cells(coulomb)
     potential = from_bytes(_read(path), device_of(device), dtype_of(dtype), name=path)
-    potential.allow_untrained_charge = allow_untrained_charge
+    potential.allow_untrained_charge, potential.coulomb = allow_untrained_charge, chosen
     return potential
 
 

@@ -247,6 +247,7 @@ def load(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
+    coulomb: str = "pme",
 ) -> Potential:
     """Read a potential from a model file, in evaluation mode.
 
@@ -262,13 +263,15 @@ def load(
         dtype: floating-point type of the network, float32 or float64; None keeps the stored one.
         allow_untrained_charge: evaluate total charges that the model was not trained on, with a warning, which are
             refused otherwise.
+        coulomb: how Coulomb energies over all pairs are summed in periodic cells: "pme" (particle-mesh Ewald) or "dsf"
+            (damped shifted force: cheaper, less accurate).
 
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
-        ValueError: the device or dtype cannot be used.
+        ValueError: the device, dtype or `coulomb` cannot be used.
     """
-    potential = checkpoint.load(path, device, dtype, allow_untrained_charge)
+    potential = checkpoint.load(path, device, dtype, allow_untrained_charge, coulomb)
     potential.fast_calls = FastCalls()
     return potential
 

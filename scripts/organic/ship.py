@@ -35,8 +35,8 @@ USE = (
     "is 0 at the distances of molecules."
 )
 NOT_FOR = (
-    "Radicals and other open shells, metals, other elements or charges. Periodic cells: the Coulomb energy is a sum "
-    "over all pairs. Bulk water and other liquids: not tested. Reactions: of transition states the training data have "
+    "Radicals and other open shells, metals, other elements or charges. Bulk water, other "
+    "liquids and crystals: they run, with lattice sums, and are not tested. Reactions: of transition states the training data have "
     "only those of shared protons and of substitutions at carbon. Reaction energies beyond conformers and isomers."
 )
 NOT_CALIBRATED = " It does not say where it is not sure."

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
+import torch
 from ase import Atoms
 from ase.build import molecule
 
@@ -14,7 +16,7 @@ from isolated_cases import CELLS, acetate, acetate_in_water, bonds_of, charged_p
 from openmm import app, unit  # noqa: E402
 from openmm_cases import KJ_MOL, context_of, evaluate, system_of, topology_of  # noqa: E402
 
-from torchmdnet2 import Potential, System  # noqa: E402
+from torchmdnet2 import Potential, System, load  # noqa: E402
 from torchmdnet2.adapters.openmm import add_force, bonds_force, create_force  # noqa: E402
 from torchmdnet2.checkpoint import save  # noqa: E402
 from torchmdnet2.errors import StructureWarning  # noqa: E402
@@ -89,8 +91,17 @@ def test_part_of_a_box_has_the_energy_in_vacuum(cell, platform, caplog):
 
 def test_a_whole_system_is_isolated_on_demand(charged_file):
     atoms = wrapped(acetate(), CELLS["cube"], 2)
-    with pytest.raises(ValueError, match=r"is periodic.*isolated=True.*OpenMM"):
-        create_force(charged_file, topology_of(atoms), charge=-1)
+    vacuum = in_vacuum(acetate())[0]
+    cell = System.from_ase(atoms).replace(charge=torch.tensor([-1.0]).double())
+    for coulomb in ("pme", "dsf"):
+        system = system_of(atoms)
+        with pytest.warns(StructureWarning, match="background") if coulomb == "pme" else nullcontext():
+            add_force(system, charged_file, topology_of(atoms), charge=-1, coulomb=coulomb)
+            expected = float(load(charged_file, coulomb=coulomb)(cell).energy) * KJ_MOL
+        back = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
+        for each in (system, back):
+            assert evaluate(context_of(each, atoms))[0] == pytest.approx(expected, rel=1e-7)
+        assert abs(expected - vacuum) > 1
     system = system_of(atoms)
     add_force(system, charged_file, topology_of(atoms), charge=-1, isolated=True)
     back = openmm.XmlSerializer.deserialize(openmm.XmlSerializer.serialize(system))
@@ -126,14 +137,10 @@ BELOW = {"model": charged_potential().config["model"], "elements": [1, 8], "prio
     ],
 )
 def test_parts_are_isolated_where_a_sum_has_no_end(priors, expected, caplog):
-    """Exactly the models that refuse periodic structures."""
+    """Exactly the models that have another sum in periodic structures."""
     potential = Potential.from_config({**BELOW, "priors": priors}).eval()
     water = wrapped(molecule("H2O"), np.eye(3) * 12.0, 1)
-    if expected:
-        with pytest.raises(ValueError, match="isolated=True"):
-            potential(System.from_ase(water, dtype=potential.dtype))
-    else:
-        potential(System.from_ase(water, dtype=potential.dtype))
+    assert (potential.in_cells() is not potential) is expected
     create_force(potential, topology_of(water), range(3))
     assert bool(caplog.records) is expected
 

@@ -98,6 +98,8 @@ class TorchMDNet2Calculator(Calculator):
         isolated: each structure is one molecule: made whole where it is wrapped into a periodic cell, and evaluated
             without the cell, as in vacuum. It must be shorter than half of the shortest width of the cell, and has no
             stress.
+        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
+            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -115,8 +117,9 @@ class TorchMDNet2Calculator(Calculator):
         spin: int | None = None,
         allow_untrained_charge: bool = False,
         isolated: bool = False,
+        coulomb: str | None = None,
     ):
-        self._set_up([open_model(model, device, dtype, allow_untrained_charge)], charge, spin, isolated)
+        self._set_up([open_model(model, device, dtype, allow_untrained_charge, coulomb)], charge, spin, isolated)
 
     def _set_up(
         self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any, isolated: bool
@@ -376,14 +379,17 @@ class TorchMDNet2Calculator(Calculator):
                 "spin": self.spin,
                 "isolated": self.isolated,
                 "allow_untrained_charge": self.potential.allow_untrained_charge,
+                "coulomb": self.potential.coulomb,
                 "entered": None if self._entered is None else vars(self._entered),
                 "results": self.results,
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         sources = [ModelSource(**source) for source in state["sources"]]
-        allow = state["allow_untrained_charge"]
-        opened = [s.open(state["device"], dtype, allow) for s, dtype in zip(sources, state["dtypes"], strict=True)]
+        allow, coulomb = state["allow_untrained_charge"], state.get("coulomb")
+        opened = [
+            s.open(state["device"], dtype, allow, coulomb) for s, dtype in zip(sources, state["dtypes"], strict=True)
+        ]
         kept = [source if source.path else None for source in sources]
         self._set_up(list(zip(opened, kept, strict=True)), state["charge"], state["spin"], state["isolated"])
         self._entered = None if state["entered"] is None else Structure(**state["entered"])
@@ -437,6 +443,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
         charge: likewise.
         spin: likewise.
         allow_untrained_charge: likewise.
+        coulomb: likewise.
         isolated: likewise.
 
     Raises:
@@ -452,12 +459,13 @@ class CommitteeCalculator(TorchMDNet2Calculator):
         spin: int | None = None,
         allow_untrained_charge: bool = False,
         isolated: bool = False,
+        coulomb: str | None = None,
     ):
         if isinstance(models, str | os.PathLike) and str(models).endswith(".json"):
             models = read_ensemble(models)
         if isinstance(models, str | os.PathLike | Potential) or len(models := list(models)) < 2:
             raise ValueError("a committee needs at least two models: give a list of them")
-        opened = [open_model(model, device, dtype, allow_untrained_charge) for model in models]
+        opened = [open_model(model, device, dtype, allow_untrained_charge, coulomb) for model in models]
         self._set_up(opened, charge, spin, isolated)
 
     @property

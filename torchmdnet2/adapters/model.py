@@ -12,6 +12,7 @@ import torch
 from ..checkpoint import from_bytes, read_header, to_bytes
 from ..core.devices import device_of, dtype_name, dtype_of
 from ..errors import BadCheckpoint, BadConfig
+from ..potential.cells import coulomb_in_cells
 from ..potential.potential import SYMBOLS, Potential
 from ..potentials import find_model, is_name
 
@@ -41,7 +42,9 @@ class ModelSource:
     sha256: str | None = None
     blob: bytes | None = None
 
-    def open(self, device: str, dtype: str | None, allow_untrained_charge: bool = False) -> Potential:
+    def open(
+        self, device: str, dtype: str | None, allow_untrained_charge: bool = False, coulomb: str | None = None
+    ) -> Potential:
         """The potential, frozen and in evaluation mode.
 
         Raises:
@@ -61,6 +64,8 @@ class ModelSource:
             blob = find_model(self.path).read_bytes()
         potential = _freeze(from_bytes(blob, torch_device, torch_dtype, name=self.path or "model in memory"))
         potential.allow_untrained_charge = allow_untrained_charge
+        if coulomb is not None:
+            potential.coulomb = coulomb_in_cells(coulomb)
         return potential
 
 
@@ -69,6 +74,7 @@ def open_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
+    coulomb: str | None = None,
 ) -> tuple[Potential, ModelSource | None]:
     """A potential of the adapter's own, and where to find it again (None for a potential in memory).
 
@@ -77,17 +83,21 @@ def open_model(
             effect here.
         device, dtype: of the copy; dtype None keeps the model's.
         allow_untrained_charge: of the copy; a Potential that allows it already keeps that.
+        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
+            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
 
     Raises:
         FileNotFoundError, BadCheckpoint: as `torchmdnet2.load`.
         TypeError: the model is neither a path nor a Potential.
-        ValueError: the device or dtype cannot be used.
+        ValueError: the device, dtype or `coulomb` cannot be used.
     """
     torch_device, torch_dtype = device_of(device), dtype_of(dtype)
     if isinstance(model, Potential):
         with torch.inference_mode(False):
             own = _freeze(copy.deepcopy(model).to(device=torch_device, dtype=torch_dtype))
         own.allow_untrained_charge |= allow_untrained_charge
+        if coulomb is not None:
+            own.coulomb = coulomb_in_cells(coulomb)
         return own, None
     if not isinstance(model, str | os.PathLike):
         kind = type(model).__name__
@@ -95,7 +105,7 @@ def open_model(
     path = str(model) if is_name(model) else os.path.abspath(find_model(model))
     source = ModelSource(path=path, sha256=read_header(path)["sha256"])
     name = None if torch_dtype is None else dtype_name(torch_dtype)
-    return source.open(str(torch_device), name, allow_untrained_charge), source
+    return source.open(str(torch_device), name, allow_untrained_charge, coulomb), source
 
 
 def in_memory(potential: Potential) -> ModelSource:

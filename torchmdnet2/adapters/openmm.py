@@ -107,6 +107,7 @@ def create_force(
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
     isolated: bool | None = None,
+    coulomb: str | None = None,
 ) -> openmm.PythonForce:
     """A force to add to an openmm.System: the energy of the model for some or all of its atoms.
 
@@ -131,7 +132,9 @@ def create_force(
         isolated: these atoms are alone, without periodic images: made whole at each step, however OpenMM wraps them
             into the box, and evaluated as in vacuum. All of them together, also where they are several molecules, must
             be shorter than half of the shortest width of the box. None means: when `atoms` is given and the model has
-            a sum over all pairs, which has no end in a periodic system.
+            a sum over all pairs.
+        coulomb: how Coulomb energies over all pairs are summed where the atoms are periodic, "pme" or "dsf", as of
+            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
 
     A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does; at the
     first evaluation and at every 1000th from there.
@@ -160,7 +163,7 @@ def create_force(
     if periodic is None:
         periodic = has_box(topology)
     total = _total_charge([everyone[i] for i in chosen], charge)
-    potential, source = open_model(model, device, dtype, allow_untrained_charge)
+    potential, source = open_model(model, device, dtype, allow_untrained_charge, coulomb)
     unknown = [i for i, z in zip(chosen, numbers, strict=True) if z not in potential.elements]
     if unknown:
         known = ", ".join(SYMBOLS[z] for z in potential.elements)
@@ -184,6 +187,7 @@ def create_force(
         "device": str(potential.device),
         "dtype": dtype_name(potential.dtype),
         "allow_untrained_charge": potential.allow_untrained_charge,
+        "coulomb": potential.coulomb,
         "isolated": isolated,
     }
     # now, and not at the first step
@@ -236,7 +240,7 @@ class TorchMDNet2Energy:
     Args:
         source: where the model is; None for one in memory, which cannot be pickled.
         options: "numbers" (atomic numbers), "particles" (their indices, None for all), "periodic", "charge", "spin",
-            "device", "dtype", "allow_untrained_charge", "isolated".
+            "device", "dtype", "allow_untrained_charge", "isolated", "coulomb".
         potential: the opened model, None to open it from `source` when needed.
     """
 
@@ -270,7 +274,8 @@ class TorchMDNet2Energy:
         if self._arrays is None:
             assert self.source is not None
             allow = self.options.get("allow_untrained_charge", False)  # XML of before has none
-            self._open(self.source.open(self.options["device"], self.options["dtype"], allow))
+            coulomb = self.options.get("coulomb")
+            self._open(self.source.open(self.options["device"], self.options["dtype"], allow, coulomb))
         assert self._potential is not None and self._arrays is not None
         nanometer = openmm.unit.nanometer
         pos = state.getPositions(asNumpy=True).value_in_unit(nanometer) * _NM

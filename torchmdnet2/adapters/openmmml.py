@@ -28,7 +28,7 @@ _REASONS = {
     "periodic": ": the model is periodic where the topology or the System has a box; for a molecule alone in a box "
     "give isolated=True"
 }
-_OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge", "isolated")
+_OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge", "isolated", "coulomb")
 _OF_EMBEDDING = ("linkAtomDistances",)  # mechanical embedding hands its own arguments on
 _KNOWN = f" (known: {', '.join((*_OPTIONS, *_OF_EMBEDDING))})"
 _ROUNDING = 0.01  # e, of the charges of a molecule in force fields
@@ -77,6 +77,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         precision: str | None = None,
         allow_untrained_charge: bool = False,
         isolated: bool | None = None,
+        coulomb: str = "pme",
         **args: Any,
     ) -> None:
         """Add the model's force, and the bonds by which OpenMM knows the molecules of its atoms.
@@ -93,6 +94,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
             allow_untrained_charge: take a charge that the model was not trained on, or does not use.
             isolated: the atoms of the model are alone, without periodic images, and made whole; None: in a mixed
                 system, where the model has a sum over all pairs.
+            coulomb: "pme" or "dsf", as of `torchmdnet2.load`.
             args: of the embedding: linkAtomDistances.
 
         Raises:
@@ -113,6 +115,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         add_force(
             system, self.path, topology, atoms, force_group=forceGroup, charge=charge, spin=multiplicity, device=device,
             dtype=precision, allow_untrained_charge=allow_untrained_charge, isolated=isolated,
+            coulomb=coulomb,
         )  # fmt: skip
 
     def getSupportedEmbeddings(self) -> list[str]:

@@ -46,6 +46,8 @@ class TorchMDNet2Model(ModelInterface):
         isolated: each structure is one molecule: made whole where it is wrapped into a periodic cell, and evaluated
             without the cell, as in vacuum. It must be shorter than half of the shortest width of its cell; its stress
             is zero.
+        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
+            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -61,10 +63,11 @@ class TorchMDNet2Model(ModelInterface):
         compute_stress: bool = False,
         allow_untrained_charge: bool = False,
         isolated: bool = False,
+        coulomb: str | None = None,
     ):
         super().__init__()
         self.isolated = isolated
-        self.potential, _ = open_model(model, device, dtype, allow_untrained_charge)
+        self.potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb)
         self._device, self._dtype = self.potential.device, self.potential.dtype
         self._compute_forces, self._compute_stress = compute_forces, compute_stress
         self._evaluator = Evaluator(self.potential)

@@ -54,6 +54,10 @@ def add(command: Command) -> None:
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
     md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
     md.add_argument("--stop-if-unknown", action="store_true", help="stop where a calibrated model would warn")
+    md.add_argument(
+        "--coulomb", choices=("pme", "dsf"), default="pme",
+        help="sum of Coulomb energies in periodic cells: particle-mesh Ewald, or damped shifted force (default: pme)",
+    )  # fmt: skip
     add_charges(md)
     add_device(md, dtype=None)
 
@@ -98,6 +102,7 @@ def _md(options: argparse.Namespace) -> None:
             spin=options.spin,
             console=console,
             allow_untrained_charge=options.allow_untrained_charge,
+            coulomb=options.coulomb,
         )
     finally:
         signal.signal(signal.SIGTERM, before)

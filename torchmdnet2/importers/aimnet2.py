@@ -23,8 +23,8 @@ _ABOUT = {
     "Cite": "D. Anstine, R. Zubatyuk, O. Isayev, Chem. Sci. 16, 10228 (2025), doi:10.1039/D4SC08572H.",
     "Meant for": "Closed-shell molecules, neutral and charged. The energy is that of a short-range network, D3(BJ) and "
     "the Coulomb energy of predicted charges.",
-    "Not for": "Radicals and other open shells, other elements. Periodic cells: Coulomb and dispersion energies are "
-    "sums over all pairs.",
+    "Not for": "Radicals and other open shells, other elements. Liquids and crystals: they run, with lattice sums, and "
+    "were not compared with experiment.",
 }
 _LEVELS = {
     "2e8a700893d08c7f982b78e7372d3cf95a480b5d46116f97122b7f20a03c9d88": "ωB97M-D3(BJ)/def2-TZVPP (AIMNet2)",

@@ -90,6 +90,7 @@ def run_md(
     spin: int | None = None,
     console: Console | None = None,
     allow_untrained_charge: bool = False,
+    coulomb: str | None = None,
 ) -> MDResult:
     """Simulate the motion of a structure.
 
@@ -108,6 +109,8 @@ def run_md(
         console: where progress is shown; None is silent.
         allow_untrained_charge: take a total charge that the model was not trained on, or does not use, with a
             warning.
+        coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
+            `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
 
     Raises:
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
@@ -119,7 +122,7 @@ def run_md(
         ValueError: the structure is not valid (atom without finite position, periodic without cell).
     """
     with torch.inference_mode(False):  # also where the caller is in that mode
-        opened = open_model(model, device, dtype, allow_untrained_charge)
+        opened = open_model(model, device, dtype, allow_untrained_charge, coulomb)
         return Simulation(opened, atoms, options, charge, spin, console).run()
 
 

@@ -30,7 +30,7 @@ __all__ = ["Damping", "Electrostatics", "Method"]
 Method = Literal["all_pairs", "reaction_field", "dsf", "ewald", "pme"]
 Damping = Literal["none", "exp", "cosine"]
 
-PME_CUTOFF, PME_ACCURACY = 10.0, 1e-7
+PME_CUTOFF, PME_ACCURACY = 10.0, 1e-8
 """Å in real space, and the relative accuracy, where cells are summed by PME without being asked for more."""
 DSF_CUTOFF, DSF_ALPHA = 15.0, 0.2
 """Å and 1/Å of damped shifted forces, as for AIMNet2."""
@@ -111,7 +111,7 @@ class Electrostatics(nn.Module):
         """What sums over the images of periodic cells, with the same damping, in the place of a sum over all pairs.
 
         Args:
-            coulomb: "pme" with a real-space cutoff of 10 Å, to a relative accuracy of 1e-7; or "dsf" to 15 Å.
+            coulomb: "pme" with a real-space cutoff of 10 Å, to a relative accuracy of 1e-8; or "dsf" to 15 Å.
 
         Returns:
             Itself, where it is no sum over all pairs.
