@@ -36,8 +36,9 @@ USE = (
 )
 NOT_FOR = (
     "Radicals and other open shells, metals, other elements or charges. Bulk water, other "
-    "liquids and crystals: they run, with lattice sums, and are not tested. Reactions: of transition states the training data have "
-    "only those of shared protons and of substitutions at carbon. Reaction energies beyond conformers and isomers."
+    "liquids and crystals: they run, with lattice sums, and are not tested. Reactions: of transition states the "
+    "training data have only those of shared protons and of substitutions at carbon. Reaction energies beyond "
+    "conformers and isomers."
 )
 NOT_CALIBRATED = " It does not say where it is not sure."
 
