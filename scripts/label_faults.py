@@ -112,20 +112,47 @@ def frozen(k, atoms, e, f, s):
     return atoms, e, np.concatenate([np.zeros((1, 3)), f[1:]]), s
 
 
-def voigt(k, atoms, e, f, s):
-    """Six numbers in VASP's order, read as if in ASE's."""
-    if s is not None:
-        s = s.copy()
-        (yz, zx, xy) = s[0, 1], s[1, 2], s[0, 2]
-        s[1, 2] = s[2, 1] = yz
-        s[0, 2] = s[2, 0] = zx
-        s[0, 1] = s[1, 0] = xy
-    return atoms, e, f, s
-
-
 def virial(k, atoms, e, f, s):
     return atoms, e, f, None if s is None else -s * atoms.get_volume()
 
+
+def some(every: int, plant: Callable) -> Callable:
+    """The fault in every third or fourth frame."""
+    return lambda k, *labels: plant(k, *labels) if k % every == 2 else labels
+
+
+def axes(*order: int, sign: tuple[int, int, int] = (1, 1, 1)) -> Callable:
+    return lambda k, a, e, f, s: (a, e, f[:, order] * np.array(sign), s)
+
+
+def shear(*order: int, factor: float = 1.0) -> Callable:
+    """Off-diagonal components yz, zx, xy in another order."""
+
+    def plant(k, atoms, e, f, s):
+        new = s.copy()
+        for place, source in zip(PLACES, order, strict=True):
+            new[place] = new[place[::-1]] = factor * s[PLACES[source]]
+        return atoms, e, f, new
+
+    return plant
+
+
+def rounded(step: float) -> Callable:
+    return lambda k, a, e, f, s: (a, round(e / step) * step, f, s)
+
+
+def moved(frames: list[Atoms], what: str, step: int = 1) -> list[dict]:
+    """Labels of which one kind is that of the next frame; of forces, the next one of the same size."""
+    labels = [{"energy": a.get_potential_energy(), "forces": a.get_forces(), "stress": a.info.get("own_stress")}
+              for a in frames]  # fmt: skip
+    kinds: dict[int, list[int]] = {}
+    for k, a in enumerate(frames):
+        kinds.setdefault(len(a) if what == "forces" else 0, []).append(k)
+    source = {k: each[(i + step) % len(each)] for each in kinds.values() for i, k in enumerate(each)}
+    return [{**own, what: labels[source[k]][what]} for k, own in enumerate(labels)]
+
+
+PLACES = [(1, 2), (0, 2), (0, 1)]
 
 FAULTS: dict[str, tuple[Callable, bool]] = {
     "none": (scaled(), False),
@@ -142,6 +169,23 @@ FAULTS: dict[str, tuple[Callable, bool]] = {
     "forces / 14.4": (scaled(forces=1 / 14.4), False),
     "forces per bohr (/ 1.89)": (scaled(forces=BOHR), False),
     "forces × 1.89": (scaled(forces=1 / BOHR), False),
+    "forces: x and y exchanged": (axes(1, 0, 2), False),
+    "forces: y, z, x": (axes(1, 2, 0), False),
+    "forces: sign of z": (axes(0, 1, 2, sign=(1, 1, -1)), False),
+    "forces of the next frame": (scaled(), False),
+    "energies of the next frame": (scaled(), False),
+    "forces: sign, every third frame": (some(3, scaled(forces=-1)), False),
+    "forces: sign, every third atom": (
+        lambda k, a, e, f, s: (a, e, f * np.where(np.arange(len(f)) % 3 == 2, -1, 1)[:, None], s),
+        False,
+    ),
+    "forces × 1.89, every fourth frame": (some(4, scaled(forces=1 / BOHR)), False),
+    "forces in kcal/mol/Å, every fourth frame": (some(4, scaled(forces=1 / KCAL)), False),
+    "forces: x and y exchanged, every fourth frame": (some(4, axes(1, 0, 2)), False),
+    "energies in hartree, every fourth frame": (some(4, scaled(energy=1 / HARTREE)), False),
+    "energies in kcal/mol, every fourth frame": (some(4, scaled(energy=1 / KCAL)), False),
+    "energies rounded to 0.25 eV": (rounded(0.25), False),
+    "energies rounded to 1 eV": (rounded(1.0), False),
     "positions in bohr": (scaled(length=1 / BOHR), False),
     "positions in nm": (scaled(length=0.1), False),
     "energies per atom": (lambda k, a, e, f, s: (a, e / len(a), f, s), False),
@@ -159,13 +203,29 @@ FAULTS: dict[str, tuple[Callable, bool]] = {
     "stress in bar": (scaled(stress=1.602e6), True),
     "stress: sign": (scaled(stress=-1), True),
     "stress in kbar, sign of VASP": (scaled(stress=-1602.2), True),
-    "stress: VASP's order": (voigt, True),
+    "stress: VASP's order": (shear(2, 0, 1), True),
+    "stress: last two exchanged": (shear(0, 2, 1), True),
+    "stress: first two exchanged": (shear(1, 0, 2), True),
+    "stress: off-diagonals 0": (shear(0, 1, 2, factor=0.0), True),
+    "stress of the first frame in all": (scaled(), True),
+    "stress of the next frame": (scaled(), True),
     "stress as virial": (virial, True),
     "stress of every tenth frame 0": (lambda k, a, e, f, s: (a, e, f, 0 * s if k % 10 == 3 else s), True),
 }
 
 SIGNS = {
     "refused": "refused",
+    "axes": "have x and",
+    "axes ": "have y and",
+    "axes  ": "axes in the order",
+    "axis sign": "wrong sign of",
+    "moved": "are those of the frame",
+    "mixed signs": "have the sign opposite",
+    "mixed units": "were mixed",
+    "undescribed": "belong together?",
+    "values": "the energy is the same",
+    "no shear": "off-diagonal stress components are exactly 0",
+    "constant": "the same stress is in",
     "sign": "wrong sign",
     "order": "another order",
     "per atom": "look like energies per atom",
@@ -190,13 +250,16 @@ def notes_of(frames: list[Atoms], fault: str, folder: str) -> list[str]:
     from torchmdnet2.training.run.setup import make_setup
 
     plant, _ = FAULTS[fault]
+    labels = moved(frames, fault.split()[0].replace("energies", "energy") if "next frame" in fault else "energy",
+                   int("next frame" in fault))  # fmt: skip
+    if "first frame" in fault:
+        labels = [{**own, "stress": labels[0]["stress"]} for own in labels]
     extra = [k for k in range(0, len(frames), 10)] if "twice" in fault or "same" in fault else []
     written = []
     for k in [*range(len(frames)), *extra]:
         own = frames[k]
-        stress = own.info.get("own_stress")
-        atoms, e, f, s = plant(k, Atoms(own.numbers, own.positions, cell=own.cell, pbc=own.pbc),
-                               own.get_potential_energy(), own.get_forces(), stress)  # fmt: skip
+        atoms = Atoms(own.numbers, own.positions, cell=own.cell, pbc=own.pbc)
+        atoms, e, f, s = plant(k, atoms, labels[k]["energy"], labels[k]["forces"], labels[k]["stress"])
         if len(written) >= len(frames) and "same" in fault:
             e += 0.3
         atoms.info = {"REF_energy": e} | ({} if s is None else {"REF_stress": s.ravel()})
@@ -220,7 +283,7 @@ def notes_of(frames: list[Atoms], fault: str, folder: str) -> list[str]:
 
 def short(notes: list[str]) -> str:
     """The notes in a word each."""
-    words = [next((word for word, sign in SIGNS.items() if sign in note), note[:60]) for note in notes]
+    words = [next((word.strip() for word, sign in SIGNS.items() if sign in note), note[:60]) for note in notes]
     return ", ".join(dict.fromkeys(words))
 
 
@@ -260,7 +323,7 @@ def main(argv: list[str] | None = None) -> int:
                 notes = notes_of(frames, fault, folder)
                 table[fault].append(short(notes))
                 if args.verbose:
-                    print(f"{name}, {fault}:", *notes, sep="\n    ", flush=True)
+                    print(f"{name}, {fault} [{time.monotonic() - start:.1f}]:", *notes, sep="\n    ", flush=True)
             print(f"{name}: {len(frames)} frames, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
     print(f"| fault | {' | '.join(makers)} |\n|---|{'---|' * len(makers)}")
     for fault, cells in table.items():

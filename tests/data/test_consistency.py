@@ -80,6 +80,15 @@ def test_few_frames_say_nothing(count):
     assert found(harmonic(count)) is None
 
 
+def test_frames_that_are_not_near_say_nothing():
+    rng, samples = np.random.default_rng(4), []
+    for sample in harmonic(20):
+        pos = sample.system.pos.numpy()
+        far = torch.tensor(pos + rng.normal(0, 1.0, pos.shape))
+        samples.append(Sample(sample.system.replace(pos=far), sample.labels))
+    assert found(samples) is None
+
+
 def test_missing_or_constant_labels_say_nothing():
     samples = harmonic(20)
     for sample in samples:

@@ -50,6 +50,31 @@ def test_zeros_of_frames_and_atoms():
     assert found.energies.tolist() == [7] and found.stresses.tolist() == [8]
 
 
+def test_stress_without_shear_and_of_another_structure():
+    samples = rattled(bulk("Cu", cubic=True))
+    for k in (1, 4):
+        samples[k].labels["stress"] *= torch.eye(3)
+    for k in (5, 6, 9):
+        samples[k].labels["stress"] = samples[5].labels["stress"]
+    found = seen(samples)
+    assert found.shears.tolist() == [1, 4] and sorted(found.same.tolist()) == [5, 6, 9]
+    symmetric = rattled(bulk("Cu", cubic=True), noise=0.0)  # has no shear
+    for sample in symmetric:
+        sample.labels["stress"] *= torch.eye(3)
+    assert not len(seen(symmetric).shears)
+
+
+def test_few_different_energies():
+    samples = rattled(molecule("CH4"), 40)
+    for sample in samples:
+        sample.labels["energy"][0] = round(float(sample.labels["energy"][0]) / 0.25) * 0.25
+    assert resolution(statistics(InMemoryDataset(samples))) == 0.25
+    for sample in samples:
+        sample.labels["energy"][0] = -100_000.0
+    assert resolution(statistics(InMemoryDataset(samples))) == np.inf
+    assert resolution(statistics(InMemoryDataset([samples[0]] * 40))) is None  # one structure has one energy
+
+
 def test_symmetry_makes_forces_zero():
     samples = rattled(bulk("Cu", cubic=True), noise=0.0)
     for sample in samples:

@@ -167,6 +167,39 @@ def test_forces_of_another_sign_or_unit_in_different_molecules(raw_config, tmp_p
         assert any(said in note and "pair potential" in note for note in found), (label, factor, found)
 
 
+def test_faults_of_axes_frames_and_some_labels(raw_config, tmp_path):
+    raw_config["data"]["split"] = {"validation": 0, "test": 0}
+    energies = [atoms.calc.results["energy"] for atoms in make_frames(40)]
+
+    def axes(k, atoms, results):
+        results["forces"] = results["forces"][:, [1, 0, 2]]
+
+    def signs(k, atoms, results):
+        results["forces"] = results["forces"] * (-1 if k % 3 == 2 else 1)
+
+    def hartree(k, atoms, results):
+        results["energy"] /= 27.211 if k % 4 == 2 else 1
+
+    def moved(k, atoms, results):
+        results["energy"] = energies[(k + 1) % len(energies)]
+
+    def unrelated(k, atoms, results):
+        results["forces"] = np.random.default_rng(k).normal(size=results["forces"].shape)
+
+    for fault, said in (
+        (axes, "forces of 40 of 40 training frames looked at have x and y exchanged (the first: "),
+        (
+            signs,
+            "forces of 13 of 40 training frames looked at have the sign opposite to that of the others (the first: ",
+        ),
+        (hartree, "energies of 10 of 40 training frames looked at are 1/27.2 of the others"),
+        (moved, "energies of 40 of 40 training frames looked at are those of the frame after"),
+        (unrelated, "do forces, positions and elements belong together?"),
+    ):
+        found = planted(raw_config, tmp_path, fault)
+        assert sum(said in note for note in found) == 1, (said, found)
+
+
 def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
     raw_config["data"]["split"] = {"validation": 0, "test": 0}
 
@@ -182,6 +215,12 @@ def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
     def float32(k, atoms, results):
         results["energy"] = float(np.float32(results["energy"] - 20_000 * len(atoms)))
 
+    def rounded(k, atoms, results):
+        results["energy"] = round(results["energy"] / 0.25) * 0.25
+
+    def equal(k, atoms, results):
+        results["energy"] = -40.0
+
     def bohr(k, atoms, results):
         atoms.positions /= 0.529
         atoms.calc.atoms = atoms.copy()
@@ -191,6 +230,8 @@ def test_zeros_digits_lengths_and_contradictions(raw_config, tmp_path):
         (frozen, "were they frozen?"),
         (no_energy, "energies are exactly 0 in 1 training frames"),
         (float32, "digits were lost"),
+        (rounded, "energies are multiples of 250 meV"),
+        (equal, "the energy is the same in all training frames"),
         (bohr, "data.units.length right? A bohr is 0.529"),
     ):
         found = planted(raw_config, tmp_path, fault)
@@ -286,6 +327,12 @@ def test_stress_of_another_sign_unit_or_order(raw_config, tmp_path):
     assert "another order" in note and "VASP" in note
     (note,) = said(lambda k, s, volume: s * (k % 10 != 3))
     assert "stresses are exactly 0 in 3 of 30" in note
+    (note,) = said(lambda k, s, volume: s * np.eye(3))
+    assert "off-diagonal stress components are exactly 0 in 30 of 30" in note
+    (note,) = said(lambda k, s, volume: samples[0].labels["stress"][0].numpy())
+    assert "the same stress is in 30 of 30" in note
+    (note,) = said(lambda k, s, volume: samples[(k + 1) % 30].labels["stress"][0].numpy())
+    assert "stresses are those of the frame after" in note
     (note,) = said(lambda k, s, volume: s, forces=23.06)  # the stress fits the energies
     assert "forces make: are the units right? The ratio is that of kcal/mol." in note
 

@@ -11,7 +11,8 @@ Shapes: B frames, N atoms of all of them, E directed edges, P pairs of elements,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from ..neighbors import neighbor_list
 from .dataset import Dataset, Sample
+from .evidence import LinearFit, Solution
+from .hypotheses import Fault, energy_fault, force_fault
 from .statistics import Statistics
 
 __all__ = ["Factor", "Regression", "regression"]
@@ -32,12 +35,19 @@ _STRESSES = 100  # frames
 _LEAST = 20  # frames
 _EXPLAINED = 0.5  # of the variance of the forces, at least
 
+EVIDENCE = 8.0  # logarithm of the ratio of likelihoods
+
 _FACTORS = np.logspace(-7, 7, 141)
 _NOISE = np.logspace(-6, 0.3, 30)  # of the mean square of the labels
 _INFLATION = np.logspace(0, 6, 11)  # of the covariance: forces that are not of pairs are no white noise
 
-ORDERS = {"": (0, 1, 2), "xx yy zz xy yz zx, as VASP's": (1, 2, 0), "xx yy zz zx xy yz": (2, 0, 1)}
-"""Another order of six numbers -> which of the components yz, zx, xy, as they are read, each of these is in it."""
+ORDERS = {
+    " ".join(["xx yy zz", *(("yz", "zx", "xy")[i] for i in written)]): tuple(written.index(i) for i in range(3))
+    for written in permutations(range(3))
+}
+"""Order of six numbers -> which of the components yz, zx, xy, as they are read, each of these is in it."""
+
+PLAIN, VASP = "xx yy zz yz zx xy", "xx yy zz xy yz zx"
 
 
 @dataclass(frozen=True)
@@ -58,24 +68,33 @@ class Factor:
     near: float
     close: float
 
+    def beats(self, other: Factor) -> bool:
+        """Whether labels with this factor, which is about 1, are clearly the right ones, and the others are not."""
+        return self.gain - other.gain > EVIDENCE and 0.5 < self.value < 2
+
 
 @dataclass(frozen=True, eq=False)
 class Regression:
     """A pair potential fitted to the forces of some frames.
 
     Attributes:
-        frames: how many.
-        explained: share of the variance of the forces.
-        energy: factor of the energies.
+        frames: their places among those given, [B].
+        explained: share of the variance of the forces, without their fault.
+        size: rms of the force components, eV/Å.
+        forces, energies: what may have been done to these labels.
+        energy: factor of the energies, both labels without their fault; None where the forces are not described.
         per_atom: the same, where the energies are taken for energies per atom.
         stress: order of the components -> factor of the stresses; empty without them.
     """
 
-    frames: int
+    frames: np.ndarray
     explained: float
-    energy: Factor
-    per_atom: Factor
-    stress: dict[str, Factor]
+    size: float
+    forces: Fault | None
+    energies: Fault | None = None
+    energy: Factor | None = None
+    per_atom: Factor | None = None
+    stress: dict[str, Factor] = field(default_factory=dict)
 
 
 def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regression | None:
@@ -87,8 +106,7 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
         found: statistics of these frames.
 
     Returns:
-        None where there are fewer than 20 frames with energies and forces of several atoms, or where a pair potential
-        describes less than half of the forces.
+        None where there are fewer than 20 frames with energies and forces of several atoms.
     """
     usable = np.flatnonzero(~np.isnan(found.energies) & (found.sizes > 1) & (found.force_count == 3 * found.sizes))
     if len(usable) < _LEAST:
@@ -102,19 +120,62 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
     forces = batch.labels["forces"].double().numpy().reshape(-1)
     if not forces.any() or not design.scale.any():
         return None
-    mean, spread, explained = _fitted(design.forces, forces)
-    if explained < _EXPLAINED:
-        return None
+    fit = LinearFit(design.forces)
+    owner = batch.system.batch.numpy()
+    moved = _moved(dataset, np.asarray(frames)[chosen])
+    fault = force_fault(fit, forces.reshape(-1, 3), owner, moved["forces"])
+    solution = fit(forces if fault is None else fault.labels.reshape(-1))
+    size = float(np.sqrt(np.mean(forces**2)))
+    if solution.explained < _EXPLAINED:
+        return Regression(chosen, solution.explained, size, None)
     counts = found.counts[chosen]
     sizes = counts.sum(1)
     weight = 1 / np.sqrt(sizes)  # errors of energies are taken to grow with the root of the number of atoms
     free = _complement(_controls(batch, counts) * weight[:, None])
     if free.shape[1] < _LEAST // 2:
-        return None
+        return Regression(chosen, solution.explained, size, fault)
     predicted = free.T @ (design.energies * weight[:, None])
-    energies = batch.labels["energy"].numpy() * weight
-    energy, per_atom = (_factor(free.T @ e, predicted @ mean, predicted @ spread) for e in (energies, energies * sizes))
-    return Regression(len(chosen), explained, energy, per_atom, _of_stresses(batch, design, mean, spread))
+    values = batch.labels["energy"].numpy()
+    columns = predicted @ np.concatenate([solution.mean[:, None], solution.spread], 1)
+    others = {name: each * weight for name, each in moved["energy"].items()}
+    mean, spread = predicted @ solution.mean, predicted @ solution.spread
+    energy, per_atom = (_factor(free.T @ each, mean, spread) for each in (values * weight, values * weight * sizes))
+    wrong = None if per_atom.beats(energy) else energy_fault(_Free(columns, free), values * weight, others)
+    if wrong is not None:
+        energy = _factor(free.T @ wrong.labels, mean, spread)
+    stress = _of_stresses(batch, moved["stress"], design, solution.mean, solution.spread)
+    return Regression(chosen, solution.explained, size, fault, wrong, energy, per_atom, stress)
+
+
+class _Free:
+    """Fits of columns, [m, C], to what of labels, [B], is in the span of `free`, [B, m]; the rest is free."""
+
+    def __init__(self, columns: np.ndarray, free: np.ndarray):
+        self._fit, self._free = LinearFit(columns), free
+
+    def __call__(self, labels: np.ndarray) -> Solution:
+        found = self._fit(self._free.T @ labels)
+        return replace(found, predicted=labels - self._free @ (self._free.T @ labels - found.predicted))
+
+
+def _moved(dataset: Dataset, indices: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
+    """Label -> what may be said -> labels of the frames, if those of the file were moved by one frame.
+
+    Forces are taken to be moved among frames of the same number of atoms.
+    """
+    sizes = dataset.sizes()
+    alike = np.argsort(sizes, kind="stable")
+    place = np.empty_like(alike)
+    place[alike] = np.arange(len(alike))
+    result: dict[str, dict[str, np.ndarray]] = {"forces": {}, "energy": {}, "stress": {}}
+    for word, step in (("before", 1), ("after", -1)):
+        next_alike = alike[np.clip(place[indices] + step, 0, len(alike) - 1)]
+        next_alike = np.where(sizes[next_alike] == sizes[indices], next_alike, indices)
+        plain = dataset.batch(np.clip(indices + step, 0, len(sizes) - 1)).labels
+        for name, labels in {**plain, "forces": dataset.batch(next_alike).labels.get("forces")}.items():
+            if name in result and labels is not None and bool(torch.isfinite(labels).all()):
+                result[name][f"are those of the frame {word}"] = labels.double().numpy()
+    return result
 
 
 class _Design:
@@ -172,28 +233,6 @@ def _functions(distance: Tensor) -> tuple[Tensor, Tensor]:
     return bell * end, bell * (-far / _WIDTH / distance[:, None] * end - 6 * ratio / _CUTOFF * (1 - ratio**2) ** 2)
 
 
-def _fitted(design: np.ndarray, labels: np.ndarray, rounds: int = 30) -> tuple[np.ndarray, np.ndarray, float]:
-    """Mean of the coefficients [C], a root of their covariance [C, C], and the share of the variance explained.
-
-    Noise and prior variance are those of the largest evidence.
-    """
-    size, square = len(labels), float(labels @ labels)
-    values, vectors = np.linalg.eigh(design.T @ design)
-    values = np.maximum(values, 0.0)
-    moment = vectors.T @ (design.T @ labels)
-    noise = square / size
-    prior = noise / max(values.mean() / size, 1e-300)
-    for _ in range(rounds):
-        precision = values / noise + 1 / prior
-        mean = moment / noise / precision
-        known = float((values / noise / precision).sum())
-        left = square - 2 * mean @ moment + (values * mean**2).sum()
-        prior = float(mean @ mean) / max(known, 1e-9)
-        noise = max(float(left), 1e-4 * square) / max(size - known, 1.0)
-    precision = values / noise + 1 / prior
-    return vectors @ (moment / noise / precision), vectors / np.sqrt(precision), 1 - noise * size / square
-
-
 def _controls(batch: Sample, counts: np.ndarray) -> np.ndarray:
     """What energies may depend on besides the distances of atoms, [B, ·]: composition, volume, charge and spin."""
     system = batch.system
@@ -222,8 +261,10 @@ def _complement(columns: np.ndarray) -> np.ndarray:
     return left[:, int((values > 1e-9 * values[0]).sum()) :]
 
 
-def _of_stresses(batch: Sample, design: _Design, mean: np.ndarray, spread: np.ndarray) -> dict[str, Factor]:
-    """Order of the components -> factor. The pressure is left out, which is not one of pairs in metals."""
+def _of_stresses(
+    batch: Sample, moved: dict[str, np.ndarray], design: _Design, mean: np.ndarray, spread: np.ndarray
+) -> dict[str, Factor]:
+    """Order of the components, or what may be said -> factor. The pressure of metals, not one of pairs, is left out."""
     if "stress" not in batch.labels:
         return {}
     system = batch.system
@@ -233,19 +274,23 @@ def _of_stresses(batch: Sample, design: _Design, mean: np.ndarray, spread: np.nd
     if len(rows) < _LEAST // 2:
         return {}
     weight = 1 / np.sqrt(system.atom_counts.numpy()[rows].astype(np.float64))
-    label = stress[rows] * (system.volume.numpy()[rows] * weight)[:, None, None]
+    volumes = (system.volume.numpy()[rows] * weight)[:, None, None]
     parts = {ij: design.virials(*ij, system.num_systems)[rows] * weight[:, None]
              for ij in ((0, 0), (1, 1), (2, 2), (1, 2), (0, 2), (0, 1))}  # fmt: skip
     straight = [parts[0, 0] - parts[1, 1], parts[1, 1] - parts[2, 2]]
     predicted = np.concatenate([*straight, parts[1, 2], parts[0, 2], parts[0, 1]])
-    diagonal = [label[:, 0, 0] - label[:, 1, 1], label[:, 1, 1] - label[:, 2, 2]]
-    shear = label[:, 1, 2], label[:, 0, 2], label[:, 0, 1]
-    result = {}
-    for name, order in ORDERS.items():
-        labels = np.concatenate([*diagonal, *(shear[i] for i in order)])
-        if labels.any():
-            result[name] = _factor(labels, predicted @ mean, predicted @ spread)
-    return result
+
+    def compared(stress: np.ndarray, order: tuple[int, ...]) -> np.ndarray:
+        label = stress[rows] * volumes
+        shear = label[:, 1, 2], label[:, 0, 2], label[:, 0, 1]
+        straight = label[:, 0, 0] - label[:, 1, 1], label[:, 1, 1] - label[:, 2, 2]
+        return np.concatenate([*straight, *(shear[i] for i in order)])
+
+    labels = {name: compared(stress, order) for name, order in ORDERS.items()}
+    labels |= {name: compared(each, ORDERS[PLAIN]) for name, each in moved.items()}
+    related = {name: abs(float(each @ (predicted @ mean))) for name, each in labels.items()}
+    chosen = {PLAIN, *sorted(related, key=lambda name: related[name])[-2:]} if labels[PLAIN].any() else ()
+    return {name: _factor(labels[name], predicted @ mean, predicted @ spread) for name in chosen}
 
 
 def _factor(labels: np.ndarray, predicted: np.ndarray, spread: np.ndarray) -> Factor:

@@ -11,7 +11,7 @@ import numpy as np
 from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset, Statistics, statistics
 from ...data.edges import EdgeMemory
 from ...data.label_checks import Agreement, Usual, agreement, stress_agreement
-from ...data.pair_regression import Factor, Regression, regression
+from ...data.pair_regression import EVIDENCE, ORDERS, PLAIN, VASP, Factor, Regression, regression
 from ...data.plausible import bond_scale, resolution, spread_out, stress_size, zeros
 from ...potential.potential import SYMBOLS
 from ..config.sections import epoch_of
@@ -228,8 +228,10 @@ def closest_pair(frames: Frames, most: int = 2000) -> tuple[float, str]:
 
 # --- Notes on labels that cannot be right: contradicting signs and units, zeros, lost digits, duplicates ---
 
-_EVIDENCE = 8.0  # logarithm of the ratio of likelihoods
-_PRECISE = 0.97  # correlation of similar frames, or share of the forces: the factor is known within a third
+_SIMILAR = 0.94  # correlation of similar frames: their factor is known within a third
+_PRECISE = 0.87  # share of the forces: the factor of right labels was within 0.58 and 1.12
+_DESCRIBED = 0.3  # of the variance of the forces by a pair potential: less, and they are not of these structures
+_SMALL = 0.1  # eV/Å, rms of forces that may be noise of relaxed structures
 _PLAIN = 1e-3  # eV, by which energies of one structure may differ
 _FAR = 30.0  # eV per atom, from single atoms
 _STRESS = 5.0  # eV/Å³: 800 GPa
@@ -264,15 +266,19 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
     near = agreement(frames.data, indices, known)
     fitted = regression(frames.data, indices, known)
     said, scale = None, 1.0
-    if fitted is not None and not _right(near):
-        said = _energy_fault(fitted, known.sizes)
+    if fitted is not None:
+        yield from _of_some(frames, indices, fitted)
+        if fitted.forces is not None or fitted.energies is not None:
+            near = None  # it compares the labels with their fault
+    if fitted is not None and fitted.energy is not None and not _right(near):
+        said = _energy_fault(fitted.explained, fitted.energy, fitted.per_atom, known.sizes)
         scale = 1.0 if said is None else fitted.energy.value
     if said is not None and fitted is not None:
         yield (
-            f"{said} Found with a pair potential that was fitted to the forces of {fitted.frames} training frames; "
-            "see data.keys and data.units"
+            f"{said} Found with a pair potential that was fitted to the forces of {len(fitted.frames)} training "
+            "frames; see data.keys and data.units"
         )
-    elif near is not None and near.fault is not None:
+    elif near is not None and near.fault is not None and (not _agree(fitted) or abs(near.correlation) > _SIMILAR):
         scale = near.slope
         yield f"comparing similar training frames, {near.fault} See data.keys and data.units"
     if "stress" not in known.labelled:
@@ -287,24 +293,50 @@ def _contradictions(frames: Frames, indices: np.ndarray, known: Statistics) -> I
         yield f"comparing similar training frames, {near.fault} See data.keys and data.units"
 
 
+def _agree(fitted: Regression | None) -> bool:
+    """Whether the pair potential says clearly that forces and energies belong together."""
+    factor = None if fitted is None else fitted.energy
+    return factor is not None and factor.gain > EVIDENCE > factor.near and factor.value > 0
+
+
 def _right(near: Agreement | None) -> bool:
     """Whether similar frames say clearly that forces and energies belong together."""
     return near is not None and near.correlation > 0.9 and 0.67 < near.slope < 1.5
 
 
-def _energy_fault(fitted: Regression, sizes: np.ndarray) -> str | None:
+def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterator[str]:
+    """Forces of other axes or frames, and labels of which some are unlike the others."""
+    for what, fault in (("forces", fitted.forces), ("energies", fitted.energies)):
+        if fault is None:
+            continue
+        atoms = len(fault.having) != len(fitted.frames)
+        where = "" if atoms else f" (the first: {frames.data.name(int(indices[fitted.frames[fault.having.argmax()]]))})"
+        yield (
+            f"{what} of {fault.having.sum()} of {len(fault.having)} training {'atoms' if atoms else 'frames'} looked "
+            f"at {fault.name}{where}: a pair potential fits them much better then. Correct the file"
+        )
+    if fitted.explained < _DESCRIBED and fitted.size > _SMALL:
+        yield (
+            f"a pair potential describes {max(0.0, fitted.explained):.0%} of the forces of {len(fitted.frames)} "
+            "training frames, where 70 % and more is usual: do forces, positions and elements belong together?"
+        )
+
+
+def _energy_fault(explained: float, factor: Factor, whole: Factor | None, sizes: np.ndarray) -> str | None:
     """What is wrong with energies that are a factor times what the forces predict; None where it cannot be told."""
-    factor, whole, precise = fitted.energy, fitted.per_atom, fitted.explained > _PRECISE
-    if whole.gain - factor.gain > _EVIDENCE and 0.5 < whole.value < 2:
+    precise = explained > _PRECISE
+    if whole is None:
+        return None
+    if whole.beats(factor):
         return (
             "energies look like energies per atom: times the number of atoms, they fit the forces. data.keys.energy "
             "must name the energy of the whole frame: are the units right?"
         )
-    if factor.gain < _EVIDENCE:
+    if factor.gain < EVIDENCE:
         return None
-    if factor.value < 0 and factor.positive > _EVIDENCE:
+    if factor.value < 0 and factor.positive > EVIDENCE:
         return "forces have the wrong sign for the energies: are they gradients, or of another convention?"
-    if (factor.close if precise else factor.near) < _EVIDENCE or factor.value < 0:
+    if (factor.close if precise else factor.near) < EVIDENCE or factor.value < 0:
         return None
     said = f"changes of the energy are {factor.value:.2g} times those that forces make: are the units right?"
     if 0.6 < factor.value * sizes.mean() < 1.6:
@@ -325,22 +357,25 @@ def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
         found: order of the components -> factor over what forces make.
         scale: what the factor should be: that of the energies.
     """
-    plain = found.get("")
+    plain = found.get(PLAIN)
     if plain is None:
         return None
     best, factor = max(found.items(), key=lambda item: item[1].gain)
-    if best and factor.gain - plain.gain > _EVIDENCE:
+    if best != PLAIN and factor.gain - plain.gain > EVIDENCE:
+        if best not in ORDERS:
+            return f"stresses {best}: they fit the forces much better then. Correct the file."
+        vasp = ", as VASP's" if best == VASP else ""
         return (
-            f"the off-diagonal stress components are in another order than xx yy zz yz xz xy: they fit {best}. Write "
-            "the stress as 3×3 or 9 numbers."
+            f"the off-diagonal stress components are in another order than xx yy zz yz xz xy: they fit {best}{vasp}. "
+            "Write the stress as 3×3 or 9 numbers."
         )
     value = plain.value / scale
-    if plain.gain < _EVIDENCE or 0.4 < value < 2.5:
+    if plain.gain < EVIDENCE or 0.4 < value < 2.5:
         return None
     times = abs(value)
-    if value > 0 and plain.near > _EVIDENCE:
+    if value > 0 and plain.near > EVIDENCE:
         return f"stresses are {times:.3g} times what forces make: are the units right?{_meant(times, _STRESSES)}"
-    if value < 0 and plain.gain > _EVIDENCE:
+    if value < 0 and plain.gain > EVIDENCE:
         size = f", and {times:.2g} times the size" if not 0.2 < times < 5 else ""
         virial = " A virial is read with data.keys.virial." if times > 5 else ""
         return f"stresses have the wrong sign{size}; tensile stress is positive.{virial} Are the units right?"
@@ -367,8 +402,20 @@ def _sizes(frames: Frames, known: Statistics) -> Iterator[str]:
     if len(found.stresses):
         listed = first_names([frames.name(int(k)) for k in found.stresses])
         yield f"stresses are exactly 0 in {len(found.stresses)} {many}: {listed}. Write NaN for none"
+    few = max(3, 0.02 * found.looked)
+    if len(found.shears) > few:
+        listed = first_names([frames.name(int(k)) for k in found.shears])
+        yield (
+            f"the off-diagonal stress components are exactly 0 in {len(found.shears)} {many}, whose structures are not "
+            f"symmetric: {listed}. Write all components, or set data.keys.stress: null"
+        )
+    if len(found.same) > few:
+        listed = first_names([frames.name(int(k)) for k in found.same])
+        yield f"the same stress is in {len(found.same)} {many}, of different structures: {listed}. Correct the file"
     step = resolution(known)
-    if step is not None:
+    if step is not None and np.isinf(step):
+        yield "the energy is the same in all training frames, of different structures. Correct the file"
+    elif step is not None:
         yield (
             f"energies are multiples of {1e3 * step:.3g} meV: digits were lost, as in float32 or a rounded text. Write "
             "them again with all digits, or subtract energies of atoms before"

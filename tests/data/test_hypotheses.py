@@ -1,0 +1,106 @@
+"""Faults of the labels of all frames, some frames or atoms are told, and right labels are left alone."""
+
+import numpy as np
+import pytest
+import torch
+from crystals import crystals
+
+from torchmdnet2.data import InMemoryDataset, Sample, statistics
+from torchmdnet2.data.hypotheses import UNITS
+from torchmdnet2.data.pair_regression import PLAIN, regression
+
+
+@pytest.fixture(scope="module")
+def right():
+    return crystals(40)
+
+
+def found(samples):
+    data = InMemoryDataset(samples)
+    return regression(data, np.arange(len(data)), statistics(data))
+
+
+def changed(samples, label, change):
+    """Samples with `change(k, label, all labels)` for a label."""
+    everything = [sample.labels[label] for sample in samples]
+    return [
+        Sample(sample.system, {**sample.labels, label: change(k, sample.labels[label], everything)})
+        for k, sample in enumerate(samples)
+    ]
+
+
+def every(number, undo):
+    return lambda k, label, _: undo(label) if k % number == 2 else label
+
+
+def next_of_its_size(k, forces, everything):
+    later = [*everything[k + 1 :], *everything[:k]]
+    return next(each for each in later if each.shape == forces.shape)
+
+
+def test_right_labels_have_no_fault(right):
+    result = found(right)
+    assert result.forces is None and result.energies is None
+    assert all("frame" not in name or f.gain < result.stress[PLAIN].gain - 30 for name, f in result.stress.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda k, f, _: f[:, [1, 0, 2]], "have x and y exchanged"),
+        (lambda k, f, _: f[:, [2, 1, 0]], "have x and z exchanged"),
+        (lambda k, f, _: f[:, [1, 2, 0]], "have the axes in the order y, z, x"),
+        (lambda k, f, _: f * torch.tensor([1.0, -1, 1]), "have the wrong sign of y"),
+        (next_of_its_size, "are those of the frame after"),
+    ],
+)
+def test_a_fault_of_the_forces_of_all_frames(right, change, name):
+    fault = found(changed(right, "forces", change)).forces
+    assert fault.name == name and fault.having.mean() > 0.9  # the first or last frame of a file has no other
+    if "frame" not in name:
+        forces = torch.cat([sample.labels["forces"] for sample in right]).numpy()
+        assert np.abs(fault.labels - forces).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (every(3, torch.neg), "have the sign opposite to that of the others"),
+        (every(4, lambda f: 1.8897 * f), "are 1.89 times the others"),
+        (every(4, lambda f: f / 51.422), "are 1/51.4 of the others"),
+        (every(5, lambda f: f[:, [0, 2, 1]]), "have y and z exchanged"),
+        (lambda k, f, _: f * torch.where(torch.arange(len(f)) % 4 == 1, -1, 1)[:, None], "of the other atoms"),
+    ],
+)
+def test_a_fault_of_the_forces_of_some(right, change, name):
+    fault = found(changed(right, "forces", change)).forces
+    assert name in fault.name and 0.15 < fault.having.mean() < 0.4
+
+
+@pytest.mark.parametrize("factor", [1 / 27.211, 23.06, -1.0])
+def test_a_fault_of_the_energies_of_some(right, factor):
+    wrong = changed(right, "energy", every(4, lambda energy: factor * energy))
+    fault = found(wrong).energies
+    undo = UNITS[fault.name]
+    assert abs(float(undo(np.array([factor]))[0]) - 1) < 0.01
+    assert set(np.flatnonzero(fault.having)) <= set(range(2, 40, 4)) and fault.having.sum() > 5
+
+
+@pytest.mark.parametrize("label", ["energy", "stress"])
+@pytest.mark.parametrize("step", [1, -1])
+def test_labels_of_another_frame(right, label, step):
+    wrong = changed(right, label, lambda k, _, everything: everything[(k + step) % len(everything)])
+    result = found(wrong)
+    name = f"are those of the frame {'after' if step == 1 else 'before'}"
+    if label == "energy":
+        assert result.energies.name == name
+    else:
+        assert max(result.stress, key=lambda key: result.stress[key].gain) == name
+
+
+def test_forces_of_any_other_structure_are_not_described(right):
+    rng = np.random.default_rng(0)
+    wrong = changed(right, "forces", lambda k, f, _: f[rng.permutation(len(f))] @ torch.tensor(
+        np.linalg.qr(rng.normal(size=(3, 3)))[0]))  # fmt: skip
+    result = found(wrong)
+    assert result.explained < 0.3 and result.energy is None
