@@ -198,19 +198,6 @@ def test_index_names_every_page():
     assert not {name for name in names if f"({name}" not in index.read_text(encoding="utf-8")}
 
 
-def test_every_bar_that_a_test_names_is_explained():
-    """R1 … R31 and W1 … W20: one row each on their page; no test names another."""
-    page = (ROOT / "docs" / "dev" / "bars.md").read_text(encoding="utf-8")
-    explained = re.findall(r"^\| ([RW]\d+) \| \w", page, re.MULTILINE)
-    assert sorted(explained) == sorted({*(f"R{n}" for n in range(1, 32)), *(f"W{n}" for n in range(1, 21))})
-    named = set()
-    for path in (ROOT / "tests").rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        named |= {number.upper() for number in re.findall(r"def test_([rw]\d+)_", text)}
-        named |= set(re.findall(r"\b(?:R|W)[1-9]\d?\b", text)) if path.name.startswith("test_") else set()
-    assert {"R25", "W13", "R3"} <= named <= set(explained)
-
-
 def wrong_options(text: str) -> list[str]:
     """Commands of a page with options that `torchmdnet2` does not have."""
     import argparse
