@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SANITIZED = ("search", "step", "step_tf32", "priors", "heads", "tensornet2", "training", "md")
+SANITIZED = ("search", "step", "step_tf32", "priors", "heads", "tensornet2", "aimnet2", "training", "md")
 
 
 @dataclass

@@ -104,11 +104,14 @@ def pme() -> None:
             print(f"{method}: {system.num_atoms} atoms", flush=True)
 
 
-def tensornet2() -> None:
-    """Steps of TensorNet2 with a prior that reads its charges."""
+TENSORNET2 = {"model": {"name": "tensornet2", "hidden_channels": 32, "num_layers": 2, "num_rbf": 8}}
+AIMNET2 = {"model": {"name": "aimnet2"}, "head": {"name": "scalar", "activation": "gelu"}}
+
+
+def predicted_charges(config: dict[str, Any]) -> None:
+    """Steps of a model that predicts charges, with a prior that reads them."""
     field = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 6.0}
-    model = {"name": "tensornet2", "hidden_channels": 32, "num_layers": 2, "num_rbf": 8}
-    potential = Potential.from_config({"model": model, "priors": [field]}).eval().cuda()
+    potential = Potential.from_config({**config, "priors": [field]}).eval().cuda()
     for system in small_systems():
         evaluator = Evaluator(potential, graphs=False)
         result = evaluator(system.to("cuda"), stress=bool(system.pbc.any(1).all()))
@@ -117,7 +120,7 @@ def tensornet2() -> None:
         assert result.forces is not None
         if not (bool(result.forces.isfinite().all()) and bool(result.energy.isfinite().all())):
             raise RuntimeError(f"{system.num_atoms} atoms: not finite")
-        print(f"tensornet2: {system.num_atoms} atoms", flush=True)
+        print(f"{config['model']['name']}: {system.num_atoms} atoms", flush=True)
 
 
 def heads() -> None:
@@ -216,7 +219,8 @@ def md() -> None:
 if __name__ == "__main__":
     groups = {
         "search": search, "step": step, "step_tf32": partial(step, "tf32"), "priors": priors, "pme": pme,
-        "heads": heads, "tensornet2": tensornet2, "training": training, "md": md,
+        "heads": heads, "tensornet2": partial(predicted_charges, TENSORNET2),
+        "aimnet2": partial(predicted_charges, AIMNET2), "training": training, "md": md,
     }  # fmt: skip
     for name in sys.argv[1:] or groups:
         groups[name]()

@@ -1,0 +1,79 @@
+"""AIMNet2 on fused kernels: R15 (the Potential in float64), R8, R16, R19. Its twin without a GPU:
+tests/kernels/test_aimnet2_gpu.py."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from test_evaluator_gpu import no_waiting, random_atoms
+from test_tensornet2_gpu import assert_same
+
+from torchmdnet2 import Evaluator, Potential, System, load
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+ION = torch.tensor([1.0])
+FIELD = {"name": "coulomb", "charges": "predicted", "method": "reaction_field", "cutoff": 6.0, "damping": "exp"}
+MODELS = {
+    "as published": {},
+    "four passes, charges as published": {"num_layers": 4, "exact_charge": False},
+    "other sizes": {"num_layers": 2, "channels": 8, "num_vectors": 5, "widths": [70], "hidden_channels": 48},
+}
+
+
+def make(**changes):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Potential.from_config(
+            {
+                "model": {"name": "aimnet2", "max_z": 10, **changes},
+                "head": {"name": "scalar", "activation": "gelu", "num_hidden_layers": 1},
+                "priors": [FIELD],
+                "elements": [1, 6, 7, 8],
+            }
+        ).eval().to("cuda")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("n", "cell"), [(1, False), (22, False), (166, True), (1029, True), (2100, True)])
+def test_energies_forces_charges_stress(name, n, cell):
+    """R15, in each of the launch shapes; replayed twice: the same bits (R19)."""
+    potential = make(**MODELS[name])
+    evaluator, system = Evaluator(potential, graphs=True), random_atoms(n, seed=n, cell=cell, charge=ION)
+    found = evaluator(system, stress=cell)
+    assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
+    assert_same(potential, found, system, cell)
+    again = evaluator(system, stress=cell)
+    for what in ("forces", "atom_energies", "charges"):
+        assert torch.equal(getattr(found, what), getattr(again, what)), what
+
+
+def test_the_shipped_potential_and_batches():
+    """Terms of all pairs; other compositions and charges in the same buffers."""
+    potential = load("aimnet2", "cuda")
+    potential.allow_untrained_charge = True
+    batch = System.concatenate([random_atoms(n, seed=n, charge=(n % 3 - 1) * ION) for n in (40, 7, 1, 90)])
+    evaluator = Evaluator(potential, graphs=True)
+    for system in (batch, batch.replace(pos=1.02 * batch.pos), batch.replace(z=batch.z.flip(0)), batch):
+        assert_same(potential, evaluator(system), system)
+    assert evaluator.fused
+
+
+def test_a_bound_step_overflows_and_does_not_wait():
+    """R8 and R16."""
+    potential, system = make(), random_atoms(60, seed=4)
+    bound = Evaluator(potential).bind(system.replace(pos=8 * system.pos))
+    bound.pos.copy_(system.pos)
+    bound.replay()
+    while not bound.check():
+        assert bound.forces.isnan().all()
+        bound.replay()
+    torch.cuda.synchronize()
+    with no_waiting():
+        for _ in range(5):
+            bound.replay()
+    assert bound.check()
+    expected = copy.deepcopy(potential).double()(system.to(dtype=torch.float64))
+    torch.testing.assert_close(bound.energy, expected.energy, rtol=1e-6, atol=1e-5)
