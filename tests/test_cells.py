@@ -265,6 +265,7 @@ def test_compiled_kernels_agree(coulomb, monkeypatch):
     assert float(found.energy - expected.energy) == pytest.approx(0, abs=2e-4)
     assert (found.forces - expected.forces).abs().max() < 1e-4 and (found.stress - expected.stress).abs().max() < 1e-5
     report = evaluator.report(cell)
+    assert ("by autograd of themselves alone: Coulomb" in report) is (coulomb == "pme")
     assert "compiled TensorNet kernels" in report and "Coulomb" in report and f"by {coulomb.upper()}" in report
     bound = evaluator.bind(cell, stress=True)
     bound.cell.mul_(1.02)
@@ -273,6 +274,22 @@ def test_compiled_kernels_agree(coulomb, monkeypatch):
     moved = exact(cell.replace(pos=cell.pos * 1.02, cell=cell.cell * 1.02), stress=True)
     assert bound.check() and bound.compiled
     assert (bound.forces - moved.forces).abs().max() < 1e-4 and (bound.stress - moved.stress).abs().max() < 1e-5
+
+
+def test_aimnet2_in_ase():
+    """On kernels beside autograd of the Coulomb energy; a box that only just holds a molecule."""
+    pytest.importorskip("numba")
+    from ase.build import molecule
+
+    from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+
+    atoms = molecule("H2O", cell=np.eye(3) * 4.0, pbc=True)
+    potential = load("aimnet2", dtype=torch.float64)
+    expected = potential.reference(System.from_ase(atoms), stress=True)
+    atoms.calc = TorchMDNet2Calculator("aimnet2")
+    assert atoms.get_potential_energy() == pytest.approx(float(expected.energy), abs=1e-3)
+    np.testing.assert_allclose(atoms.get_forces(), expected.forces, atol=1e-4)
+    np.testing.assert_allclose(atoms.get_stress(voigt=False), expected.stress[0], atol=1e-5)
 
 
 def test_options_and_refusals(tmp_path):

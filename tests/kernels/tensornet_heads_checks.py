@@ -109,6 +109,19 @@ def test_molecules_by_all_pairs():
     assert_same(Evaluator(model)(atoms), model, atoms)
 
 
+@pytest.mark.parametrize("coulomb", ["pme", "dsf"])
+def test_lattice_sums_of_a_model_of_molecules(coulomb):
+    """PME on its kernels, damped shifted force by autograd of itself, both beside the network on kernels."""
+    model = make([CHARGES], [{**ALL_PAIRS, "damping": "exp", "damping_upper": 3.0}])
+    model.coulomb = coulomb
+    evaluator, cell = Evaluator(model), system(4, CELL, 1.0)
+    assert_same(evaluator(cell, stress=True), model, cell, True)
+    report = evaluator.report()
+    assert "  fused" in report and ("by autograd of themselves alone: Coulomb" in report) is (coulomb == "dsf")
+    mixed = System.concatenate([system(3, None, 1.0), cell])
+    assert_same(evaluator(mixed), model, mixed)
+
+
 @pytest.mark.parametrize("properties", [[CHARGES], [SHIFTS, CHARGES, DIPOLE]], ids=["charges", "more"])
 def test_bound_steps_give_all_that_calls_give(properties):
     """By the charges that the kernels leave in the results, and heads on the features of the last replay."""

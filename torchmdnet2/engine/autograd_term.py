@@ -269,8 +269,9 @@ class AutogradTerm(TermWithRoom):
 
 def add_by_autograd(prior: Prior, system: System, sums: CpuSums, charges: Array | None = None) -> None:
     """The same on the CPU, with a list of the prior's own; also of one that reads the network's charges [N] e."""
-    neighbors = None if prior.cutoff is None else pair_list(system, prior.cutoff)
-    read = None if charges is None or not prior.uses_charges else torch.from_numpy(charges)
+    with torch.inference_mode(False):  # networks of PyTorch's products read charges within that mode
+        neighbors = None if prior.cutoff is None else pair_list(system, prior.cutoff)
+        read = None if charges is None or not prior.uses_charges else torch.from_numpy(charges)
     energies, gradients = evaluate_alone(prior, system, neighbors, True, read)
     sums.energy[:] += energies.numpy()
     sums.forces[:] -= gradients["pos"].numpy()

@@ -129,7 +129,9 @@ def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> Pr
         compiled: by kernels of the CPU, not of the GPU.
     """
     path = prior_path(prior)
-    if path is None or path.unsupported_reason(prior, device) or (compiled and not path.on_cpu(prior)):
+    if path is None or path.unsupported_reason(prior, device):
+        return None
+    if not (path.on_cpu(prior) if compiled else path.on_gpu(prior)):
         return None
     return path
 

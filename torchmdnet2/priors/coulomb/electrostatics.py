@@ -170,10 +170,15 @@ class Electrostatics(nn.Module):
         short = torch.where(plan.periodic.index_select(0, of_receiver), short, 0.0)
         return sum_pairs(_products(q, neighbors) * short, neighbors, system.num_atoms) + plan.energies(system, q)
 
+    @property
+    def at_cutoff(self) -> tuple[float, float]:
+        """Of "dsf": v = erfc(α d)/d and its slope at the cutoff, 1/Å and 1/Å²."""
+        value = math.erfc(DSF_ALPHA * self.cutoff) / self.cutoff
+        falling = 2 * DSF_ALPHA / math.sqrt(math.pi) * math.exp(-((DSF_ALPHA * self.cutoff) ** 2))
+        return value, -(value + falling) / self.cutoff
+
     def _shifted_force(self, system: System, neighbors: NeighborList, q: Tensor, d: Tensor) -> Tensor:
-        end = self.cutoff
-        value = math.erfc(DSF_ALPHA * end) / end
-        slope = -(value + 2 * DSF_ALPHA / math.sqrt(math.pi) * math.exp(-((DSF_ALPHA * end) ** 2))) / end
+        end, (value, slope) = self.cutoff, self.at_cutoff
         kernel = (torch.erfc(DSF_ALPHA * d) - 1 + self.factor(d)) / d - value - slope * (d - end)
         pairs = _products(q, neighbors) * torch.where(d < end, kernel, 0.0)
         alone = (DSF_ALPHA / math.sqrt(math.pi) + value / 2) * (q * q).sum(1)

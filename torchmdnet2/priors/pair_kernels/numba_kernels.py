@@ -15,7 +15,7 @@ from ...kernels.compiling_cpu import OPTIONS, PARALLEL
 
 __all__ = [
     "KERNELS", "MIN_DISTANCE", "NOTHING", "add_edge", "add_row", "all_pairs", "coordination", "coordination_forces",
-    "d2", "dispersion", "inline", "length", "pair_potential", "reaction_field", "taper", "zbl",
+    "d2", "dispersion", "inline", "length", "pair_potential", "reaction_field", "shifted_force", "taper", "zbl",
 ]  # fmt: skip
 
 
@@ -122,6 +122,17 @@ def reaction_field(d, _b, _c, constants, damping):
     return f * field * end, f_slope * field * end + f * ((2 * reaction * d - r * r) * end + field * end_slope)
 
 
+@inline
+def shifted_force(d, _b, _c, constants, damping):
+    """(erfc(α d) − 1 + f(d))/d − value − slope (d − end); of an atom alone: `_shifted_force`."""
+    lower, inverse, alpha, value, slope, end = constants
+    f, f_slope = _short_range(d, lower, inverse, damping)
+    r, x = 1 / d, alpha * d
+    near = math.erfc(x) - 1 + f
+    near_slope = f_slope - 2 / math.sqrt(math.pi) * alpha * math.exp(-x * x)
+    return near * r - value - slope * (d - end), (near_slope - near * r) * r - slope
+
+
 # --- Kernels for the priors that are sums over pairs, on the CPU: as triton_kernels.py, in float64 ---
 #
 # Threads share out the atoms; every atom adds to its own row, so that results do not depend on the number of threads.
@@ -213,6 +224,21 @@ def _reaction_field(
 
 
 @njit(**PARALLEL, **OPTIONS)
+def _shifted_force(
+    row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
+):  # fmt: skip
+    alone = strength * (constants[2] / math.sqrt(math.pi) + constants[3] / 2)
+    for i in prange(len(row_ptr) - 1):
+        a = table[key[i], 0]
+        energy[i] -= alone * a * a
+        slope[i] -= 2 * alone * a
+        slope[i] += _listed(
+            shifted_force, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces,
+            virial,
+        )  # fmt: skip
+
+
+@njit(**PARALLEL, **OPTIONS)
 def _all_pairs(first, last, members, pos, key, table, strength, constants, mode, energy, forces, virial, slope):
     """Atom i with members[first[i] … last[i] − 1], the atoms of its structure."""
     for i in prange(len(pos)):
@@ -243,6 +269,7 @@ KERNELS: dict[str, Callable] = {
     "pair_potential": _pair_potential,
     "d2": _d2,
     "reaction_field": _reaction_field,
+    "shifted_force": _shifted_force,
     "all_pairs": _all_pairs,
 }
 """By the name of the function of the distance. They add to energy [N], forces [N, 3], virial [N, 9], slope [N] (dE/dA).

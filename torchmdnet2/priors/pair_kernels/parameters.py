@@ -17,6 +17,7 @@ from ...potential.prior import Prior
 from ...system import System
 from ...units import COULOMB
 from ..coulomb.coulomb import Coulomb
+from ..coulomb.electrostatics import DSF_ALPHA
 from ..dispersion import D2, D3
 from ..pair_potential import PairPotential
 from ..zbl import ZBL
@@ -83,7 +84,7 @@ def unsupported_reason(prior: Prior) -> str:
     """ "" when there are kernels for this prior, else the reason."""
     if type(prior) not in _KNOWN:
         return f"there are no fused kernels for {type(prior).__name__}"
-    if isinstance(prior, Coulomb) and prior.energy.method in ("dsf", "ewald", "pme"):
+    if isinstance(prior, Coulomb) and prior.energy.method in ("ewald", "pme"):
         return f"there are no fused kernels for Coulomb with method '{prior.energy.method}'"
     return ""
 
@@ -154,6 +155,8 @@ def _coulomb(prior: Coulomb, elements: list[int]) -> PairParameters:
     table = prior.table.double().cpu()[:, None] if prior.source == "element" else None
     if e.method == "all_pairs":
         name, constants = "all_pairs", (*damping, 0.0, 0.0, 0.0, 0.0)
+    elif e.method == "dsf":  # on CPUs only
+        name, constants = "shifted_force", (*damping, DSF_ALPHA, *e.at_cutoff, e.cutoff)
     else:
         name, constants = "reaction_field", (*damping, *_taper(e.cutoff, e.switch_width), e.reaction, e.shift)
     source: Any = prior.source
