@@ -264,7 +264,7 @@ def load(
         allow_untrained_charge: evaluate total charges that the model was not trained on, with a warning, which are
             refused otherwise.
         coulomb: how Coulomb energies over all pairs are summed in periodic cells: "pme" (particle-mesh Ewald) or "dsf"
-            (damped shifted force: cheaper, less accurate).
+            (damped shifted force: a sum over near pairs, less accurate).
 
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.

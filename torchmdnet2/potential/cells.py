@@ -28,7 +28,7 @@ def coulomb_in_cells(name: str) -> CoulombInCells:
     """
     if name not in get_args(CoulombInCells):
         raise ValueError(
-            f"coulomb must be 'pme' (particle-mesh Ewald) or 'dsf' (damped shifted force, cheaper), got {name!r}"
+            f"coulomb must be 'pme' (particle-mesh Ewald) or 'dsf' (damped shifted force), got {name!r}"
         )
     return name  # type: ignore[return-value]
 
