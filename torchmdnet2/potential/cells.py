@@ -27,9 +27,7 @@ def coulomb_in_cells(name: str) -> CoulombInCells:
         ValueError: there is no such sum.
     """
     if name not in get_args(CoulombInCells):
-        raise ValueError(
-            f"coulomb must be 'pme' (particle-mesh Ewald) or 'dsf' (damped shifted force), got {name!r}"
-        )
+        raise ValueError(f"coulomb must be 'pme' (particle-mesh Ewald) or 'dsf' (damped shifted force), got {name!r}")
     return name  # type: ignore[return-value]
 
 

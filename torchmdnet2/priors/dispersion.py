@@ -195,7 +195,11 @@ class D3(Prior):
             raise ValueError(f"the prior 'd3' was made without Z = {int(system.z[types < 0][0])}")
 
     def in_cells(self, coulomb: CoulombInCells) -> Prior:
-        """With a cutoff of `CELL_CUTOFF`, where this sums over all pairs."""
+        """With a cutoff of `CELL_CUTOFF`, where this sums over all pairs.
+
+        Args:
+            coulomb: how Coulomb energies are summed.
+        """
         if math.isfinite(self.cutoff):
             return self
         part = copy.copy(self)

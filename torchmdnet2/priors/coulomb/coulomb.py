@@ -132,7 +132,11 @@ class Coulomb(Prior):
             )
 
     def in_cells(self, coulomb: CoulombInCells) -> Prior:
-        """By a sum over images, where this sums over all pairs."""
+        """By a sum over images, where this sums over all pairs.
+
+        Args:
+            coulomb: how Coulomb energies are summed.
+        """
         energy = self.energy.in_cells(coulomb)
         if energy is self.energy:
             return self
