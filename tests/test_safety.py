@@ -201,7 +201,7 @@ LAYERS = """
     ensemble
     adapters
     md training
-    scan learn
+    scan learn streams
     testing diagnostics benchmark
     cli
     __init__ __main__

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Any
 from . import registry
 from .version import __version__
 
-__all__ = ["Evaluator", "Potential", "System", "__version__", "load"]
+__all__ = ["Evaluator", "Potential", "System", "__version__", "load", "relax"]
 
 if TYPE_CHECKING:
     from .evaluator import Evaluator, load
     from .potential.potential import Potential
+    from .streams import relax
     from .system import System
 
-_HOME = {"load": "evaluator", "Evaluator": "evaluator", "Potential": "potential.potential", "System": "system"}
+_HOME = {
+    "load": "evaluator", "relax": "streams.run", "Evaluator": "evaluator", "Potential": "potential.potential",
+    "System": "system",
+}  # fmt: skip
 
 
 def _register_builtin() -> None:

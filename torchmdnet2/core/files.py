@@ -6,13 +6,15 @@ import errno
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ..errors import BadConfig
 
-__all__ = ["append", "atomic_write", "keep_old", "old_name", "same_file", "spare_inputs", "umask", "written_aside"]
+__all__ = [
+    "append", "atomic_write", "keep_old", "old_name", "opened", "same_file", "spare_inputs", "umask", "written_aside",
+]  # fmt: skip
 
 
 def atomic_write(path: str | os.PathLike, content: bytes | str, keep: bool = False) -> None:
@@ -78,6 +80,18 @@ def append(file: BinaryIO, content: bytes) -> None:
     except BaseException:  # a full disk takes a part first; an interruption may come in between
         file.truncate(before)
         raise
+
+
+def opened(file: BinaryIO, name: str) -> Any:
+    """A file that is open, decompressed where its name ends in .gz, .bz2 or .xz."""
+    import bz2
+    import gzip
+    import lzma
+
+    reader: Any = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}.get(Path(name).suffix.lower())
+    if reader is None:
+        return nullcontext(file)
+    return reader(fileobj=file) if reader is gzip.GzipFile else reader(file)
 
 
 def old_name(path: Path) -> Path:

@@ -18,7 +18,10 @@ from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, with_elements
 from .program_charges import program_statements, states_charges
 
-__all__ = ["MASSES", "Molecule", "from_smiles", "open_structures", "read_molecules", "read_structures", "reason"]
+__all__ = [
+    "MASSES", "Molecule", "from_smiles", "open_structures", "read_molecules", "read_structures",
+    "reason", "structure_of_molfile", "structure_of_xyz",
+]  # fmt: skip
 
 
 if TYPE_CHECKING:
@@ -429,18 +432,44 @@ class _Xyz(Sequence):
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        from ase.io import read
-
         k = range(self._count)[index]
         if k < self._next:
             self._next, self._raw = 0, raw_frames(self.path)
         raw = next(islice(self._raw, k - self._next, None))
         self._next = k + 1
-        with _in_words(f"{self.path}, structure {k}" if self._count > 1 else self.path):
-            text, isotopes = with_elements(*raw)
-            atoms: Atoms = read(io.StringIO(text), format="extxyz")  # type: ignore[assignment]
-        _set_isotopes(atoms, isotopes)
-        return _completed(_Found(atoms, [], []), f"{self.path}, structure {k}" if self._count > 1 else self.path)
+        return structure_of_xyz(raw, f"{self.path}, structure {k}" if self._count > 1 else self.path)
+
+
+def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Atoms:
+    """The structure of one frame, as `raw_frames` gives it.
+
+    Args:
+        raw: the frame.
+        where: its name, for messages.
+
+    Raises:
+        BadData: the frame is damaged, or its statements differ.
+    """
+    from ase.io import read
+
+    with _in_words(where):
+        text, isotopes = with_elements(*raw)
+        atoms: Atoms = read(io.StringIO(text), format="extxyz")  # type: ignore[assignment]
+    _set_isotopes(atoms, isotopes)
+    return _completed(_Found(atoms, [], []), where)
+
+
+def structure_of_molfile(text: str, where: str) -> Atoms:
+    """The structure of one molfile, or of one record of an SDF.
+
+    Args:
+        text: of the record.
+        where: its name, for messages.
+
+    Raises:
+        BadData: the record is damaged, or its statements differ.
+    """
+    return _completed(_molfile(text)[0], where)
 
 
 def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:

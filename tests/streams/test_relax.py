@@ -1,0 +1,235 @@
+"""Streams: minima as ASE's, order, broken records, kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase.build import bulk, molecule
+from ase.io import read, write
+from ase.optimize import LBFGS
+from tiny import tiny_potential
+
+import torchmdnet2
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.checkpoint import save
+from torchmdnet2.cli import main
+from torchmdnet2.errors import BadConfig
+from torchmdnet2.streams.journal import Journal
+from torchmdnet2.streams.lbfgs import BatchedLBFGS
+from torchmdnet2.streams.records import Record, RecordFile
+from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions
+
+NAMES = ["CH3CH2OH", "H2O", "C2H4", "CH4", "H2CO", "CO2"]
+
+
+def rattled(names=NAMES, size=0.08):
+    found = [molecule(name) for name in names]
+    for k, atoms in enumerate(found):
+        atoms.rattle(size, seed=k)
+        atoms.info = {"name": names[k]}
+    return found
+
+
+@pytest.fixture(scope="module")
+def small():
+    return torchmdnet2.load("organic-small")
+
+
+def test_minima_are_those_of_ase_in_order(small):
+    starts, outcomes = rattled(), []
+    for padded in (False, True):
+        options = RelaxOptions(fmax=0.005, atoms=30, padded=padded)  # two or three at a time: slots are filled again
+        outcomes.append(Relaxer(small, options)([Record(k, starts=[atoms]) for k, atoms in enumerate(starts)]))
+    calculator = TorchMDNet2Calculator(small)
+    for start, outcome, padded in zip(starts, *outcomes, strict=True):
+        (found,) = outcome.structures
+        assert not outcome.errors and (found.numbers == start.numbers).all()
+        assert found.info["converged"] and found.info["largest_force"] <= 0.005 and not found.info["bonds_changed"]
+        assert 0 < found.info["novelty"] < 3
+        alone = start.copy()
+        alone.calc = calculator
+        LBFGS(alone, logfile=None).run(fmax=0.005, steps=300)
+        assert abs(found.info["energy"] - padded.structures[0].info["energy"]) < 1e-5
+        assert abs(found.info["energy"] - alone.get_potential_energy()) < 1e-4
+        found.calc = calculator
+        assert abs(found.get_potential_energy() - found.info["energy"]) < 1e-5
+
+
+def test_optimizer_finds_the_minimum_of_quadratic_wells_and_never_goes_up():
+    torch.manual_seed(0)
+    batch = torch.tensor([0] * 4 + [1] * 7)
+    curvature = torch.logspace(0, 3, 33, dtype=torch.float64).view(11, 3)
+    pos, optimizer = torch.randn(11, 3).double(), BatchedLBFGS(torch.device("cpu"))
+    optimizer.take(batch, torch.full((11,), -1), torch.tensor([-1, -1]))
+    for _ in range(150):
+        energy = torch.zeros(2).double().index_add(0, batch, (curvature * pos**2).sum(1) / 2)
+        pos = optimizer.advance(pos, -curvature * pos, energy)
+    assert float(pos.abs().max()) < 1e-4
+
+
+def test_fixed_atoms_stay_and_step_limits_hold(small):
+    from ase.constraints import FixAtoms
+
+    start = molecule("CH3CH2OH")
+    start.rattle(0.1, seed=3)
+    start.set_constraint(FixAtoms([0, 1]))
+    (whole,) = Relaxer(small, RelaxOptions())([Record(0, starts=[start])])[0].structures
+    assert np.allclose(whole.positions[:2], start.positions[:2]) and whole.info["converged"]
+    (short,) = Relaxer(small, RelaxOptions(steps=3))([Record(0, starts=[start])])[0].structures
+    assert short.info["steps"] == 3 and not short.info["converged"]
+
+
+def test_cells_are_relaxed(tmp_path):
+    crystal = bulk("Si", "diamond", a=5.6)
+    (outcome,) = torchmdnet2.relax(tiny_potential(noise=0.02), [crystal], cell=True, steps=5)
+    (found,) = outcome.structures
+    assert found.info["steps"] <= 5 and abs(found.get_volume() - crystal.get_volume()) > 1e-3
+    (outcome,) = torchmdnet2.relax(tiny_potential(), [molecule("CH4")], cell=True)
+    assert "no cell" in outcome.errors[0]
+
+
+# --- files: one in ten is broken ---
+
+
+def _xyz(path: Path) -> list[int]:
+    """Good records with broken ones between them; returns the numbers of the good ones."""
+    good, text, number = [], [], 0
+    broken = [
+        lambda a: a.info.update(charge=0.5),
+        lambda a: a.numbers.__setitem__(0, 92),
+        lambda a: a.info.update(charge=1),  # an open shell
+        lambda a: a.positions.__setitem__(1, a.positions[0]),
+        lambda a: a.positions.__setitem__(0, np.nan),
+    ]
+    for k in range(6 * len(broken)):
+        atoms = rattled([NAMES[k % len(NAMES)]])[0]
+        bad = k % 6 == 3
+        if bad:
+            broken[k // 6](atoms)
+        else:
+            good.append(number)
+        write(path.with_suffix(".one.xyz"), atoms, format="extxyz")
+        text.append(path.with_suffix(".one.xyz").read_text())
+        number += 1
+    for damaged in ("0\n\n", "x2\n\nH 0 0 0\nH 0 0 1\n", "3\n\nH 0 0 0\n", "1\n\nHe 0 0 0\nHe 0 0 3\n"):
+        text.append(damaged)
+        number += 1
+        text.append(text[0])
+        good.append(number)
+        number += 1
+    path.write_text("".join(text))
+    return good
+
+
+def test_broken_records_of_xyz_are_named_and_all_others_are_right(small, tmp_path):
+    good = _xyz(tmp_path / "in.xyz")
+    torchmdnet2.relax(small, tmp_path / "in.xyz", tmp_path / "out.xyz", fmax=0.1, block=7)
+    found = read(tmp_path / "out.xyz", ":")
+    assert [atoms.info["record"] for atoms in found] == good
+    failed = (tmp_path / "out.failed.txt").read_text().splitlines()
+    assert len({line.split(":")[0] for line in failed}) == len(failed) == 9
+    for words in ("whole number", "is U (Z = 92)", "odd number of electrons", "overlap", "finite", "no atoms"):
+        assert any(words in line for line in failed), words
+    whole = {k: atoms for k, atoms in enumerate(rattled())}
+    for atoms in found[:6]:
+        start = whole[atoms.info["record"] % len(NAMES)]
+        assert (atoms.numbers == start.numbers).all() and atoms.info["converged"]
+
+
+def molfile(atoms, title):
+    lines = [title, "", "", f"{len(atoms):3d}  0  0  0  0  0            999 V2000"]
+    lines += [f"{x:10.4f}{y:10.4f}{z:10.4f} {s:<3} 0  0" for s, (x, y, z) in zip(atoms.symbols, atoms.positions)]
+    return "\n".join([*lines, "M  END", "> <source>", "test", "", "$$$$", ""])
+
+
+def test_sdf_keeps_its_blocks_and_titles(small, tmp_path):
+    good = molfile(molecule("CH3CH2OH"), "one")
+    text = good + "$$$$\n" + good.replace("one", "two") + good.replace(" O ", " Xx")
+    (tmp_path / "in.sdf").write_text(text)
+    assert main(["relax", "organic-small", str(tmp_path / "in.sdf"), str(tmp_path / "out.sdf"), "--fmax", "0.1"]) == 0
+    records = list(RecordFile(str(tmp_path / "out.sdf")))
+    assert [record.name for record in records] == ["one", "two"]
+    assert records[0].starts[0].info["source"] == "test" and records[1].starts[0].info["record"] == "2"
+    assert "> <energy>" in records[0].molfile
+    assert [line.split(":")[0] for line in (tmp_path / "out.failed.txt").read_text().splitlines()] == [
+        "record 1", "record 3 (one)",
+    ]  # fmt: skip
+
+
+def test_conformers_are_ranked_without_duplicates(tmp_path):
+    pytest.importorskip("rdkit")
+    (tmp_path / "in.smi").write_text("OCCO glycol\nC1CC broken\nC methane\n")
+    arguments = ["relax", "organic-small", str(tmp_path / "in.smi"), str(tmp_path / "out.sdf"), "--conformers", "8"]
+    assert main([*arguments, "--fmax", "0.05"]) == 0
+    found = [record.starts[0].info for record in RecordFile(str(tmp_path / "out.sdf"))]
+    glycol = [float(info["relative_energy"]) for info in found if info["name"] == "glycol"]
+    assert len(glycol) > 1 and glycol == sorted(glycol) and glycol[0] == 0 and glycol[-1] <= 0.26
+    assert sum(info["name"] == "methane" for info in found) == 1
+    assert (tmp_path / "out.failed.txt").read_text().startswith("record 1 (broken): ")
+
+
+# --- kills ---
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path):
+    save(tiny_potential(noise=0.02), tmp_path / "tiny.tmn")
+    starts = rattled(["CH3CH2OH", "H2O", "CH4", "H2CO"] * 5)
+    write(tmp_path / "in.xyz", starts)
+    for _ in range(2):
+        before, child = _records(tmp_path), os.fork()
+        if not child:
+            torchmdnet2.relax(tmp_path / "tiny.tmn", tmp_path / "in.xyz", tmp_path / "out.xyz", steps=4, block=2)
+            os._exit(0)
+        while _records(tmp_path) < before + 6 and os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(0.002)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert (tmp_path / "out.xyz.progress").exists(), "it was not killed on the way"
+    with open(tmp_path / "out.xyz", "ab") as file:
+        file.write(b"9\nof a block that was written in part")
+    with pytest.raises(BadConfig, match="another options"):
+        torchmdnet2.relax(tmp_path / "tiny.tmn", tmp_path / "in.xyz", tmp_path / "out.xyz", steps=5, block=2)
+    torchmdnet2.relax(tmp_path / "tiny.tmn", tmp_path / "in.xyz", tmp_path / "out.xyz", steps=4, block=2)
+    found = read(tmp_path / "out.xyz", ":")
+    assert [atoms.info["record"] for atoms in found] == list(range(len(starts)))
+    assert not (tmp_path / "out.xyz.progress").exists()
+
+
+def _records(folder: Path) -> int:
+    import json
+
+    path = folder / "out.xyz.progress"
+    return json.loads(path.read_text())["records"] if path.exists() else 0
+
+
+def test_a_finished_output_is_kept(tmp_path):
+    for text in ("old", "new"):
+        journal = Journal(tmp_path / "out.csv", tmp_path / "out.failed.txt", {})
+        journal.commit(1, text, "")
+        journal.close(True)
+    assert (tmp_path / "out.csv").read_text() == "new" and (tmp_path / "out.csv.old").read_text() == "old"
+    assert not (tmp_path / "out.failed.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["in.xyz", "out.sdf"], "an SDF has bonds"),
+        (["in.xyz", "out.xyz", "--conformers", "3"], "molecules with bonds"),
+        (["in.xyz", "out.xyz", "--fmax", "0"], "must be positive"),
+        (["in.xyz", "out.xyz", "--devices", "gpu"], "cannot be used here"),
+        (["in.xyz", "in.xyz"], "is read by this command"),
+        (["none.xyz", "out.xyz"], "no such file"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write("in.xyz", molecule("H2O"))
+    assert main(["relax", "organic-small", *arguments]) in (1, 2)
+    assert words in capsys.readouterr().err

@@ -1,0 +1,52 @@
+"""`torchmdnet2 relax`."""
+
+from __future__ import annotations
+
+import argparse
+
+from .common import Command, add_allow_untrained_charge, make_console, output_file
+
+__all__ = ["add"]
+
+
+def add(command: Command) -> None:
+    """Declare the arguments."""
+    relax = command("relax", _relax, "relax many molecules or crystals in batches; conformers of SMILES")
+    relax.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    relax.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
+    relax.add_argument("output", help=".sdf, .xyz or .csv; failures are listed beside it, in NAME.failed.txt")
+    relax.add_argument("--fmax", type=float, default=0.02, help="largest force at the end, eV/Å (default: 0.02)")
+    relax.add_argument("--steps", type=int, default=1000, help="most steps of each structure (default: 1000)")
+    relax.add_argument("--conformers", type=int, metavar="N", help="make N of each molecule by RDKit, keep the lowest")
+    relax.add_argument(
+        "--window", type=float, default=0.26, help="conformers up to eV above the lowest (default: 0.26)"
+    )
+    relax.add_argument("--rmsd", type=float, default=0.25, help="conformers closer than Å are the same (default: 0.25)")
+    relax.add_argument("--keep", type=int, metavar="N", help="most conformers of each molecule (default: all)")
+    relax.add_argument("--seed", type=int, default=0, help="of the conformers (default: 0)")
+    relax.add_argument("--cell", action="store_true", help="relax the cells too, one structure at a time")
+    told = "auto, all, or names with commas between, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
+    relax.add_argument("--devices", default="auto", help=told)
+    relax.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
+    add_allow_untrained_charge(relax)
+
+
+def _relax(options: argparse.Namespace) -> None:
+    from ..streams import Ranking, relax
+
+    output = output_file(options.output, (".sdf", ".xyz", ".extxyz", ".csv"), [options.model, options.input], "OUTPUT")
+    relax(
+        options.model,
+        options.input,
+        output,
+        fmax=options.fmax,
+        steps=options.steps,
+        conformers=options.conformers,
+        ranking=Ranking(options.window, options.rmsd, most=options.keep) if options.conformers is not None else None,
+        seed=options.seed,
+        cell=options.cell,
+        devices=options.devices,
+        dtype=options.dtype,
+        allow_untrained_charge=options.allow_untrained_charge,
+        console=make_console(),
+    )

@@ -1,0 +1,262 @@
+"""relax and score: files and lists of structures through one potential."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .. import checkpoint
+from ..core.devices import device_of
+from ..errors import BadConfig, BadData
+from ..potential.potential import Potential
+from .cells import CellRelaxer
+from .conformers import Ranking, embed, require_rdkit
+from .journal import Journal
+from .pipeline import Work, blocks_of, in_order
+from .records import FAULTS, Record, RecordFile
+from .relaxing import Outcome, Relaxer, RelaxOptions
+from .writers import csv_head, writer_of
+
+if TYPE_CHECKING:
+    from ase import Atoms
+    from rich.console import Console
+
+__all__ = ["Summary", "devices_of", "relax"]
+
+_BONDS = (".sdf", ".mol", ".smi", ".smiles")
+
+
+def relax(
+    model: str | os.PathLike | Potential,
+    structures: str | os.PathLike | Sequence[Atoms],
+    output: str | os.PathLike | None = None,
+    *,
+    fmax: float = 0.02,
+    steps: int = 1000,
+    conformers: int | None = None,
+    ranking: Ranking | None = None,
+    seed: int = 0,
+    cell: bool = False,
+    devices: str | Sequence[str] = "auto",
+    dtype: torch.dtype | str | None = None,
+    allow_untrained_charge: bool = False,
+    block: int | None = None,
+    console: Console | None = None,
+) -> list[Outcome]:
+    """Relax many structures in batches by L-BFGS.
+
+    A structure that fails does not end the run: it has no result, and its error is in the outcome and in the report.
+
+    Args:
+        model: path of a .tmn file, name of a potential, or a Potential.
+        structures: a file of SDF, SMILES, extended XYZ or another format of ASE; or structures. FixAtoms is kept.
+        output: an .sdf, .xyz or .csv file. Failures are listed beside it in `OUT.failed.txt`. A run that was killed
+            goes on after the last complete block when it is called again.
+        fmax: eV/Å, the largest force at which a structure has converged.
+        steps: most steps of each.
+        conformers: how many RDKit makes of each molecule by distance geometry; None: one of a SMILES, and the
+            structures of other files are taken as they are.
+        ranking: which of these are kept; default: those within 0.26 eV of the lowest, without duplicates.
+        seed: of the distance geometry.
+        cell: relax the cells too, at zero pressure; one structure after another, by ASE. Otherwise cells are fixed.
+        devices: "auto" (the first GPU, else the CPU), "all", or names ("cuda:0,cuda:1", "cpu"): a process for each.
+        dtype: floating-point type of the network; None: as stored.
+        allow_untrained_charge: take total charges that the model was not trained on, with a warning.
+        block: records that are computed, written and, after a kill, repeated together; default: 128 for each
+            process on CPUs, 1024 on GPUs, fewer with conformers.
+        console: where progress is shown; None is silent.
+
+    Returns:
+        An `Outcome` for each record, in order, if there is no output; otherwise an empty list. The `info` of a
+        structure has energy (eV), largest_force (eV/Å), steps, converged, bonds_changed (how many), novelty (of
+        calibrated models), and of conformers conformer and relative_energy (eV).
+
+    Raises:
+        BadConfig: an option is not valid.
+        FileNotFoundError: there is no such file.
+        MissingBackend: RDKit is not installed, and SMILES or conformers need it.
+    """
+    if not fmax > 0 or steps < 1 or seed < 0 or (conformers is not None and conformers < 1):
+        raise BadConfig("fmax must be positive, steps and conformers at least 1, and the seed at least 0")
+    source = _Source(structures, conformers, seed)
+    if cell and conformers is not None:
+        raise BadConfig("cell and conformers: conformers are molecules, which have no cell")
+    ranking = (ranking or Ranking()) if conformers is not None else None
+    options = RelaxOptions(fmax, steps, ranking=ranking)
+    names = devices_of(devices)
+    if block is None:
+        block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
+    setup = partial(_relaxer, CellRelaxer if cell else Relaxer, model, options, dtype, allow_untrained_charge)
+    wanted = repr((options, conformers, seed, cell, str(dtype)))
+    job = {"model": _identity(model), "input": _identity(structures), "options": wanted}
+    return _stream(source, setup, names, block, output, job, console)
+
+
+def _relaxer(
+    kind: type[Relaxer] | type[CellRelaxer],
+    model: str | os.PathLike | Potential,
+    options: RelaxOptions,
+    dtype: torch.dtype | str | None,
+    allow_untrained_charge: bool,
+    device: str,
+) -> Work:
+    return kind(_opened(model, dtype, allow_untrained_charge, device), options)
+
+
+def _opened(model: Any, dtype: torch.dtype | str | None, allow_untrained_charge: bool, device: str) -> Potential:
+    if isinstance(model, Potential):
+        return model.to(device)
+    return checkpoint.load(model, device, dtype, allow_untrained_charge)
+
+
+def devices_of(names: str | Sequence[str]) -> list[str]:
+    """One name for each process.
+
+    Args:
+        names: "auto", "all", or names, as a list or with commas between.
+
+    Raises:
+        BadConfig: there are none.
+        ValueError: one cannot be used here.
+    """
+    if isinstance(names, str):
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if names == "auto":
+            return ["cuda:0" if count else "cpu"]
+        if names == "all":
+            return [f"cuda:{k}" for k in range(count)] or ["cpu"] * (os.cpu_count() or 1)
+        names = [name.strip() for name in names.split(",") if name.strip()]
+    if not names:
+        raise BadConfig("devices: name at least one")
+    return [str(device_of(name)) for name in names]
+
+
+def _identity(thing: Any) -> Any:
+    """What tells a file from another one or from a later version."""
+    if isinstance(thing, str | os.PathLike) and Path(thing).is_file():
+        facts = Path(thing).stat()
+        return [str(Path(thing).resolve()), facts.st_size, facts.st_mtime_ns]
+    return str(thing) if isinstance(thing, str | os.PathLike) else "in memory"
+
+
+class _Source:
+    """Records with their starts, in order."""
+
+    def __init__(self, structures: Any, conformers: int | None, seed: int):
+        self._conformers, self._seed = conformers, seed
+        self.file = RecordFile(str(structures)) if isinstance(structures, str | os.PathLike) else None
+        self._given = structures
+        suffix = "".join(Path(str(structures)).suffixes).lower() if self.file else ""
+        self.has_bonds = any(part in suffix for part in _BONDS)
+        self._smiles = ".smi" in suffix
+        if self._smiles or conformers is not None:
+            require_rdkit()
+        if conformers is not None and not self.has_bonds:
+            raise BadConfig("conformers are made of molecules with bonds: give SMILES or an SDF")
+
+    @property
+    def fraction(self) -> float:
+        return self.file.fraction if self.file is not None else 0.0
+
+    def records(self, first: int) -> Iterator[Record]:
+        """From the one of this number on."""
+        found: Iterable[Record]
+        found = self.file if self.file is not None else (Record(k, starts=[a]) for k, a in enumerate(self._given))
+        for record in islice(found, first, None):
+            if self._smiles or (self._conformers is not None and not record.error):
+                try:
+                    embed(record, self._conformers or 1, self._seed)
+                except FAULTS as error:
+                    record.starts, record.error = [], str(error)
+            yield record
+
+
+def _stream(
+    source: _Source,
+    setup: Callable[[str], Work],
+    devices: list[str],
+    block: int,
+    output: str | os.PathLike | None,
+    job: dict[str, Any],
+    console: Console | None,
+) -> list[Outcome]:
+    """All records through the devices, to the output or, without one, into a list."""
+    if output is None:
+        found: list[Outcome] = []
+        for outcomes in in_order(blocks_of(source.records(0), block), setup, devices):
+            found += outcomes
+        return found
+    path = Path(output)
+    write = writer_of(str(path), source.has_bonds)
+    journal = Journal(path, path.with_name(path.stem + ".failed.txt"), job)
+    finished, first, summary = False, journal.done, Summary()
+    if first and console is not None:
+        console.print(f"{path}: goes on after {first} records", highlight=False, markup=False, soft_wrap=True)
+    status = console.status("") if console is not None else nullcontext()
+    try:
+        with status:
+            for outcomes in in_order(blocks_of(source.records(first), block), setup, devices):
+                text = "".join(map(write, outcomes))
+                head = csv_head(str(path)) if not journal.done else ""
+                failed = "".join(map(_failures, outcomes))
+                journal.commit(len(outcomes), head + text, failed)
+                summary.add(outcomes)
+                if console is not None:
+                    status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
+        finished = True
+    finally:
+        journal.close(finished)
+    if not journal.done:
+        raise BadData("there are no structures in the input")
+    if console is not None:
+        console.print(f"{summary.words(1.0, first)}; wrote {path}", highlight=False, markup=False, soft_wrap=True)
+    return []
+
+
+def _failures(outcome: Outcome) -> str:
+    """A line for each kind of failure of a record."""
+    counts = Counter(outcome.errors)
+    return "".join(
+        f"{outcome.record}: {error}{f' ({count} conformers)' if count > 1 else ''}\n" for error, count in counts.items()
+    )
+
+
+class Summary:
+    """Counts of a run, and its rate."""
+
+    def __init__(self) -> None:
+        self.records = self.structures = self.failed = self.unconverged = 0
+        self._began = time.monotonic()
+
+    def add(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            self.records += 1
+            self.failed += bool(outcome.errors)
+            self.structures += len(outcome.structures)
+            self.unconverged += sum(not atoms.info.get("converged", True) for atoms in outcome.structures)
+
+    def words(self, fraction: float, before: int) -> str:
+        """A line with what is done, the rate and the time left.
+
+        Args:
+            fraction: of the input that was read; 0: not known.
+            before: records that an earlier run had done.
+        """
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        text = f"{self.records} records, {self.structures} structures, {self.records / seconds:.3g} records/s"
+        if 0 < fraction < 1 and self.records:
+            read = self.records / (before + self.records) * fraction
+            left = seconds * (1 - fraction) / max(read, 1e-9)
+            text += f", {left / 60:.0f} min left" if left > 90 else f", {left:.0f} s left"
+        for count, words in ((self.failed, "with failures"), (self.unconverged, "not converged")):
+            text += f", {count} {words}" if count else ""
+        return text
