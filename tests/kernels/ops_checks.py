@@ -7,8 +7,7 @@ import json
 import torch
 
 from torchmdnet2.kernels.pair_ops import Pairs, PairSum, SegmentSum
-from torchmdnet2.models.layers import safe_divide
-from torchmdnet2.models.radial import CosineCutoff, radial_basis
+from torchmdnet2.models.layers import CosineCutoff, radial_basis, safe_divide
 from torchmdnet2.models.tensornet.model import TensorEmbedding
 from torchmdnet2.models.tensornet.training import _kernel_basis
 from torchmdnet2.models.tensornet.training_atoms import Inner, Mix, Product, Scale, enveloped, silu

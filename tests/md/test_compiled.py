@@ -17,7 +17,7 @@ from torchmdnet2.md.setup import make_engine
 
 pytest.importorskip("numba")
 
-from torchmdnet2.engine.cpu_bound import CpuBoundStep
+from torchmdnet2.engine.cpu_step import CpuBoundStep
 from torchmdnet2.md.compiled import CompiledEngine, normal3
 
 

@@ -9,7 +9,7 @@ import torch
 from tiny import ELEMENTS, REFERENCES
 
 from torchmdnet2 import Potential
-from torchmdnet2.models.radial import radial_basis
+from torchmdnet2.models.layers import radial_basis
 from torchmdnet2.testing import check_potential, example_systems
 
 

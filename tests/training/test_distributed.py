@@ -21,7 +21,7 @@ from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer
 from torchmdnet2.training.steps.distributed import Devices
 from torchmdnet2.training.steps.loop import pack_trainer
-from torchmdnet2.training.steps.state import load_state
+from torchmdnet2.training.steps.trainer import load_state
 
 
 def start(arguments, size, folders=None):

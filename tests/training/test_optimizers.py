@@ -13,8 +13,7 @@ from torchmdnet2.training.config.config import TrainingConfig, parse_config
 from torchmdnet2.training.config.sections import LossConfig, LossScheduleConfig
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.steps.optimizers import OPTIMIZERS, Muon, Stacks, newton_schulz, parameter_groups
-from torchmdnet2.training.steps.state import load_state
-from torchmdnet2.training.steps.trainer import LearningRate
+from torchmdnet2.training.steps.trainer import LearningRate, load_state
 
 from .test_resume import weights_hash
 

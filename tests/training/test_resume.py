@@ -19,8 +19,7 @@ from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.steps import trainer as trainer_module
-from torchmdnet2.training.steps.state import load_state, save_state
-from torchmdnet2.training.steps.trainer import Trainer, TrainingDiverged
+from torchmdnet2.training.steps.trainer import Trainer, TrainingDiverged, load_state, save_state
 
 
 def weights_hash(path):

@@ -197,10 +197,10 @@ class CompiledCpuBackend(Backend):
         if reason:
             return reason
         try:
-            from . import cpu_bound
+            from . import cpu_step
         except (ImportError, RuntimeError) as error:
             return f"the fused kernels need numba ({error})"
-        self._module = cpu_bound
+        self._module = cpu_step
         return ""
 
     @cached_property

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,10 +20,6 @@ from ..potential.refusals import refuse_coincident
 from ..system import System
 
 __all__ = ["BoundStep", "ReferenceBoundStep"]
-
-
-if TYPE_CHECKING:
-    from .cpu_step import CpuModel
 
 
 class BoundStep(ABC):
@@ -81,7 +76,7 @@ class BoundStep(ABC):
 class ReferenceBoundStep(BoundStep):
     """On a copy of the potential, or on what is called like it and keeps its weights."""
 
-    def __init__(self, potential: Potential | CpuModel, system: System, stress: bool):
+    def __init__(self, potential: Potential | Callable[..., Result], system: System, stress: bool):
         if isinstance(potential, Potential):  # whose weights may change while the energies of isolated atoms are kept
             potential = copy.deepcopy(potential)
             if bool(system.pbc.any(1).all()):

@@ -1,4 +1,4 @@
-"""Structures whose atoms stay while positions and cell change, on the compiled kernels of the CPU.
+"""Structures on the compiled kernels of the CPU: atoms stay while positions and cell change.
 
 What cannot change is looked at once, and little here is PyTorch: one of its calls costs as much as the forces of an
 atom.
@@ -9,7 +9,7 @@ Shapes: N atoms in B structures, E directed edges.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from ..kernels.interfaces import (
     CpuTerm,
     PathWithHeads,
 )
-from ..kernels.numba_pool import run_on_threads
+from ..kernels.numba_pool import lost_by_fork, run_on_threads
 from ..kernels.thread_tuner import ThreadChoice
 from ..neighbors import neighbor_list
 from ..potential.graph import sum_over_systems
@@ -37,13 +37,14 @@ from ..potential.potential import Potential, Result, require_stress
 from ..potential.refusals import SAME_PLACE, coincident, refuse_coincident
 from ..system import System
 from .autograd_term import add_by_autograd
+from .bound import ReferenceBoundStep
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
 from .cpu_searches import CellSearch, all_pairs
 from .property_heads import PropertyHeads
 from .select import constant_energies, fast_path, kernels_of, list_cutoffs
 from .timings import Stopwatch, Timing
 
-__all__ = ["CpuModel", "CpuStep", "Values", "stress_of"]
+__all__ = ["CpuBoundStep", "CpuModel", "CpuStep", "Values", "stress_of"]
 
 
 _DENSE = 512
@@ -268,7 +269,7 @@ class CpuModel:
     The first call is checked against the potential in float64.
 
     Args:
-        potential: on the CPU, float32; one that `coverage.unsupported_reason` finds nothing against.
+        potential: on the CPU, float32; one that `select.unsupported_reason` finds nothing against.
     """
 
     def __init__(self, potential: Potential):
@@ -398,3 +399,45 @@ def _virial(values: Values, system: System) -> Tensor:
     assert values.virial is not None
     virial = sum_over_systems(torch.from_numpy(values.virial), system.batch, system.num_systems).reshape(-1, 3, 3)
     return (virial + virial.transpose(1, 2)) / 2
+
+
+# --- One structure held for loops on the compiled kernels of the CPU ---
+
+
+class CpuBoundStep(ReferenceBoundStep):
+    """On the CPU's compiled kernels, as `CpuModel` to the last bit.
+
+    Args:
+        model: the prepared potential.
+        system, stress: as for Evaluator.bind.
+    """
+
+    compiled = True
+
+    def __init__(self, model: CpuModel, system: System, stress: bool):
+        super().__init__(model, system, stress)
+        self._cpu_step = model.take(self._system)
+        self._model = model
+        self._arrays = self.energy.numpy(), self.atom_energies.numpy(), self.forces.numpy()
+        self._charges = None if self.charges is None else self.charges.numpy()
+        self._values: Values | None = None
+
+    def _step(self) -> None:
+        if lost_by_fork():
+            self._potential, self._values = self._model.potential, None
+            super()._step()
+            return
+        if self.stress is not None:
+            require_stress(self._system)
+        self._values = values = self._cpu_step(self._system, True)
+        for mine, value in zip(self._arrays, values, strict=False):
+            mine[:] = value
+        if self._charges is not None:
+            self._charges[:] = values.charges
+        if self.stress is not None:
+            self.stress.copy_(stress_of(values, self._system))
+
+    def _given(self) -> Mapping[str, Tensor]:
+        if self._values is None or self._error is not None:
+            return super()._given()
+        return self._model.properties(self._values, self._system)

@@ -502,7 +502,7 @@ class FusedModel:
     """Weights and current constants of a potential.
 
     Args:
-        potential: one that `coverage.unsupported_reason` finds nothing against; on a CUDA device (or under Triton's
+        potential: one that `select.unsupported_reason` finds nothing against; on a CUDA device (or under Triton's
             interpreter).
         precision: "native" or "tf32".
     """

@@ -38,7 +38,7 @@ from ..training.run.folder import DONE, differences, exclusive_folder
 from ..training.run.run import run_training
 from ..training.run.setup import device_of
 from ..training.run.start import own_torch_state
-from ..training.steps.state import Interrupted
+from ..training.steps.trainer import Interrupted
 from .config import DynamicsConfig, LearnConfig
 from .labellers import make_labeller
 from .labelling import FAILED, LABELLED, LABELS, label_frames, put_aside

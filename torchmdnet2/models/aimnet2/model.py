@@ -17,9 +17,8 @@ from ...core.devices import Float64Buffers
 from ...potential.graph import Features, Graph, Representation
 from ...potential.output import CHARGES
 from ...registry import REPRESENTATIONS
+from ..layers import CosineCutoff, safe_divide
 from ..layers import activation as activation_of
-from ..layers import safe_divide
-from ..radial import CosineCutoff
 from ..tensornet2.model import equilibrate
 
 __all__ = ["AIMNet2", "Convolution", "RadialShells"]

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from ...potential.graph import Features, Graph, Representation
 from ...registry import REPRESENTATIONS
+from ..layers import CosineCutoff, radial_basis, safe_divide
 from ..layers import activation as make_activation
-from ..layers import safe_divide
-from ..radial import CosineCutoff, radial_basis
 from .transformers import NeighborEmbedding
 
 __all__ = ["Aggregation", "GraphNetwork"]

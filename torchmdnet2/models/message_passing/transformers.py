@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from ...core.exchange import Exchange, with_ghosts
 from ...potential.graph import Features, Graph, Representation
 from ...registry import REPRESENTATIONS
-from ..layers import LayerNorm, safe_divide
+from ..layers import CosineCutoff, LayerNorm, radial_basis, safe_divide
 from ..layers import activation as make_activation
-from ..radial import CosineCutoff, radial_basis
 
 __all__ = [
     "DistanceInfluence", "EdgesWithSelf", "EquivariantTransformer", "NeighborEmbedding", "Transformer",

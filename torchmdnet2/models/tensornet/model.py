@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from ...potential.graph import Features, Graph, Representation
 from ...registry import REPRESENTATIONS
 from ...system import outside_transforms
-from ..layers import activation, feature_norm, reset, safe_divide
-from ..radial import CosineCutoff, radial_basis
+from ..layers import CosineCutoff, activation, feature_norm, radial_basis, reset, safe_divide
 
 __all__ = [
     "TensorNet", "compose", "decompose", "matmul", "part_inner", "part_norms", "per_component", "scale_parts",

@@ -18,8 +18,7 @@ from ...kernels.interfaces import PairBatch, PairNetwork
 from ...kernels.pair_ops import MultilinearOp, one_hot
 from ...neighbors.neighbor_list import safe_norm
 from ...potential.graph import Features
-from ..layers import safe_divide
-from ..radial import ExpNormalBasis, GaussianBasis
+from ..layers import ExpNormalBasis, GaussianBasis, safe_divide
 from .model import Interaction, TensorNet
 from .training_atoms import Inner, Mix, Product, Scale, enveloped, silu
 from .training_pairs import Basis, Embedding, Message, PairGeometry

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from ...potential.graph import Features, Graph, Representation, sum_over_systems
 from ...potential.output import CHARGES
 from ...registry import REPRESENTATIONS
-from ..layers import MLP, LayerNorm, reset
-from ..radial import CosineCutoff, radial_basis
+from ..layers import MLP, CosineCutoff, LayerNorm, radial_basis, reset
 from ..tensornet.model import Interaction, TensorEmbedding, part_norms
 
 __all__ = ["SOFTENING", "ChargePredict", "TensorNet2", "equilibrate"]

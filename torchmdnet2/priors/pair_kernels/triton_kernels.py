@@ -1,6 +1,6 @@
 """One kernel for the priors that are sums over pairs: energies, forces, virials and dE/dA in one pass over the edges.
 
-E = ½ strength Σ_i Σ_j A_i A_j g(d_ij, b_i + b_j, c_i + c_j), see radial.py. Both directions of each pair are listed, so
+E = ½ strength Σ_i Σ_j A_i A_j g(d_ij, b_i + b_j, c_i + c_j), see below. Both directions of each pair are listed, so
 that the force on an atom is a sum over its own row: no atomics; same input, same result, bit for bit. Energies are
 summed in float64, all else is float32.
 

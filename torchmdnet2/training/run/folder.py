@@ -17,7 +17,7 @@ from ...errors import BadConfig, BadData
 from ...potentials import find_model
 from ..config.config import Config
 from ..steps.distributed import Devices
-from ..steps.state import load_state
+from ..steps.trainer import load_state
 from .references import atom_files
 
 __all__ = [

@@ -34,8 +34,7 @@ from ..reporting.report import Report, model_card, write_report
 from ..steps.batches import Frames, measured_batches
 from ..steps.distributed import Devices
 from ..steps.loss import in_words
-from ..steps.state import catch_signals, load_state
-from ..steps.trainer import Hooks, Trainer
+from ..steps.trainer import Hooks, Trainer, catch_signals, load_state
 from .folder import BEST, DONE, HEADER, STATE, check_identity, clear, exclusive_folder, prepare, require_alike
 from .setup import SUBSETS, Setup, device_of, make_setup, require_usable
 from .start import introduce, make_trainer, own_torch_state, pack_steps, run_check, take_threads
