@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 from . import registry
 from .version import __version__
 
-__all__ = ["Evaluator", "Potential", "System", "__version__", "load", "relax"]
+__all__ = ["Evaluator", "Potential", "System", "__version__", "load", "relax", "score"]
 
 if TYPE_CHECKING:
     from .evaluator import Evaluator, load
     from .potential.potential import Potential
-    from .streams import relax
+    from .streams import relax, score
     from .system import System
 
 _HOME = {
-    "load": "evaluator", "relax": "streams.run", "Evaluator": "evaluator", "Potential": "potential.potential",
-    "System": "system",
+    "load": "evaluator", "relax": "streams.run", "score": "streams.run", "Evaluator": "evaluator",
+    "Potential": "potential.potential", "System": "system",
 }  # fmt: skip
 
 

@@ -153,10 +153,15 @@ def test_sdf_keeps_its_blocks_and_titles(small, tmp_path):
     text = good + "$$$$\n" + good.replace("one", "two") + good.replace(" O ", " Xx")
     (tmp_path / "in.sdf").write_text(text)
     assert main(["relax", "organic-small", str(tmp_path / "in.sdf"), str(tmp_path / "out.sdf"), "--fmax", "0.1"]) == 0
-    records = list(RecordFile(str(tmp_path / "out.sdf")))
+    found = [record.molfile for record in RecordFile(str(tmp_path / "out.sdf"))]
+    again = ["relax", "organic-small", str(tmp_path / "out.sdf"), str(tmp_path / "again.sdf"), "--fmax", "0.05"]
+    assert main(again) == 0  # results of the first run are replaced
+    records = list(RecordFile(str(tmp_path / "again.sdf")))
+    items = [[block.partition(f"> <{name}>\n")[2].split("\n")[0] for name in ("energy", "record")]
+             for block in (found[1], records[1].molfile)]  # fmt: skip
+    assert float(items[1][0]) < float(items[0][0]) - 1e-5 and [record for _, record in items] == ["2", "1"]
     assert [record.name for record in records] == ["one", "two"]
-    assert records[0].starts[0].info["source"] == "test" and records[1].starts[0].info["record"] == "2"
-    assert "> <energy>" in records[0].molfile
+    assert records[0].starts[0].info["source"] == "test" and records[0].molfile.count("> <energy>") == 1
     assert [line.split(":")[0] for line in (tmp_path / "out.failed.txt").read_text().splitlines()] == [
         "record 1", "record 3 (one)",
     ]  # fmt: skip
@@ -167,11 +172,39 @@ def test_conformers_are_ranked_without_duplicates(tmp_path):
     (tmp_path / "in.smi").write_text("OCCO glycol\nC1CC broken\nC methane\n")
     arguments = ["relax", "organic-small", str(tmp_path / "in.smi"), str(tmp_path / "out.sdf"), "--conformers", "8"]
     assert main([*arguments, "--fmax", "0.05"]) == 0
-    found = [record.starts[0].info for record in RecordFile(str(tmp_path / "out.sdf"))]
-    glycol = [float(info["relative_energy"]) for info in found if info["name"] == "glycol"]
+    chem = pytest.importorskip("rdkit.Chem")
+    found = [mol.GetPropsAsDict() for mol in chem.SDMolSupplier(str(tmp_path / "out.sdf"))]
+    glycol = [info["relative_energy"] for info in found if info["name"] == "glycol"]
     assert len(glycol) > 1 and glycol == sorted(glycol) and glycol[0] == 0 and glycol[-1] <= 0.26
     assert sum(info["name"] == "methane" for info in found) == 1
     assert (tmp_path / "out.failed.txt").read_text().startswith("record 1 (broken): ")
+
+
+@pytest.mark.parametrize("suffix", [".xyz", ".csv"])
+def test_scores_are_those_of_the_potential(small, tmp_path, suffix):
+    good = _xyz(tmp_path / "in.xyz")
+    torchmdnet2.score(small, tmp_path / "in.xyz", tmp_path / f"out{suffix}", block=11)
+    assert len((tmp_path / "out.failed.txt").read_text().splitlines()) == 9
+    starts = [record.starts[0] for record in RecordFile(str(tmp_path / "in.xyz")) if record.number in good]
+    if suffix == ".csv":
+        head, *rows = (tmp_path / "out.csv").read_text().splitlines()
+        rows = [dict(zip(head.split(","), row.split(","), strict=True)) for row in rows]
+        assert [int(row["record"]) for row in rows] == good
+        energies = [float(row["energy"]) for row in rows]
+    else:
+        found = read(tmp_path / "out.xyz", ":")
+        assert [atoms.info["record"] for atoms in found] == good and "charges" in found[0].calc.results
+        energies = [atoms.get_potential_energy() for atoms in found]
+    for start, energy in zip(starts, energies, strict=True):
+        assert abs(energy - float(small(torchmdnet2.System.from_ase(start)).energy)) < 1e-5
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_same_in_the_same_order(tmp_path):
+    starts = rattled() * 4
+    found = [torchmdnet2.score("organic-small", starts, devices=names, block=3) for names in ("cpu", "cpu,cpu")]
+    for one, two in zip(*found, strict=True):
+        assert abs(one.structures[0].info["energy"] - two.structures[0].info["energy"]) < 1e-5
 
 
 # --- kills ---

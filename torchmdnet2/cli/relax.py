@@ -1,8 +1,9 @@
-"""`torchmdnet2 relax`."""
+"""`torchmdnet2 relax` and `score`."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from .common import Command, add_allow_untrained_charge, make_console, output_file
 
@@ -12,9 +13,7 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     relax = command("relax", _relax, "relax many molecules or crystals in batches; conformers of SMILES")
-    relax.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
-    relax.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
-    relax.add_argument("output", help=".sdf, .xyz or .csv; failures are listed beside it, in NAME.failed.txt")
+    _add_files(relax)
     relax.add_argument("--fmax", type=float, default=0.02, help="largest force at the end, eV/Å (default: 0.02)")
     relax.add_argument("--steps", type=int, default=1000, help="most steps of each structure (default: 1000)")
     relax.add_argument("--conformers", type=int, metavar="N", help="make N of each molecule by RDKit, keep the lowest")
@@ -25,20 +24,34 @@ def add(command: Command) -> None:
     relax.add_argument("--keep", type=int, metavar="N", help="most conformers of each molecule (default: all)")
     relax.add_argument("--seed", type=int, default=0, help="of the conformers (default: 0)")
     relax.add_argument("--cell", action="store_true", help="relax the cells too, one structure at a time")
+    _add_devices(relax)
+    score = command("score", _score, "energies, forces, charges and novelty of many structures")
+    _add_files(score)
+    score.add_argument("--no-novelty", action="store_true", help="do not compute the novelty, which takes time")
+    score.add_argument("--seed", type=int, default=0, help="of the conformers of SMILES (default: 0)")
+    _add_devices(score)
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    parser.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
+    parser.add_argument("output", help=".sdf, .xyz or .csv; failures are listed beside it, in NAME.failed.txt")
+
+
+def _add_devices(parser: argparse.ArgumentParser) -> None:
     told = "auto, all, or names with commas between, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
-    relax.add_argument("--devices", default="auto", help=told)
-    relax.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
-    add_allow_untrained_charge(relax)
+    parser.add_argument("--devices", default="auto", help=told)
+    parser.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
+    add_allow_untrained_charge(parser)
 
 
 def _relax(options: argparse.Namespace) -> None:
     from ..streams import Ranking, relax
 
-    output = output_file(options.output, (".sdf", ".xyz", ".extxyz", ".csv"), [options.model, options.input], "OUTPUT")
     relax(
         options.model,
         options.input,
-        output,
+        _output(options),
         fmax=options.fmax,
         steps=options.steps,
         conformers=options.conformers,
@@ -50,3 +63,23 @@ def _relax(options: argparse.Namespace) -> None:
         allow_untrained_charge=options.allow_untrained_charge,
         console=make_console(),
     )
+
+
+def _score(options: argparse.Namespace) -> None:
+    from ..streams import score
+
+    score(
+        options.model,
+        options.input,
+        _output(options),
+        novelty=not options.no_novelty,
+        seed=options.seed,
+        devices=options.devices,
+        dtype=options.dtype,
+        allow_untrained_charge=options.allow_untrained_charge,
+        console=make_console(),
+    )
+
+
+def _output(options: argparse.Namespace) -> Path:
+    return output_file(options.output, (".sdf", ".xyz", ".extxyz", ".csv"), [options.model, options.input], "OUTPUT")

@@ -66,7 +66,7 @@ def embed(record: Record, count: int, seed: int) -> None:
         if not found:
             raise BadData("RDKit finds no conformer; give a file with its structure")
         molecule.SetProp("_Name", record.name)
-        record.molfile = chem.MolToMolBlock(molecule, confId=found[0]) + _items(record.molfile)
+        record.molfile = chem.MolToMolBlock(molecule, confId=found[0])
     info = {"charge": charge, **({"spin": radicals + 1} if radicals else {})}
     info |= {"smiles": record.smiles} if record.smiles else {}
     if record.starts:  # what else the file states, and it must agree
@@ -75,11 +75,6 @@ def embed(record: Record, count: int, seed: int) -> None:
         info = {**stated.info, **info}
     numbers = [atom.GetAtomicNum() for atom in molecule.GetAtoms()]
     record.starts = [Atoms(numbers, molecule.GetConformer(k).GetPositions(), info=dict(info)) for k in found]
-
-
-def _items(molfile: str) -> str:
-    """The data items of an SDF record."""
-    return molfile.partition("M  END\n")[2]
 
 
 @dataclass(frozen=True)

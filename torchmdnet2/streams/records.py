@@ -19,7 +19,13 @@ from ..errors import BadData
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["FAULTS", "Record", "RecordFile"]
+__all__ = ["FAULTS", "PROPERTIES", "Record", "RecordFile"]
+
+PROPERTIES = (
+    "record", "conformer", "energy", "relative_energy", "largest_force", "steps", "converged", "bonds_changed",
+    "novelty", "atom_charges",
+)  # fmt: skip
+"""Names of results; those of an earlier run are not read."""
 
 FAULTS = (ValueError, EOFError, KeyError, IndexError, RuntimeError)
 """What parsing, checking or evaluating one structure may raise."""
@@ -102,6 +108,8 @@ def _made(record: Record, make: Callable[[], Atoms]) -> Record:
         atoms = make()
         if not len(atoms):
             raise BadData("there are no atoms in it")
+        for name in PROPERTIES:
+            atoms.info.pop(name, None)
         record.starts = [atoms]
     except FAULTS as error:
         record.error = " ".join(reason(error).removeprefix("it: ").split())

@@ -24,13 +24,14 @@ from .journal import Journal
 from .pipeline import Work, blocks_of, in_order
 from .records import FAULTS, Record, RecordFile
 from .relaxing import Outcome, Relaxer, RelaxOptions
+from .scoring import ScoreOptions, Scorer
 from .writers import csv_head, writer_of
 
 if TYPE_CHECKING:
     from ase import Atoms
     from rich.console import Console
 
-__all__ = ["Summary", "devices_of", "relax"]
+__all__ = ["Summary", "devices_of", "relax", "score"]
 
 _BONDS = (".sdf", ".mol", ".smi", ".smiles")
 
@@ -95,27 +96,57 @@ def relax(
     names = devices_of(devices)
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
-    setup = partial(_relaxer, CellRelaxer if cell else Relaxer, model, options, dtype, allow_untrained_charge)
+    setup = partial(_work_on, CellRelaxer if cell else Relaxer, model, options, dtype, allow_untrained_charge)
     wanted = repr((options, conformers, seed, cell, str(dtype)))
     job = {"model": _identity(model), "input": _identity(structures), "options": wanted}
     return _stream(source, setup, names, block, output, job, console)
 
 
-def _relaxer(
-    kind: type[Relaxer] | type[CellRelaxer],
+def score(
     model: str | os.PathLike | Potential,
-    options: RelaxOptions,
+    structures: str | os.PathLike | Sequence[Atoms],
+    output: str | os.PathLike | None = None,
+    *,
+    novelty: bool = True,
+    seed: int = 0,
+    devices: str | Sequence[str] = "auto",
+    dtype: torch.dtype | str | None = None,
+    allow_untrained_charge: bool = False,
+    block: int | None = None,
+    console: Console | None = None,
+) -> list[Outcome]:
+    """Energies, forces, charges and novelty of many structures.
+
+    Args:
+        model, structures, output, seed, devices, dtype, allow_untrained_charge, console: as for `relax`.
+        novelty: compute that too, of calibrated models.
+        block: records that are computed, written and, after a kill, repeated together; default: 1024.
+
+    Returns:
+        As `relax`: the `info` of a structure has energy (eV), largest_force (eV/Å) and novelty, its `arrays` have
+        forces [N, 3] (eV/Å) and, where the model has them, charges [N] (e).
+
+    Raises:
+        As `relax`.
+    """
+    options = ScoreOptions(novelty)
+    job = {"model": _identity(model), "input": _identity(structures), "options": repr((options, seed, str(dtype)))}
+    setup = partial(_work_on, Scorer, model, options, dtype, allow_untrained_charge)
+    return _stream(_Source(structures, None, seed), setup, devices_of(devices), block or 1024, output, job, console)
+
+
+def _work_on(
+    kind: Callable[[Potential, Any], Work],
+    model: str | os.PathLike | Potential,
+    options: Any,
     dtype: torch.dtype | str | None,
     allow_untrained_charge: bool,
     device: str,
 ) -> Work:
-    return kind(_opened(model, dtype, allow_untrained_charge, device), options)
-
-
-def _opened(model: Any, dtype: torch.dtype | str | None, allow_untrained_charge: bool, device: str) -> Potential:
+    """What computes blocks on a device."""
     if isinstance(model, Potential):
-        return model.to(device)
-    return checkpoint.load(model, device, dtype, allow_untrained_charge)
+        return kind(model.to(device), options)
+    return kind(checkpoint.load(model, device, dtype, allow_untrained_charge), options)
 
 
 def devices_of(names: str | Sequence[str]) -> list[str]:

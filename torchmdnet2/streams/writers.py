@@ -46,7 +46,7 @@ def writer_of(path: str, has_bonds: bool) -> Writer:
 def _properties(outcome: Outcome, atoms: Atoms) -> dict[str, Any]:
     """What is known of a structure as a whole, the number and name of its record first."""
     name = {"name": outcome.record.name} if outcome.record.name else {}
-    return {"record": outcome.record.number, **name, **atoms.info}
+    return {"record": outcome.record.number, **atoms.info, **name}
 
 
 def _xyz(outcome: Outcome) -> str:
@@ -84,10 +84,9 @@ def csv_head(path: str) -> str:
 def _sdf(outcome: Outcome) -> str:
     text = []
     for atoms in outcome.structures:
-        block, _, items = outcome.record.molfile.partition("M  END")
-        text.append(with_positions(block, atoms.positions) + "M  END" + (items.rstrip("\n") + "\n\n").lstrip(" "))
-        own = {name: value for name, value in _properties(outcome, atoms).items() if f"<{name}>" not in items}
-        for name, value in own.items():
+        block = outcome.record.molfile.partition("M  END")[0]
+        text.append(with_positions(block, atoms.positions) + "M  END\n")
+        for name, value in _properties(outcome, atoms).items():
             text.append(f"> <{name}>\n{f'{value:.8f}' if isinstance(value, float) else value}\n\n")
         charges = atoms.arrays.get("charges")
         if charges is not None:
