@@ -123,6 +123,8 @@ def test_md_takes_the_cell_away(tmp_path, monkeypatch, capsys):
         expected = TorchMDNet2Calculator(charged_potential(), charge=-1, coulomb=coulomb)
         found = pickle.loads(pickle.dumps(expected))
         assert read("x.xyz", 0).get_potential_energy() == pytest.approx(found.get_property("energy", atoms), abs=1e-5)
+    code, _, err = run(capsys, "md", "charged.tmn", "box.xyz", "--steps", "1", "--output", "x", "--restart")
+    assert code == 2 and "--coulomb" in err, err  # the one before was by dsf
     code, _, err = run(capsys, "md", "charged.tmn", "box.xyz", "--steps", "2", "--every", "1", "--isolated")
     assert code == 0, err
     first = read("md.xyz", 0)

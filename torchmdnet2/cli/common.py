@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 __all__ = [
-    "Command", "add_allow_untrained_charge", "add_charges", "add_device", "device_name", "frame_numbers", "keeping",
-    "make_console", "note", "output_file", "output_prefix", "print_json", "print_table", "read_frames",
+    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "device_name", "frame_numbers",
+    "keeping", "make_console", "note", "output_file", "output_prefix", "print_json", "print_table", "read_frames",
     "read_structure", "refuse_other_charge", "split_index", "steady_streams",
 ]  # fmt: skip
 
@@ -86,6 +86,14 @@ def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:
     told = "evaluate total charges that the model was not trained on or does not use, which is refused otherwise"
     parser.add_argument("--allow-untrained-charge", action="store_true", help=told)
+
+
+def add_coulomb(parser: argparse.ArgumentParser) -> None:
+    """--coulomb of models that sum over all pairs of a molecule."""
+    parser.add_argument(
+        "--coulomb", choices=("pme", "dsf"), default="pme",
+        help="sum of Coulomb energies in periodic cells: particle-mesh Ewald, or damped shifted force (default: pme)",
+    )  # fmt: skip
 
 
 def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .common import (
     Command,
     add_allow_untrained_charge,
+    add_coulomb,
     add_device,
     device_name,
     frame_numbers,
@@ -53,6 +54,7 @@ def add(command: Command) -> None:
     test.add_argument("--output", metavar="FILE", help=".xyz file with the predictions, labels as reference_…")
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_coulomb(test)
     add_allow_untrained_charge(test)
     add_device(test, dtype="float64")
 
@@ -80,7 +82,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         inputs = [options.model, *models, *read, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
     device = device_name(options.device)
-    potentials = [load(model, device, options.dtype, options.allow_untrained_charge) for model in models]
+    chosen = device, options.dtype, options.allow_untrained_charge, options.coulomb
+    potentials = [load(model, *chosen) for model in models]
     ensemble = Ensemble(potentials) if len(potentials) > 1 else None
     potential = potentials[0]
     config = potential.metadata.get("config")

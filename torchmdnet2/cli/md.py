@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .common import (
     Command,
     add_charges,
+    add_coulomb,
     add_device,
     device_name,
     make_console,
@@ -54,10 +55,7 @@ def add(command: Command) -> None:
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
     md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
     md.add_argument("--stop-if-unknown", action="store_true", help="stop where a calibrated model would warn")
-    md.add_argument(
-        "--coulomb", choices=("pme", "dsf"), default="pme",
-        help="sum of Coulomb energies in periodic cells: particle-mesh Ewald, or damped shifted force (default: pme)",
-    )  # fmt: skip
+    add_coulomb(md)
     add_charges(md)
     add_device(md, dtype=None)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from .common import (
     Command,
     add_charges,
+    add_coulomb,
     add_device,
     device_name,
     make_console,
@@ -35,6 +36,7 @@ def add(command: Command) -> None:
     check.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
     check.add_argument("--seed", type=int, default=0, help="of velocities and noise; run k has seed + k (default: 0)")
     check.add_argument("--output", default="stability", help="prefix of the files, or a folder (default: stability)")
+    add_coulomb(check)
     add_charges(check)
     check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
     add_device(check, dtype=None)
@@ -62,6 +64,7 @@ def _stability(options: argparse.Namespace) -> int:
         spin=options.spin,
         console=console,
         allow_untrained_charge=options.allow_untrained_charge,
+        coulomb=options.coulomb,
         numbers=numbers,
     )
     written = report.write(prefix)

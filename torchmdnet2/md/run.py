@@ -363,7 +363,13 @@ class Simulation:
             "fixed atoms": (self.atoms.mobile[: len(self.start), 0] == 0).nonzero()[:, 0].tolist(),
             "charge": float(self.system.charge[0]),
             "spin": int(self.system.spin[0]),
+            **({"coulomb": self.potential.coulomb} if self._has_lattice_sum else {}),
         }
+
+    @property
+    def _has_lattice_sum(self) -> bool:
+        """Whether `coulomb` of the potential changes the energy."""
+        return bool(self.start.pbc.any()) and self.potential.in_cells() is not self.potential
 
     def _title(self) -> str:
         return f"{self.start.get_chemical_formula()}: {self._settings()}"

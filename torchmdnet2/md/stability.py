@@ -494,6 +494,7 @@ def check_stability(
     spin: int | None = None,
     console: Console | None = None,
     allow_untrained_charge: bool = False,
+    coulomb: str | None = None,
     numbers: Sequence[int] | None = None,
 ) -> StabilityReport:
     """Run Langevin dynamics from given frames and see which runs break.
@@ -521,6 +522,7 @@ def check_stability(
         console: where progress is shown; None is silent.
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a
             warning.
+        coulomb: "pme" or "dsf" in periodic cells, as of `run_md`.
         numbers: what the frames are called in messages and in the report, as in the file that they come from; default:
             0, 1, …
 
@@ -537,7 +539,7 @@ def check_stability(
     if not frames:
         raise BadData("there are no frames to start from")
     with torch.inference_mode(False):
-        potential, _ = open_model(model, device, dtype, allow_untrained_charge)
+        potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb)
         chosen = [k * len(frames) // replicas for k in range(replicas)]
         called = range(len(frames)) if numbers is None else numbers
         starts = {k: checked_start(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}

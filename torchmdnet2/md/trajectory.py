@@ -361,6 +361,7 @@ _WORDS = {
     "fixed atoms": "the list of fixed atoms",
     "charge": "the total charge",
     "spin": "the multiplicity 2S+1",
+    "coulomb": "the sum of Coulomb energies (--coulomb)",
 }
 _UNITS = {"timestep": " fs", "temperature": " K", "friction": " per ps", "cell": " Å", "charge": " e"}
 _UNSHOWN = {
