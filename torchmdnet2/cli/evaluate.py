@@ -82,8 +82,8 @@ def _evaluate(options: argparse.Namespace) -> None:
         inputs = [options.model, *models, *read, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
     device = device_name(options.device)
-    chosen = device, options.dtype, options.allow_untrained_charge, options.coulomb
-    potentials = [load(model, *chosen) for model in models]
+    opening = device, options.dtype, options.allow_untrained_charge, options.coulomb
+    potentials = [load(model, *opening) for model in models]
     ensemble = Ensemble(potentials) if len(potentials) > 1 else None
     potential = potentials[0]
     config = potential.metadata.get("config")
