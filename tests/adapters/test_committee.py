@@ -87,7 +87,7 @@ def test_trajectory_of_a_committee(three):
 
 def test_committee_follows_the_structure(three):
     atoms = molecule("H2O")
-    atoms.calc = CommitteeCalculator(three, charge=0)
+    atoms.calc = CommitteeCalculator(three)
     first = atoms.get_potential_energy()
     atoms.info["charge"] = 1
     second = atoms.get_potential_energy()

@@ -75,7 +75,8 @@ class TorchMDNet2Calculator(Calculator):
     centre of mass; of structures that are not periodic. Total charge and spin multiplicity are what the structure
     states (`atoms.info["charge"]`, `["spin"]` and other names of these, the sum of the initial charges, that of the
     initial magnetic moments of a molecule: see `System.from_ase`), then those of the constructor, then 0. Statements
-    that differ are an error. A result is kept until one of the two or the structure changes.
+    that differ are an error, also from what the constructor was given. A result is kept until one of the two or the
+    structure changes.
     The stress is computed only when it is asked for. Any cell and any combination of periodic directions will do. The
     user's Atoms and torch's global settings are never changed; one calculator may be used from several threads.
 
@@ -91,8 +92,8 @@ class TorchMDNet2Calculator(Calculator):
         device: "cpu", "cuda", "cuda:1", …
         dtype: floating-point type of the network, torch.float32 or torch.float64; None keeps the stored one.
             Positions, cell and energies are float64 in either case.
-        charge: total charge in e for structures that state none; None or 0: nothing is given.
-        spin: multiplicity 2S+1 for structures that state none.
+        charge: total charge in e of every structure, which may state no other; None: what each states, else 0.
+        spin: multiplicity 2S+1, likewise; None or 0: nothing is given.
         allow_untrained_charge: evaluate total charges that the model was not trained on, or does not use, with a
             warning; they are refused otherwise.
         isolated: each structure is one molecule: made whole where it is wrapped into a periodic cell, and evaluated
@@ -127,7 +128,7 @@ class TorchMDNet2Calculator(Calculator):
         self._entered: Structure | None = None
         self.isolated = bool(isolated)
         super().__init__()
-        self.charge = whole_number(0 if charge is None else charge, "charge")
+        self.charge = None if charge is None else whole_number(charge, "charge")
         self.spin = whole_number(0 if spin is None else spin, "spin")
         self._potentials, self._sources = [p for p, _ in opened], [source for _, source in opened]
         self._evaluate = ArrayEvaluator(self._evaluator(), self._potentials[0].device)
@@ -263,8 +264,8 @@ class TorchMDNet2Calculator(Calculator):
             self._entered = structure
             self._stress_wanted = asked
 
-    def set(self, **given: Any) -> dict[str, int]:
-        """Change `charge` or `spin`, of structures that state none; returns what is new.
+    def set(self, **given: Any) -> dict[str, int | None]:
+        """Change `charge` or `spin` of the constructor; returns what is new. A charge of None takes it back.
 
         Raises:
             TypeError: any other name.
@@ -273,7 +274,10 @@ class TorchMDNet2Calculator(Calculator):
         unknown = sorted(given.keys() - {"charge", "spin"})
         if unknown:
             raise TypeError(f"only charge and spin can be set, not {', '.join(unknown)}: make another calculator")
-        new = {name: whole_number(value, name) for name, value in given.items()}
+        new = {
+            name: None if name == "charge" and value is None else whole_number(value, name)
+            for name, value in given.items()
+        }
         new = {name: value for name, value in new.items() if value != getattr(self, name)}
         vars(self).update(new)
         return new
@@ -359,7 +363,7 @@ class TorchMDNet2Calculator(Calculator):
                 raise
 
     def _structure(self, atoms: Atoms) -> Structure:
-        charge, spin = charge_and_spin(atoms, self.charge or None, self.spin or None)
+        charge, spin = charge_and_spin(atoms, self.charge, self.spin)
         cell, pbc = cell_of(atoms)
         positions = np.array(atoms.positions, dtype=np.float64)
         if self.isolated:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..core.devices import ProcessLock
-from ..core.stated import Statement, agreed, no_cell, whole_number
+from ..core.stated import Statement, confirmed, no_cell, whole_number
 from ..errors import BadData, StructureWarning, UnknownElement, needs_extra
 from ..evaluator import Evaluator
 from ..potential.novelty import Watch
@@ -35,6 +35,7 @@ _LOGGER = logging.getLogger("torchmdnet2.openmm")
 _NM = factor("length", "nm")  # Å
 _KJ_MOL_NM = KJ_MOL / _NM  # eV/Å
 _ALL = np.ones(3, dtype=bool)
+_CORRECT = "correct the formal charges (`formalCharge` of the topology's atoms, None: not stated)"
 
 
 def add_force(
@@ -145,7 +146,7 @@ def create_force(
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
         UnknownElement: the model does not know an atom's element.
-        BadData: an atom has no element, or an index is not of this topology; the topology states formal charges of all
+        BadData: an atom has no element, or an index is not of this topology; the topology states formal charges of
             these atoms, and their sum is not the charge given.
         UntrainedCharge: the model does not know the charge.
         ValueError: charge or spin is not a whole number, or the model does not know the spin; device or dtype cannot be
@@ -219,17 +220,17 @@ def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
     """The charge given, or what formal charges of the atoms sum to."""
     formal = [getattr(atom, "formalCharge", None) for atom in atoms]
     known = [int(q) for q in formal if q is not None]
-    stated = [Statement(whole_number(given, "charge"), f"the argument charge={given}")] if given is not None else []
-    if known and (any(known) or len(known) == len(formal)) and (given is None or len(known) == len(formal)):
+    stated = []
+    if any(known) or len(known) == len(formal):
         stated.append(Statement(sum(known), f"the formal charges of the topology, of {len(known)} atoms"))
         if given is None and len(known) < len(formal):
             warnings.warn(
                 f"the topology states formal charges of {len(known)} of {len(formal)} atoms: the total charge is taken "
-                f"as their sum, {sum(known)}; give charge, if it is another",
+                f"as their sum, {sum(known)}; if it is another, {_CORRECT}",
                 StructureWarning,
                 stacklevel=3,
             )
-    return agreed(stated, "charge") or 0
+    return confirmed(stated, "charge", given, remedy=_CORRECT) or 0
 
 
 class TorchMDNet2Energy:

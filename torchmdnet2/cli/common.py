@@ -59,13 +59,13 @@ Command = Callable[..., argparse.ArgumentParser]
 
 def add_charges(parser: argparse.ArgumentParser) -> None:
     """--charge and --spin of the structures, --allow-untrained-charge."""
-    parser.add_argument("--charge", type=int, help="total charge in e, where a structure has none (default: 0)")
-    parser.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure has none")
+    parser.add_argument("--charge", type=int, help="total charge in e, where a structure states none (default: 0)")
+    parser.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure states none")
     add_allow_untrained_charge(parser)
 
 
 def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) -> None:
-    """Refuse a --charge or --spin that is not the structure's own, which counts.
+    """Refuse a --charge or --spin that is not what the file states, by name of both.
 
     Args:
         options: of `add_charges`.
@@ -75,12 +75,16 @@ def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) 
     Raises:
         BadConfig: names both.
     """
-    from ..errors import BadConfig
+    from ..core.stated import Statement, confirmed
+    from ..errors import BadConfig, BadData
 
     for name in ("charge", "spin"):
-        own, given = atoms.info.get(name), getattr(options, name)
-        if None not in (own, given) and own != given:
-            raise BadConfig(f"--{name}: {source} has the {name} {own}, not {given}")
+        own = atoms.info.get(name) or (0 if name == "charge" and name in atoms.info else None)
+        stated = [] if own is None else [Statement(int(own), source)]
+        try:
+            confirmed(stated, name, getattr(options, name), f"--{name}")
+        except BadData as error:
+            raise BadConfig(f"--{name}: {error}") from None
 
 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:

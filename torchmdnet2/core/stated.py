@@ -22,7 +22,7 @@ from ..units import factor
 
 __all__ = [
     "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
-    "charge_and_spin", "is_flag", "kind_of", "no_cell", "of_atoms", "require_angstrom", "stated_units",
+    "charge_and_spin", "confirmed", "is_flag", "kind_of", "no_cell", "of_atoms", "require_angstrom", "stated_units",
     "statements", "whole_number",
 ]  # fmt: skip
 
@@ -249,29 +249,58 @@ def agreed(stated: Iterable[Statement], quantity: str, where: str = "") -> int |
     return None if first is None else first.value
 
 
+def confirmed(
+    stated: Iterable[Statement], quantity: str, given: Any = None, argument: str = "", remedy: str = ""
+) -> int | None:
+    """What a structure states, which must be what a user gives, or what is given where it states nothing.
+
+    Every entry point that takes a charge or a multiplicity asks here.
+
+    Args:
+        stated: by the structure, of one quantity.
+        quantity: "charge" or "spin".
+        given: by the user; None: nothing. A multiplicity of 0 is nothing too.
+        argument: what the user calls it, for the message; "": the name of the quantity.
+        remedy: how to correct the statement, for the message; "": usual words.
+
+    Returns:
+        The number; None: neither stated nor given.
+
+    Raises:
+        BadData: two statements differ, or what is given differs from them, or is not a whole number; names both values.
+    """
+    own = list(stated)
+    value = agreed(own, quantity)
+    number = None if given is None else whole_number(given, quantity)
+    if number is None or (quantity == "spin" and number == 0):
+        return value
+    if value is not None and value != number:
+        argument = argument or quantity
+        sources = " and ".join(one.source for one in own)
+        raise BadData(
+            f"the {_TOTAL[quantity]} is {value} by {sources} and {number} by what is given ({argument}={number}): "
+            f"give {argument}={value} or leave it out, or {remedy or 'correct or remove what the structure states'}"
+        )
+    return number
+
+
 def charge_and_spin(atoms: Atoms, charge: int | None = None, spin: int | None = None) -> tuple[int | None, int | None]:
     """Total charge (e) and multiplicity 2S+1 of a structure; None: neither stated nor given.
 
     Args:
         atoms: statements are looked for in `info`, initial charges and initial magnetic moments.
-        charge, spin: what a user gives for structures that state none in `info`; None: nothing.
+        charge, spin: what a user gives, as of `confirmed`.
 
     Raises:
-        BadData: a statement is not a whole number, or two of them differ.
+        BadData: as `confirmed`.
     """
     info, arrays = atoms.info, atoms.arrays
     kept = of_atoms({**info, **arrays}, len(atoms))
     if not info and not kept:
-        return charge, spin
+        return confirmed((), "charge", charge), confirmed((), "spin", spin)
     require_angstrom(info)
     found = statements(info, kept, bool(atoms.pbc.any()))
-    both = []
-    for quantity, given in (("charge", charge), ("spin", spin)):
-        own = found[quantity]
-        if given is not None and not any(one.source.startswith("info") for one in own):
-            own = [*own, Statement(given, f"what is given ({quantity}={given})")]
-        both.append(agreed(own, quantity))
-    return both[0], both[1]
+    return confirmed(found["charge"], "charge", charge), confirmed(found["spin"], "spin", spin)
 
 
 def can_count(values: Any) -> bool:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import BadConfig, MissingBackend
+from ..core.stated import Statement, confirmed
+from ..errors import BadConfig, BadData, MissingBackend
 from ..registry import Registry
 
 if TYPE_CHECKING:
@@ -174,6 +175,13 @@ class AseLabeller(Labeller):
         own = {}
         for name, key in self.keys.items():
             value = int(atoms.info.get(name, 0))
+            fixed = key or name
+            if name in atoms.info and fixed in self.arguments:
+                stated = [Statement(value, "the frame")] if value or name == "charge" else []
+                try:
+                    confirmed(stated, name, self.arguments[fixed], f"labels.labeller.arguments.{fixed}")
+                except BadData as error:
+                    raise LabellingFailed(str(error)) from None
             if key is not None and name in atoms.info:
                 own[key] = value
             elif value > (1 if name == "spin" else 0) or value < 0:

@@ -35,7 +35,7 @@ def plain_copy(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
 
     Args:
         atoms: what it states of charge and spin is used.
-        charge, spin: for a structure that states none in its `info`.
+        charge, spin: what a user gives; other values than those that the structure states are an error.
 
     Raises:
         BadData: two statements differ, or one is not a whole number.

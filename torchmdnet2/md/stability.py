@@ -517,8 +517,8 @@ def check_stability(
         seed: replica k has seed + k.
         device: where everything runs.
         dtype: floating-point type of the network.
-        charge: total charge in e of frames that have none in their `info`.
-        spin: multiplicity of frames that have none in their `info`.
+        charge: total charge in e of frames that state none; those that state another are an error.
+        spin: multiplicity of frames, likewise.
         console: where progress is shown; None is silent.
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a
             warning.
@@ -573,8 +573,8 @@ def _options(temperature: float, time: float, replicas: int, timestep: float, fr
 
 
 def checked_start(frame: Atoms, number: int, potential: Potential, charge: int | None, spin: int | None) -> Atoms:
-    start = plain_copy(frame, charge, spin)
     try:
+        start = plain_copy(frame, charge, spin)
         check_start(start, potential)
         check_overlaps(System.from_ase(start))
     except (Unphysical, ValueError) as error:
