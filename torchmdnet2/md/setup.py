@@ -148,6 +148,8 @@ def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, 
         dynamics: the integrator.
         interval: steps between checks by the host.
     """
+    if bool(system.pbc.any()):
+        potential = potential.in_cells()
     # a graph cannot be captured within another
     evaluator = Evaluator(potential, graphs=False)
     if system.device.type != "cuda":
