@@ -10,7 +10,14 @@ from pydantic import BaseModel
 
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.registry import HEADS, PRIORS
-from torchmdnet2.training.config.config import Config, TrainingConfig, parse_config
+from torchmdnet2.training.config.config import (
+    Config,
+    TrainingConfig,
+    config_yaml,
+    default_config_yaml,
+    load_config,
+    parse_config,
+)
 from torchmdnet2.training.config.schema import Section, section_of
 from torchmdnet2.training.config.sections import ARGUMENTS, OPTIONS, RULES
 from torchmdnet2.training.run.run import run_training
@@ -82,6 +89,32 @@ def test_settings_act_or_are_refused(path):
     with_settings(without)  # nothing else is wrong with it
     if acting is not None:
         with_settings({**acting, path: value})
+
+
+@pytest.mark.parametrize(
+    ("path", "without"),
+    [
+        ("training.loss.dipole", {}),
+        ("training.loss.stress", {}),
+        ("training.loss.forces", {"data.keys.forces": None}),
+        ("training.lr_min", {"training.lr_schedule": "constant"}),
+        ("training.lr_factor", {"training.lr_schedule": "constant"}),
+        ("training.loss.huber_delta", {}),
+    ],
+)
+def test_a_default_that_somebody_wrote_is_refused_too(path, without):
+    *sections, key = path.split(".")
+    section = with_settings(without)
+    for name in sections:
+        section = getattr(section, name)
+    with pytest.raises(BadConfig, match=f"{path}: has no effect"):
+        with_settings({**without, path: getattr(section, key)})
+
+
+def test_defaults_that_the_package_wrote_are_accepted(tmp_path):
+    for text in (default_config_yaml(), config_yaml(with_settings({"training.lr_schedule": "constant"}))):
+        (tmp_path / "c.yaml").write_text(text)
+        load_config(tmp_path / "c.yaml")
 
 
 @pytest.mark.parametrize(

@@ -483,7 +483,9 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- Settings that act only where another setting allows it: elsewhere they are refused, and not ignored ---
 #
-# A value that changes nothing anyway is accepted: the default, and what `Rule.harmless` names, such as a weight of 0.
+# A value that changes nothing anyway is accepted: null, and what `Rule.harmless` names, such as a weight of 0. A default
+# is refused too where somebody wrote it, as in {dipole: 1} without dipoles, but not in a section that lists most of its
+# settings: `torchmdnet2 config` prints such sections, and a training writes them.
 
 
 @dataclass(frozen=True)
@@ -599,9 +601,9 @@ def refuse_idle(config: Any) -> None:
         config: the whole configuration.
     """
     for path, rule in RULES.items():
-        found = _setting(config, path)
+        found = _wanted(config, path)
         if found is not None:
-            _refuse(path, *found, rule, config)
+            _refuse(path, found, None, rule, config)
     for name, spec in config.training.loss.kinds.items():
         if name in LABELS.keys() and not _WEIGHTS[name].acts(config):
             raise ValueError(f"training.loss.kinds.{name}: has no effect ({spec}): it {_WEIGHTS[name].needs}")
@@ -619,16 +621,17 @@ def _refuse(path: str, value: Any, default: Any, rule: Rule, section: Any) -> No
         raise ValueError(f"{path}: has no effect: it {rule.needs}")
 
 
-def _setting(config: Any, path: str) -> tuple[Any, Any] | None:
-    """A setting and its default; None where its section is not there."""
+def _wanted(config: Any, path: str) -> Any:
+    """A setting; None where its section is not there, or where nobody chose it."""
     *sections, key = path.split(".")
     section: Section = config
     for name in sections:
         section = getattr(section, name)
         if section is None:
             return None
-    field = type(section).model_fields[key]
-    return getattr(section, key), field.get_default(call_default_factory=True)
+    fields, value = type(section).model_fields, getattr(section, key)
+    written = key in section.model_fields_set and 2 * len(section.model_fields_set) < len(fields)
+    return value if written or value != fields[key].get_default(call_default_factory=True) else None
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Mapping[str, Any], Registry]]:
