@@ -114,7 +114,7 @@ def test_a_long_timestep_is_noticed(potential, tmp_path):
     [
         {"ensemble": "npt"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"temperature": -1.0},
         {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.pdb",)}, {"replicas": 0},
-        {"trajectories": ("a/t.xyz", "b/t.xyz")}, {"friction": 3.0},
+        {"trajectories": ("a/t.xyz", "b/t.xyz")}, {"friction": 3.0}, {"friction": 1.0},
     ],
 )  # fmt: skip
 def test_options_are_checked(bad):

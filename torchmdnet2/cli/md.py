@@ -40,7 +40,7 @@ def add(command: Command) -> None:
     md.add_argument("--timestep", type=float, default=0.5, help="fs (default: 0.5)")
     md.add_argument("--temperature", type=float, help="K (default: the start's velocities, else 300 K)")
     md.add_argument("--ensemble", default="nve", help="nve: constant energy; nvt: Langevin (default: nve)")
-    md.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
+    md.add_argument("--friction", type=float, help="1/ps, of Langevin dynamics (default: 1)")
     md.add_argument("--seed", type=int, default=0, help="of velocities and noise (default: 0)")
     md.add_argument("--replicas", type=int, default=1, help="replicas in one batch; the k-th has seed + k (default: 1)")
     md.add_argument("--every", type=int, help="steps between frames (default: a thousandth of all, 10 to 100)")

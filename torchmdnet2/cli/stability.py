@@ -33,7 +33,7 @@ def add(command: Command) -> None:
     check.add_argument("--time", type=float, default=10.0, help="length of each run in ps (default: 10)")
     check.add_argument("--replicas", type=int, default=8, help="runs at each temperature, side by side (default: 8)")
     check.add_argument("--timestep", type=float, default=0.5, help="fs (default: 0.5)")
-    check.add_argument("--friction", type=float, default=1.0, help="1/ps, of Langevin dynamics (default: 1)")
+    check.add_argument("--friction", type=float, help="1/ps, of Langevin dynamics (default: 1)")
     check.add_argument("--seed", type=int, default=0, help="of velocities and noise; run k has seed + k (default: 0)")
     check.add_argument("--output", default="stability", help="prefix of the files, or a folder (default: stability)")
     add_coulomb(check)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from .. import units
 from ..core.yaml_reader import read_config
 from ..errors import BadConfig
+from ..md.options import FRICTION
 from ..training.config.config import Config, parse_config, section_lines, yaml_line
 from ..training.config.schema import Section, closest, first_error, homes, section_of, validate_choice
 from .labellers import LABELLERS, make_labeller
@@ -101,7 +102,7 @@ class DynamicsConfig(Section):
     time: Positive = Field(default=5.0, description="ps")
     replicas: Whole = Field(default=16, description="at each temperature; replica k runs with member k modulo members")
     timestep: Positive = Field(default=0.5, description="fs")
-    friction: Positive = Field(default=1.0, description="1/ps")
+    friction: Positive = Field(default=FRICTION, description="1/ps")
     every: Positive = Field(default=0.05, description="ps between two frames that may be selected")
 
     @model_validator(mode="after")

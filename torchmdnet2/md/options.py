@@ -10,7 +10,10 @@ from typing import Any
 from ..errors import BadConfig
 from ..registry import did_you_mean
 
-__all__ = ["FORMATS", "MDOptions"]
+__all__ = ["FORMATS", "FRICTION", "MDOptions"]
+
+FRICTION = 1.0
+"""1/ps, of a Langevin bath where none is given."""
 
 FORMATS = (".xyz", ".extxyz", ".traj", ".dcd")
 """Trajectory formats, by the file's extension: extended XYZ, ASE's own, and DCD (positions in float32 and cell)."""
@@ -26,7 +29,7 @@ class MDOptions:
         ensemble: "nve" (constant energy, velocity Verlet) or "nvt" (Langevin, BAOAB splitting).
         temperature: K, of the first velocities and of the Langevin bath; None takes the velocities of the start
             structure when it has some, and 300 K.
-        friction: 1/ps, of the Langevin bath.
+        friction: 1/ps, of the Langevin bath; None means 1. Constant energy has none.
         seed: of velocities and noise; the same seed gives the same trajectory. Replica k has seed + k.
         replicas: independent copies of the start structure that are simulated side by side, in one batch; each has
             its velocities, noise, trajectory and table.
@@ -51,7 +54,7 @@ class MDOptions:
     timestep: float = 0.5
     ensemble: str = "nve"
     temperature: float | None = None
-    friction: float = 1.0
+    friction: float | None = None
     seed: int = 0
     replicas: int = 1
     every: int | None = None
@@ -81,7 +84,7 @@ class MDOptions:
             zero_is_fine = name == "temperature" and self.ensemble == "nve"
             if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and zero_is_fine))):
                 raise BadConfig(f"{name}: must be a positive number, got {value}")
-        if self.ensemble == "nve" and self.friction != 1.0:
+        if self.ensemble == "nve" and self.friction is not None:
             raise BadConfig("friction: is of the Langevin bath, and this run has none; give the ensemble nvt")
         if self.timestep > 20:
             raise BadConfig(f"timestep: {self.timestep:g} fs is too long for atoms; 0.5 fs suits molecules with H")
@@ -100,6 +103,11 @@ class MDOptions:
     def target_temperature(self) -> float:
         """K, of the thermostat and of drawn velocities."""
         return 300.0 if self.temperature is None else self.temperature
+
+    @property
+    def bath_friction(self) -> float:
+        """1/ps, of the thermostat."""
+        return FRICTION if self.friction is None else self.friction
 
     # --- files ---------------------------------------------------------------------------------------------------
 
@@ -152,6 +160,7 @@ class MDOptions:
         """The options that must not change at a restart, as plain data."""
         kept = ("timestep", "ensemble", "temperature", "friction", "seed", "replicas")
         chosen = {name: value for name, value in asdict(self).items() if name in kept}
+        chosen["friction"] = self.bath_friction
         if self.ensemble == "nve":
             chosen.pop("friction")
         return chosen

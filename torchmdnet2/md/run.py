@@ -178,7 +178,7 @@ class Simulation:
         if options.ensemble == "nve":
             return VelocityVerlet(atoms, options.timestep)
         seeds = noise_seeds(options.seeds)
-        return Langevin(atoms, options.timestep, options.target_temperature, options.friction, seeds)
+        return Langevin(atoms, options.timestep, options.target_temperature, options.bath_friction, seeds)
 
     # --- the run -------------------------------------------------------------------------------------------------
 

@@ -334,7 +334,7 @@ class ReplicaBatch:
         options, where = self.options, self.potential.device
         atoms = _together(runs).to(where)
         seeds = noise_seeds([run.seed for run in runs])
-        dynamics = Langevin(atoms, options.timestep, options.target_temperature, options.friction, seeds)
+        dynamics = Langevin(atoms, options.timestep, options.target_temperature, options.bath_friction, seeds)
         system = System.concatenate([run.system for run in runs])
         first = [value for run in runs for value in run.guard.first_conserved or ()]  # of all runs, or of none yet
         self.guard = Guard(system, _together(runs), options.timestep, runs[0].guard.limits, first or None)
@@ -486,7 +486,7 @@ def check_stability(
     time: float = 10.0,
     replicas: int = 8,
     timestep: float = 0.5,
-    friction: float = 1.0,
+    friction: float | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
     dtype: torch.dtype | str | None = None,
@@ -513,7 +513,7 @@ def check_stability(
         time: ps.
         replicas: at each temperature. With more of them than frames, several begin from the same one.
         timestep: fs.
-        friction: 1/ps.
+        friction: 1/ps; None means 1.
         seed: replica k has seed + k.
         device: where everything runs.
         dtype: floating-point type of the network.
@@ -563,7 +563,9 @@ def check_stability(
     return StabilityReport(found, plan[0].steps * timestep * 1e-3)
 
 
-def _options(temperature: float, time: float, replicas: int, timestep: float, friction: float, seed: int) -> MDOptions:
+def _options(
+    temperature: float, time: float, replicas: int, timestep: float, friction: float | None, seed: int
+) -> MDOptions:
     if not 0 < timestep < float("inf"):
         raise BadConfig(f"timestep: must be a positive number, got {timestep}")
     if not (0 < time < 1e9 and 1000 * time >= timestep):

@@ -483,9 +483,9 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- Settings that act only where another setting allows it: elsewhere they are refused, and not ignored ---
 #
-# A value that changes nothing anyway is accepted: null, and what `Rule.harmless` names, such as a weight of 0. A default
-# is refused too where somebody wrote it, as in {dipole: 1} without dipoles, but not in a section that lists most of its
-# settings: `torchmdnet2 config` prints such sections, and a training writes them.
+# A value that changes nothing anyway is accepted: null, and what `Rule.harmless` names, such as a weight of 0. A
+# default is refused too where somebody wrote it, as in {dipole: 1} without dipoles, but not in a section that lists
+# most of its settings: `torchmdnet2 config` prints such sections, and a training writes them.
 
 
 @dataclass(frozen=True)
