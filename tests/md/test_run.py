@@ -95,7 +95,7 @@ def test_charge_enters_and_is_kept(potential, water, tmp_path):
     plain = run_md(potential, water, options(tmp_path, steps=2))
     charged = run_md(potential, water, options(tmp_path, steps=2), charge=1)
     water.info["charge"] = 1
-    same = run_md(potential, water, options(tmp_path, steps=2), charge=0)  # info comes first
+    same = run_md(potential, water, options(tmp_path, steps=2))
     assert charged.rows == same.rows != plain.rows
     assert read(tmp_path / "run.xyz").info["charge"] == 1
 
