@@ -292,6 +292,20 @@ def test_labels_that_were_not_learned():
     assert note.startswith("the error of forces (RMSE ") and "sign and unit" in note
 
 
+def test_what_was_not_learned_is_in_the_log(raw_config, tmp_path):
+    """Labels without any relation to the structures, in too few frames to be noticed before the training."""
+    frames = make_frames(30)
+    for k, atoms in enumerate(frames):
+        atoms.calc.results["forces"] = np.random.default_rng(k).normal(size=(len(atoms), 3))
+    raw = written(raw_config, tmp_path, frames)
+    raw["data"]["split"] = {"validation": 12, "test": 0}
+    raw["training"]["max_epochs"] = 2
+    assert not notes(raw, 10**6)
+    run_training(parse_config(raw))
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "the error of forces (RMSE " in log and "nothing was learned of it. Are its sign and unit right" in log
+
+
 def test_stress_of_another_sign_unit_or_order(raw_config, tmp_path):
     from ase.calculators.singlepoint import SinglePointCalculator
 

@@ -84,7 +84,7 @@ def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
         _, kind, often = np.unique(stress[~empty], axis=0, return_inverse=True, return_counts=True)
         if len(often):
             group = chosen[~empty][kind.reshape(-1) == often.argmax()]
-            same = group[np.unique(found.keys[group], return_index=True)[1]]
+            same = np.sort(group[np.unique(found.keys[group], return_index=True)[1]])
     energies = np.flatnonzero((found.energies == 0) & (found.sizes > 1))
     if not np.nan_to_num(found.energies).any():
         energies = none
