@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from ase import Atoms
 from ase.build import molecule
+from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import write
 
 from torchmdnet2.data import open_dataset
@@ -337,3 +338,49 @@ def test_velocities_and_fixed_atoms_of_xyz_are_kept(tmp_path):
     _, again = read_structures(tmp_path / "a.xyz")
     np.testing.assert_allclose(again.get_velocities(), np.ones((6, 3)), rtol=1e-6)
     assert again.constraints[0].index.tolist() == [1]
+
+
+HARTREE, BOHR = 27.211386245988, 0.529177210903  # eV, Å
+
+
+def in_atomic_units(**more):
+    """Hydroxide whose entries say that its numbers are in atomic units."""
+    atoms = Atoms("OH", [[0, 0, 0], [0, 0, 1.8]], info={"charge": -1, **more})
+    atoms.info |= {"energy_unit": "hartree", "pos_unit": "bohr", "force_unit": "hartree/bohr"}
+    atoms.calc = SinglePointCalculator(atoms, energy=-75.0, forces=np.full((2, 3), 0.01))
+    return atoms
+
+
+@pytest.mark.parametrize("given", [None, "ase", "other"])
+@pytest.mark.parametrize("format", ["extxyz", "traj"])
+def test_stated_units_hold_for_positions_and_labels_whoever_reads_the_file(tmp_path, format, given):
+    path = tmp_path / f"a.{format}"
+    write(path, [in_atomic_units()] * 2, format=format)
+    sample = open_dataset(path, format=f"ase/{format}" if given == "other" else given)[1]
+    assert float(sample.labels["energy"]) == pytest.approx(-75.0 * HARTREE, rel=1e-6)
+    assert float(sample.labels["forces"][0, 0]) == pytest.approx(0.01 * HARTREE / BOHR, rel=1e-6)
+    assert float(sample.system.pos[1, 2]) == pytest.approx(1.8 * BOHR, rel=1e-6)
+    assert int(sample.system.charge[0]) == -1
+    with pytest.raises(BadData, match=r"energy_unit=hartree.*units given say eV"):
+        open_dataset(path, format=given if given == "ase" else None, units={"energy": "eV"})
+
+
+@pytest.mark.parametrize("format", ["extxyz", "traj"])
+def test_structures_are_in_angstrom_and_without_results_in_other_units(tmp_path, format):
+    path = tmp_path / f"a.{format}"
+    write(path, in_atomic_units(reference=-75.0), format=format)
+    with pytest.warns(StructureWarning, match=f"a.{format}: states energy_unit=hartree.*left out"):
+        (atoms,) = read_structures(path)
+    assert atoms.calc is None and atoms.positions[1, 2] == pytest.approx(1.8 * BOHR, rel=1e-6)
+    # what the other entries are in is still said
+    assert "pos_unit" not in atoms.info and atoms.info["energy_unit"] == "hartree"
+
+
+def test_a_key_chooses_between_charges_that_differ_in_every_format(tmp_path):
+    atoms = molecule("H2O")
+    atoms.info |= {"total_charge": 2, "net_charge": -2}
+    for name in ("a.xyz", "a.traj"):
+        write(tmp_path / name, atoms)
+        with pytest.raises(BadData, match=r"total_charge.*net_charge"):
+            open_dataset(tmp_path / name, keys={})
+        assert int(open_dataset(tmp_path / name, keys={"charge": "net_charge"})[0].system.charge[0]) == -2

@@ -43,7 +43,7 @@ from .labels import (
     stress_of,
 )
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, joined, stacked
-from .structures import open_structures
+from .structures import Found, open_found
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -166,6 +166,8 @@ class FrameReader(Reader):
         # True is refused by its own name, as before: a word of the comment line
         try:
             found = statements(other, arrays, bool(frame.pbc.any()), "'{}'")
+            for name, more in (("charge", frame.charge), ("spin", frame.spin)):
+                found[name] += more
             values = {name: agreed(found[name], name) for name in self._anywhere}
         except BadData as error:
             raise BadData(f"{where}: {error}; or choose one with keys: {{charge: NAME, spin: NAME}}") from None
@@ -260,7 +262,7 @@ class AseReader(FrameReader):
         return ioformats.keys()
 
     def frames(self) -> Iterator[Frame]:
-        return map(_frame, open_structures(self.path, self._variant))
+        return map(_frame, open_found(self.path, self._variant))
 
 
 @register_format("traj")
@@ -339,14 +341,17 @@ def _database(path: str) -> Iterator[Frame]:
             atoms = row.toatoms(add_additional_information=True)
             # from the row's own attributes: its properties hide pairs of the same name, such as charge
             atoms.info["key_value_pairs"] = {key: vars(row)[key] for key in row.key_value_pairs}
-            yield _frame(atoms)
+            yield _frame(Found(atoms))
         last = rows[-1].id
 
 
-def _frame(atoms: Atoms) -> Frame:
-    stated = {key: value for key, value in atoms.arrays.items() if key in OF_ATOMS}
-    entries = _entries(atoms)
-    return Frame(atoms.get_atomic_numbers(), atoms.positions, atoms.cell.array, atoms.get_pbc(), entries, stated)
+def _frame(found: Found) -> Frame:
+    atoms = found.atoms
+    arrays = {key: value for key, value in atoms.arrays.items() if key in OF_ATOMS}
+    pbc = atoms.get_pbc()
+    return Frame(
+        atoms.get_atomic_numbers(), atoms.positions, atoms.cell.array, pbc, _entries(atoms), arrays, *found[1:]
+    )
 
 
 def _entries(atoms: Atoms) -> dict[str, Any]:

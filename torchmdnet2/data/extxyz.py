@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..core.stated import Statement
+
 __all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "with_elements"]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
@@ -47,6 +49,7 @@ class Frame(NamedTuple):
         pbc: [3] booleans.
         entries: name -> value, also of what belongs to single atoms.
         stated: initial charges and magnetic moments of the atoms, [N], which state the charge and spin of all.
+        charge, spin: what the file states besides.
     """
 
     numbers: np.ndarray
@@ -55,6 +58,8 @@ class Frame(NamedTuple):
     pbc: np.ndarray
     entries: dict[str, Any]
     stated: dict[str, np.ndarray] = {}  # noqa: RUF012 (never written to)
+    charge: Sequence[Statement] = ()
+    spin: Sequence[Statement] = ()
 
 
 def read_extxyz(path: str) -> Iterator[Frame]:

@@ -290,12 +290,12 @@ if TYPE_CHECKING:
 _PDB_CHARGE = re.compile(r"(\d)([+-])|([+-])(\d)|([+-])")
 
 
-class _Found(NamedTuple):
-    """A structure, and what its file states of it besides."""
+class Found(NamedTuple):
+    """A structure as its file has it, and what the file states of it besides."""
 
     atoms: Atoms
-    charge: list[Statement]
-    spin: list[Statement]
+    charge: Sequence[Statement] = ()
+    spin: Sequence[Statement] = ()
 
 
 def read_structures(path: str | PathLike, index: int | slice | None = None, format: str | None = None) -> list[Atoms]:
@@ -322,6 +322,11 @@ def read_structures(path: str | PathLike, index: int | slice | None = None, form
 
 def open_structures(path: str | PathLike, format: str | None = None) -> Sequence[Atoms]:
     """The same as a sequence, of which XYZ files and trajectories of ASE are parsed frame by frame."""
+    return _Completed(str(path), open_found(path, format))
+
+
+def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Found]:
+    """The structures in the units of the file, beside what it states; arguments and errors of `read_structures`."""
     import ase.io.formats
 
     name = str(path)
@@ -330,14 +335,12 @@ def open_structures(path: str | PathLike, format: str | None = None) -> Sequence
     if format in ("extxyz", "xyz"):
         return _Xyz(name)
     if format == "traj":
-        return _Completed(name, ase.io.trajectory.Trajectory(name))
+        return _Trajectory(name)
     reader = _READERS.get(format)
     if reader is not None:
-        found = reader(_text(name))
-    else:
-        stated = program_statements(format, _text_of(name, format)) if states_charges(format) else {}
-        found = [_Found(atoms, stated.get("charge", []), stated.get("spin", [])) for atoms in _by_ase(name, format)]
-    return [_completed(one, f"{name}, structure {k}" if len(found) > 1 else name) for k, one in enumerate(found)]
+        return reader(_text(name))
+    stated = program_statements(format, _text_of(name, format)) if states_charges(format) else {}
+    return [Found(atoms, stated.get("charge", ()), stated.get("spin", ())) for atoms in _by_ase(name, format)]
 
 
 def _by_ase(source: Any, format: str) -> list[Atoms]:
@@ -406,17 +409,32 @@ def _text_of(path: str, format: str) -> str:
 
 
 class _Completed(Sequence):
+    """Structures of a file, each completed when it is asked for."""
+
+    def __init__(self, path: str, found: Sequence[Found]):
+        self.path, self.found = path, found
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __getitem__(self, index: Any) -> Any:
+        k = range(len(self))[index]
+        return _completed(self.found[k], f"{self.path}, structure {k}" if len(self) > 1 else self.path)
+
+
+class _Trajectory(Sequence):
     """Frames of a trajectory of ASE."""
 
-    def __init__(self, path: str, frames: Any):
-        self.path, self.frames = path, frames
+    def __init__(self, path: str):
+        from ase.io.trajectory import Trajectory
+
+        self.frames: Any = Trajectory(path)
 
     def __len__(self) -> int:
         return len(self.frames)
 
     def __getitem__(self, index: Any) -> Any:
-        k = range(len(self))[index]
-        return _completed(_Found(self.frames[k], [], []), f"{self.path}, structure {k}")
+        return Found(self.frames[index])
 
 
 class _Xyz(Sequence):
@@ -437,7 +455,7 @@ class _Xyz(Sequence):
             self._next, self._raw = 0, raw_frames(self.path)
         raw = next(islice(self._raw, k - self._next, None))
         self._next = k + 1
-        return structure_of_xyz(raw, f"{self.path}, structure {k}" if self._count > 1 else self.path)
+        return _of_xyz(raw, f"{self.path}, structure {k}" if self._count > 1 else self.path)
 
 
 def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Atoms:
@@ -450,13 +468,17 @@ def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> 
     Raises:
         BadData: the frame is damaged, or its statements differ.
     """
+    return _completed(_of_xyz(raw, where), where)
+
+
+def _of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Found:
     from ase.io import read
 
     with _in_words(where):
         text, isotopes = with_elements(*raw)
         atoms: Atoms = read(io.StringIO(text), format="extxyz")  # type: ignore[assignment]
     _set_isotopes(atoms, isotopes)
-    return _completed(_Found(atoms, [], []), where)
+    return Found(atoms)
 
 
 def structure_of_molfile(text: str, where: str) -> Atoms:
@@ -480,17 +502,29 @@ def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
         atoms.set_masses(masses)
 
 
-def _completed(found: _Found, where: str) -> Atoms:
-    """The structure in Å, with the charge and spin that are stated in its info, and without a dummy cell."""
+def _completed(found: Found, where: str) -> Atoms:
+    """The structure in Å, with the charge and spin that are stated in its info, and without a dummy cell.
+
+    Results of a calculation in other units than eV and Å are left out, with a warning: `open_dataset` reads them.
+    """
     atoms, info = found.atoms, found.atoms.info
-    units = stated_units(info)
-    if "length" in units or "cell" in units:
-        length = units.get("length") or units["cell"]
-        atoms.set_cell(atoms.cell.array * units.get("cell", length).size)
-        if "length" in units:
-            atoms.set_positions(atoms.positions * length.size, apply_constraint=False)
-        for key in [key for key, value in info.items() if any(u.source == f"{key}={value}" for u in units.values())]:
-            del info[key]
+    try:
+        sizes = {name: unit.size for name, unit in stated_units(info).items()}
+    except BadData as error:
+        raise BadData(f"{where}: {error}") from None
+    if any(abs(size - 1) > 1e-6 for size in sizes.values()):
+        if atoms.calc is not None:
+            words = ", ".join(dict.fromkeys(unit.source for unit in stated_units(info).values()))
+            warnings.warn(
+                f"{where.partition(', structure ')[0]}: states {words}; energies and forces are left out, "
+                "torchmdnet2.data.open_dataset reads them",
+                StructureWarning,
+                stacklevel=4,
+            )
+            atoms.calc = None
+        atoms.set_cell(atoms.cell.array * sizes.get("cell", sizes.get("length", 1.0)))
+        atoms.set_positions(atoms.positions * sizes.get("length", 1.0), apply_constraint=False)
+        _restate_units(info)
     if no_cell(atoms.cell.array, atoms.pbc):
         warnings.warn(f"{where}: a cell of 1 × 1 × 1 Å means that there is none: a molecule", StructureWarning, 4)
         atoms.set_cell(None)
@@ -507,10 +541,21 @@ def _completed(found: _Found, where: str) -> Atoms:
     return atoms
 
 
+def _restate_units(info: dict[str, Any]) -> None:
+    """Units of lengths are no longer said to be others than Å; those of further entries still hold."""
+    stated = stated_units(info)
+    of_lengths = {unit.source for name, unit in stated.items() if name in ("length", "cell")}
+    for key in [key for key, value in info.items() if f"{key}={value}" in of_lengths]:
+        del info[key]
+    for name, unit in stated.items():
+        if name not in ("length", "cell") and unit.source in of_lengths:
+            info[f"{name}_unit"] = unit.unit
+
+
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-def _molfile(text: str) -> list[_Found]:
+def _molfile(text: str) -> list[Found]:
     found = []
     for molecule in read_molecules(text):
         if molecule.flat and not any(z for _, _, z in molecule.positions) and len(molecule.symbols) > 3:
@@ -527,13 +572,13 @@ def _molfile(text: str) -> list[_Found]:
                 stacklevel=4,
             )
         stated = molecule.statements()
-        found.append(_Found(molecule.to_ase(), stated["charge"], stated["spin"]))
+        found.append(Found(molecule.to_ase(), stated["charge"], stated["spin"]))
     if not found:
         raise BadData("there are no molecules in it")
     return found
 
 
-def _pdb(text: str) -> list[_Found]:
+def _pdb(text: str) -> list[Found]:
     """ASE's reader, and the charges of atoms in columns 79 and 80."""
     lines, charges, isotopes = [], [{}], [{}]  # type: ignore[var-annotated]
     count = 0
@@ -563,7 +608,7 @@ def _pdb(text: str) -> list[_Found]:
         if not atoms.cell.array.any():  # CRYST1 of zeros
             atoms.set_pbc(False)
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
-        found.append(_Found(atoms, stated, []))
+        found.append(Found(atoms, stated, []))
     return found
 
 

@@ -326,8 +326,8 @@ class KeysConfig(_label_keys()):  # type: ignore[misc]
     positions: str | None = Field(default=None, description="positions; only of npz and hdf5, with other names")
     weight: str | None = Field(default=None, description="factor of the frame's part of the loss; 1 where it is absent")
     config_type: str = Field(default="config_type", description="kind of a frame, for training.loss.config_weights")
-    charge: str | None = Field(default=None, description="total charge in e; null: 'charge' where it is there, else 0")
-    spin: str | None = Field(default=None, description="spin multiplicity; null: 'spin' where it is there")
+    charge: str | None = Field(default=None, description="total charge in e; null: wherever the file states it, else 0")
+    spin: str | None = Field(default=None, description="spin multiplicity; null: wherever the file states it")
 
 
 _UNITS = {
