@@ -14,6 +14,7 @@ from torchmdnet2.data import AseDataset
 from torchmdnet2.data import ase_formats as module
 from torchmdnet2.data.ase_formats import _frame
 from torchmdnet2.data.extxyz import read_extxyz
+from torchmdnet2.data.structures import Found
 from torchmdnet2.errors import BadData
 
 HEAD = "Properties=species:S:1:pos:R:3"
@@ -52,7 +53,7 @@ def hand_written() -> str:
 
 
 def assert_equal(ours, atoms):
-    theirs = _frame(atoms)
+    theirs = _frame(Found(atoms))
     for name in ("numbers", "positions", "cell", "pbc"):
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
     assert ours.entries.keys() == theirs.entries.keys()

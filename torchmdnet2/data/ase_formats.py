@@ -43,7 +43,7 @@ from .labels import (
     stress_of,
 )
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, joined, stacked
-from .structures import Found, open_found
+from .structures import Found, database_rows, open_found
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -283,7 +283,7 @@ class DatabaseReader(FrameReader):
     extensions = ("db",)
 
     def frames(self) -> Iterator[Frame]:
-        return _database(self.path)
+        return map(_frame, database_rows(self.path, "db"))
 
 
 class AseDataset(LoadedDataset):
@@ -331,20 +331,6 @@ class AseDataset(LoadedDataset):
         super().__init__(chosen.reader.readers([str(path)], keys, units, chosen.variant)[0], require_keys)
 
 
-def _database(path: str) -> Iterator[Frame]:
-    """Rows of an ase.db with their key-value pairs, which ase.io.read leaves out."""
-    import ase.db
-
-    database, last = ase.db.connect(path, type="db"), 0
-    while rows := list(database.select(f"id>{last}", sort="id", limit=_CHUNK)):  # without a limit, all are fetched
-        for row in rows:
-            atoms = row.toatoms(add_additional_information=True)
-            # from the row's own attributes: its properties hide pairs of the same name, such as charge
-            atoms.info["key_value_pairs"] = {key: vars(row)[key] for key in row.key_value_pairs}
-            yield _frame(Found(atoms))
-        last = rows[-1].id
-
-
 def _frame(found: Found) -> Frame:
     atoms = found.atoms
     arrays = {key: value for key, value in atoms.arrays.items() if key in OF_ATOMS}
@@ -358,12 +344,7 @@ def _entries(atoms: Atoms) -> dict[str, Any]:
     """Everything that is stored with a frame, besides its structure."""
     entries = dict(atoms.calc.results) if atoms.calc is not None else {}
     entries.update({key: value for key, value in atoms.arrays.items() if key not in STRUCTURE})
-    info = dict(atoms.info)
-    for part in ("data", "key_value_pairs"):  # of ase.db
-        entries.update(info.pop(part, None) or {})
-    entries.pop("unique_id", None)
-    entries.update({key: value for key, value in info.items() if key != "unique_id"})
-    return entries
+    return {**entries, **atoms.info}
 
 
 def _array(value: Any, key: str, where: str) -> np.ndarray:

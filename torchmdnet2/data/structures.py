@@ -19,8 +19,8 @@ from .extxyz import BOM, ISOTOPES, raw_frames, with_elements
 from .program_charges import program_statements, states_charges
 
 __all__ = [
-    "MASSES", "Molecule", "from_smiles", "open_structures", "read_molecules", "read_structures",
-    "reason", "structure_of_molfile", "structure_of_xyz",
+    "MASSES", "Found", "Molecule", "database_rows", "from_smiles", "open_found", "open_structures", "read_molecules",
+    "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
 ]  # fmt: skip
 
 
@@ -336,6 +336,9 @@ def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Foun
         return _Xyz(name)
     if format == "traj":
         return _Trajectory(name)
+    if format in ("db", "json"):
+        with _in_words(name):
+            return list(database_rows(name, format))
     reader = _READERS.get(format)
     if reader is not None:
         return reader(_text(name))
@@ -420,6 +423,23 @@ class _Completed(Sequence):
     def __getitem__(self, index: Any) -> Any:
         k = range(len(self))[index]
         return _completed(self.found[k], f"{self.path}, structure {k}" if len(self) > 1 else self.path)
+
+
+def database_rows(path: str, kind: str) -> Iterator[Found]:
+    """Rows of a database of ASE, "db" or "json"; key-value pairs and data, which ase.io.read leaves out, in `info`."""
+    import ase.db
+
+    database, last = ase.db.connect(path, type=kind), 0
+    while rows := list(database.select(f"id>{last}", sort="id", limit=_ROWS)):  # without a limit, all are fetched
+        for row in rows:
+            atoms = row.toatoms()
+            # from the row's own attributes: its properties hide pairs of the same name, such as charge
+            atoms.info = {**atoms.info, **row.data, **{key: vars(row)[key] for key in row.key_value_pairs}}
+            yield Found(atoms)
+        last = rows[-1].id
+
+
+_ROWS = 256  # at a time
 
 
 class _Trajectory(Sequence):
