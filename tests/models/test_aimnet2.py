@@ -54,7 +54,7 @@ def test_what_it_cannot_do_is_refused():
     with pytest.raises(UnknownElement):
         potential(System.from_ase(molecule("LiH")))
     water.set_cell([8, 8, 8])
-    water.pbc = True
+    water.pbc = [True, True, False]
     with pytest.raises(ValueError, match="periodic"):
         potential(System.from_ase(water))
 

@@ -189,10 +189,10 @@ class _Source:
         suffix = "".join(Path(str(structures)).suffixes).lower() if self.file else ""
         self.has_bonds = any(part in suffix for part in _BONDS)
         self._smiles = ".smi" in suffix
-        if self._smiles or conformers is not None:
-            require_rdkit()
         if conformers is not None and not self.has_bonds:
             raise BadConfig("conformers are made of molecules with bonds: give SMILES or an SDF")
+        if self._smiles or conformers is not None:
+            require_rdkit()
 
     @property
     def fraction(self) -> float:
