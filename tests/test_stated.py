@@ -166,7 +166,7 @@ def test_what_cannot_be_used_is_named():
         assert charge_and_spin(oxalate(ion_charge=-2)) == (None, None)
     with pytest.warns(StructureWarning, match="begins with '-2 1', which is not read"):
         charge_and_spin(oxalate(**{"-2": True, "1": True}))
-    with pytest.warns(StructureWarning, match=r"info\['formal_charge'\] is not read, as it is 2 values"):
+    with pytest.warns(StructureWarning, match=r"info\['formal_charge'\] is not read, for it has 2 values"):
         charge_and_spin(oxalate(formal_charge=np.array([0, 1])))
     assert charge_and_spin(oxalate(formal_charge=np.array([0, 0, 0, -1, 0, -1]))) == (-2, None)
     assert charge_and_spin(oxalate(total_charge=None, multiplicity=None)) == (None, None)
@@ -178,7 +178,7 @@ def test_what_cannot_be_used_is_named():
         ("1 1", "begins with '1 1', which is not read"),
         ("-1 2 energy=-3.5", "begins with '-1 2', which is not read"),
         ("-1, 2", "begins with '-1 2', which is not read"),
-        ('formal_charge="0 1"', "'formal_charge' is not read, as it is 2 values: write charge"),
+        ('formal_charge="0 1"', "'formal_charge' is not read, for it has 2 values: write charge"),
         ("coordinates in bohr", "'coordinates in bohr' is not read: .* write it as in pos_unit=bohr"),
         ("positions (a.u.)", r"'positions \(a.u.\)' is not read: .* write it as in pos_unit=bohr"),
         ('title="all lengths in nanometers" energy=-3.5', "write it as in pos_unit=nm"),

@@ -9,7 +9,7 @@
 of TRAIN.xyz start GFN2-xTB dynamics at 300 K (train.xyz), 600 K and 1200 K (test_600K.xyz, test_1200K.xyz), all with
 GFN2-xTB labels. A plan names a configuration, settings that all trainings share, variants and seeds; see
 scripts/plans/extrapolation.yaml. Trainings are done seed by seed. Each GPU has one process with --threads trainings at
-a time, each in a thread and a stream of its own: a step is a sequence of small kernels that leaves most of a GPU idle,
+a time, each in a separate thread and stream: a step is a sequence of small kernels that leaves most of a GPU idle,
 and kernels of several processes would run in turn, not side by side. Weights do not depend on --threads. A training
 that cannot be finished in the --minutes that are left is not begun. OUTPUT keeps a JSON file, the predictions and the
 model of each training, and table.txt: errors as mean ± spread over the seeds, and those of the mean prediction of all

@@ -1,4 +1,4 @@
-"""Faults of the labels of all frames, some frames or atoms are told, and right labels are left alone."""
+"""Faults of the labels of all frames, some frames or atoms are named, and right labels are left alone."""
 
 import numpy as np
 import pytest

@@ -39,8 +39,8 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_devices(parser: argparse.ArgumentParser) -> None:
-    told = "auto, all, or names with commas between, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
-    parser.add_argument("--devices", default="auto", help=told)
+    meaning = "auto, all, or names with commas between, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
+    parser.add_argument("--devices", default="auto", help=meaning)
     parser.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
     add_allow_untrained_charge(parser)
 

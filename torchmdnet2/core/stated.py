@@ -191,7 +191,7 @@ def statements(
             if key in arrays or (value is None and plain not in ("charge", "spin")):
                 continue
             if plain not in ("charge", "spin") and _size(value) > 1:
-                _warn(f"{name.format(key)} is not read, as it is {_size(value)} values: write charge=… and spin=…")
+                _warn(f"{name.format(key)} is not read, for it has {_size(value)} values: write charge=… and spin=…")
                 continue
             if kind == "unpaired" and not can_count(value):
                 if not is_flag(value):

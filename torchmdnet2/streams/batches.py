@@ -1,4 +1,4 @@
-"""Structures of all sizes evaluated together, and those that fail told apart.
+"""Structures of all sizes evaluated together, and those that fail reported one by one.
 
 On a GPU all batches of a stream have the same number of atoms and structures, so that the step which the Evaluator
 captures for the first one serves them all: what is left over is filled with isolated atoms.

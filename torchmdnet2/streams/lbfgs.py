@@ -1,4 +1,4 @@
-"""L-BFGS of many structures at once, each with a history and a trust radius of its own.
+"""L-BFGS of many structures at once, each with a separate history and trust radius.
 
 A step that raises the energy is taken back: the history of that structure is forgotten and its radius halved. So the
 energy never rises, and no line search is needed, for which structures would have to wait for each other.

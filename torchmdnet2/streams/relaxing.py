@@ -225,7 +225,7 @@ def with_properties(
 
     Args:
         start: as it was.
-        atoms: as it is; changed in place.
+        atoms: changed in place.
         forces: [N, 3] eV/Å, energy: eV.
         steps: that were taken.
         converged: whether it is a minimum.

@@ -108,7 +108,7 @@ class Electrostatics(nn.Module):
         self.accuracy = float(accuracy)
 
     def in_cells(self, coulomb: CoulombInCells) -> Electrostatics:
-        """What sums over the images of periodic cells, with the same damping, in the place of a sum over all pairs.
+        """What sums over the images of periodic cells, with the same damping, instead of a sum over all pairs.
 
         Args:
             coulomb: "pme" with a real-space cutoff of 10 Å, to a relative accuracy of 1e-8; or "dsf" to 15 Å.

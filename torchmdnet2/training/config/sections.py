@@ -493,7 +493,7 @@ class Rule:
     """When a setting acts.
 
     Attributes:
-        acts: of the configuration; of a prior or a head, of its own section.
+        acts: of the configuration; of a prior or a head, of its section.
         needs: what it needs, in words.
         harmless: values that are accepted though they do not act.
     """

@@ -323,7 +323,7 @@ def _of_some(frames: Frames, indices: np.ndarray, fitted: Regression) -> Iterato
 
 
 def _energy_fault(explained: float, factor: Factor, whole: Factor | None, sizes: np.ndarray) -> str | None:
-    """What is wrong with energies that are a factor times what the forces predict; None where it cannot be told."""
+    """What is wrong with energies that are a factor times what the forces predict; None where that is not clear."""
     precise = explained > _PRECISE
     if whole is None:
         return None
