@@ -56,7 +56,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     device = torch.device(options.device)
     torch._C._jit_set_profiling_executor(False)  # new shapes would compile anew
-    theirs = getattr(torch.jit.load(options.file, map_location=device).models, "0")
+    theirs = torch.jit.load(options.file, map_location=device)
+    if hasattr(theirs, "models"):  # a file of four members
+        theirs = getattr(theirs.models, "0")
     evaluator = Evaluator(load("aimnet2", device))
     print(evaluator.report())
     for count in [*options.molecules, *options.alone]:
