@@ -20,10 +20,9 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig
-from torchmdnet2.streams.journal import Journal
-from torchmdnet2.streams.lbfgs import BatchedLBFGS
+from torchmdnet2.streams.pipeline import Journal
 from torchmdnet2.streams.records import Record, RecordFile
-from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions
+from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions
 
 NAMES = ["CH3CH2OH", "H2O", "C2H4", "CH4", "H2CO", "CO2"]
 

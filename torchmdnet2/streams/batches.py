@@ -1,4 +1,4 @@
-"""Structures of all sizes evaluated together, and those that fail reported one by one.
+"""Structures of all sizes evaluated together, and those that fail reported one by one: energies, forces, charges.
 
 On a GPU all batches of a stream have the same number of atoms and structures, so that the step which the Evaluator
 captures for the first one serves them all: what is left over is filled with isolated atoms.
@@ -8,9 +8,13 @@ Shapes: N atoms, B structures.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
 import torch
 
 from ..evaluator import Evaluator
@@ -18,17 +22,17 @@ from ..md.guard import Unphysical, check_overlaps
 from ..md.setup import check_start, plain_copy
 from ..potential.potential import Potential, Result
 from ..system import System
-from .records import FAULTS
+from .records import FAULTS, Outcome, Record
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["Room", "evaluate_each", "reason", "usable"]
+__all__ = ["BatchOptions", "Room", "Scorer", "Task", "Worker", "evaluate_each", "reason"]
 
 _APART = 50.0  # Å between isolated atoms
 
 
-def usable(atoms: Atoms, potential: Potential) -> System:
+def _usable(atoms: Atoms, potential: Potential) -> System:
     """A structure that the potential can evaluate, float64, on the CPU.
 
     Raises:
@@ -126,3 +130,147 @@ def evaluate_each(evaluator: Evaluator, systems: Sequence[System], room: Room) -
     charges = None if result.charges is None else result.charges[:used].detach().cpu().split(sizes)
     return [Result(energy[k : k + 1], forces[k], None, None, None if charges is None else charges[k])
             for k in range(len(systems))]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What a verb computes, and how.
+
+    Attributes:
+        novelty: whether it is computed, of calibrated models.
+        atoms: of a batch; None: 16,384 on a GPU, 768 on a CPU.
+        padded: batches of one size, for CUDA graphs; None: on a GPU.
+    """
+
+    novelty: bool = True
+    atoms: int | None = None
+    padded: bool | None = None
+
+
+@dataclass(eq=False)
+class Task:
+    """One structure under way.
+
+    Attributes:
+        start: as it was given.
+        system: the same, float64, on the CPU.
+        found: its result, with properties in `info`.
+        error: why there is none.
+        steps: of a relaxation.
+    """
+
+    start: Atoms
+    system: System
+    found: Atoms | None = None
+    error: str = ""
+    steps: int = 0
+
+
+_Options = TypeVar("_Options", bound=BatchOptions)
+
+
+class Worker(ABC, Generic[_Options]):
+    """Computes blocks of records with one potential.
+
+    Args:
+        potential: on its device.
+        options: what is computed.
+    """
+
+    def __init__(self, potential: Potential, options: _Options):
+        self.potential, self.options = potential, options
+        self._room: Room | None = None
+
+    @cached_property
+    def evaluator(self) -> Evaluator:
+        return Evaluator(self.potential)
+
+    @abstractmethod
+    def compute(self, tasks: Sequence[Task]) -> None:
+        """Give each task what was found, or the error."""
+
+    def __call__(self, records: Sequence[Record]) -> list[Outcome]:
+        """One outcome for each record, in order."""
+        outcomes = [Outcome(record, errors=[record.error] if record.error else []) for record in records]
+        tasks: list[tuple[Outcome, Task]] = []
+        for outcome in outcomes:
+            for atoms in outcome.record.starts:
+                try:
+                    tasks.append((outcome, Task(atoms, _usable(atoms, self.potential))))
+                except FAULTS as error:
+                    outcome.errors.append(reason(error))
+            outcome.record.starts = []
+        if tasks:
+            self.compute([task for _, task in tasks])
+        if self.options.novelty:
+            _rate(self.potential, [task.found for _, task in tasks if task.found is not None])
+        for outcome, task in tasks:
+            if task.found is not None:
+                outcome.structures.append(task.found)
+            else:
+                outcome.errors.append(task.error)
+        return outcomes
+
+    def room(self, tasks: Sequence[Task]) -> Room:
+        """That of the last block where it has room for all tasks."""
+        largest = max(task.system.num_atoms for task in tasks)
+        if self._room is None or self._room.atoms <= largest:
+            self._room = Room(self.potential, largest, self.options.atoms, self.options.padded)
+        return self._room
+
+
+def _rate(potential: Potential, structures: Sequence[Atoms]) -> None:
+    """Write the largest novelty of the atoms of each structure into it, where the potential is calibrated."""
+    if potential.calibration is None or not potential.calibration.fits(potential.representation):
+        return
+    for first in range(0, len(structures), 64):
+        part = structures[first : first + 64]
+        # the structures have been evaluated: they are not checked again
+        system = System.from_ase(part).to(potential.device)
+        scores = potential.calibration(potential.representation, system).cpu()
+        top = torch.zeros(len(part), dtype=torch.float64).scatter_reduce(0, system.batch.cpu(), scores, "amax")
+        for atoms, score in zip(part, top.tolist(), strict=True):
+            atoms.info["novelty"] = score
+
+
+class Scorer(Worker[BatchOptions]):
+    """Energies, forces and charges of blocks of records."""
+
+    def compute(self, tasks: Sequence[Task]) -> None:
+        room = self.room(tasks)
+        for batch in _batches(tasks, room):
+            found = evaluate_each(self.evaluator, [task.system for task in batch], room)
+            for task, result in zip(batch, found, strict=True):
+                if isinstance(result, Exception):
+                    task.error = reason(result)
+                elif np.isfinite(energy := float(result.energy)):
+                    task.found = _scored(task.start, result, energy)
+                else:
+                    task.error = "its energy is not finite"
+
+
+def _batches(tasks: Sequence[Task], room: Room) -> Iterator[list[Task]]:
+    batch: list[Task] = []
+    used = 0
+    for task in tasks:
+        size = task.system.num_atoms
+        if batch and not room.fits(used + size, len(batch) + 1):
+            yield batch
+            batch, used = [], 0
+        batch.append(task)
+        used += size
+    yield batch
+
+
+def _scored(atoms: Atoms, result: Result, energy: float) -> Atoms:
+    """A structure with its results; labels of other methods that it had are left out."""
+    from ase import Atoms
+
+    assert result.forces is not None
+    found = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
+    found.info = {name: value for name, value in atoms.info.items() if np.ndim(value) == 0}
+    found.arrays["forces"] = result.forces.double().numpy()
+    found.info |= {"energy": energy, "largest_force": float(np.linalg.norm(found.arrays["forces"], axis=1).max())}
+    if result.charges is not None:
+        found.arrays["charges"] = result.charges.double().numpy()
+    return found

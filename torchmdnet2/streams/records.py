@@ -1,10 +1,13 @@
-"""The records of a file, one after another: a structure each, or the reason why there is none.
+"""The records of a file, one after another: a structure each, or the reason why there is none; and results as text.
 
 A damaged record does not end the reading: SDF, SMILES and XYZ files are split into records before these are parsed.
+Results are written as SDF with the bonds of the input, extended XYZ, or tables in CSV. The result of each record is
+text by itself, so that files can be appended to.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..core.files import opened
 from ..data.structures import open_structures, reason, structure_of_molfile, structure_of_xyz
-from ..errors import BadData
+from ..errors import BadConfig, BadData
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["FAULTS", "PROPERTIES", "Record", "RecordFile"]
+__all__ = ["FAULTS", "PROPERTIES", "Outcome", "Record", "RecordFile", "csv_head", "writer_of"]
 
 PROPERTIES = (
     "record", "conformer", "energy", "relative_energy", "largest_force", "steps", "converged", "bonds_changed",
@@ -55,6 +58,21 @@ class Record:
         return f"record {self.number}" + (f" ({self.name})" if self.name else "")
 
 
+@dataclass
+class Outcome:
+    """What became of a record.
+
+    Attributes:
+        record: without its starts.
+        structures: the results, with properties in `info`; none where all failed.
+        errors: a line for each structure that failed.
+    """
+
+    record: Record
+    structures: list[Atoms] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+
 class RecordFile:
     """A file as a stream of records, read from front to back in constant memory.
 
@@ -73,7 +91,7 @@ class RecordFile:
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such file")
         suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in (".gz", ".bz2", ".xz")]
-        self._parse: Callable[[TextIO], Iterator[Record]] | None = _FORMATS.get(suffixes[-1] if suffixes else "")
+        self._parse: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffixes[-1] if suffixes else "")
         self._place: Any = None
         self._size = max(1, Path(path).stat().st_size)
 
@@ -116,7 +134,7 @@ def _made(record: Record, make: Callable[[], Atoms]) -> Record:
     return record
 
 
-def _sdf(file: TextIO) -> Iterator[Record]:
+def _read_sdf(file: TextIO) -> Iterator[Record]:
     lines: list[str] = []
     for line in file:
         if line.startswith("$$$$"):
@@ -133,7 +151,7 @@ def _molecule(text: str) -> Record:
     return _made(Record(0, name, molfile=text), partial(structure_of_molfile, text, "it"))
 
 
-def _smiles(file: TextIO) -> Iterator[Record]:
+def _read_smiles(file: TextIO) -> Iterator[Record]:
     """`SMILES name`; its conformers are made later."""
     for line in file:
         if line.strip() and not line.startswith("#"):
@@ -141,7 +159,7 @@ def _smiles(file: TextIO) -> Iterator[Record]:
             yield Record(0, rest[0].strip() if rest else smiles, smiles=smiles)
 
 
-def _xyz(file: TextIO) -> Iterator[Record]:
+def _read_xyz(file: TextIO) -> Iterator[Record]:
     head = file.readline()
     while head:
         if not head.strip():
@@ -183,4 +201,113 @@ def _is_atom(line: str) -> bool:
         return False
 
 
-_FORMATS = {".sdf": _sdf, ".mol": _sdf, ".smi": _smiles, ".smiles": _smiles, ".xyz": _xyz, ".extxyz": _xyz}
+_READERS = {
+    ".sdf": _read_sdf, ".mol": _read_sdf, ".smi": _read_smiles, ".smiles": _read_smiles, ".xyz": _read_xyz,
+    ".extxyz": _read_xyz,
+}  # fmt: skip
+
+
+# --- writing ---
+
+Writer = Callable[[Outcome], str]
+
+
+def writer_of(path: str, has_bonds: bool) -> Writer:
+    """What writes a record into a file of this name.
+
+    Args:
+        path: of the file to be written.
+        has_bonds: whether the input has bonds, which an SDF needs.
+
+    Raises:
+        BadConfig: the format is not known, or needs bonds that the input lacks.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix == ".sdf" and not has_bonds:
+        raise BadConfig(f"{path}: an SDF has bonds, and the input has none: write an .xyz file")
+    if suffix not in _WRITERS:
+        raise BadConfig(f"{path}: results are written to {', '.join(_WRITERS)}")
+    return _WRITERS[suffix]
+
+
+def _properties(outcome: Outcome, atoms: Atoms) -> dict[str, Any]:
+    """What is known of a structure as a whole, the number and name of its record first."""
+    name = {"name": outcome.record.name} if outcome.record.name else {}
+    return {"record": outcome.record.number, **atoms.info, **name}
+
+
+def _write_xyz(outcome: Outcome) -> str:
+    from ase.io import write
+
+    text = io.StringIO()
+    for atoms in outcome.structures:
+        copy = atoms.copy()
+        copy.info = _properties(outcome, atoms)
+        write(text, copy, format="extxyz")
+    return text.getvalue()
+
+
+def _write_csv(outcome: Outcome) -> str:
+    """Without a line of names: `csv_head` gives it."""
+    text = io.StringIO()
+    for atoms in outcome.structures:
+        found = {"formula": atoms.get_chemical_formula(), **_properties(outcome, atoms)}
+        csv.writer(text, lineterminator="\n").writerow([found.get(name, "") for name in CSV_COLUMNS])
+    return text.getvalue()
+
+
+CSV_COLUMNS = (
+    "record", "name", "conformer", "formula", "charge", "energy", "relative_energy", "largest_force", "steps",
+    "converged", "bonds_changed", "novelty",
+)  # fmt: skip
+"""Units: e, eV, eV/Å."""
+
+
+def csv_head(path: str) -> str:
+    """What a file begins with, "" but for CSV."""
+    return ",".join(CSV_COLUMNS) + "\n" if path.lower().endswith(".csv") else ""
+
+
+def _write_sdf(outcome: Outcome) -> str:
+    text = []
+    for atoms in outcome.structures:
+        block = outcome.record.molfile.partition("M  END")[0]
+        text.append(with_positions(block, atoms.positions) + "M  END\n")
+        for name, value in _properties(outcome, atoms).items():
+            text.append(f"> <{name}>\n{f'{value:.8f}' if isinstance(value, float) else value}\n\n")
+        charges = atoms.arrays.get("charges")
+        if charges is not None:
+            text.append("> <atom_charges>\n" + "\n".join(f"{q:.5f}" for q in charges) + "\n\n")
+        text.append("$$$$\n")
+    return "".join(text)
+
+
+def with_positions(block: str, positions: Any) -> str:
+    """A molfile with other coordinates.
+
+    Args:
+        block: V2000 or V3000, up to "M  END".
+        positions: [N, 3] Å.
+    """
+    lines = block.split("\n")
+    lines[1] = lines[1][:20].ljust(20) + "3D" + lines[1][22:]
+    rows = iter(positions.tolist())
+    if "V3000" in lines[3]:
+        inside = False
+        for k, line in enumerate(lines):
+            if line.startswith("M  V30 BEGIN ATOM"):
+                inside = True
+            elif line.startswith("M  V30 END ATOM"):
+                inside = False
+            elif inside and not (k and lines[k - 1].rstrip().endswith("-")):
+                words = line.split()
+                words[4:7] = [f"{x:.6f}" for x in next(rows)]
+                lines[k] = "M  V30 " + " ".join(words[2:])
+        return "\n".join(lines)
+    for k, (x, y, z) in enumerate(rows, start=4):
+        line = lines[k]
+        lines[k] = f"{x:10.4f}{y:10.4f}{z:10.4f}" + (line[30:] if len(line) > 30 else " " + line.split(None, 3)[3])
+    return "\n".join(lines)
+
+
+_WRITERS = {".sdf": _write_sdf, ".xyz": _write_xyz, ".extxyz": _write_xyz, ".csv": _write_csv}

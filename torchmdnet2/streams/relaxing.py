@@ -1,125 +1,110 @@
 """Relaxation of a block of records: structures share batches, and one that has converged makes room for the next.
 
-Shapes: N atoms, B structures.
+Cells are relaxed by ASE, one structure after another.
+
+Shapes: N atoms, B structures, M steps of history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from ase.data import covalent_radii
+from torch import Tensor
 
+from ..adapters.ase import TorchMDNet2Calculator
+from ..errors import BadData
 from ..evaluator import Evaluator
-from ..potential.potential import Potential
 from ..system import System
-from .batches import Room, evaluate_each, reason, usable
+from .batches import BatchOptions, Room, Task, Worker, evaluate_each, reason
 from .conformers import Ranking
-from .lbfgs import BatchedLBFGS, largest_of
-from .records import FAULTS, Record
+from .records import FAULTS, Outcome, Record
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["Outcome", "RelaxOptions", "Relaxer", "novelties", "with_properties"]
+__all__ = ["BatchedLBFGS", "CellRelaxer", "RelaxOptions", "Relaxer"]
 
-
-@dataclass
-class Outcome:
-    """What became of a record.
-
-    Attributes:
-        record: without its starts.
-        structures: the results, with properties in `info`; none where all failed.
-        errors: a line for each structure that failed.
-    """
-
-    record: Record
-    structures: list[Atoms] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+_MEMORY = 20
+_LARGEST, _SMALLEST = 0.2, 1e-3  # Å, of the trust radius
+_FIRST = 1 / 70  # Å²/eV, inverse curvature before there is a history
+_NOISE = 1e-6  # eV an atom: rounding of networks in float32 is no rise of the energy
 
 
 @dataclass(frozen=True)
-class RelaxOptions:
+class RelaxOptions(BatchOptions):
     """How structures are relaxed.
 
     Attributes:
         fmax: eV/Å, the largest force at which one has converged.
         steps: most steps of one.
-        atoms: of a batch; None: 16,384 on a GPU, 768 on a CPU.
         ranking: which conformers are kept; None: all structures, in order.
-        padded: batches of one size, for CUDA graphs; None: on a GPU.
     """
 
     fmax: float = 0.02
     steps: int = 1000
-    atoms: int | None = None
     ranking: Ranking | None = None
-    padded: bool | None = None
 
 
-@dataclass(eq=False)
-class _Task:
-    """One structure under way; `pos` is the last that was accepted."""
-
-    start: Atoms
-    system: System
-    steps: int = 0
-    relaxed: Atoms | None = None
-    error: str = ""
-
-
-class Relaxer:
-    """Relaxes blocks of records with one potential.
-
-    Args:
-        potential: on its device.
-        options: of the relaxation.
-    """
-
-    def __init__(self, potential: Potential, options: RelaxOptions):
-        self.potential, self.options, self.evaluator = potential, options, Evaluator(potential)
-        self._room: Room | None = None
+class Relaxer(Worker[RelaxOptions]):
+    """Relaxes blocks of records, structures of all sizes together."""
 
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
-        """One outcome for each record, in order."""
-        tasks, outcomes = [], []
-        for record in records:
-            outcome = Outcome(record, errors=[record.error] if record.error else [])
-            own: list[_Task] = []
-            for atoms in record.starts:
-                try:
-                    own.append(_Task(atoms, usable(atoms, self.potential)))
-                except FAULTS as error:
-                    outcome.errors.append(reason(error))
-            tasks.append(own)
-            outcomes.append(outcome)
-        self._relax([task for own in tasks for task in own])
-        for outcome, own in zip(outcomes, tasks, strict=True):
-            outcome.structures = [task.relaxed for task in own if task.relaxed is not None]
-            outcome.errors += [task.error for task in own if task.error]
+        outcomes = super().__call__(records)
+        for outcome in outcomes:
             if self.options.ranking is not None and outcome.structures:
                 outcome.structures = self.options.ranking(outcome.structures, outcome.record.molfile)
-            outcome.record.starts = []
         return outcomes
 
-    def _relax(self, tasks: Sequence[_Task]) -> None:
-        if not tasks:
-            return
+    def compute(self, tasks: Sequence[Task]) -> None:
         waiting = sorted(tasks, key=lambda task: task.system.num_atoms)  # the largest begin, the smallest fill gaps
-        largest = waiting[-1].system.num_atoms
-        if self._room is None or self._room.atoms <= largest:
-            self._room = Room(self.potential, largest, self.options.atoms, self.options.padded)
-        slots = _Slots(self.evaluator, self._room, self.options)
+        slots = _Slots(self.evaluator, self.room(tasks), self.options)
         while waiting or slots.tasks:
             slots.refill(waiting)
             slots.step()
-        for task, score in zip(tasks, novelties(self.potential, [task.relaxed for task in tasks]), strict=True):
-            if task.relaxed is not None and score is not None:
-                task.relaxed.info["novelty"] = score
+
+
+class CellRelaxer(Worker[RelaxOptions]):
+    """Relaxes blocks of periodic structures at zero pressure.
+
+    Forces and, with a length of one atom, the gradient along the cell are below `fmax` at the end
+    (`ase.filters.FrechetCellFilter`). Of the options, `fmax` and `steps` count.
+    """
+
+    @cached_property
+    def _calculator(self) -> TorchMDNet2Calculator:
+        potential = self.potential
+        return TorchMDNet2Calculator(
+            potential, device=potential.device, allow_untrained_charge=potential.allow_untrained_charge
+        )
+
+    def compute(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
+            try:
+                task.found = self._relaxed(task.start)
+            except FAULTS as error:
+                task.error = reason(error)
+
+    def _relaxed(self, start: Atoms) -> Atoms:
+        from ase.filters import FrechetCellFilter
+        from ase.optimize import LBFGS
+
+        if not start.pbc.all():
+            raise BadData("it has no cell that is periodic along three directions")
+        atoms = start.copy()
+        atoms.calc = self._calculator
+        optimizer = LBFGS(FrechetCellFilter(atoms), logfile=None)  # type: ignore[arg-type]
+        converged = bool(optimizer.run(fmax=self.options.fmax, steps=self.options.steps))
+        energy, forces = float(atoms.get_potential_energy()), atoms.get_forces()
+        atoms.calc = None
+        if not np.isfinite(energy):
+            raise BadData("its energy is not finite")
+        return _relaxed(start, atoms, forces, energy, optimizer.nsteps, converged)
 
 
 class _Slots:
@@ -128,13 +113,13 @@ class _Slots:
     def __init__(self, evaluator: Evaluator, room: Room, options: RelaxOptions):
         self.evaluator, self.room, self.options = evaluator, room, options
         self.device = evaluator.potential.device
-        self.tasks: list[_Task] = []
+        self.tasks: list[Task] = []
         self.optimizer = BatchedLBFGS(self.device)
         self._gone: set[int] = set()
         self.pos = torch.zeros(0, 3, dtype=torch.float64, device=self.device)
         self._sizes: list[int] = []
 
-    def refill(self, waiting: list[_Task]) -> None:
+    def refill(self, waiting: list[Task]) -> None:
         """Let those go that are done, and the next ones in that fit; the largest first."""
         kept = [k for k in range(len(self.tasks)) if k not in self._gone]
         tasks = [self.tasks[k] for k in kept]
@@ -191,7 +176,7 @@ class _Slots:
                 atoms = task.start.copy()
                 atoms.set_positions(self.pos[own].cpu().numpy(), apply_constraint=False)
                 converged = f <= self.options.fmax
-                task.relaxed = with_properties(task.start, atoms, forces[own].cpu().numpy(), e, task.steps, converged)
+                task.found = _relaxed(task.start, atoms, forces[own].cpu().numpy(), e, task.steps, converged)
             task.steps += 1
         self.pos = self.optimizer.advance(self.pos, forces, energy)
 
@@ -218,9 +203,7 @@ def _mobile(atoms: Atoms) -> np.ndarray:
     return mobile
 
 
-def with_properties(
-    start: Atoms, atoms: Atoms, forces: np.ndarray, energy: float, steps: int, converged: bool
-) -> Atoms:
+def _relaxed(start: Atoms, atoms: Atoms, forces: np.ndarray, energy: float, steps: int, converged: bool) -> Atoms:
     """A relaxed structure with its properties.
 
     Args:
@@ -254,18 +237,112 @@ def _bonds_changed(before: Atoms, after: Atoms) -> int:
     return int(np.triu(changed, 1).sum())
 
 
-def novelties(potential: Potential, structures: Sequence[Atoms | None]) -> list[float | None]:
-    """The largest novelty of the atoms of each structure; None where the potential is not calibrated."""
-    found: list[float | None] = [None] * len(structures)
-    if potential.calibration is None or not potential.calibration.fits(potential.representation):
-        return found
-    some = [k for k, atoms in enumerate(structures) if atoms is not None]
-    for first in range(0, len(some), 64):
-        part = some[first : first + 64]
-        # the structures have been evaluated: they are not checked again
-        system = System.from_ase([structures[k] for k in part]).to(potential.device)  # type: ignore[misc]
-        scores = potential.calibration(potential.representation, system).cpu()
-        top = torch.zeros(len(part), dtype=torch.float64).scatter_reduce(0, system.batch.cpu(), scores, "amax")
-        for k, score in zip(part, top.tolist(), strict=True):
-            found[k] = score
-    return found
+# --- the optimizer ---
+
+
+class BatchedLBFGS:
+    """L-BFGS of many structures at once, each with a separate history and trust radius; it begins without structures.
+
+    A step that raises the energy is taken back: the history of that structure is forgotten and its radius halved. So
+    the energy never rises, and no line search is needed, for which structures would have to wait for each other.
+
+    Method: J. Nocedal, Math. Comput. 35, 773 (1980).
+
+    Args:
+        device: of all tensors, which are float64.
+    """
+
+    def __init__(self, device: torch.device):
+        self.batch = torch.zeros(0, dtype=torch.long, device=device)
+        atoms, structures = (
+            torch.zeros(0, 3, dtype=torch.float64, device=device),
+            torch.zeros(0, device=device).double(),
+        )
+        self._pos, self._forces = atoms, atoms
+        self._energy, self._radius, self._scale = structures, structures, structures
+        self._moves = atoms.new_zeros(_MEMORY, 0, 3)
+        self._changes = self._moves
+        self._curvature = structures.new_zeros(_MEMORY, 0)  # 1 / (move · change); 0: no pair
+        self._latest = 0
+
+    def take(self, batch: Tensor, rows: Tensor, structures: Tensor) -> None:
+        """Go on with some of the structures, and with new ones.
+
+        Args:
+            batch: [N] structure of each atom.
+            rows: [N] the row in which each atom was before; -1: of a new structure.
+            structures: [B] the same of structures.
+        """
+        self.batch = batch
+        known, given = structures >= 0, rows >= 0
+        atoms, old = rows.clamp(min=0), structures.clamp(min=0)
+
+        def of_atoms(value: Tensor) -> Tensor:
+            if not value.shape[-2]:
+                return value.new_zeros(*value.shape[:-2], len(rows), 3)
+            return torch.where(given[:, None], value.index_select(-2, atoms), 0.0)
+
+        def of_structures(value: Tensor, first: float) -> Tensor:
+            if not value.shape[-1]:
+                return value.new_full((*value.shape[:-1], len(structures)), first)
+            return torch.where(known, value.index_select(-1, old), first)
+
+        self._pos, self._forces = of_atoms(self._pos), of_atoms(self._forces)
+        self._moves, self._changes = of_atoms(self._moves), of_atoms(self._changes)
+        self._energy = of_structures(self._energy, float("inf"))
+        self._radius = of_structures(self._radius, _LARGEST)
+        self._scale = of_structures(self._scale, _FIRST)
+        self._curvature = of_structures(self._curvature, 0.0)
+        self._tolerance = _NOISE * self._sum(torch.ones_like(batch, dtype=torch.float64))
+
+    def advance(self, pos: Tensor, forces: Tensor, energy: Tensor) -> Tensor:
+        """The next positions.
+
+        Args:
+            pos: [N, 3] Å, those that the last call gave, or the first ones.
+            forces: [N, 3] eV/Å there; energy: [B] eV.
+
+        Returns:
+            [N, 3] Å.
+        """
+        first = self._energy.isinf()
+        worse = ~(energy <= self._energy + self._tolerance) & (self._radius > _SMALLEST) & ~first
+        move, change = pos - self._pos, self._forces - forces
+        along, squared = self._sum(move * change), self._sum(change * change)
+        good = ~first & ~worse & (along > 1e-12)
+        self._latest = (self._latest + 1) % _MEMORY
+        self._moves[self._latest], self._changes[self._latest] = move, change
+        self._curvature[self._latest] = torch.where(good, 1 / torch.where(good, along, 1.0), 0.0)
+        self._curvature[:, worse] = 0.0
+        self._scale = torch.where(good, along / squared.clamp(min=1e-300), torch.where(worse, _FIRST, self._scale))
+        shorter = largest_of(move, self.batch, len(energy)) / 2
+        self._radius = torch.where(worse, shorter, (1.5 * self._radius).clamp(max=_LARGEST)).clamp(min=_SMALLEST)
+        back = worse[self.batch, None]
+        self._pos, self._forces = torch.where(back, self._pos, pos), torch.where(back, self._forces, forces)
+        self._energy = torch.where(worse, self._energy, energy)
+        step = self._direction()
+        length = largest_of(step, self.batch, len(energy))
+        return self._pos + step * (self._radius / length.clamp(min=1e-300)).clamp(max=1.0)[self.batch, None]
+
+    def _direction(self) -> Tensor:
+        """The inverse curvature times the forces, by the two loops of the method."""
+        order = [(self._latest - k) % _MEMORY for k in range(_MEMORY)]  # the latest first
+        q, weights = self._forces.clone(), {}
+        for k in order:
+            weights[k] = self._curvature[k] * self._sum(self._moves[k] * q)
+            q -= weights[k][self.batch, None] * self._changes[k]
+        q *= self._scale[self.batch, None]
+        for k in reversed(order):
+            other = self._curvature[k] * self._sum(self._changes[k] * q)
+            q += (weights[k] - other)[self.batch, None] * self._moves[k]
+        return q
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """[B] sums over the atoms of each structure."""
+        total = self._energy.new_zeros(len(self._energy))
+        return total.index_add_(0, self.batch, values if values.ndim == 1 else values.sum(1))
+
+
+def largest_of(vectors: Tensor, batch: Tensor, structures: int) -> Tensor:
+    """[B] the largest length of the vectors [N, 3] of each structure."""
+    return vectors.new_zeros(structures).scatter_reduce(0, batch, vectors.norm(dim=1), "amax")

@@ -18,14 +18,11 @@ from .. import checkpoint
 from ..core.devices import device_of
 from ..errors import BadConfig, BadData
 from ..potential.potential import Potential
-from .cells import CellRelaxer
+from .batches import BatchOptions, Scorer
 from .conformers import Ranking, embed, require_rdkit
-from .journal import Journal
-from .pipeline import Work, blocks_of, in_order
-from .records import FAULTS, Record, RecordFile
-from .relaxing import Outcome, Relaxer, RelaxOptions
-from .scoring import ScoreOptions, Scorer
-from .writers import csv_head, writer_of
+from .pipeline import Journal, Work, blocks_of, in_order
+from .records import FAULTS, Outcome, Record, RecordFile, csv_head, writer_of
+from .relaxing import CellRelaxer, Relaxer, RelaxOptions
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -92,7 +89,7 @@ def relax(
     if cell and conformers is not None:
         raise BadConfig("cell and conformers: conformers are molecules, which have no cell")
     ranking = (ranking or Ranking()) if conformers is not None else None
-    options = RelaxOptions(fmax, steps, ranking=ranking)
+    options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
     names = devices_of(devices)
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
@@ -129,7 +126,7 @@ def score(
     Raises:
         As `relax`.
     """
-    options = ScoreOptions(novelty)
+    options = BatchOptions(novelty)
     job = {"model": _identity(model), "input": _identity(structures), "options": repr((options, seed, str(dtype)))}
     setup = partial(_work_on, Scorer, model, options, dtype, allow_untrained_charge)
     return _stream(_Source(structures, None, seed), setup, devices_of(devices), block or 1024, output, job, console)
