@@ -159,9 +159,10 @@ def test_messages_of_errors_can_be_printed(folder, monkeypatch, verb):
     assert b"A.tmn" in written.getvalue() or b"A.xyz" in written.getvalue()
 
 
-def test_constant_pressure_is_pointed_elsewhere(capsys, folder):
+def test_constant_pressure_of_a_molecule_is_refused(capsys, folder):
+    """The message says what the structure lacks, and what to do."""
     code, _, err = run(capsys, "md", "m.tmn", "data.xyz", "--ensemble", "npt")
-    assert code == 2 and "ASE" in err and "OpenMM" in err and "docs/openmm.md" in err
+    assert code == 1 and "has no periodic cell" in err and "Give the ensemble nvt" in err
 
 
 def test_time_is_in_ps_everywhere(potential, folder):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["AMU_A2_FS2", "BOHR", "COULOMB", "HARTREE", "KB", "KCAL_MOL", "KJ_MOL", "OWN_UNITS", "UNITS", "factor"]
+__all__ = [
+    "AMU_A2_FS2", "AMU_A3", "BOHR", "COULOMB", "HARTREE", "KB", "KCAL_MOL", "KJ_MOL", "OWN_UNITS", "UNITS", "factor",
+]  # fmt: skip
 
 _ELEMENTARY_CHARGE = 1.602176634e-19  # C, exact
 _AVOGADRO = 6.02214076e23  # 1/mol, exact
@@ -25,6 +27,8 @@ KJ_MOL = 1e3 / (_AVOGADRO * _ELEMENTARY_CHARGE)  # eV per kJ/mol
 KCAL_MOL = 4.184 * KJ_MOL  # eV per kcal/mol (thermochemical)
 COULOMB = _ELEMENTARY_CHARGE / (4 * math.pi * _EPSILON_0) * 1e10  # eV·Å/e²
 AMU_A2_FS2 = _AMU * 1e-20 / 1e-30 / _ELEMENTARY_CHARGE  # eV per amu·Å²/fs²
+
+AMU_A3 = _AMU * 1e3 * 1e24  # g/cm³ per amu/Å³
 
 _DEBYE = 1e-21 / _SPEED_OF_LIGHT / _ELEMENTARY_CHARGE * 1e10  # e·Å
 

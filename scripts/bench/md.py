@@ -112,7 +112,7 @@ def bench(potential: Potential, name: str, system: System, options: argparse.Nam
         found = {"ms": ms, "ratio": ms / step, "ns_per_day": result.ns_per_day, "steps": steps}
         return {**found, "with_start_s": whole}
 
-    for ensemble in ("nve", "nvt"):
+    for ensemble in ("nve", "nvt", *(["npt"] if bool(system.pbc.all()) else [])):
         attempt({**known, "run": ensemble}, lambda ensemble=ensemble: dynamics(ensemble))
 
 

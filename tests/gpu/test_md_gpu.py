@@ -18,7 +18,14 @@ from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.md import MDOptions, Unphysical, run_md
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.integrators import AtomConstants, Langevin, VelocityVerlet, maxwell_boltzmann
+from torchmdnet2.md.integrators import (
+    AtomConstants,
+    Barostat,
+    Langevin,
+    MultipleTimeSteps,
+    VelocityVerlet,
+    maxwell_boltzmann,
+)
 from torchmdnet2.md.run import Simulation
 from torchmdnet2.md.setup import make_engine
 from torchmdnet2.units import KB
@@ -86,6 +93,67 @@ def test_graph_of_steps_is_the_loop_of_steps(potential, frame, replicas):
         assert graphed.check()
 
 
+def crystal(side, spacing, symbol="C", jitter=0.0):
+    frame = lattice(side, spacing, symbol, jitter)
+    frame.set_cell(side * spacing * np.array([[1, 0, 0], [0.1, 1, 0], [0, 0.1, 1]]), scale_atoms=False)
+    frame.pbc = True
+    return frame
+
+
+@pytest.mark.parametrize("side", [3, 9])
+@pytest.mark.parametrize("kind", ["isotropic", "flexible"])
+@pytest.mark.parametrize("inner", [False, True])
+def test_graph_of_steps_at_constant_pressure(potential, side, kind, inner):
+    """Strains, work, inner steps: those of the integrators on the same kernels."""
+    replicas = 2
+    frame = crystal(side, 2.4, jitter=0.1)
+    atoms = atom_constants(frame, replicas)
+    system = System.from_ase([frame] * replicas, device="cuda")
+    vel = maxwell_boltzmann(atoms, 300.0, range(replicas))
+
+    def dynamics():
+        barostat = Barostat(atoms, 1.0, 300.0, 1e4, [1, 2], kind, 0.1, 1e-5)
+        return Langevin(atoms, 0.5 if inner else 1.0, 300.0, 10.0, [5, 6], barostat, remove_drift=23)
+
+    weak = make(0.03).cuda() if inner else None
+    graphed = make_engine(potential, system, dynamics(), 10, weak, 2)
+    assert graphed.ahead == 1
+    other = dynamics()
+    if inner:
+        other = MultipleTimeSteps(other, 2, Evaluator(weak, graphs=False).bind(system, stress=False))
+    loop = HostEngine(Evaluator(potential, graphs=False).bind(system, stress=True), other)
+    for engine in (graphed, loop):
+        engine.begin(vel)
+        engine.launch(23)
+        engine.launch(24)
+        engine.collect()
+    state, expected = graphed.collect(), loop.collect()
+    for name, value in state.tensors().items():
+        theirs = getattr(expected, name)
+        value, theirs = (value.sum(1), theirs.sum(1)) if name == "heat" else (value, theirs)
+        torch.testing.assert_close(value, theirs, rtol=1e-6, atol=1e-5)
+    assert not torch.allclose(state.cell.cpu(), system.cell.cpu(), rtol=1e-3)
+    assert graphed.check()
+
+
+@pytest.mark.parametrize("side", [3, 9])
+def test_a_cell_that_shrinks(tmp_path, side):
+    """To twice the neighbors, few atoms to below the cutoff: the last frame has energy and stress of the model."""
+    weak = make(1e-4, 1)
+    frame = crystal(side, 4.0, "H")
+    o = MDOptions(
+        200, ensemble="npt", temperature=5, pressure=25, barostat_time=0.02, barostat_compressibility=4e-2, every=50,
+        output=f"{tmp_path}/s.traj",
+    )  # fmt: skip
+    result = run_md(copy.deepcopy(weak), frame, o, device="cuda")
+    assert result.rows[-1].volume_A3 < 0.7 * result.rows[0].volume_A3
+    last = System.from_ase(read(tmp_path / "s.traj", -1))
+    exact = copy.deepcopy(weak).double()(last.to(dtype=torch.float64), forces=True, stress=True)
+    assert result.rows[-1].potential_eV == pytest.approx(float(exact.energy), abs=1e-6 * len(frame))
+    found = result.atoms.calc.results["stress"]
+    assert found[:3] == pytest.approx(exact.stress[0].diagonal().tolist(), abs=1e-7)
+
+
 def test_models_without_fused_kernels(tmp_path):
     """R16 for autograd in a graph of its own, between launches of the integrator."""
     frame = molecule("CH3CH2OH")
@@ -133,10 +201,12 @@ def test_same_as_on_the_cpu(potential, tmp_path):
             assert a.conserved_eV == pytest.approx(b.conserved_eV, abs=1e-5)
 
 
-@pytest.mark.parametrize("ensemble", ["nve", "nvt"])
+@pytest.mark.parametrize("ensemble", ["nve", "nvt", "npt", "npt, inner"])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_restart_is_bitwise(potential, tmp_path, ensemble, replicas):
     """R19 and R20: 37 + 53 steps are 90 steps."""
+    ensemble, *inner = ensemble.split(", ")
+    frame = (crystal if ensemble == "npt" else lattice)(2, 2.6, jitter=0.05)
     for name, parts in (("once", [90]), ("twice", [37, 90])):
         for k, steps in enumerate(parts):
             o = MDOptions(
@@ -147,14 +217,16 @@ def test_restart_is_bitwise(potential, tmp_path, ensemble, replicas):
                 restart=k > 0,
                 replicas=replicas,
                 output=f"{tmp_path}/{name}.traj",
+                inner_steps=2 if inner else None,
             )
-            result = run_md(potential, lattice(2, 2.6, jitter=0.05), o, device="cuda")
+            result = run_md(potential, frame, o, device="cuda", inner=make(0.04) if inner else None)
         assert result.rows[-1].step == 90
     number = [""] if replicas == 1 else [f".{k}" for k in range(replicas)]
     for k in number:
         once, twice = (read(tmp_path / f"{name}{k}.traj", -1) for name in ("once", "twice"))
         assert np.array_equal(once.positions, twice.positions)
         assert np.array_equal(once.get_momenta(), twice.get_momenta())
+        assert np.array_equal(once.cell.array, twice.cell.array)
         last = [(tmp_path / f"{name}{k}.csv").read_text().splitlines()[-1] for name in ("once", "twice")]
         assert last[0] == last[1]
 

@@ -8,10 +8,10 @@ import os
 
 import pytest
 import torch
-from springs import Springs, atoms_of
+from springs import Springs, atoms_of, crystal_of
 
 from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.integrators import Langevin, VelocityVerlet
+from torchmdnet2.md.integrators import DIRECTIONS, Barostat, Langevin, MultipleTimeSteps, VelocityVerlet
 from torchmdnet2.md.kernels_gpu import GraphEngine
 
 assert os.environ["TRITON_INTERPRET"] == "1"
@@ -39,3 +39,45 @@ def test_kernels_are_the_integrators(num, replicas):
         torch.testing.assert_close(state.heat.sum(1), expected.heat.sum(1), rtol=1e-11, atol=1e-11)
         assert bool(state.heat.any()) == (type(dynamics) is Langevin)
         assert torch.equal(state.pos[num // 2], pos[num // 2])
+
+
+def outcome(engine, vel, blocks):
+    state = engine.begin(vel)
+    state.step = 2**31 - 2
+    engine.load(state)
+    for steps in blocks:
+        engine.launch(steps)
+        state = engine.collect()
+    return state
+
+
+@pytest.mark.parametrize("kind", DIRECTIONS)
+def test_a_cell_that_changes_and_multiple_time_steps(kind):
+    """The same strains, work and positions as the integrators, whatever the blocks; with inner steps and without."""
+    replicas = 2
+    atoms, _, vel = atoms_of(8, replicas)
+    atoms.mobile[:] = 1
+    for inner in (False, True):
+        found = []
+        for kernels, blocks in ((False, (5,)), (True, (5,)), (True, (2, 3))):
+            step = crystal_of(replicas)
+            step.pos += 0.1
+            step.replay()
+            seeds = [7, 2**55]
+            barostat = Barostat(atoms, 1.0, 300.0, 2000.0, seeds, kind, 0.1, 1e-4)
+            dynamics = Langevin(atoms, 0.25 if inner else 1.0, 300.0, 50.0, seeds, barostat)
+            if inner:
+                fast = crystal_of(replicas, spring=9.0)
+                fast.pos.copy_(step.pos)
+                fast.replay()
+                dynamics = MultipleTimeSteps(dynamics, 4, fast)
+            engine = (GraphEngine if kernels else HostEngine)(step, dynamics)
+            found.append(outcome(engine, vel, blocks))
+        expected, state, in_blocks = found
+        assert state.step == expected.step == 2**31 + 3
+        for name, value in expected.tensors().items():
+            mine = getattr(state, name).sum(1) if name == "heat" else getattr(state, name)
+            torch.testing.assert_close(mine, value.sum(1) if name == "heat" else value, rtol=1e-11, atol=1e-11)
+            assert torch.equal(getattr(in_blocks, name), getattr(state, name))
+        assert not torch.allclose(state.cell, crystal_of(replicas).cell, rtol=1e-3)
+        assert (state.fast is not None) == inner

@@ -25,7 +25,7 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData
-from torchmdnet2.md import MDOptions, run_md
+from torchmdnet2.md import MDOptions, Unphysical, run_md
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.output import Drift, TableRow
 from torchmdnet2.md.run import Simulation
@@ -132,6 +132,54 @@ def test_seed_decides(potential, water, tmp_path):
         for seed in (1, 1, 2)
     ]
     assert rows[0] == rows[1] != rows[2]
+
+
+def test_constant_pressure(potential, tmp_path):
+    """Frames have the cell, and the model's energy, forces and stress in it; a dilute gas presses with N kT/V."""
+    atoms = Atoms("H27", [[4 * x, 4 * y, 4 * z] for x, y, z in itertools.product(range(3), repeat=3)], pbc=True)
+    atoms.set_cell([[12, 0, 0], [1, 12, 0], [0, 1, 12]])
+    paths = tuple(str(tmp_path / name) for name in ("run.xyz", "run.traj"))
+    o = options(tmp_path, 60, ensemble="npt", pressure=3000, barostat_time=0.02, every=20, trajectories=paths)
+    result = run_md(potential, atoms, o)
+    volumes = [row.volume_A3 for row in result.rows]
+    assert volumes[0] == pytest.approx(12**3) and volumes[-1] < 0.97 * volumes[0]
+    first = result.rows[0]
+    assert first.density_g_cm3 == pytest.approx(27 * 1.008 / 0.602214 / 12**3, rel=1e-5)
+    stress = read(paths[1], "0").get_stress()[:3].mean() / units.bar
+    assert first.pressure_bar + stress == pytest.approx(2 / 3 * first.kinetic_eV / 12**3 / units.bar, rel=1e-6)
+    table = np.genfromtxt(tmp_path / "run.csv", delimiter=",", names=True)
+    assert table["pressure_bar"].tolist() == [row.pressure_bar for row in result.rows]
+    for frame, other, volume in zip(read(paths[1], ":"), read(paths[0], ":"), volumes, strict=True):
+        assert frame.get_volume() == pytest.approx(volume)
+        np.testing.assert_allclose(other.cell, frame.cell, atol=1e-6)
+        energy, stress = frame.get_potential_energy(), frame.get_stress()
+        frame.calc = TorchMDNet2Calculator(potential)
+        assert frame.get_potential_energy() == pytest.approx(energy, abs=1e-10)
+        np.testing.assert_allclose(frame.get_stress(), stress, atol=1e-10)
+
+
+def test_a_cell_that_collapses_is_told(potential, tmp_path):
+    atoms = Atoms("H8", [[9 * x, 9 * y, 9 * z] for x, y, z in itertools.product(range(2), repeat=3)], pbc=True)
+    atoms.set_cell([18, 18, 18])
+    o = options(tmp_path, 400, ensemble="npt", pressure=1e4, barostat_time=0.02, barostat_compressibility=1e-2)
+    with pytest.raises(Unphysical, match=r"the volume of the cell is \d+ Å³ and was 5\.83e\+03 Å³|overlap"):
+        run_md(potential, atoms, o)
+
+
+def test_heavy_hydrogens(potential, tmp_path):
+    """Total mass and velocities stay, bonds over cell faces count, frames say the masses."""
+    atoms = molecule("H2O", cell=[6, 6, 6], pbc=True)
+    atoms.positions += 0.1
+    atoms.set_velocities(np.ones((3, 3)) * 0.01 * np.arange(-1, 2)[:, None])
+    atoms.wrap()
+    start = atoms.copy()
+    result = run_md(potential, atoms, options(tmp_path, 0, hydrogen_mass=3.0))
+    assert atoms == start
+    masses = result.atoms.get_masses()
+    assert masses[1:].tolist() == [3.0, 3.0] and masses.sum() == pytest.approx(start.get_masses().sum())
+    assert read(tmp_path / "run.xyz").get_masses() == pytest.approx(masses)
+    given, found = start.get_velocities(), result.atoms.get_velocities()
+    np.testing.assert_allclose(found - found[0], given - given[0], atol=1e-9)  # seen from another centre of mass
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -245,19 +293,31 @@ def test_without_matplotlib(potential, water, tmp_path, monkeypatch):
 # --- restarts ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ensemble", ["nve", "nvt"])
-def test_restart_is_bitwise(model_file, water, tmp_path, host, ensemble):
+@pytest.mark.parametrize(
+    ("ensemble", "more"),
+    [
+        ("nve", {}),
+        ("nvt", {"remove_drift": 4}),
+        ("npt", {"barostat": "flexible", "barostat_time": 0.05}),
+        ("npt", {"inner_steps": 2, "hydrogen_mass": 2.0}),
+        ("nve", {"inner_steps": 2}),
+    ],
+)
+def test_restart_is_bitwise(model_file, water, tmp_path, host, ensemble, more):
+    water.cell, water.pbc = [4.5, 5, 5], ensemble == "npt"
     for name, parts in (("once", [30]), ("twice", [15, 30])):
         for k, steps in enumerate(parts):
             paths = tuple(str(tmp_path / f"{name}.{kind}") for kind in ("traj", "xyz"))
-            o = options(tmp_path, steps, name, ensemble=ensemble, every=5, restart=k > 0, trajectories=paths)
-            run_md(model_file, water, o)
+            o = options(tmp_path, steps, name, ensemble=ensemble, every=5, restart=k > 0, trajectories=paths, **more)
+            run_md(model_file, water, o, inner=model_file if "inner_steps" in more else None)
     for kind in ("csv", "xyz"):
         assert (tmp_path / f"once.{kind}").read_bytes() == (tmp_path / f"twice.{kind}").read_bytes()
     once, twice = (read(tmp_path / f"{name}.traj", ":") for name in ("once", "twice"))
     assert len(once) == len(twice) == 7
     for a, b in zip(once, twice, strict=True):
         assert np.array_equal(a.positions, b.positions) and np.array_equal(a.get_momenta(), b.get_momenta())
+        assert np.array_equal(a.cell.array, b.cell.array)
+    assert np.array_equal(once[0].cell.array, once[-1].cell.array) == (ensemble != "npt")
     one, two = ((tmp_path / f"{n}.restart").read_bytes().replace(b"twice", b"once") for n in ("once", "twice"))
     assert one[-200:] == two[-200:]
 
@@ -309,6 +369,7 @@ def test_interruption_leaves_a_restart_file(model_file, water, tmp_path, monkeyp
     [
         ({"timestep": 0.4}, "the time step was 0.5 fs there and is 0.4 fs here"),
         ({"temperature": 310.0}, "the temperature was not given there and is 310.0 K here"),
+        ({"remove_drift": 7}, "the interval of --remove-drift was not given there and is 7 here"),
         (
             {"ensemble": "nvt"},
             "the ensemble was nve there and is nvt here; the friction was not given there and is 1.0 per ps",

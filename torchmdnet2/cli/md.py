@@ -37,10 +37,31 @@ def add(command: Command) -> None:
     length = md.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="number of steps in all")
     length.add_argument("--time", type=float, help="length in ps (default: 1)")
-    md.add_argument("--timestep", type=float, default=0.5, help="fs (default: 0.5)")
+    md.add_argument("--timestep", type=float, help="fs (default: 0.5, with --inner 0.5 times the inner steps)")
     md.add_argument("--temperature", type=float, help="K (default: the start's velocities, else 300 K)")
-    md.add_argument("--ensemble", default="nve", help="nve: constant energy; nvt: Langevin (default: nve)")
+    md.add_argument(
+        "--ensemble", default="nve",
+        help="nve: constant energy; nvt: Langevin; npt: Langevin at constant pressure (default: nve)",
+    )  # fmt: skip
     md.add_argument("--friction", type=float, help="1/ps, of Langevin dynamics (default: 1)")
+    md.add_argument("--pressure", type=float, metavar="BAR", help="of npt (default: 1)")
+    md.add_argument(
+        "--barostat", metavar="KIND",
+        help="what changes of the cell in npt: isotropic, semi-isotropic (xy, z), anisotropic (x, y, z) or flexible "
+        "(angles too) (default: isotropic)",
+    )  # fmt: skip
+    md.add_argument("--barostat-time", type=float, metavar="PS", help="in which the volume relaxes (default: 1)")
+    md.add_argument(
+        "--barostat-compressibility", type=float, metavar="PER_BAR",
+        help="about that of the material; averages do not depend on it (default: 4.6e-5, water)",
+    )  # fmt: skip
+    md.add_argument(
+        "--remove-drift", type=int, nargs="?", const=100, metavar="STEPS",
+        help="remove the motion of the centre of mass every so many steps (default: never; 100 without a number)",
+    )  # fmt: skip
+    md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="take mass for hydrogens from what they bind to")
+    md.add_argument("--inner", metavar="MODEL", help="a faster model, whose forces act in shorter time steps")
+    md.add_argument("--inner-steps", type=int, metavar="N", help="of these in each time step (default: 4)")
     md.add_argument("--seed", type=int, default=0, help="of velocities and noise (default: 0)")
     md.add_argument("--replicas", type=int, default=1, help="replicas in one batch; the k-th has seed + k (default: 1)")
     md.add_argument("--every", type=int, help="steps between frames (default: a thousandth of all, 10 to 100)")
@@ -66,13 +87,23 @@ def _md(options: argparse.Namespace) -> None:
     from ..md import MDOptions, run_md
     from ..md.output import drift_text, speed_text
 
-    steps = options.steps if options.steps is not None else _steps(options.time, options.timestep)
+    timestep = options.timestep
+    if timestep is None:
+        timestep = 0.5 if options.inner is None else 0.5 * (options.inner_steps or 4)
+    steps = options.steps if options.steps is not None else _steps(options.time, timestep)
     chosen = MDOptions(
         steps=steps,
-        timestep=options.timestep,
+        timestep=timestep,
         ensemble=options.ensemble,
         temperature=options.temperature,
         friction=options.friction,
+        pressure=options.pressure,
+        barostat=options.barostat,
+        barostat_time=options.barostat_time,
+        barostat_compressibility=options.barostat_compressibility,
+        remove_drift=options.remove_drift,
+        hydrogen_mass=options.hydrogen_mass,
+        inner_steps=options.inner_steps,
         seed=options.seed,
         replicas=options.replicas,
         every=options.every,
@@ -101,6 +132,7 @@ def _md(options: argparse.Namespace) -> None:
             console=console,
             allow_untrained_charge=options.allow_untrained_charge,
             coulomb=options.coulomb,
+            inner=options.inner,
         )
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -109,7 +109,8 @@ def _close(vel, forces, half_kick):
 
 
 class CompiledEngine(HostEngine):
-    """As HostEngine: at constant energy to the last bit; random numbers and sums to rounding.
+    """As HostEngine: at constant energy to the last bit; random numbers and sums to rounding. In a cell that stays,
+    with one potential.
 
     Args:
         step: on the CPU.
@@ -126,7 +127,7 @@ class CompiledEngine(HostEngine):
         )  # fmt: skip
         self._bath: tuple[Any, ...] = ()
         if isinstance(dynamics, Langevin):
-            masses, kick = dynamics.atoms.masses.flatten().numpy(), dynamics.kick.flatten().numpy()
+            masses, kick = dynamics.atoms.masses.flatten().numpy(), dynamics.kick_width.flatten().numpy()
             self._bath = (masses, kick, dynamics.keep, dynamics.seeds.numpy(), heat, 0.5 * AMU_A2_FS2)
 
     def advance(self, steps: int) -> None:

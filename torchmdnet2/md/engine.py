@@ -34,10 +34,21 @@ class Engine(ABC):
 
     def begin(self, vel: Tensor) -> State:
         """The state at the first positions, with these velocities; on the host."""
-        step = self.step
-        heat = torch.zeros(step.energy.shape[0], self.parts, dtype=torch.float64)
-        state = State(step.pos, vel, step.forces, step.energy, heat).to("cpu").clone()
+        heat = torch.zeros(self.step.energy.shape[0], self.parts, dtype=torch.float64)
+        state = self._state_of(vel, heat, 0).to("cpu").clone()
         self.load(state)
+        return state
+
+    def _state_of(self, vel: Tensor, heat: Tensor, steps: int) -> State:
+        """The state where it lives, but for velocities and heat."""
+        step, dynamics = self.step, self.dynamics
+        state = State(step.pos, vel, step.forces, step.energy, heat, step=steps)
+        if dynamics.barostat is not None:
+            if step.stress is None:
+                raise ValueError("constant pressure needs a step that computes the stress")
+            state.cell, state.stress = step.cell, step.stress
+        if dynamics.fast is not None:
+            state.fast = dynamics.fast.forces
         return state
 
     def prepare(self) -> None:  # noqa: B027
@@ -67,7 +78,9 @@ class Engine(ABC):
 
     def check(self) -> bool:
         """Whether the steps since the last check were good: as BoundStep.check."""
-        return self.step.check()
+        fast = self.dynamics.fast
+        enough = fast is None or fast.check()
+        return self.step.check() and enough
 
 
 class HostEngine(Engine):
@@ -75,8 +88,7 @@ class HostEngine(Engine):
 
     def __init__(self, step: BoundStep, dynamics: VelocityVerlet):
         super().__init__(step, dynamics)
-        heat = torch.zeros_like(step.energy)[:, None]
-        self._state = State(step.pos, torch.zeros_like(step.pos), step.forces, step.energy, heat)
+        self._state = self._state_of(torch.zeros_like(step.pos), torch.zeros_like(step.energy)[:, None], 0)
         self._done: list[State] = []
 
     def load(self, state: State) -> None:
@@ -84,6 +96,8 @@ class HostEngine(Engine):
             self._state.copy_(state)
 
     def launch(self, steps: int) -> None:
+        with torch.no_grad():
+            self.dynamics.begin_block(self._state)
         self.advance(steps)
         self._done.append(self._state.clone().to("cpu"))
 

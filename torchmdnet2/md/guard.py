@@ -20,7 +20,8 @@ from torch import Tensor
 from ..neighbors import neighbor_list
 from ..potential.potential import SYMBOLS
 from ..system import System
-from .integrators import AtomConstants, State
+from ..units import AMU_A3
+from .integrators import BAR, AtomConstants, State, volume_of
 from .output import TableRow
 
 __all__ = [
@@ -52,11 +53,13 @@ class Limits:
         force: eV/Å on any atom.
         temperature: K.
         energy: eV/atom, largest change of the conserved energy.
+        volume: largest ratio of the volume of a cell to its first one, or of that to it.
     """
 
     force: float = 200.0
     temperature: float = 5000.0
     energy: float = 0.5
+    volume: float = 10.0
 
     @classmethod
     def for_temperature(cls, temperature: float) -> Limits:
@@ -76,6 +79,12 @@ class Limits:
             return f"a temperature of {temperature:.3g} K (limit {self.temperature:g})"
         if abs(energy_error) > self.energy:
             return f"the conserved energy is off by {energy_error:.3g} eV/atom (limit {self.energy:g})"
+        return None
+
+    def volume_violation(self, volume: float, first: float) -> str | None:
+        """The same of volumes, Å³."""
+        if volume > self.volume * first or volume * self.volume < first:
+            return f"the volume of the cell is {volume:.3g} Å³ and was {first:.3g} Å³ (limit {self.volume:g} times)"
         return None
 
 
@@ -119,18 +128,24 @@ class Guard:
             known = (row.temperature_K, row.potential_eV, row.conserved_eV, force)
             error = (row.conserved_eV - first) / self.atoms.num_atoms
             wrong = self.limits.violation(row.temperature_K, force, error)
+            if state.cell is not None and wrong is None:
+                wrong = self.limits.volume_violation(row.volume_A3, float(self.system.volume[b]))
             if not all(map(math.isfinite, known)):
                 raise NonFiniteState(f"energy, forces or velocities are not finite; {self._worst_atom(state, size, b)}")
             if wrong is not None:
                 raise Unphysical(f"{wrong}; {self._worst_atom(state, size, b)}")
-        check_overlaps(self.system.replace(pos=state.pos))
+        check_overlaps(self.at(state))
         return rows
+
+    def at(self, state: State) -> System:
+        """The structures of a state."""
+        return self.system.replace(pos=state.pos, cell=self.system.cell if state.cell is None else state.cell)
 
     def rows(self, state: State) -> list[TableRow]:
         """The rows of a state, without checks."""
         kinetic = self.atoms.kinetic_energy(state.vel).tolist()
         potential, heat = state.energy.tolist(), state.heat.sum(1).tolist()
-        return [
+        rows = [
             TableRow(
                 step=state.step,
                 time_ps=state.step * self.timestep * 1e-3,
@@ -141,13 +156,22 @@ class Guard:
             )
             for p, k, q in zip(potential, kinetic, heat, strict=True)
         ]
+        if state.cell is None or state.stress is None:
+            return rows
+        volumes = volume_of(state.cell)
+        inner = state.stress.double().diagonal(dim1=1, dim2=2).sum(1) / 3
+        mass = float(self.atoms.masses.sum()) / len(rows) * AMU_A3
+        return [
+            row._replace(volume_A3=v, density_g_cm3=mass / v, pressure_bar=(2 * k / (3 * v) - s) / BAR)
+            for row, v, k, s in zip(rows, volumes.tolist(), kinetic, inner.tolist(), strict=True)
+        ]
 
     def _worst_atom(self, state: State, size: Tensor, replica: int) -> str:
         n = self.atoms.num_atoms
         own = slice(replica * n, (replica + 1) * n)
         worst = int(torch.nan_to_num(size[own], nan=math.inf).argmax()) + replica * n
         words = f"the largest force is on {_name(self.system, worst)}"
-        system = self.system.replace(pos=state.pos)
+        system = self.at(state)
         if bool(torch.isfinite(system.pos).all()):
             pair = closest_pair(system)
             if pair is not None:

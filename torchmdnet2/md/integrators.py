@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..units import AMU_A2_FS2, KB
+from ..engine.bound import BoundStep
+from ..units import AMU_A2_FS2, KB, factor
 
 __all__ = [
-    "AtomConstants", "Langevin", "State", "VelocityVerlet", "maxwell_boltzmann", "normal", "philox",
-    "remove_momentum",
+    "BAR", "DIRECTIONS", "AtomConstants", "Barostat", "Langevin", "MultipleTimeSteps", "State", "VelocityVerlet",
+    "maxwell_boltzmann", "normal", "philox", "remove_momentum", "volume_of",
 ]  # fmt: skip
 
 
@@ -26,8 +27,10 @@ class State:
         vel: [N, 3] Å/fs.
         forces: [N, 3] eV/Å at `pos`.
         energy: [B] eV at `pos`.
-        heat: [B, P] eV that a thermostat has put in since the start, in P parts (of the atoms) that add up.
+        heat: [B, P] eV that thermostat and barostat have put in since the start, in P parts (of the atoms) that add up.
         step: steps done.
+        cell [B, 3, 3] Å, stress [B, 3, 3] eV/Å³ at `pos`: of a cell that changes; else None.
+        fast: [N, 3] eV/Å, forces of the inner potential of multiple time steps at `pos`; else None.
     """
 
     pos: Tensor
@@ -36,9 +39,12 @@ class State:
     energy: Tensor
     heat: Tensor
     step: int = 0
+    cell: Tensor | None = None
+    stress: Tensor | None = None
+    fast: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        return {name: value for name, value in vars(self).items() if name != "step"}
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def clone(self) -> State:
         return State(**{name: value.clone() for name, value in self.tensors().items()}, step=self.step)
@@ -104,6 +110,10 @@ def remove_momentum(atoms: AtomConstants, vel: Tensor) -> Tensor:
     """The velocities seen from each centre of mass; unchanged where an atom is fixed or there is only one."""
     if atoms.num_atoms < 2 or bool((atoms.mobile == 0).any()):
         return vel
+    return _without_momentum(atoms, vel)
+
+
+def _without_momentum(atoms: AtomConstants, vel: Tensor) -> Tensor:
     masses, vel = atoms.masses.view(atoms.replicas, -1, 1), vel.view(atoms.replicas, -1, 3)
     return (vel - (masses * vel).sum(1, keepdim=True) / masses.sum(1, keepdim=True)).view(-1, 3)
 
@@ -118,19 +128,20 @@ _ROUND = (0xD2511F53, 0xCD9E8D57)
 _KEY = (0x9E3779B9, 0xBB67AE85)
 
 
-def normal(seeds: Tensor, steps: Tensor, num_atoms: int) -> Tensor:
+def normal(seeds: Tensor, steps: Tensor, num_atoms: int, stream: int = 0) -> Tensor:
     """Independent standard normal numbers, [S, B, n, 3] float64.
 
-    The counter of an atom's numbers is (atom within its replica, low and high half of the step, 0), their key is the
-    replica's seed.
+    The counter of an atom's numbers is (atom within its replica, low and high half of the step, stream), their key is
+    the replica's seed.
 
     Args:
         seeds: [B] int64.
         steps: [S] int64.
         num_atoms: n.
+        stream: 0 for the atoms, 1 for the cell.
     """
     atom = torch.arange(num_atoms, device=seeds.device)
-    counter = [atom, (steps & _MASK)[:, None, None], (steps >> 32)[:, None, None], torch.zeros_like(atom)]
+    counter = [atom, (steps & _MASK)[:, None, None], (steps >> 32)[:, None, None], torch.full_like(atom, stream)]
     words = philox(counter, (seeds & _MASK)[None, :, None], ((seeds >> 32) & _MASK)[None, :, None])
     a, b, c, d = (w.double() for w in words)
     first, second = ((-2 * torch.log((u + 1) * 2.0**-32)).sqrt() for u in (a, c))
@@ -151,12 +162,114 @@ def philox(counter: list[Tensor], key_low: Tensor, key_high: Tensor) -> tuple[Te
     return c0, c1, c2, c3
 
 
-# --- Time steps on tensors: velocity Verlet, and Langevin dynamics by the BAOAB splitting ---
+# --- Time steps on tensors: velocity Verlet, Langevin dynamics by the BAOAB splitting, a cell that changes ---
 #
-# A step is `open`, an evaluation of the forces, `close`. This is the specification; kernels.py does the same in one
-# kernel. BAOAB: B. Leimkuhler and C. Matthews, Appl. Math. Res. Express 2013, 34 (2013).
+# A step is `open`, an evaluation of the forces, `close`. This is the specification; kernels_gpu.py does the same in
+# kernels. BAOAB: B. Leimkuhler and C. Matthews, Appl. Math. Res. Express 2013, 34 (2013).
 
 _AHEAD = 4096  # for few atoms, random numbers of several steps are drawn at once, in the time of one step
+
+BAR = factor("stress", "bar")
+"""eV/Å³."""
+
+
+def _symmetric(*places: tuple[int, int]) -> list[list[float]]:
+    """A symmetric matrix of norm 1 with equal numbers at these places."""
+    matrix = torch.zeros(3, 3, dtype=torch.float64)
+    for i, j in places:
+        matrix[i, j] = matrix[j, i] = 1.0
+    return (matrix / matrix.norm()).tolist()
+
+
+_X, _Y, _Z = (0, 0), (1, 1), (2, 2)
+DIRECTIONS: dict[str, list[list[list[float]]]] = {
+    "isotropic": [_symmetric(_X, _Y, _Z)],
+    "semi-isotropic": [_symmetric(_X, _Y), _symmetric(_Z)],
+    "anisotropic": [_symmetric(_X), _symmetric(_Y), _symmetric(_Z)],
+    "flexible": [_symmetric(place) for place in (_X, _Y, _Z, (0, 1), (0, 2), (1, 2))],
+}
+"""Name of a barostat -> orthonormal strains, [3, 3] each, in which it changes the cell."""
+
+
+class Barostat:
+    """Constant pressure by stochastic rescaling of the cell.
+
+    M. Bernetti and G. Bussi, J. Chem. Phys. 153, 114107 (2020); V. Del Tatto, P. Raiteri, M. Bernetti and G. Bussi,
+    Appl. Sci. 12, 1139 (2022). Cell and positions are multiplied by exp(η), velocities stay. The strain of a step,
+
+        η = Σₖ Eₖ [ Eₖ : ((N kT/V − P) 1 − σ) β Δt/3τ + Rₖ √(2 kT β Δt/3τV) ]
+
+    with the directions Eₖ, the stress σ and normal numbers Rₖ, samples volumes with Vᴺ exp(−(U + PV)/kT) (and shapes
+    with the invariant measure) for any β and τ. The kinetic part of the pressure is its mean, N kT/V.
+
+    Args:
+        atoms: of which none is fixed.
+        timestep: fs.
+        temperature: K.
+        pressure: bar.
+        seeds: of the noise, one for each replica.
+        kind: a name in DIRECTIONS.
+        time: ps, τ, in which the volume relaxes where β is the material's.
+        compressibility: 1/bar, β.
+
+    Attributes:
+        directions: [K, 3, 3].
+        pressure: eV/Å³. kinetic: eV, N kT. rate: Å³/eV, β Δt/3τ. thermal: eV, kT.
+        seeds: [B] int64.
+    """
+
+    def __init__(
+        self, atoms: AtomConstants, timestep: float, temperature: float, pressure: float, seeds: Sequence[int],
+        kind: str = "isotropic", time: float = 1.0, compressibility: float = 4.6e-5,
+    ):  # fmt: skip
+        device = atoms.masses.device
+        self.directions = torch.tensor(DIRECTIONS[kind], dtype=torch.float64, device=device)
+        self.pressure, self.thermal = pressure * BAR, KB * temperature
+        self.kinetic = atoms.num_atoms * self.thermal
+        self.rate = compressibility / BAR * timestep / (3 * time * 1e3)
+        self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=device)
+        self._strain = torch.zeros(atoms.replicas, 3, 3, dtype=torch.float64, device=device)
+
+    def scale(self, state: State) -> None:
+        """Strain the cell and what is in it, in place; forces and stress must then be computed."""
+        assert state.cell is not None and state.stress is not None
+        volume = volume_of(state.cell)[:, None]
+        noise = normal(self.seeds, torch.tensor([state.step], device=self.seeds.device), 2, stream=1).view(-1, 6)
+        trace = self.directions.diagonal(dim1=1, dim2=2).sum(1)
+        drive = (self.kinetic / volume - self.pressure) * trace
+        drive = drive - torch.einsum("bij,kij->bk", state.stress.double(), self.directions)
+        width = (2 * self.thermal * self.rate / volume).sqrt()
+        along = self.rate * drive + width * noise[:, : len(self.directions)]
+        self._strain = torch.einsum("bk,kij->bij", along, self.directions)
+        self._count_work(state)
+        scale = exponential(self._strain)
+        state.cell.copy_(state.cell @ scale)
+        state.pos.copy_((state.pos.view(len(scale), -1, 3) @ scale).view(-1, 3))
+
+    def settle(self, state: State) -> None:
+        """Count the second half of the work, with the new stress."""
+        self._count_work(state)
+
+    def _count_work(self, state: State) -> None:
+        """Half of the energy that the strain puts in: V σ:η, by the trapezoidal rule."""
+        assert state.cell is not None and state.stress is not None
+        half = 0.5 * volume_of(state.cell) * (state.stress.double() * self._strain).sum((1, 2))
+        state.heat[:, 0].add_(half)
+
+
+def volume_of(cell: Tensor) -> Tensor:
+    """[B] Å³ of cells [B, 3, 3], without waiting for a GPU."""
+    a, b, c = cell.unbind(1)
+    return (a * torch.linalg.cross(b, c)).sum(1).abs()
+
+
+def exponential(matrix: Tensor) -> Tensor:
+    """Of small matrices [B, 3, 3]: seven terms of the series, exact to rounding up to norms of 0.01."""
+    one = torch.eye(3, dtype=matrix.dtype, device=matrix.device)
+    total = one + matrix / 6
+    for k in (5, 4, 3, 2, 1):
+        total = one + matrix @ total / k
+    return total
 
 
 class VelocityVerlet:
@@ -165,27 +278,51 @@ class VelocityVerlet:
     Args:
         atoms: masses and fixed atoms.
         timestep: fs.
+        barostat: strains the cell in each step; None: the cell stays.
+        remove_drift: steps between those before which the motion of each centre of mass is removed; None: never.
 
     Attributes:
         half_kick: [N, 1] change of the velocity in half a step per force, (Å/fs)/(eV/Å).
+        fast: inner potential of multiple time steps, None where there is none.
     """
 
-    def __init__(self, atoms: AtomConstants, timestep: float):
-        self.atoms, self.timestep = atoms, timestep
+    fast: BoundStep | None = None
+
+    def __init__(
+        self, atoms: AtomConstants, timestep: float, barostat: Barostat | None = None, remove_drift: int | None = None
+    ):
+        self.atoms, self.timestep, self.barostat, self.remove_drift = atoms, timestep, barostat, remove_drift
         self.half_kick = 0.5 * timestep * atoms.mobile / (AMU_A2_FS2 * atoms.masses)
 
     def open(self, state: State) -> None:
         """Advance velocities by half a step and positions by one, in place; forces must then be computed."""
-        state.vel.add_(self.half_kick * state.forces)
+        self.kick(state)
+        if self.barostat is not None:
+            self.barostat.scale(state)
         self.drift(state)
 
     def close(self, state: State) -> None:
         """Advance velocities by the second half of the step, with the new forces."""
-        state.vel.add_(self.half_kick * state.forces)
+        self.kick(state)
+        if self.barostat is not None:
+            self.barostat.settle(state)
         state.step += 1
+
+    def kick(self, state: State) -> None:
+        """Advance velocities by half a step."""
+        state.vel.add_(self.half_kick * state.forces)
 
     def drift(self, state: State) -> None:
         state.pos.add_(self.timestep * state.vel)
+
+    def begin_block(self, state: State) -> None:
+        """Before some steps, the first of a multiple of `remove_drift` among them: remove the motion of each centre of
+        mass; its energy counts as heat."""
+        if self.remove_drift is None or state.step % self.remove_drift:
+            return
+        before = self.atoms.kinetic_energy(state.vel)
+        state.vel.copy_(_without_momentum(self.atoms, state.vel))
+        state.heat[:, 0].add_(self.atoms.kinetic_energy(state.vel) - before)
 
 
 class Langevin(VelocityVerlet):
@@ -196,20 +333,22 @@ class Langevin(VelocityVerlet):
         temperature: K.
         friction: 1/ps.
         seeds: of the noise, one for each replica.
+        barostat, remove_drift: as above.
 
     Attributes:
         keep: part of the velocity that is left after a step of friction.
-        kick: [N, 1] width of the random change of the velocity, Å/fs.
+        kick_width: [N, 1] width of the random change of the velocity, Å/fs.
         seeds: [B] int64.
     """
 
     def __init__(
-        self, atoms: AtomConstants, timestep: float, temperature: float, friction: float, seeds: Sequence[int]
-    ):
-        super().__init__(atoms, timestep)
+        self, atoms: AtomConstants, timestep: float, temperature: float, friction: float, seeds: Sequence[int],
+        barostat: Barostat | None = None, remove_drift: int | None = None,
+    ):  # fmt: skip
+        super().__init__(atoms, timestep, barostat, remove_drift)
         self.keep = math.exp(-friction * 1e-3 * timestep)
         thermal = (KB * temperature / (AMU_A2_FS2 * atoms.masses)).sqrt() * atoms.mobile
-        self.kick = math.sqrt(1 - self.keep**2) * thermal
+        self.kick_width = math.sqrt(1 - self.keep**2) * thermal
         self.seeds = torch.tensor(list(seeds), dtype=torch.int64, device=atoms.masses.device)
         self._window = max(1, min(32, _AHEAD // atoms.masses.shape[0]))
         self._first = -self._window
@@ -218,7 +357,7 @@ class Langevin(VelocityVerlet):
     def drift(self, state: State) -> None:
         state.pos.add_(0.5 * self.timestep * state.vel)
         before = self.atoms.kinetic_energy(state.vel)
-        state.vel.mul_(self.keep).add_(self.kick * self.noise(state.step))
+        state.vel.mul_(self.keep).add_(self.kick_width * self.noise(state.step))
         state.heat[:, 0].add_(self.atoms.kinetic_energy(state.vel) - before)
         state.pos.add_(0.5 * self.timestep * state.vel)
 
@@ -229,3 +368,38 @@ class Langevin(VelocityVerlet):
             steps = torch.arange(step, step + self._window, device=self.seeds.device)
             self._noise = normal(self.seeds, steps, self.atoms.num_atoms).view(self._window, -1, 3)
         return self._noise[step - self._first]
+
+
+class MultipleTimeSteps(VelocityVerlet):
+    """Many steps by the forces of an inner potential between two kicks by what the forces of the potential differ.
+
+    The reversible splitting r-RESPA: M. Tuckerman, B. J. Berne and G. J. Martyna, J. Chem. Phys. 97, 1990 (1992).
+
+    Args:
+        inner: integrator of the inner steps; its barostat and `remove_drift` become those of the outer step.
+        count: inner steps in one step.
+        fast: the inner potential at the same positions and cell.
+    """
+
+    def __init__(self, inner: VelocityVerlet, count: int, fast: BoundStep):
+        super().__init__(inner.atoms, count * inner.timestep, inner.barostat, inner.remove_drift)
+        inner.barostat = inner.remove_drift = None
+        self.inner, self.count, self.fast = inner, count, fast
+
+    def kick(self, state: State) -> None:
+        assert state.fast is not None
+        state.vel.add_(self.half_kick * (state.forces - state.fast))
+
+    def drift(self, state: State) -> None:
+        fast = self.fast
+        assert fast is not None
+        fast.pos.copy_(state.pos)
+        if state.cell is not None:
+            fast.cell.copy_(state.cell)
+        own = State(fast.pos, state.vel, fast.forces, fast.energy, state.heat, step=state.step * self.count)
+        for _ in range(self.count):
+            self.inner.open(own)
+            with torch.enable_grad():
+                fast.replay()
+            self.inner.close(own)
+        state.pos.copy_(fast.pos)

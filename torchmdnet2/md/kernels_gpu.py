@@ -22,7 +22,7 @@ from ..engine.bound import BoundStep
 from ..engine.graph import CudaGraph, ReplayDiffers
 from ..units import AMU_A2_FS2
 from .engine import Engine
-from .integrators import Langevin, State, VelocityVerlet
+from .integrators import Barostat, Langevin, MultipleTimeSteps, State, VelocityVerlet
 
 __all__ = ["BLOCK", "GraphEngine", "advance_kernel", "close_kernel", "normal3"]
 
@@ -31,12 +31,12 @@ BLOCK = 64
 
 
 @triton.jit
-def normal3(seed, atom, step):
-    """Three standard normal numbers (float64) per atom; as noise.normal."""
+def normal3(seed, atom, step, STREAM: tl.constexpr = 0):
+    """Three standard normal numbers (float64) per atom; as integrators.normal."""
     zero = atom * 0
     low = (step & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
     high = (step >> 32).to(tl.int32)
-    a, b, c, d = tl.philox(seed, atom, zero + low, zero + high, zero)
+    a, b, c, d = tl.philox(seed, atom, zero + low, zero + high, zero + STREAM)
     unit: tl.constexpr = 2.0**-32
     turn: tl.constexpr = 6.283185307179586 * 2.0**-32
     first = tl.sqrt(tl.log((a.to(tl.float64) + 1.0) * unit) * -2.0)
@@ -45,21 +45,102 @@ def normal3(seed, atom, step):
     return first * tl.cos(angle), first * tl.sin(angle), second * tl.cos(other)
 
 
+@triton.jit
+def product(a, b):
+    """Of two matrices in blocks [4, 4]."""
+    return tl.sum(a[:, :, None] * b[None, :, :], 1)
+
+
+@triton.jit
+def volume_of(cell):
+    """Å³."""
+    ax, ay, az = tl.load(cell), tl.load(cell + 1), tl.load(cell + 2)
+    bx, by, bz = tl.load(cell + 3), tl.load(cell + 4), tl.load(cell + 5)
+    cx, cy, cz = tl.load(cell + 6), tl.load(cell + 7), tl.load(cell + 8)
+    return tl.abs(ax * (by * cz - bz * cy) + ay * (bz * cx - bx * cz) + az * (bx * cy - by * cx))
+
+
+@triton.jit
+def strain_kernel(
+    cell, stress, strain, scale, directions, constants, seeds, counter, heat, parts,
+    OPEN: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Program b: count the second half of the work of the strain before, and with OPEN strain the cell anew; as
+    integrators.Barostat.
+
+    Args:
+        cell [B, 3, 3] Å, stress [B, 3, 3] eV/Å³: float64; the cell is overwritten.
+        strain, scale: [B, 3, 3] float64, the strain whose work is not counted, and its exponential: overwritten.
+        directions: [COUNT, 3, 3] float64.
+        constants: [4] float64: N kT, pressure, rate and kT, as Barostat has them.
+        seeds: [B] int64.
+        counter [B, P] int64, heat [B, P] float64: steps opened; heat put in, whose first part takes the work.
+        parts: P.
+    """
+    b = tl.program_id(0)
+    i, j = tl.arange(0, 4)[:, None], tl.arange(0, 4)[None, :]
+    ok, at = (i < 3) & (j < 3), i * 3 + j
+    one = tl.where(ok & (i == j), 1.0, 0.0).to(tl.float64)
+    sigma = tl.load(stress + b * 9 + at, ok, other=0.0)
+    before = tl.load(strain + b * 9 + at, ok, other=0.0)
+    volume = volume_of(cell + b * 9)
+    after = before * 0.0
+    if OPEN:
+        kinetic, pressure = tl.load(constants), tl.load(constants + 1)
+        rate, thermal = tl.load(constants + 2), tl.load(constants + 3)
+        isotropic = kinetic / volume - pressure
+        width = tl.sqrt(2.0 * thermal * rate / volume)
+        lane = tl.arange(0, 2)
+        r, s, t = normal3(tl.load(seeds + b), lane, tl.load(counter + b * parts), STREAM=1)
+        for k in tl.static_range(COUNT):
+            own = tl.load(directions + k * 9 + at, ok, other=0.0)
+            drive = tl.sum(tl.sum((isotropic * one - sigma) * own, 1), 0)
+            if k % 3 == 0:
+                noise = r
+            elif k % 3 == 1:
+                noise = s
+            else:
+                noise = t
+            after += (rate * drive + width * tl.sum(tl.where(lane == k // 3, noise, 0.0), 0)) * own
+        held = tl.load(cell + b * 9 + at, ok, other=0.0)
+        total = one + after / 6.0
+        for k in tl.static_range(5):
+            total = one + product(after, total) / (5.0 - k)
+        tl.store(scale + b * 9 + at, total, ok)
+        tl.store(cell + b * 9 + at, product(held, total), ok)
+    # one after the other, so that the sum does not depend on where blocks of steps end
+    held_work = tl.load(heat + b * parts) + 0.5 * volume * tl.sum(tl.sum(sigma * before, 1), 0)
+    tl.store(heat + b * parts, held_work + 0.5 * volume * tl.sum(tl.sum(sigma * after, 1), 0))
+    tl.store(strain + b * 9 + at, after, ok)
+
+
+@triton.jit
+def force_on(forces, fast, at, ok, SLOW: tl.constexpr):
+    """Component of the forces; without those of the inner potential (SLOW)."""
+    force = tl.load(forces + at, ok, other=0.0)
+    if SLOW:
+        force -= tl.load(fast + at, ok, other=0.0)
+    return force
+
+
 @triton.jit(do_not_specialize=["num_atoms"])
 def advance_kernel(
-    pos, vel, forces, half_kick, masses, kick, constants, seeds, heat, counter, pending, num_atoms,
-    LANGEVIN: tl.constexpr, BLOCK: tl.constexpr,
+    pos, vel, forces, fast, half_kick, masses, kick, constants, seeds, heat, counter, pending, scale, num_atoms,
+    LANGEVIN: tl.constexpr, SLOW: tl.constexpr, SCALE: tl.constexpr, DRIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (b, p): close the step before, if it is not closed, and open the next one.
 
     Args:
         pos [N, 3], vel [N, 3], forces [N, 3]: float64.
+        fast: [N, 3] float64, forces that inner steps apply (SLOW; else not read).
         half_kick, masses, kick: [N] float64.
         constants: [3] float64: timestep, part of the velocity that friction leaves, eV in half an amu (Å/fs)².
         seeds: [B] int64.
         heat [B, P] float64, counter [B, P] int64, pending [B, P] int32: heat put in, steps opened, whether the last
             one is not closed.
+        scale: [B, 3, 3] float64, by which positions are multiplied after the kick (SCALE; else not read).
         num_atoms: n.
+        DRIFT: move the atoms; else inner steps do.
     """
     b, p = tl.program_id(0), tl.program_id(1)
     slot = b * tl.num_programs(1) + p
@@ -76,24 +157,34 @@ def advance_kernel(
         tl.load(vel + at + 1, ok, other=0.0),
         tl.load(vel + at + 2, ok, other=0.0),
     )
-    du, dv, dw = h * tl.load(forces + at, ok), h * tl.load(forces + at + 1, ok), h * tl.load(forces + at + 2, ok)
+    du, dv, dw = (
+        h * force_on(forces, fast, at, ok, SLOW),
+        h * force_on(forces, fast, at + 1, ok, SLOW),
+        h * force_on(forces, fast, at + 2, ok, SLOW),
+    )
     u, v, w = tl.where(closing, u + du, u), tl.where(closing, v + dv, v), tl.where(closing, w + dw, w)
     u, v, w = u + du, v + dv, w + dw
+    if SCALE:
+        m = scale + b * 9
+        x, y, z = (
+            x * tl.load(m) + y * tl.load(m + 3) + z * tl.load(m + 6),
+            x * tl.load(m + 1) + y * tl.load(m + 4) + z * tl.load(m + 7),
+            x * tl.load(m + 2) + y * tl.load(m + 5) + z * tl.load(m + 8),
+        )
+    step = tl.load(counter + slot)
     if LANGEVIN:
         half = timestep * 0.5
         x, y, z = x + half * u, y + half * v, z + half * w
         mass = tl.load(masses + atom, ok, other=0.0)
         before = mass * (u * u + v * v + w * w)
         keep, width = tl.load(constants + 1), tl.load(kick + atom, ok, other=0.0)
-        step = tl.load(counter + slot)
         r, s, t = normal3(tl.load(seeds + b), own, step)
         u, v, w = keep * u + width * r, keep * v + width * s, keep * w + width * t
         after = mass * (u * u + v * v + w * w)
         change = tl.sum(tl.where(ok, after - before, 0.0), 0)
         tl.store(heat + slot, tl.load(heat + slot) + change * tl.load(constants + 2))
         x, y, z = x + half * u, y + half * v, z + half * w
-    else:
-        step = tl.load(counter + slot)
+    elif DRIFT:
         x, y, z = x + timestep * u, y + timestep * v, z + timestep * w
     tl.store(pos + at, x, ok)
     tl.store(pos + at + 1, y, ok)
@@ -106,7 +197,7 @@ def advance_kernel(
 
 
 @triton.jit(do_not_specialize=["num_atoms"])
-def close_kernel(vel, forces, half_kick, pending, num_atoms, BLOCK: tl.constexpr):
+def close_kernel(vel, forces, fast, half_kick, pending, num_atoms, SLOW: tl.constexpr, BLOCK: tl.constexpr):
     """Program (b, p): close the step before, if it is not closed; arguments as above."""
     b, p = tl.program_id(0), tl.program_id(1)
     slot = b * tl.num_programs(1) + p
@@ -116,8 +207,9 @@ def close_kernel(vel, forces, half_kick, pending, num_atoms, BLOCK: tl.constexpr
     h = tl.load(half_kick + atom, ok, other=0.0)
     closing = tl.load(pending + slot) != 0
     for k in tl.static_range(3):
-        v = tl.load(vel + atom * 3 + k, ok)
-        tl.store(vel + atom * 3 + k, tl.where(closing, v + h * tl.load(forces + atom * 3 + k, ok), v), ok)
+        at = atom * 3 + k
+        v = tl.load(vel + at, ok)
+        tl.store(vel + at, tl.where(closing, v + h * force_on(forces, fast, at, ok, SLOW), v), ok)
     tl.store(pending + slot, 0)
 
 
@@ -126,6 +218,77 @@ def close_kernel(vel, forces, half_kick, pending, num_atoms, BLOCK: tl.constexpr
 
 _CHUNK = 20  # steps in one graph
 _CHUNK_UP_TO = 4096  # atoms; above, the pause between two graphs is nothing beside a step
+
+
+class _Level:
+    """Kicks by the forces of a step, with all that the kernels take.
+
+    Args:
+        step: whose forces they are.
+        dynamics: their integrator.
+        vel, heat: [N, 3], [B, P], shared by all levels.
+        scale: [B, 3, 3], of a cell that changes; None where it stays.
+    """
+
+    def __init__(self, step: BoundStep, dynamics: VelocityVerlet, vel: Tensor, heat: Tensor, scale: Tensor | None):
+        self.step, self.dynamics, self._vel, self._heat = step, dynamics, vel, heat
+        self.counter = torch.zeros_like(heat, dtype=torch.int64)
+        self.pending = torch.zeros_like(heat, dtype=torch.int32)
+        self._half_kick, self._masses = dynamics.half_kick.flatten(), dynamics.atoms.masses.flatten()
+        self._kick, keep, self._seeds = self._masses, 1.0, self.counter
+        if isinstance(dynamics, Langevin):
+            self._kick, keep, self._seeds = dynamics.kick_width.flatten(), dynamics.keep, dynamics.seeds
+        constants = [dynamics.timestep, keep, 0.5 * AMU_A2_FS2]
+        self._constants = torch.tensor(constants, dtype=torch.float64, device=vel.device)
+        self._scales, self._scale = scale is not None, vel if scale is None else scale
+        self._slow, self._fast = dynamics.fast is not None, (dynamics.fast or step).forces
+
+    def load(self, steps: int) -> None:
+        self.counter.fill_(steps)
+        self.pending.zero_()
+
+    def advance(self) -> None:
+        """Close the step before, if it is not closed, and open the next one."""
+        dynamics, step = self.dynamics, self.step
+        advance_kernel[tuple(self._heat.shape)](
+            step.pos, self._vel, step.forces, self._fast, self._half_kick, self._masses, self._kick, self._constants,
+            self._seeds, self._heat, self.counter, self.pending, self._scale, dynamics.atoms.num_atoms,
+            LANGEVIN=isinstance(dynamics, Langevin), SLOW=self._slow, SCALE=self._scales, DRIFT=not self._slow,
+            BLOCK=BLOCK, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Close the step before, if it is not closed."""
+        close_kernel[tuple(self._heat.shape)](
+            self._vel, self.step.forces, self._fast, self._half_kick, self.pending, self.dynamics.atoms.num_atoms,
+            SLOW=self._slow, BLOCK=BLOCK, num_warps=1, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+class _Cell:
+    """What a barostat does in each step.
+
+    Args:
+        step: with cell and stress.
+        barostat: as the integrator has it.
+        counter, heat: [B, P], of the outer level.
+    """
+
+    def __init__(self, step: BoundStep, barostat: Barostat, heat: Tensor):
+        self._step, self._barostat, self._heat = step, barostat, heat
+        self.strain, self.scale = torch.zeros_like(step.cell), torch.zeros_like(step.cell)
+        constants = [barostat.kinetic, barostat.pressure, barostat.rate, barostat.thermal]
+        self._constants = torch.tensor(constants, dtype=torch.float64, device=heat.device)
+
+    def launch(self, counter: Tensor, opening: bool) -> None:
+        """Count the work of the strain before; `opening`: and strain the cell, positions not yet."""
+        replicas, parts = self._heat.shape
+        directions = self._barostat.directions
+        strain_kernel[(replicas,)](
+            self._step.cell, self._step.stress, self.strain, self.scale, directions, self._constants,
+            self._barostat.seeds, counter, self._heat, parts, OPEN=opening, COUNT=len(directions), num_warps=1,
+            enable_fp_fusion=False,
+        )  # fmt: skip
 
 
 class GraphEngine(Engine):
@@ -150,19 +313,15 @@ class GraphEngine(Engine):
         self._device = pos.device
         self._cuda = pos.device.type == "cuda"
         self._capturing = capture and self._cuda
-        self._grid = (atoms.replicas, self.parts)
-
-        def new(dtype: torch.dtype) -> Tensor:
-            return torch.zeros(self._grid, dtype=dtype, device=pos.device)
-
-        self._vel, self._heat = torch.zeros_like(pos), new(torch.float64)
-        self._counter, self._pending = new(torch.int64), new(torch.int32)
-        self._half_kick, self._masses = dynamics.half_kick.flatten(), atoms.masses.flatten()
-        self._kick, keep, self._seeds = self._masses, 1.0, self._counter
-        if isinstance(dynamics, Langevin):
-            self._kick, keep, self._seeds = dynamics.kick.flatten(), dynamics.keep, dynamics.seeds
-        constants = [dynamics.timestep, keep, 0.5 * AMU_A2_FS2]
-        self._constants = torch.tensor(constants, dtype=torch.float64, device=pos.device)
+        self._vel = torch.zeros_like(pos)
+        self._heat = torch.zeros(atoms.replicas, self.parts, dtype=torch.float64, device=pos.device)
+        self._cell = None if dynamics.barostat is None else _Cell(step, dynamics.barostat, self._heat)
+        scale = None if self._cell is None else self._cell.scale
+        self._outer, self._inner, self._count = _Level(step, dynamics, self._vel, self._heat, scale), None, 0
+        if isinstance(dynamics, MultipleTimeSteps):
+            assert dynamics.fast is not None
+            self._inner = _Level(dynamics.fast, dynamics.inner, self._vel, self._heat, None)
+            self._count = dynamics.count
         self._chunk = min(_CHUNK, interval) if pos.shape[0] <= _CHUNK_UP_TO else 1
         self._graphs: dict[int, CudaGraph] = {}
         self._steps = 0
@@ -178,8 +337,7 @@ class GraphEngine(Engine):
 
     def _state(self) -> State:
         """The state where it lives."""
-        step = self.step
-        return State(step.pos, self._vel, step.forces, step.energy, self._heat, self._steps)
+        return self._state_of(self._vel, self._heat, self._steps)
 
     def _slot(self) -> _Slot:
         """Room for a copy on the host."""
@@ -190,8 +348,11 @@ class GraphEngine(Engine):
 
     def load(self, state: State) -> None:
         self._state().copy_(state)
-        self._counter.fill_(state.step)
-        self._pending.zero_()
+        self._outer.load(state.step)
+        if self._inner is not None:
+            self._inner.load(state.step * self._count)
+        if self._cell is not None:
+            self._cell.strain.zero_()
         self._steps = state.step
 
     def prepare(self) -> None:
@@ -207,6 +368,7 @@ class GraphEngine(Engine):
             self._launch_block(steps)
 
     def _launch_block(self, steps: int) -> None:
+        self.dynamics.begin_block(self._state())
         left = steps
         for size in (self._chunk, 1):
             while left >= size:
@@ -224,10 +386,9 @@ class GraphEngine(Engine):
         self._under_way.append(slot)
 
     def _close(self) -> None:
-        close_kernel[self._grid](
-            self._vel, self.step.forces, self._half_kick, self._pending, self.dynamics.atoms.num_atoms, BLOCK=BLOCK,
-            num_warps=1, enable_fp_fusion=False,
-        )  # fmt: skip
+        self._outer.close()
+        if self._cell is not None:
+            self._cell.launch(self._outer.counter, opening=False)
 
     def collect(self) -> State:
         slot = self._under_way.pop(0)
@@ -240,7 +401,7 @@ class GraphEngine(Engine):
             self.collect()
 
     def check(self) -> bool:
-        good = self.step.check()
+        good = super().check()
         if not good:  # other buffers: what was captured is void
             self._graphs.clear()
         return good
@@ -254,18 +415,35 @@ class GraphEngine(Engine):
         self._graphs[size].replay()
 
     def _launch(self, size: int) -> None:
-        dynamics = self.dynamics
         for _ in range(size):
-            advance_kernel[self._grid](
-                self.step.pos, self._vel, self.step.forces, self._half_kick, self._masses, self._kick, self._constants,
-                self._seeds, self._heat, self._counter, self._pending, dynamics.atoms.num_atoms,
-                LANGEVIN=isinstance(dynamics, Langevin), BLOCK=BLOCK, num_warps=1, enable_fp_fusion=False,
-            )  # fmt: skip
+            if self._cell is not None:
+                self._cell.launch(self._outer.counter, opening=True)
+            self._outer.advance()
+            if self._inner is not None:
+                self._launch_inner(self._inner)
             self.step.replay()
+
+    def _launch_inner(self, inner: _Level) -> None:
+        """The inner steps of one step."""
+        fast = inner.step
+        fast.pos.copy_(self.step.pos)
+        if self._cell is not None:
+            fast.cell.copy_(self.step.cell)
+        for _ in range(self._count):
+            inner.advance()
+            fast.replay()
+        inner.close()
+        self.step.pos.copy_(fast.pos)
+
+    def _changed(self) -> list[Tensor]:
+        """All that a launch both reads and writes."""
+        levels = [level for level in (self._outer, self._inner) if level is not None]
+        held = [tensor for level in levels for tensor in (level.counter, level.pending)]
+        return [*self._state().tensors().values(), *held, *([] if self._cell is None else [self._cell.strain])]
 
     def _capture(self, size: int) -> None:
         """Capture `size` steps; what a replay gives is compared with what the launches give."""
-        tensors = [*self._state().tensors().values(), self._counter, self._pending]
+        tensors = self._changed()
         try:
             graph = CudaGraph.record(lambda: self._launch(size), self._device, tensors, changes_inputs=True)
         except ReplayDiffers as error:

@@ -9,11 +9,21 @@ from typing import Any
 
 from ..errors import BadConfig
 from ..registry import did_you_mean
+from .integrators import DIRECTIONS
 
-__all__ = ["FORMATS", "FRICTION", "MDOptions"]
+__all__ = ["BAROSTAT", "FORMATS", "FRICTION", "MDOptions"]
 
 FRICTION = 1.0
 """1/ps, of a Langevin bath where none is given."""
+
+BAROSTAT: dict[str, Any] = {
+    "pressure": 1.0, "barostat": "isotropic", "barostat_time": 1.0, "barostat_compressibility": 4.6e-5,
+}  # fmt: skip
+"""Settings of constant pressure where none are given: bar, a kind, ps, 1/bar of water."""
+
+FEWEST = 20  # time steps in the time of a barostat
+
+_ENSEMBLES = {"nve": "constant energy", "nvt": "Langevin", "npt": "Langevin at constant pressure"}
 
 FORMATS = (".xyz", ".extxyz", ".traj", ".dcd")
 """Trajectory formats, by the file's extension: extended XYZ, ASE's own, and DCD (positions in float32 and cell)."""
@@ -26,7 +36,8 @@ class MDOptions:
     Args:
         steps: number of time steps in all, also when continuing from a restart file.
         timestep: fs.
-        ensemble: "nve" (constant energy, velocity Verlet) or "nvt" (Langevin, BAOAB splitting).
+        ensemble: "nve" (constant energy, velocity Verlet), "nvt" (Langevin, BAOAB splitting) or "npt" (the same in a
+            cell that is rescaled stochastically).
         temperature: K, of the first velocities and of the Langevin bath; None takes the velocities of the start
             structure when it has some, and 300 K.
         friction: 1/ps, of the Langevin bath; None means 1. Constant energy has none.
@@ -45,6 +56,16 @@ class MDOptions:
         report: write a page, `output` + ".html", with the moving molecule and plots.
         stop_if_unknown: of a calibrated model: stop where it would warn that atoms are unlike those of its training,
             and look at the frames ten times as often.
+        pressure: bar, of "npt"; None means 1.
+        barostat: what changes of the cell in "npt": "isotropic" (the volume; default), "semi-isotropic" (x and y
+            together, z), "anisotropic" (lengths along x, y and z) or "flexible" (also the angles).
+        barostat_time: ps, in which the volume relaxes; None means 1.
+        barostat_compressibility: 1/bar, about that of the material; None means 4.6e-5, that of water. It does not
+            change averages, only how fast the volume changes.
+        remove_drift: steps between those before which the motion of the centre of mass is removed; None: never.
+        hydrogen_mass: amu, of every hydrogen; the atom that it is bonded to becomes lighter by what it gains. None:
+            masses stay.
+        inner_steps: with an inner model (`run_md`), steps by its forces in each step; None means 4.
 
     Raises:
         BadConfig: a value is out of range.
@@ -65,27 +86,45 @@ class MDOptions:
     minimize: bool = False
     report: bool = False
     stop_if_unknown: bool = False
+    pressure: float | None = None
+    barostat: str | None = None
+    barostat_time: float | None = None
+    barostat_compressibility: float | None = None
+    remove_drift: int | None = None
+    hydrogen_mass: float | None = None
+    inner_steps: int | None = None
 
     def __post_init__(self) -> None:
-        if self.ensemble.lower() == "npt":
-            raise BadConfig(
-                "ensemble: npt, constant pressure, is not simulated here; run the model in ASE (docs/ase.md, "
-                "examples/ase_npt_water.py) or in OpenMM with a barostat (docs/openmm.md)"
-            )
-        if self.ensemble not in ("nve", "nvt"):
-            hint = did_you_mean(self.ensemble.lower(), ["nve", "nvt"]) or "."
-            raise BadConfig(f"ensemble: '{self.ensemble}' is unknown{hint} Known: nve, nvt (Langevin)")
-        for name, least in (("steps", 0), ("every", 1), ("restart_every", 1), ("replicas", 1)):
+        if self.ensemble not in _ENSEMBLES:
+            hint = did_you_mean(self.ensemble.lower(), list(_ENSEMBLES)) or "."
+            known = ", ".join(f"{name} ({words})" for name, words in _ENSEMBLES.items())
+            raise BadConfig(f"ensemble: '{self.ensemble}' is unknown{hint} Known: {known}")
+        whole = ("every", "restart_every", "replicas", "remove_drift", "inner_steps")
+        for name, least in (("steps", 0), *((name, 1) for name in whole)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise BadConfig(f"{name}: must be a whole number, at least {least}, got {value}")
-        for name in ("timestep", "temperature", "friction"):
+        positive = ("barostat_time", "barostat_compressibility", "hydrogen_mass")
+        for name in ("timestep", "temperature", "friction", *positive):
             value = getattr(self, name)
             zero_is_fine = name == "temperature" and self.ensemble == "nve"
             if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and zero_is_fine))):
                 raise BadConfig(f"{name}: must be a positive number, got {value}")
         if self.ensemble == "nve" and self.friction is not None:
             raise BadConfig("friction: is of the Langevin bath, and this run has none; give the ensemble nvt")
+        for name in BAROSTAT:
+            if self.ensemble != "npt" and getattr(self, name) is not None:
+                raise BadConfig(f"{name}: is of constant pressure, and this run has none; give the ensemble npt")
+        if self.pressure is not None and not math.isfinite(self.pressure):
+            raise BadConfig(f"pressure: must be a number of bar, got {self.pressure}")
+        if self.barostat_time is not None and self.barostat_time * 1e3 < FEWEST * self.timestep:
+            raise BadConfig(
+                f"barostat_time: {self.barostat_time:g} ps are fewer than {FEWEST} time steps of {self.timestep:g} fs, "
+                "in which the cell cannot follow; about 1 ps suits liquids"
+            )
+        if self.barostat is not None and self.barostat not in DIRECTIONS:
+            hint = did_you_mean(self.barostat.lower(), list(DIRECTIONS)) or "."
+            raise BadConfig(f"barostat: '{self.barostat}' is unknown{hint} Known: {', '.join(DIRECTIONS)}")
         if self.timestep > 20:
             raise BadConfig(f"timestep: {self.timestep:g} fs is too long for atoms; 0.5 fs suits molecules with H")
         if len({Path(path).name for path in self.trajectories}) < len(self.trajectories):
@@ -108,6 +147,16 @@ class MDOptions:
     def bath_friction(self) -> float:
         """1/ps, of the thermostat."""
         return FRICTION if self.friction is None else self.friction
+
+    def of_barostat(self, name: str) -> Any:
+        """A setting of constant pressure, the default where it is not given."""
+        given = getattr(self, name)
+        return BAROSTAT[name] if given is None else given
+
+    @property
+    def count(self) -> int:
+        """`inner_steps`, as a number."""
+        return 4 if self.inner_steps is None else self.inner_steps
 
     # --- files ---------------------------------------------------------------------------------------------------
 
@@ -158,9 +207,12 @@ class MDOptions:
 
     def physics(self) -> dict[str, Any]:
         """The options that must not change at a restart, as plain data."""
-        kept = ("timestep", "ensemble", "temperature", "friction", "seed", "replicas")
+        kept = ("timestep", "ensemble", "temperature", "friction", "seed", "replicas", "remove_drift")
         chosen = {name: value for name, value in asdict(self).items() if name in kept}
-        chosen["friction"] = self.bath_friction
-        if self.ensemble == "nve":
+        if self.ensemble != "nve":
+            chosen["friction"] = self.bath_friction
+        else:
             chosen.pop("friction")
+        if self.ensemble == "npt":
+            chosen.update({name: self.of_barostat(name) for name in BAROSTAT})
         return chosen

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class TableRow(NamedTuple):
-    """One line of the table. `conserved_eV` is the total energy minus the heat from the thermostat, if there is one."""
+    """One line of the table. `conserved_eV` is the total energy minus what thermostat and barostat have put in.
+    Volume, density and pressure are those of runs at constant pressure."""
 
     step: int
     time_ps: float
@@ -39,6 +40,13 @@ class TableRow(NamedTuple):
     potential_eV: float
     kinetic_eV: float
     conserved_eV: float
+    volume_A3: float = math.nan
+    density_g_cm3: float = math.nan
+    pressure_bar: float = math.nan
+
+
+_OF_CELLS = 3
+"""Last columns that only runs at constant pressure have."""
 
 
 class Table:
@@ -47,29 +55,35 @@ class Table:
     Args:
         path: of the CSV file.
         keep_to: keep the file's rows up to this step; None starts a new file.
+        cells: whether the rows have what belongs to a cell that changes.
 
     Raises:
         BadData: the file to go on with is something else.
     """
 
-    def __init__(self, path: Path, keep_to: int | None = None):
+    def __init__(self, path: Path, keep_to: int | None = None, cells: bool = False):
         self.path = path
         self.rows: list[TableRow] = []
+        self._columns = TableRow._fields if cells else TableRow._fields[:-_OF_CELLS]
         if keep_to is not None and path.exists():
             with open(path, newline="", errors="replace") as old:
                 names, *rows = list(csv.reader(old)) or [[]]
-            if names != list(TableRow._fields):
+            if names != list(self._columns):
                 raise BadData(f"{path} is not a table of a simulation; move it away to go on")
             for step, *rest in rows:
-                if len(rest) == len(TableRow._fields) - 1 and int(step) <= keep_to:
+                if len(rest) == len(self._columns) - 1 and int(step) <= keep_to:
                     self.rows.append(TableRow(int(step), *map(float, rest)))
-        atomic_write(path, "".join(map(_line, [TableRow._fields, *self.rows])))
+        atomic_write(path, "".join(map(self._line, [TableRow._fields, *self.rows])))
         self._file = open(path, "ab", buffering=0)
 
     def add(self, row: TableRow) -> None:
         """Append a row, or where it cannot be written, no part of it."""
-        append(self._file, _line(row).encode())
+        append(self._file, self._line(row).encode())
         self.rows.append(row)
+
+    def _line(self, values: Sequence[Any]) -> str:
+        shown = values[: len(self._columns)]
+        return ",".join(str(v) if isinstance(v, str | int) else repr(float(v)) for v in shown) + "\n"
 
     def sync(self) -> None:
         """Flush everything to disk."""
@@ -137,10 +151,6 @@ def plot(
         below.set_title(words, fontsize="medium")
 
     path.write_bytes(figure_png(draw, (7, 5)))
-
-
-def _line(values: Sequence[Any]) -> str:
-    return ",".join(str(v) if isinstance(v, str | int) else repr(float(v)) for v in values) + "\n"
 
 
 # --- A warning where the conserved energy jumps: the limits of guard.py let pass a hole in a model's energy ---

@@ -16,10 +16,20 @@ from ..potential.novelty import LARGEST, UnknownStructure, Watch
 from ..potential.potential import Potential
 from ..system import System
 from .guard import Guard, Limits, NonFiniteState, Unphysical, check_overlaps
-from .integrators import AtomConstants, Langevin, State, VelocityVerlet
-from .options import MDOptions
+from .integrators import AtomConstants, Barostat, Langevin, State, VelocityVerlet
+from .options import BAROSTAT, MDOptions
 from .output import Conservation, Reporter, TableRow
-from .setup import atom_constants, check_start, fingerprint, make_engine, minimize, noise_seeds, plain_copy, velocities
+from .setup import (
+    atom_constants,
+    check_start,
+    fingerprint,
+    make_engine,
+    minimize,
+    noise_seeds,
+    plain_copy,
+    repartition,
+    velocities,
+)
 from .trajectory import Recorder, check_trajectory, read_restart, write_restart
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ __all__ = ["MDResult", "Replica", "run_md"]
 
 _WATCH = 1000  # steps between two looks at the novelty, which takes as long as some compiled steps
 _LOOK = 100  # most steps between two checks of the state
+SHORTEST = 0.2  # fs, of inner steps
 _ENLARGED = 3  # repetitions of a block with a larger capacity for edges, before its steps are run one by one
 
 
@@ -91,6 +102,7 @@ def run_md(
     console: Console | None = None,
     allow_untrained_charge: bool = False,
     coulomb: str | None = None,
+    inner: str | os.PathLike | Potential | None = None,
 ) -> MDResult:
     """Simulate the motion of a structure.
 
@@ -111,6 +123,9 @@ def run_md(
             warning.
         coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
             `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
+        inner: a model as `model`, faster and less accurate, for multiple time steps: its forces move the atoms in
+            `options.inner_steps` short steps, and the difference of the forces of both acts between them. Averages are
+            those of `model`. None: one time step.
 
     Raises:
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
@@ -123,11 +138,18 @@ def run_md(
     """
     with torch.inference_mode(False):  # also where the caller is in that mode
         opened = open_model(model, device, dtype, allow_untrained_charge, coulomb)
-        return Simulation(opened, atoms, options, charge, spin, console).run()
+        fast = None if inner is None else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
+        return Simulation(opened, atoms, options, charge, spin, console, fast).run()
+
+
+def _identified(opened: tuple[Potential, ModelSource | None]) -> tuple[Potential, str]:
+    """An opened model, and by what a restart knows it."""
+    potential, source = opened
+    return potential, (None if source is None else source.sha256) or fingerprint(potential)
 
 
 class Simulation:
-    """A simulation while it runs; arguments as for `run_md`, the model opened.
+    """A simulation while it runs; arguments as for `run_md`, the models opened.
 
     Attributes:
         state: the last state that was found good, on the host.
@@ -141,19 +163,34 @@ class Simulation:
         charge: int | None,
         spin: int | None,
         console: Console | None,
+        inner: tuple[Potential, ModelSource | None] | None = None,
     ):
         self.options, self.console = options, console
-        self.potential, source = opened
-        self.identity = fingerprint(self.potential) if source is None else source.sha256
+        self.potential, self.identity = _identified(opened)
+        self.inner: Potential | None = None
+        self.inner_identity: str | None = None
+        if inner is not None:
+            self.inner, self.inner_identity = _identified(inner)
+        if self.inner is None and options.inner_steps is not None:
+            raise BadConfig("inner_steps: are of multiple time steps, and there is no inner model; give one (inner)")
+        if self.inner is not None and options.timestep < SHORTEST * options.count:
+            raise BadConfig(
+                f"timestep: {options.timestep:g} fs in {options.count} inner steps are shorter than atoms need; the "
+                f"time step is that of the model, so give one of about {0.5 * options.count:g} fs"
+            )
         if options.stop_if_unknown and self.potential.calibration is None:
             raise BadConfig("stop_if_unknown: the model is not calibrated (torchmdnet2 calibrate), so it cannot tell")
         self.watch = Watch()
         self.start = plain_copy(atoms, charge, spin)
-        check_start(self.start, self.potential)
+        for potential in (self.potential, self.inner):
+            if potential is not None:
+                check_start(self.start, potential)
         for path in options.trajectory_files(0):
             check_trajectory(path, self.start)
         if options.minimize and not options.restart:
             self._say(minimize(self.start, self.potential))
+        if options.hydrogen_mass is not None:
+            repartition(self.start, options.hydrogen_mass)
         self.system = System.from_ase([self.start] * options.replicas)
         if options.stop_if_unknown and self.system.num_atoms > LARGEST:
             raise BadConfig(f"stop_if_unknown: {self.system.num_atoms} atoms, and up to {LARGEST} can be looked at")
@@ -161,8 +198,9 @@ class Simulation:
         self.atoms = atom_constants(self.start, options)
         where = self.potential.device
         self.engine = make_engine(
-            self.potential, self.system.to(where), self._dynamics(self.atoms.to(where)), options.interval
-        )
+            self.potential, self.system.to(where), self._dynamics(self.atoms.to(where)), options.interval, self.inner,
+            options.count,
+        )  # fmt: skip
         self.saved: dict[str, Any] = {}
         if options.restart:
             self.state, self.saved = read_restart(options.file(".restart"), self._facts())
@@ -174,11 +212,16 @@ class Simulation:
         self.conservation = Conservation(self.atoms.num_atoms, options.replicas)
 
     def _dynamics(self, atoms: AtomConstants) -> VelocityVerlet:
+        """The integrator; of the inner steps where there are any."""
         options = self.options
+        timestep = options.timestep if self.inner is None else options.timestep / options.count
         if options.ensemble == "nve":
-            return VelocityVerlet(atoms, options.timestep)
-        seeds = noise_seeds(options.seeds)
-        return Langevin(atoms, options.timestep, options.target_temperature, options.bath_friction, seeds)
+            return VelocityVerlet(atoms, timestep, remove_drift=options.remove_drift)
+        kelvin, seeds, barostat = options.target_temperature, noise_seeds(options.seeds), None
+        if options.ensemble == "npt":
+            pressure, kind, time, compressibility = map(options.of_barostat, BAROSTAT)
+            barostat = Barostat(atoms, options.timestep, kelvin, pressure, seeds, kind, time, compressibility)
+        return Langevin(atoms, timestep, kelvin, options.bath_friction, seeds, barostat, options.remove_drift)
 
     # --- the run -------------------------------------------------------------------------------------------------
 
@@ -245,8 +288,8 @@ class Simulation:
 
     def _stop_after(self, step: int) -> int:
         """Where the block ends that begins at a step."""
-        interval = self.options.interval
-        return min(step - step % interval + interval, step + _LOOK, self.options.steps)
+        intervals = self.options.interval, self.options.remove_drift or self.options.interval
+        return min(*(step - step % every + every for every in intervals), step + _LOOK, self.options.steps)
 
     def _keep(self, state: State, rows: list[TableRow]) -> None:
         """Record a checked state when it is due, and keep it to go back to."""
@@ -273,7 +316,7 @@ class Simulation:
         self.watched_at = step = self.state.step
         if self.potential.calibration is None or self.system.num_atoms > LARGEST:
             return
-        system = self.system.replace(pos=self.state.pos)
+        system = self.guard.at(self.state)
         scores = self.potential.novelty(system.to(self.potential.device)).cpu()
         names = [f"replica {b}" for b in range(self.options.replicas)] if self.options.replicas > 1 else []
         self.watch(scores, system, f" at {step * self.options.timestep * 1e-3:.3f} ps", names)
@@ -364,6 +407,8 @@ class Simulation:
             "charge": float(self.system.charge[0]),
             "spin": int(self.system.spin[0]),
             **({"coulomb": self.potential.coulomb} if self._has_lattice_sum else {}),
+            "inner": self.inner_identity,
+            "inner_steps": None if self.inner is None else self.options.count,
         }
 
     @property
@@ -377,8 +422,11 @@ class Simulation:
     def _settings(self) -> str:
         options = self.options
         kind = "constant energy" if options.ensemble == "nve" else f"Langevin, {options.target_temperature:g} K"
+        if options.ensemble == "npt":
+            kind += f", {options.of_barostat('pressure'):g} bar ({options.of_barostat('barostat')})"
         many = "" if options.replicas == 1 else f"{options.replicas} replicas, "
-        return f"{many}{kind}, {options.timestep:g} fs"
+        inner = "" if self.inner is None else f" in {options.count} inner steps"
+        return f"{many}{kind}, {options.timestep:g} fs{inner}"
 
     def _say(self, words: str) -> None:
         if self.console is not None:

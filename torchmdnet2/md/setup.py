@@ -8,21 +8,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from ase.data import covalent_radii
 from torch import Tensor
 
 from ..core.stated import cell_of, charge_and_spin
+from ..engine.bound import BoundStep
 from ..errors import BadData
 from ..evaluator import Evaluator
 from ..potential.potential import Potential
 from ..system import System
 from .engine import Engine, HostEngine
-from .integrators import AtomConstants, VelocityVerlet, maxwell_boltzmann, remove_momentum
+from .guard import BONDED
+from .integrators import AtomConstants, MultipleTimeSteps, VelocityVerlet, maxwell_boltzmann, remove_momentum
 from .options import MDOptions
 from .trajectory import VELOCITY
 
 __all__ = [
     "atom_constants", "check_start", "fingerprint", "make_engine", "minimize", "noise_seeds", "plain_copy",
-    "velocities",
+    "repartition", "velocities",
 ]  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def atom_constants(start: Atoms, options: MDOptions) -> AtomConstants:
     """Masses and fixed atoms of all replicas, on the CPU.
 
     Raises:
-        BadData: all atoms are fixed, or one has no mass.
+        BadData: all atoms are fixed, or one has no mass; constant pressure of what has no cell or fixed atoms.
     """
     mobile = torch.ones(len(start), 1, dtype=torch.float64)
     for constraint in start.constraints:
@@ -101,13 +104,65 @@ def atom_constants(start: Atoms, options: MDOptions) -> AtomConstants:
     count = int(mobile.sum())
     if not count:
         raise BadData("every atom of the start structure is fixed")
-    free = options.ensemble == "nvt" or count < len(start) or count == 1
+    if options.ensemble == "npt":
+        _require_cell(start)
+    if options.remove_drift is not None and count < len(start):
+        raise BadData("remove_drift: some atoms are fixed, which holds the others in place; leave it out")
+    bath = options.ensemble != "nve" and options.remove_drift is None
+    free = bath or count < len(start) or count == 1
     masses = torch.as_tensor(start.get_masses(), dtype=torch.float64)[:, None]
     if not bool((masses > 0).all()):
         bad = int((~(masses > 0)).nonzero()[0, 0])
         raise BadData(f"atom {bad} has a mass of {float(masses[bad]):g}; give it a positive one")
     B = options.replicas
     return AtomConstants(masses.repeat(B, 1), mobile.repeat(B, 1), 3 * count - (0 if free else 3), B)
+
+
+def _require_cell(start: Atoms) -> None:
+    """Refuse what constant pressure cannot be simulated of.
+
+    Raises:
+        BadData: the structure is not periodic in all directions, or has fixed atoms.
+    """
+    if not start.pbc.all():
+        along = [axis for axis, periodic in zip("abc", start.pbc, strict=True) if periodic]
+        has = f"is periodic along {' and '.join(along)} only" if along else "has no periodic cell"
+        raise BadData(
+            f"ensemble npt: the start structure {has}; constant pressure needs one that is periodic in all three "
+            "directions. Give the ensemble nvt, or a structure in a cell"
+        )
+    if start.constraints:
+        raise BadData("ensemble npt: the start structure has fixed atoms, which hold its cell; give the ensemble nvt")
+
+
+def repartition(start: Atoms, mass: float) -> None:
+    """Make hydrogens heavier, and the atoms that they are bonded to lighter, in place; velocities stay.
+
+    Args:
+        start: all masses are ASE's or those of its array.
+        mass: amu, of every hydrogen.
+
+    Raises:
+        BadData: a hydrogen is bonded to no heavier atom, or an atom would become lighter than its hydrogens.
+    """
+    hydrogens = np.flatnonzero(start.numbers == 1)
+    masses, vel = start.get_masses(), start.get_velocities()
+    heavy = np.flatnonzero(start.numbers != 1)
+    before = masses.copy()
+    for h in hydrogens:
+        d = start.get_distances(h, heavy, mic=bool(start.pbc.any())) if len(heavy) else np.zeros(0)
+        ratio = d / (covalent_radii[1] + covalent_radii[start.numbers[heavy]])
+        if not len(d) or ratio.min() > BONDED:
+            raise BadData(f"hydrogen_mass: atom {h} (H) is bonded to no heavier atom that could give it mass")
+        masses[heavy[ratio.argmin()]] -= mass - masses[h]
+        masses[h] = mass
+    for atom in np.flatnonzero((masses < mass) & (masses < before)):
+        raise BadData(
+            f"hydrogen_mass: {mass:g} amu would leave atom {atom} ({start.symbols[atom]}) with {masses[atom]:.2f} amu, "
+            "less than its hydrogens; give a smaller mass"
+        )
+    start.set_masses(masses)
+    start.set_velocities(vel)
 
 
 def velocities(start: Atoms, atoms: AtomConstants, options: MDOptions) -> Tensor:
@@ -135,38 +190,51 @@ def fingerprint(potential: Potential) -> str:
 # --- Choice of the engine that runs a simulation ---
 
 
-def make_engine(potential: Potential, system: System, dynamics: VelocityVerlet, interval: int) -> Engine:
+def make_engine(
+    potential: Potential, system: System, dynamics: VelocityVerlet, interval: int, inner: Potential | None = None,
+    count: int = 1,
+) -> Engine:  # fmt: skip
     """The fastest engine for a potential and a device.
 
-    On the CPU: with a compiled integrator where the potential runs on compiled kernels. On a GPU: several steps in one
-    CUDA graph where the potential runs on fused kernels; a graph of the potential's own between launches of the
-    integrator where it has another (models evaluated by autograd).
+    On the CPU: with a compiled integrator where the potential runs on compiled kernels, at constant volume and with one
+    time step. On a GPU: several steps in one CUDA graph where the potential runs on fused kernels; a graph of the
+    potential's own between launches of the integrator where it has another (models evaluated by autograd).
 
     Args:
         potential: on the system's device.
         system: N atoms in B structures, float64; where the simulation begins.
-        dynamics: the integrator.
+        dynamics: the integrator; of the inner steps where there are any.
         interval: steps between checks by the host.
+        inner: whose forces move the atoms in `count` inner steps of each step; None: the potential's do.
     """
-    if bool(system.pbc.any()):
-        potential = potential.in_cells()
-    # a graph cannot be captured within another
-    evaluator = Evaluator(potential, graphs=False)
-    if system.device.type != "cuda":
-        step = evaluator.bind(system, stress=False)
-        if not step.compiled:  # the integrator takes a negligible part of the time
+    on_gpu = system.device.type == "cuda"
+    step, fused = _bind(potential, system, dynamics.barostat is not None, on_gpu)
+    if inner is not None:
+        fast, also_fused = _bind(inner, system, False, on_gpu)
+        dynamics, fused = MultipleTimeSteps(dynamics, count, fast), fused and also_fused
+    if not on_gpu:
+        # elsewhere the integrator takes a negligible part of the time
+        if not step.compiled or dynamics.barostat is not None or dynamics.fast is not None:
             return HostEngine(step, dynamics)
         from .compiled import CompiledEngine
 
         return CompiledEngine(step, dynamics)
-    if not evaluator.fused:
-        evaluator = Evaluator(potential)
-    step = evaluator.bind(system, stress=False)
     try:
         from ..engine.step import FusedBoundStep
         from .kernels_gpu import GraphEngine
     except ImportError:  # no Triton
         return HostEngine(step, dynamics)
-    if not isinstance(step, FusedBoundStep):
+    if not all(isinstance(held, FusedBoundStep) for held in (step, dynamics.fast or step)):
         return HostEngine(step, dynamics)
-    return GraphEngine(step, dynamics, interval, capture=evaluator.fused)
+    return GraphEngine(step, dynamics, interval, capture=fused)
+
+
+def _bind(potential: Potential, system: System, stress: bool, on_gpu: bool) -> tuple[BoundStep, bool]:
+    """The structure held for loops, and whether it runs on fused kernels without a graph."""
+    if bool(system.pbc.any()):
+        potential = potential.in_cells()
+    # a graph cannot be captured within another
+    evaluator = Evaluator(potential, graphs=False)
+    if on_gpu and not evaluator.fused:
+        return Evaluator(potential).bind(system, stress=stress), False
+    return evaluator.bind(system, stress=stress), evaluator.fused

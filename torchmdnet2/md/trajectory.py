@@ -362,10 +362,20 @@ _WORDS = {
     "charge": "the total charge",
     "spin": "the multiplicity 2S+1",
     "coulomb": "the sum of Coulomb energies (--coulomb)",
+    "pressure": "the pressure",
+    "barostat": "the barostat",
+    "barostat_time": "the time of the barostat",
+    "barostat_compressibility": "the compressibility of the barostat",
+    "remove_drift": "the interval of --remove-drift",
+    "inner_steps": "the number of inner steps",
 }
-_UNITS = {"timestep": " fs", "temperature": " K", "friction": " per ps", "cell": " Å", "charge": " e"}
+_UNITS = {
+    "timestep": " fs", "temperature": " K", "friction": " per ps", "cell": " Å", "charge": " e", "pressure": " bar",
+    "barostat_time": " ps", "barostat_compressibility": " per bar",
+}  # fmt: skip
 _UNSHOWN = {
     "model": "its model has other weights",
+    "inner": "its inner model has other weights, or there is one in one of the two only",
     "elements": "its atoms are others, or in another order",
     "masses": "its atoms have other masses",
 }
@@ -433,7 +443,8 @@ class Recorder:
             ]
             for own in paths
         ]
-        self._tables = [Table(options.file(".csv", b), last) for b in range(atoms.replicas)]
+        cells = options.ensemble == "npt"
+        self._tables = [Table(options.file(".csv", b), last, cells) for b in range(atoms.replicas)]
         self.rows = [table.rows for table in self._tables]
         self._drifts = [Drift(atoms.num_atoms) for _ in self._tables]
         for drift, rows in zip(self._drifts, self.rows, strict=True):
@@ -450,19 +461,23 @@ class Recorder:
                 trajectory.write(frame)
 
     def frame(self, state: State, replica: int) -> Atoms:
-        """A replica as Atoms: positions (not wrapped), momenta, energy, forces."""
+        """A replica as Atoms: positions (not wrapped), momenta, energy, forces; stress of a cell that changes."""
         from ase.calculators.singlepoint import SinglePointCalculator
+        from ase.stress import full_3x3_to_voigt_6_stress
 
         n = self.atoms.num_atoms
         own = slice(replica * n, (replica + 1) * n)
         frame = self.start.copy()
+        if state.cell is not None:
+            frame.set_cell(state.cell[replica].numpy())
         frame.set_positions(state.pos[own].numpy(), apply_constraint=False)
         momenta = (self.atoms.masses[own] * state.vel[own]).numpy() * VELOCITY
         frame.set_momenta(momenta, apply_constraint=False)
         frame.info.update(step=state.step, time_ps=state.step * self.options.timestep * 1e-3)
-        frame.calc = SinglePointCalculator(
-            frame, energy=float(state.energy[replica]), forces=state.forces[own].double().numpy().copy()
-        )
+        results = {"energy": float(state.energy[replica]), "forces": state.forces[own].double().numpy().copy()}
+        if state.stress is not None:
+            results["stress"] = full_3x3_to_voigt_6_stress(state.stress[replica].double().numpy())
+        frame.calc = SinglePointCalculator(frame, **results)
         return frame
 
     @property
