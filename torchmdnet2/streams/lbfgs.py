@@ -7,8 +7,8 @@ Forces of molecules are scaled by springs between their atoms, which are stiff a
 forces are small long before the torsions are at their minimum. The inverse curvature is used in its compact form, a few
 products of matrices instead of two loops over the history.
 
-Methods: J. Nocedal, Math. Comput. 35, 773 (1980); compact form: R. H. Byrd et al., Math. Program. 63, 129 (1994); springs
-as in D. Packwood et al., J. Chem. Phys. 144, 164109 (2016).
+Methods: J. Nocedal, Math. Comput. 35, 773 (1980); compact form: R. H. Byrd et al., Math. Program. 63, 129 (1994);
+springs: D. Packwood et al., J. Chem. Phys. 144, 164109 (2016).
 
 Shapes: N atoms, B structures, M steps of history, n atoms of the largest molecule.
 """
