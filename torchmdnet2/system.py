@@ -295,6 +295,12 @@ class System:
         _first(flat & ~zero.any(1), "system {}: its periodic lattice vectors are linearly dependent")
         return self
 
+    @property
+    def electrons(self) -> Tensor:
+        """Number of electrons of each structure, [B], in float64."""
+        charge = self.charge.detach().double()
+        return torch.zeros_like(charge).index_add_(0, self.batch, self.z.to(charge.dtype)) - charge
+
     def _periodic_volume(self) -> Tensor:
         """Volume of the unit parallelepiped of the periodic directions, [B]; 1 for orthogonal vectors."""
         cell = self.cell.double()  # 16 bits have no determinants

@@ -83,12 +83,13 @@ def _rounded(sample: Sample) -> Sample:
 def _passes(batch: Sample) -> bool:
     """Whether nothing looks suspicious; False may also be a false alarm, since only some cases are fast."""
     system = batch.system
+    if not bool((system.atom_counts > 0).all()):
+        return False
     try:
         system.validate()
     except ValueError:
         return False
     fine = [
-        system.atom_counts.min() > 0,
         system.z.min() >= 1,
         system.z.max() <= _MAX_Z,
         ((system.charge - system.charge.round()).abs() <= ROUNDING).all(),

@@ -29,6 +29,7 @@ class Statistics:
         energies: [S] eV, NaN where a frame has none.
         charges, spins: total charges and spin multiplicities that there are, ascending.
         odd_electrons: frames with an odd number of electrons.
+        impossible_spins: frames with a multiplicity that their number of electrons excludes.
         force_rms: rms of the force components, eV/Å; None without forces.
         force_square, force_count: [S] sum of the squared force components, eV²/Å², and their number.
         neighbors: least, mean and largest number of neighbors of an atom within the cutoff; None without a cutoff.
@@ -42,6 +43,7 @@ class Statistics:
     charges: list[int]
     spins: list[int]
     odd_electrons: int
+    impossible_spins: int
     force_rms: float | None
     force_square: np.ndarray
     force_count: np.ndarray
@@ -106,6 +108,7 @@ def statistics(
         raise BadData("there are no frames to take statistics of")
     facts = dataset.facts_of(chosen)
     force_count = int(facts.force_count.sum())
+    electrons = facts.counts @ facts.elements - facts.charges
     return Statistics(
         labelled={
             name: int(facts.labelled[name].sum()) for name in label_names(facts.labelled) if facts.labelled[name].any()
@@ -115,7 +118,8 @@ def statistics(
         energies=facts.energies,
         charges=np.unique(facts.charges).tolist(),
         spins=np.unique(facts.spins).tolist(),
-        odd_electrons=int(((facts.counts @ facts.elements - facts.charges) % 2).sum()),
+        odd_electrons=int((electrons % 2).sum()),
+        impossible_spins=int(((facts.spins > 0) & ((electrons + facts.spins) % 2 == 0)).sum()),
         force_rms=math.sqrt(float(facts.force_square.sum()) / force_count) if force_count else None,
         force_square=facts.force_square,
         force_count=facts.force_count,

@@ -341,7 +341,11 @@ def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Foun
             return list(database_rows(name, format))
     reader = _READERS.get(format)
     if reader is not None:
-        return reader(_text(name))
+        with _in_words(name):
+            try:
+                return reader(_text(name))
+            except BadData as error:
+                raise BadData(f"{name}: {error}") from error
     stated = program_statements(format, _text_of(name, format)) if states_charges(format) else {}
     return [Found(atoms, stated.get("charge", ()), stated.get("spin", ())) for atoms in _by_ase(name, format)]
 

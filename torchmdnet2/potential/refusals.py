@@ -73,8 +73,21 @@ def refuse_precision(dtype: torch.dtype, what: str = "a potential") -> None:
 
 
 def refuse_spin(system: System, reads_spin: bool) -> None:
-    """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted."""
-    high = system.spin > 2
+    """Refuse a spin state that the model would ignore; the lowest, multiplicity 1 or 2, is taken for granted.
+
+    One that the number of electrons excludes is refused of every model: the charge or an H atom is wrong.
+    """
+    if not bool(system.spin.any()):
+        return
+    high, electrons = system.spin > 2, system.electrons
+    impossible = (system.spin > 0) & ((electrons + system.spin) % 2 == 0)
+    if bool(impossible.any()):
+        first = int(impossible.nonzero()[0, 0])
+        raise ValueError(
+            f"system {first} has {float(electrons[first]):g} electrons with the total charge "
+            f"{float(system.charge[first]):g}, which excludes its spin multiplicity {int(system.spin[first])}: one of "
+            "the charge, the multiplicity (2S+1) and the H atoms is wrong"
+        )
     if not reads_spin and bool(high.any()):
         first = int(high.nonzero()[0, 0])
         raise ValueError(
@@ -133,9 +146,7 @@ def refuse_odd_electrons(system: System, allow: bool, protons: torch.Tensor | No
         UntrainedCharge: names the structure.
     """
     charge = system.charge.detach()
-    if protons is None:
-        protons = torch.zeros_like(charge).index_add_(0, system.batch, system.z.to(charge.dtype))
-    electrons = protons - charge
+    electrons = system.electrons if protons is None else protons - charge
     odd = electrons.round() % 2 == 1
     if bool(odd.any()):
         first = int(odd.nonzero()[0, 0])

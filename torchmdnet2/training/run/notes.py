@@ -169,6 +169,12 @@ def _ignored(setup: Setup) -> Iterator[str]:
             what = "total charges" if name == "charge" else "spin multiplicities"
             listed, model = first_names([str(v) for v in values]), setup.config.model["name"]
             yield f"training frames have the {what} {listed}, which {model} does not use"
+    if found.impossible_spins:
+        yield (
+            f"{found.impossible_spins} training frames have a spin multiplicity that their number of electrons "
+            "excludes: is their total charge missing, or is the entry a number of unpaired electrons (2S)? See "
+            "data.keys.charge and data.keys.spin"
+        )
     for subset in ("validation", "test"):
         if subset in setup.statistics and potential.total_charges is not None:
             new = [str(q) for q in setup.statistics[subset].charges if q not in potential.total_charges]
