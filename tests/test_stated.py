@@ -12,6 +12,7 @@ from ase import Atoms
 from ase.build import bulk, molecule
 from ase.calculators.singlepoint import SinglePointCalculator
 from ase.io import read, write
+from tiny import tiny_potential
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
@@ -463,3 +464,72 @@ def test_formal_charges_of_an_openmm_topology(potential):
         assert charge_of(topology(every, box=20.0)) == (-2, True)
     finally:
         TorchMDNet2Energy.__init__ = original
+
+
+@pytest.mark.parametrize(
+    ("comment", "words"),
+    [
+        ('{"charge": -2, "spin": 1}', "write charge=-2"),
+        ("$chrg -2", "write charge=-2"),
+        ("|chrg=-2|uhf=0|", "write charge=-2"),
+        ("oxalate (charge -2)", "write charge=-2"),
+        ('title="net charge: -2"', "write charge=-2"),
+        ("q: -2", "write charge=-2"),
+        ('title="multiplicity 3"', "write spin=3"),
+        ('title="charge 0 multiplicity 1"', None),
+        ('charge=-2 title="total charge -2"', None),
+        ('title="charges by CM5, 3 decimals" freq=3', None),
+    ],
+)
+@pytest.mark.parametrize("way", ["structures", "data"])
+def test_free_text_that_states_a_charge_is_named(tmp_path, comment, words, way):
+    (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0.0 0.0 0.0\n")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        open_dataset(tmp_path / "a.xyz", {}) if way == "data" else read_structures(tmp_path / "a.xyz")
+    found = [str(one.message) for one in caught]
+    assert len(found) == bool(words) and (words is None or words in found[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "info", "said"),
+    [
+        ("q", [-1.2, -0.4, -0.4], "", "sum to -2"),
+        ("partial_charges", [-0.4, -0.3, -0.3], "", "sum to -1"),
+        ("dft_mbis_charges", [0.5, 0.3, 0.2], "", "sum to 1"),
+        ("mulliken", [-0.4, 0.2, 0.2], "", None),
+        ("mulliken", [-0.4, -0.4, -0.2], "charge=-1", None),
+        ("hirshfeld", [-0.4, 0.1, 0.13], "", None),
+        ("nuclear_charges", [8, 1, 1], "", None),
+    ],
+)
+def test_charges_of_atoms_that_do_not_sum_to_zero_are_named(tmp_path, name, values, info, said):
+    atoms = molecule("H2O")
+    rows = zip(atoms.symbols, atoms.positions, values, strict=True)
+    lines = "".join(f"{s} {x} {y} {z} {value}\n" for s, (x, y, z), value in rows)
+    (tmp_path / "a.xyz").write_text(f"3\nProperties=species:S:1:pos:R:3:{name}:R:1 {info}\n{lines}")
+    for read_all in (read_structures, lambda path: open_dataset(path, {})):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            read_all(tmp_path / "a.xyz")
+        found = [str(one.message) for one in caught]
+        assert len(found) == bool(said) and (said is None or f"'{name}' of the atoms {said}" in found[0])
+
+
+@pytest.mark.parametrize(("charge", "spin", "right"), [(0, 1, True), (0, 2, False), (-2, 1, True), (-1, 1, False)])
+def test_a_multiplicity_that_the_electrons_exclude_is_refused(charge, spin, right):
+    potential = tiny_potential(elements=[1, 8])
+    atoms = molecule("H2O")
+    atoms.info = {"charge": charge, "spin": spin}
+    if right:
+        potential(System.from_ase(atoms))
+    else:
+        with pytest.raises(ValueError, match=f"excludes its spin multiplicity {spin}"):
+            potential(System.from_ase([molecule("H2O"), atoms]))
+
+
+def test_frames_without_atoms_are_an_error(tmp_path):
+    for text in ("0\n\n", "1\nenergy=1.0\nH 0.0 0.0 0.0\n0\nenergy=1.0\n"):
+        (tmp_path / "a.xyz").write_text(text)
+        with pytest.raises(BadData, match=r"a.xyz, frame [01]: there must be one structure with at least one atom"):
+            open_dataset(tmp_path / "a.xyz", {})

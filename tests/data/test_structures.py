@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import warnings
 
 import numpy as np
@@ -384,3 +385,58 @@ def test_a_key_chooses_between_charges_that_differ_in_every_format(tmp_path):
         with pytest.raises(BadData, match=r"total_charge.*net_charge"):
             open_dataset(tmp_path / name, keys={})
         assert int(open_dataset(tmp_path / name, keys={"charge": "net_charge"})[0].system.charge[0]) == -2
+
+
+def pdb_atom(name, element="  ", place=" ", x=0.0, residue=1):
+    return f"HETATM    1 {name}{place}LIG A{residue:4d}    {x:8.3f}   0.000   0.000  0.50  0.00          {element}\n"
+
+
+GRO = "t\n2\n    1MOL      H    1   0.000   0.000   0.000\n    1MOL     CL    2   0.130   0.000   0.000\n 2. 2. 2.\n"
+CIF = (
+    "data_x\n_cell_length_a 9\n_cell_length_b 9\n_cell_length_c 9\n_cell_angle_alpha 90\n_cell_angle_beta 90\n"
+    "_cell_angle_gamma 90\n_symmetry_space_group_name_H-M 'P 1'\nloop_\n_atom_site_label\n_atom_site_type_symbol\n"
+    "_atom_site_fract_x\n_atom_site_fract_y\n_atom_site_fract_z\n_atom_site_occupancy\nNa1 Na+ 0 0 0 {}\n"
+    "Cl1 Cl- 0.25 0 0 1.0\n"
+)
+DUMP = (
+    "ITEM: TIMESTEP\n0\nITEM: NUMBER OF ATOMS\n1\nITEM: BOX BOUNDS pp pp pp\n0 9\n0 9\n0 9\n"
+    "ITEM: ATOMS id type x y z\n1 1 0 0 0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "elements", "words"),
+    [
+        ("a.pdb", pdb_atom(" CA ") + pdb_atom("CL1 ", x=1.8), ["C", "Cl"], r"a.pdb: no elements .*CA → C, CL1 → Cl"),
+        ("a.pdb", pdb_atom("HG11") + pdb_atom("1HB ", x=1.0), ["H", "H"], "HG11 → H, 1HB → H"),
+        ("a.pdb", pdb_atom("CA  ", "CA"), ["Ca"], None),
+        (
+            "a.pdb",
+            pdb_atom(" O  ", " O", "A") + pdb_atom(" O  ", " O", "B", 0.1),
+            ["O"],
+            "1 atom of alternate locations left out",
+        ),
+        ("a.pdb", pdb_atom(" O  ", " O", "A") + pdb_atom(" O  ", " O", "B", 3.0, 2), ["O", "O"], None),
+        ("a.gro", GRO, ["H", "C"], "CL → C"),
+        ("a.cif", CIF.format("0.5"), ["Na", "Cl"], r"a.cif: sites are occupied in part \(Na 0.5\)"),
+        ("a.cif", CIF.format("1.0"), ["Na", "Cl"], None),
+    ],
+)
+def test_what_a_reader_guesses_or_leaves_out_is_named(tmp_path, name, text, elements, words):
+    (tmp_path / name).write_text(text)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (atoms,) = read_structures(tmp_path / name)
+    assert atoms.get_chemical_symbols() == elements
+    found = [str(one.message) for one in caught if issubclass(one.category, StructureWarning)]
+    assert len(found) == bool(words)
+    if words:
+        assert re.search(words, found[0])
+
+
+def test_a_dump_without_elements_is_refused(tmp_path):
+    (tmp_path / "a.lammpstrj").write_text(DUMP)
+    with pytest.raises(BadData, match=r"a.lammpstrj: it states no elements"):
+        read_structures(tmp_path / "a.lammpstrj")
+    (tmp_path / "a.lammpstrj").write_text(DUMP.replace("type", "type element").replace("1 1 0", "1 1 Cu 0"))
+    assert read_structures(tmp_path / "a.lammpstrj")[0].get_chemical_symbols() == ["Cu"]

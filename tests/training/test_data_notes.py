@@ -76,7 +76,11 @@ def test_charges_and_spins_that_are_not_looked_at(raw_config, tmp_path, model, n
         atoms.info[name] = 1 + k % 2
     raw = written(raw_config, tmp_path, frames)
     raw["model"] = {"name": model, "hidden_channels": 8, "num_layers": 1, "num_rbf": 6, "cutoff": 3.0, "max_z": 10}
-    assert notes(raw) == ([] if said is None else [f"training frames have the {said}"])
+    found = notes(raw)
+    assert found[:1] == ([] if said is None else [f"training frames have the {said}"])
+    assert [note.split(" that ")[0] for note in found[1:]] == ["10 training frames have a spin multiplicity"] * (
+        name == "spin"
+    )
 
 
 def test_settings(raw_config):

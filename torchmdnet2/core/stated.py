@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,6 +52,7 @@ _UNPAIRED = frozenset(
     .split()
 )  # fmt: skip
 _MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
+_PARTIAL = re.compile(r"(^|_)(?<!nuclear_)(q|charges?|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa)(_|$)")
 _LOOKS_LIKE = re.compile(r"(^|_)charge$|^q$|^fparam$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)")
 _UNIT = re.compile(r"(?:(?P<first>[a-z]+)_?units?|units?_(?:of_)?(?!cell$)(?P<last>[a-z]+))")
 _QUANTITIES = {
@@ -210,13 +211,19 @@ def statements(
                 f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or "
                 f"spin, or give a key of data, as in keys: {{charge: {key}}}"
             )
-    _comment(info)
+    _comment(info, found)
     for key in SUMMED:
         if key in arrays and (total := _sum(arrays[key])) is not None:
             if total.is_integer():
                 found["charge"].append(Statement(int(total), f"the sum of {SUMMED[key]}"))
             elif key == "initial_charges":
                 _warn("the initial charges do not sum to a whole number: they are not read as the total charge")
+    for key in arrays if not found["charge"] else ():
+        if key not in OF_ATOMS and (total := _sum(arrays[key])) and total.is_integer():
+            _warn(
+                f"'{key}' of the atoms sum to {total:g}, and no total charge is stated: it is taken as 0. If it is "
+                f"{total:g}, write charge={total:g}"
+            )
     if "initial_magmoms" in arrays and np.ndim(arrays["initial_magmoms"]) == 1:
         total = _sum(arrays["initial_magmoms"])
         if total is not None and (periodic or not total.is_integer()):
@@ -313,8 +320,17 @@ def can_count(values: Any) -> bool:
 
 
 def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """The entries of `size` atoms that state something: charges and magnetic moments."""
-    return {key: entries[key] for key in OF_ATOMS if key in entries and np.shape(entries[key]) == (size,)}
+    """The entries of `size` atoms that state something: charges, by any name, and magnetic moments."""
+    return {
+        key: value for key, value in entries.items()
+        if (key in OF_ATOMS or _is_partial(key)) and np.shape(value) == (size,)
+        and np.asarray(value).dtype.kind in "iuf"
+    }  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _is_partial(key: Any) -> bool:
+    return isinstance(key, str) and bool(_PARTIAL.search(key.lower()))
 
 
 def _sum(values: Any) -> float | None:
@@ -338,8 +354,15 @@ _OTHER_LENGTH = re.compile(
 )  # fmt: skip
 
 
-def _comment(info: Mapping[str, Any]) -> None:
-    """Warn of what a comment line says in free text: two whole numbers, as charge and multiplicity, and a length."""
+_SAYS = re.compile(
+    r"(?<![\w.])(?P<name>charge|chrg|multiplicity|mult|uhf|q(?=\W*[:=]))[\"']?\s*[:=\s]\s*(?P<value>[+-]?\d+)(?![\w.])",
+    re.I,
+)
+_USUAL = {"multiplicity": 1, "mult": 1}  # others: 0
+
+
+def _comment(info: Mapping[str, Any], found: Mapping[str, Sequence[Statement]]) -> None:
+    """Warn of what a comment line says in free text of charge and multiplicity, and of a unit of length."""
     flags = [str(key) for key, value in info.items() if value is True]
     numbers = [flag for flag in flags if _NUMBER.fullmatch(flag)]
     if len(numbers) == 2:
@@ -349,12 +372,19 @@ def _comment(info: Mapping[str, Any]) -> None:
                 f"the comment line begins with '{first} {second}', which is not read: if it is charge and "
                 f"multiplicity, write charge={first} spin={second}"
             )
-    texts = [value for key, value in info.items() if isinstance(value, str) and not kind_of(str(key))]
+    texts = [f"{key}={value}" for key, value in info.items() if isinstance(value, str) and not kind_of(str(key))]
     for text in (" ".join(flags), *texts):
-        if found := _OTHER_LENGTH.search(text):
+        for says in _SAYS.finditer(text):
+            name, value = says["name"].lower(), int(says["value"])
+            quantity = "charge" if name in ("charge", "chrg", "q") else "spin"
+            if value != _USUAL.get(name, 0) and not found[quantity]:
+                value += name == "uhf"
+                _warn(f"'{text[:60]}' is not read: if it states the {_TOTAL[quantity]}, write {quantity}={value}")
+                break
+        if other := _OTHER_LENGTH.search(text):
             _warn(
                 f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "
-                f"in pos_unit={'nm' if found[0][0] in 'nN' else 'bohr'}"
+                f"in pos_unit={'nm' if other[0][0] in 'nN' else 'bohr'}"
             )
             return
 

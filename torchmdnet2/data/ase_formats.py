@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,7 +43,7 @@ from .labels import (
     stress_of,
 )
 from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, joined, stacked
-from .structures import Found, database_rows, open_found
+from .structures import Found, database_rows, files_beside, open_found
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -254,6 +254,10 @@ class AseReader(FrameReader):
     ):
         super().__init__(path, keys, units)
         self._variant = variant
+
+    @classmethod
+    def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
+        return [found for file in super().files_of(paths, keys) for found in (file, *files_beside(file))]
 
     @classmethod
     def variants(cls) -> Collection[str]:

@@ -17,7 +17,7 @@ from ..errors import BadData
 from .ase_formats import FrameReader
 from .extxyz import Frame, numbers_of
 from .formats import register_format
-from .program_charges import program_statements
+from .program_texts import program_statements
 
 __all__ = ["Cp2kReader"]
 

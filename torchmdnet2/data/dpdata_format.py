@@ -23,7 +23,7 @@ from .ase_formats import FrameReader
 from .extxyz import Frame
 from .formats import register_format
 from .labels import label_factors
-from .program_charges import program_statements, states_charges
+from .program_texts import program_statements, states_charges
 
 __all__ = ["DpdataReader"]
 

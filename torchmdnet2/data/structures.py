@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
 from .extxyz import BOM, ISOTOPES, raw_frames, with_elements
-from .program_charges import program_statements, states_charges
+from .program_texts import length_factor, program_statements, states_more
 
 __all__ = [
-    "MASSES", "Found", "Molecule", "database_rows", "from_smiles", "open_found", "open_structures", "read_molecules",
-    "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
+    "MASSES", "Found", "Molecule", "database_rows", "files_beside", "from_smiles", "open_found", "open_structures",
+    "read_molecules", "read_structures", "reason", "structure_of_molfile", "structure_of_xyz",
 ]  # fmt: skip
 
 
@@ -339,21 +339,26 @@ def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Foun
     if format in ("db", "json"):
         with _in_words(name):
             return list(database_rows(name, format))
-    reader = _READERS.get(format)
-    if reader is not None:
-        with _in_words(name):
-            try:
-                return reader(_text(name))
-            except BadData as error:
-                raise BadData(f"{name}: {error}") from error
-    stated = program_statements(format, _text_of(name, format)) if states_charges(format) else {}
-    return [Found(atoms, stated.get("charge", ()), stated.get("spin", ())) for atoms in _by_ase(name, format)]
+    with _in_words(name):
+        text = _text_of(name, format) if format in _READERS or states_more(format) else ""
+    if format in _READERS:
+        with _named(name):
+            return _READERS[format](text, f"{name}: ")
+    with _named(name):
+        stated, by = program_statements(format, text), length_factor(format, text)
+    found = _by_ase(name, format)
+    for atoms in found if by != 1 else ():
+        atoms.set_cell(atoms.cell.array * by)
+        atoms.set_positions(atoms.positions * by, apply_constraint=False)
+    return [Found(atoms, stated["charge"], stated["spin"]) for atoms in found]
 
 
 def _by_ase(source: Any, format: str) -> list[Atoms]:
     import ase.io
 
     path = source if isinstance(source, str) else ""
+    if path and format == "lammps-dump-text" and not re.search(r"^ITEM: ATOMS.* (element|mass)\b", _text(path), re.M):
+        raise BadData(f"{path}: it states no elements: write the dump with the column element (dump_modify … element)")
     if path and format in _TIDIED:
         source = io.StringIO(_TIDIED[format](_text(path)))
     elif path and _begins_with_mark(path):
@@ -365,11 +370,28 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
             f"{path}{': ' if path else ''}there are no atoms in it, as ase.io reads it: as the format {format}. If it "
             "is another one, as an input of Q-Chem, convert it to XYZ or SDF"
         )
+    if format in ("gromacs", "gromos") and found:
+        names = found[0].arrays.get("atomtypes", [])
+        _warn_of_guesses(f"{path}: ", dict(zip(map(str, names), found[0].symbols, strict=False)))
     return found
 
 
-_TIDIED = {"nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text)}
-"""Formats whose reader in ASE needs empty lines that the program does not need -> the text with them."""
+def _warn_of_guesses(where: str, elements: Mapping[str, str]) -> None:
+    """Say which elements were read from names of atoms: CA may be carbon or calcium."""
+    listed = ", ".join(f"{name} → {symbol}" for name, symbol in islice(elements.items(), 20))
+    warnings.warn(
+        f"{where}no elements are stated; they are guessed from the names of atoms"
+        f"{f' ({listed})' if listed else ''}: look at them, or give a file with elements",
+        StructureWarning,
+        stacklevel=5,
+    )
+
+
+_TIDIED = {
+    "nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text),
+    "gaussian-in": lambda text: re.sub(r"(?m)^([ \t]*[+-]?\d+)[ \t]*,[ \t]*(\d+[ \t\r]*)$", r"\1 \2", text),
+}
+"""Formats whose reader in ASE needs what the program does not need, as empty lines -> the text that it reads."""
 
 
 @contextmanager
@@ -381,6 +403,15 @@ def _in_words(where: str, more: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         raise BadData(f"{where}{': ' if where else ''}cannot be read as a structure: {reason(error)}{more}") from error
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Errors about a text, which name the file that it is from."""
+    try:
+        yield
+    except BadData as error:
+        raise BadData(f"{where}: {error}") from error
 
 
 def reason(error: Exception) -> str:
@@ -409,10 +440,15 @@ def _text(path: str) -> str:
 
 
 def _text_of(path: str, format: str) -> str:
-    """The text that states the charge: of a coord or gradient file of Turbomole, also that of `control` beside it."""
+    """The text with all statements: of a coord or gradient file of Turbomole, also that of `control` beside it."""
+    more = files_beside(path) if format.startswith("turbomole") else []
+    return "\n".join(map(_text, [path, *more]))
+
+
+def files_beside(path: str) -> list[str]:
+    """Files that may state more of the structures in this one: `control` of Turbomole."""
     control = Path(path).with_name("control")
-    beside = format.startswith("turbomole") and Path(path).name != "control" and control.is_file()
-    return _text(path) + ("\n" + _text(str(control)) if beside else "")
+    return [str(control)] if Path(path).name != "control" and control.is_file() else []
 
 
 class _Completed(Sequence):
@@ -553,6 +589,7 @@ def _completed(found: Found, where: str) -> Atoms:
         warnings.warn(f"{where}: a cell of 1 × 1 × 1 Å means that there is none: a molecule", StructureWarning, 4)
         atoms.set_cell(None)
         atoms.set_pbc(False)
+    _warn_of_disorder(info.get("occupancy"), where)
     arrays = of_atoms({**info, **(atoms.calc.results if atoms.calc is not None else {}), **atoms.arrays}, len(atoms))
     try:
         own = statements(info, arrays, bool(atoms.pbc.any()), "'{}'")
@@ -563,6 +600,19 @@ def _completed(found: Found, where: str) -> Atoms:
         if value is not None:
             info[quantity] = value
     return atoms
+
+
+def _warn_of_disorder(occupancy: Any, where: str) -> None:
+    """Of a CIF file, ASE keeps one atom of each site, with the occupancies of all in `info`."""
+    sites = [site for site in occupancy.values() if isinstance(site, Mapping)] if isinstance(occupancy, Mapping) else []
+    partly = {f"{symbol} {share:g}" for site in sites for symbol, share in site.items() if abs(share - 1) > 1e-3}
+    if partly:
+        warnings.warn(
+            f"{where}: sites are occupied in part ({', '.join(sorted(partly))}), and each is taken as one whole atom: "
+            "make an ordered structure of it",
+            StructureWarning,
+            stacklevel=4,
+        )
 
 
 def _restate_units(info: dict[str, Any]) -> None:
@@ -579,19 +629,19 @@ def _restate_units(info: dict[str, Any]) -> None:
 # --- formats ---------------------------------------------------------------------------------------------------------
 
 
-def _molfile(text: str) -> list[Found]:
+def _molfile(text: str, where: str = "") -> list[Found]:
     found = []
     for molecule in read_molecules(text):
         if molecule.flat and not any(z for _, _, z in molecule.positions) and len(molecule.symbols) > 3:
             warnings.warn(
-                "the header of the molfile says 2D: its coordinates are a drawing, and no structure in Å",
+                f"{where}the header of the molfile says 2D: its coordinates are a drawing, and no structure in Å",
                 StructureWarning,
                 stacklevel=4,
             )
         if len(molecule.unpaired) > 1:
             warnings.warn(
-                f"{len(molecule.unpaired)} atoms of the molfile are radicals, and their coupling is not known: no "
-                "multiplicity is read, give it as spin",
+                f"{where}{len(molecule.unpaired)} atoms of the molfile are radicals, and their coupling is not known: "
+                "no multiplicity is read, give it as spin",
                 StructureWarning,
                 stacklevel=4,
             )
@@ -602,12 +652,21 @@ def _molfile(text: str) -> list[Found]:
     return found
 
 
-def _pdb(text: str) -> list[Found]:
-    """ASE's reader, and the charges of atoms in columns 79 and 80."""
+def _pdb(text: str, where: str) -> list[Found]:
+    """ASE's reader, and the charges of atoms in columns 79 and 80.
+
+    Elements that are not stated are read from the columns of the names, and of alternate locations the first is taken.
+    """
     lines, charges, isotopes = [], [{}], [{}]  # type: ignore[var-annotated]
-    count = 0
+    count, guessed, taken, left_out = 0, {}, {}, 0  # type: ignore[var-annotated]
     for line in text.splitlines():
         if line.startswith(("ATOM  ", "HETATM")):
+            if (place := line[16:17]) not in ("", " ") and taken.setdefault(line[17:27], place) != place:
+                left_out += 1
+                continue
+            if not line[76:78].strip():
+                line = f"{line[:76].ljust(76)}{_element_of(line[12:16]):>2}{line[78:]}"
+                guessed[line[12:16].strip()] = line[76:78].strip()
             match = _PDB_CHARGE.fullmatch(line[78:80].strip())
             if match:
                 sign = match[2] or match[3] or match[5]
@@ -625,6 +684,15 @@ def _pdb(text: str) -> list[Found]:
         lines.append(line)
     while len(lines) > 1 and lines[-1].strip() == "END" and any(line.startswith("ENDMDL") for line in lines):
         lines.pop()  # it would make a structure without atoms
+    if guessed:
+        _warn_of_guesses(where, guessed)
+    if left_out:
+        warnings.warn(
+            f"{where}{left_out} atom{'s' * (left_out > 1)} of alternate locations left out: the first location of each "
+            "residue is taken",
+            StructureWarning,
+            stacklevel=4,
+        )
     found = []
     for k, atoms in enumerate(_by_ase(io.StringIO("\n".join(lines) + "\n"), "proteindatabank")):
         own = charges[k] if k < len(charges) else {}
@@ -634,6 +702,16 @@ def _pdb(text: str) -> list[Found]:
         stated = [Statement(sum(own.values()), "the charges of its atoms (columns 79 and 80)")] if own else []
         found.append(Found(atoms, stated, []))
     return found
+
+
+def _element_of(name: str) -> str:
+    """Of an atom's name in columns 13 to 16: its first two hold the element, but for names of four characters of H."""
+    from ase.data import atomic_numbers
+
+    two = name[:2].strip().capitalize()
+    if len(name.strip()) == 4 and name[0] == "H":
+        return "H"
+    return two if two in atomic_numbers else next((letter for letter in name if letter.isalpha()), "X")
 
 
 _READERS = {"sdf": _molfile, "mol": _molfile, "proteindatabank": _pdb}

@@ -1,10 +1,13 @@
-"""Charge and multiplicity in texts of quantum-chemistry programs: the whole structure's, and no other numbers."""
+"""Charge, multiplicity and unit of lengths in texts of programs: the whole structure's, and no other numbers."""
 
+import numpy as np
 import pytest
 
-from torchmdnet2.data.program_charges import program_statements, states_charges
+from torchmdnet2.data import open_dataset
+from torchmdnet2.data.program_texts import program_statements, states_charges
 from torchmdnet2.data.structures import read_structures
 from torchmdnet2.errors import BadData
+from torchmdnet2.units import BOHR
 
 ATOMS = "O 0.0 0.0 0.0\nH 0.0 0.76 0.6\nH 0.0 -0.76 0.6\n"
 HEAD = "%mem=1GB\n# hf/3-21g\n\n"
@@ -107,3 +110,48 @@ def test_a_coord_file_has_the_charge_of_the_control_file_beside_it(tmp_path):
     (tmp_path / "coord").write_text(COORD.format("$chrg -1\n"))
     with pytest.raises(BadData, match=r"-1 by its line '\$chrg -1' and -2 by its line"):
         read_structures(tmp_path / "coord")
+
+
+DUMP = "ITEM: UNITS\n{}\nITEM: TIMESTEP\n0\nITEM: NUMBER OF ATOMS\n3\nITEM: BOX BOUNDS ff ff ff\n-9 9\n-9 9\n-9 9\n"
+COLUMNS = "ITEM: ATOMS id type {}x y z\n1 1 O 0 0 0\n2 2 H 0 0.76 0.6\n3 2 H 0 -0.76 0.6\n"
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "unit"),
+    [
+        ("nwchem-in", f"geometry units au\n{ATOMS}end\n", BOHR),
+        ("nwchem-in", f"geometry nocenter units angstroms noautosym\n{ATOMS}end\n", 1),
+        ("nwchem-in", f"geometry\n{ATOMS}end\n", 1),
+        ("gaussian-in", f"#p hf units=(deg,AU)\n\nwater\n\n0,1\n{ATOMS}\n", BOHR),
+        ("gaussian-in", f"# hf\n units=au\n\nwater\n\n0 1\n{ATOMS}\n", BOHR),
+        ("gaussian-in", f"# hf\n\nunits=au\n\n0 1\n{ATOMS}\n", 1),
+        ("turbomole", "$coord angs\n0 0 0 o\n0 0.76 0.6 h\n0 -0.76 0.6 h\n$end\n", 1),
+        ("turbomole", "$coord\n0 0 0 o\n0 0.76 0.6 h\n0 -0.76 0.6 h\n$end\n", BOHR),
+        ("turbomole", "$coord frac\n0 0 0 o\n0 0.76 0.6 h\n0 -0.76 0.6 h\n$end\n", None),
+        ("turbomole", "$coord\n0 0 0 o\n0 0.76 0.6 h\n0 -0.76 0.6 h\n$periodic 3\n$end\n", None),
+        ("lammps-dump-text", DUMP.format("electron") + COLUMNS.format("element "), BOHR),
+        ("lammps-dump-text", DUMP.format("real") + COLUMNS.format("element "), 1),
+        ("lammps-dump-text", DUMP.format("lj") + COLUMNS.format("element "), None),
+    ],
+)
+def test_lengths_in_the_unit_that_the_text_states(tmp_path, format, text, unit):
+    (tmp_path / "a").write_text(text)
+    if unit is None:
+        with pytest.raises(BadData, match=r"a: its line '.*' states (lengths|a cell) in a way that is not read"):
+            read_structures(tmp_path / "a", format=format)
+    else:
+        (atoms,) = read_structures(tmp_path / "a", format=format)
+        np.testing.assert_allclose(sorted(abs(atoms.positions[:, 1])), [0, 0.76 * unit, 0.76 * unit], rtol=1e-6)
+
+
+def test_a_changed_control_file_renews_a_cache(tmp_path):
+    path, cache = tmp_path / "coord", tmp_path / "cache"
+    path.write_text(COORD.format(""))
+
+    def charge():
+        return float(open_dataset(path, {}, format="turbomole", cache=cache)[0].system.charge)
+
+    assert charge() == 0
+    for value in (-2, 2):
+        (tmp_path / "control").write_text(f"$eht charge={value} unpaired=0\n$end\n")
+        assert charge() == value

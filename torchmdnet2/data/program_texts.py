@@ -1,12 +1,14 @@
-"""Total charge and multiplicity in the texts of quantum-chemistry programs, which ASE and dpdata leave out."""
+"""What the texts of programs state, and ASE and dpdata leave out: total charge, multiplicity, unit of lengths."""
 
 from __future__ import annotations
 
 import re
 
 from ..core.stated import Statement, whole_number
+from ..errors import BadData
+from ..units import factor
 
-__all__ = ["program_statements", "states_charges"]
+__all__ = ["length_factor", "program_statements", "states_charges", "states_more"]
 
 _LINE, _WORDS, _EMPTY = r"(?:.*\n)", r"(?:.*\S.*\n)", r"(?:[ \t\r]*\n)"
 _DFT = r"(?:(?:[ \t]*[^&\s].*\n|[ \t\r]*\n)*?[ \t]*{}[ \t]+(?P<{}>[+-]?\d+)[ \t\r]*$)?"
@@ -41,12 +43,33 @@ _PROGRAMS = {
 }  # fmt: skip
 """Formats of ASE, and beginnings of those of dpdata -> where their texts state charge and multiplicity."""
 
+_LENGTHS = {
+    "nwchem-in": ("angstrom", r"(?im)^[ \t]*geometry\b.*?\bunits[ \t]+(?P<unit>\w+)"),
+    "gaussian-in": ("angstrom", r"(?im)^[ \t]*#(?:.*\S.*\n)*?.*?\bunits[ \t]*=?[ \t]*\(?[^)\n]*?\b(?P<unit>au|bohr)\b"),
+    "gamess-us-in": ("angstrom", r"(?i)\bunits[ \t]*=[ \t]*(?P<unit>\w+)"),
+    "turbomole": ("bohr", r"(?im)^[ \t]*\$coord[ \t]+(?!file\b)(?P<unit>\w+)|^[ \t]*\$(?:periodic|lattice|cell)\b"),
+    "lammps-data": ("angstrom", r"(?i)\ALAMMPS.*\bunits[ \t]*=[ \t]*(?P<unit>\w+)"),
+    "lammps-dump-text": ("angstrom", r"ITEM: UNITS[ \t\r]*\n[ \t]*(?P<unit>\w+)"),
+}
+"""Formats -> the unit of length that ASE takes for granted, and where their texts state another one, or a cell."""
+
+_WORDS = {
+    "an": "angstrom", "angs": "angstrom", "real": "angstrom", "metal": "angstrom", "au": "bohr", "atomic": "bohr",
+    "electron": "bohr", "nano": "nm",
+}  # fmt: skip
+"""What programs call units of length, or systems of units."""
+
 _ONCE = ("gaussian-in",)  # only the first match counts: further jobs may follow
 
 
 def states_charges(format: str) -> bool:
     """Whether texts of this format of ASE or dpdata state charge and multiplicity."""
     return _pattern(format) is not None
+
+
+def states_more(format: str) -> bool:
+    """Whether texts of this format state what ASE leaves out."""
+    return states_charges(format) or format in _LENGTHS
 
 
 def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
@@ -73,6 +96,31 @@ def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
         if format in _ONCE:
             break
     return found
+
+
+def length_factor(format: str, text: str) -> float:
+    """What positions and cells that ASE has read from a text are to be multiplied by, to be in Å.
+
+    Args:
+        format: as ASE calls it.
+        text: the whole file.
+
+    Raises:
+        BadData: the text states a unit, or a cell, that cannot be used.
+    """
+    assumed, pattern = _LENGTHS.get(format, ("", ""))
+    match = re.search(pattern, text) if pattern else None
+    if match is None:
+        return 1.0
+    word = (match["unit"] or "").lower()
+    try:
+        return factor("length", _WORDS.get(word, word)) / factor("length", assumed)
+    except ValueError:
+        line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
+        raise BadData(
+            f"its line '{line}' states {'lengths' if word else 'a cell'} in a way that is not read: convert the file "
+            "to extended XYZ"
+        ) from None
 
 
 def _pattern(format: str) -> str | None:
