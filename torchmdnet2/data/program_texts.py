@@ -53,7 +53,7 @@ _LENGTHS = {
 }
 """Formats -> the unit of length that ASE takes for granted, and where their texts state another one, or a cell."""
 
-_WORDS = {
+_CALLED = {
     "an": "angstrom", "angs": "angstrom", "real": "angstrom", "metal": "angstrom", "au": "bohr", "atomic": "bohr",
     "electron": "bohr", "nano": "nm",
 }  # fmt: skip
@@ -114,7 +114,7 @@ def length_factor(format: str, text: str) -> float:
         return 1.0
     word = (match["unit"] or "").lower()
     try:
-        return factor("length", _WORDS.get(word, word)) / factor("length", assumed)
+        return factor("length", _CALLED.get(word, word)) / factor("length", assumed)
     except ValueError:
         line = text[text.rfind("\n", 0, match.start()) + 1 :].partition("\n")[0].strip()
         raise BadData(

@@ -371,7 +371,7 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
             "is another one, as an input of Q-Chem, convert it to XYZ or SDF"
         )
     if format in ("gromacs", "gromos") and found:
-        names = found[0].arrays.get("atomtypes", [])
+        names: Any = found[0].arrays.get("atomtypes", [])
         _warn_of_guesses(f"{path}: ", dict(zip(map(str, names), found[0].symbols, strict=False)))
     return found
 
