@@ -7,11 +7,12 @@ import re
 
 import numpy as np
 import pytest
+from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import read
 
 from torchmdnet2.cli import main
-from torchmdnet2.md.page import MOST_FRAMES, read_frames
+from torchmdnet2.md.page import MOST_FRAMES, distances, read_frames
 
 
 @pytest.fixture
@@ -53,7 +54,31 @@ def test_a_crystal_has_its_cell_and_a_flat_distribution_far_away(model, tmp_path
     assert main([*map(str, command), "--output", str(tmp_path / "run")]) in (0, None)
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert carried(page)["cell"] == pytest.approx([5.6, 5.6, 5.6, 90, 90, 90])
-    assert "Radial distribution" in page
+    assert "Radial distribution" in page and "density (g/cm³)" in page and "Mean pressure" not in page
+
+
+def test_constant_pressure_shows_the_cell_and_density(model, tmp_path):
+    atoms = molecule("H2O", cell=[5, 5, 6], pbc=True)
+    atoms.write(tmp_path / "start.extxyz")
+    command = ["md", model, tmp_path / "start.extxyz", "--steps", 10, "--report", "--ensemble", "npt"]
+    assert main([*map(str, command), "--output", str(tmp_path / "run")]) in (0, None)
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "c (Å)" in page and "Mean pressure" in page and "density over time" in page
+
+
+def test_radial_distribution_of_an_ideal_gas_and_of_molecules():
+    """1 at any distance whatever the cells; per pair of elements; integrals are coordination numbers."""
+    rng = np.random.default_rng(0)
+    gas = [Atoms("He150Ne50", rng.random((200, 3)) * edge, cell=[edge] * 3, pbc=True) for edge in (17.0, 20.0, 25.0)]
+    edges, found = distances(gas)
+    assert set(found) == {"He–He", "He–Ne", "Ne–Ne"}
+    for density in found.values():
+        assert density[edges[1:] > 4].mean() == pytest.approx(1, abs=0.03)
+    dimer = Atoms("HF", [[0, 0, 0], [0, 0, 0.9]], cell=[20] * 3, pbc=True)
+    edges, found = distances([dimer])
+    shells = 4 / 3 * np.pi * np.diff(edges**3)
+    assert (found["H–F"] * shells / 20**3).sum() == pytest.approx(1)
+    assert not found["H–H"].any()
 
 
 def test_distances_of_a_molecule_end_with_it(monkeypatch):
@@ -61,7 +86,9 @@ def test_distances_of_a_molecule_end_with_it(monkeypatch):
 
     ends = []
     monkeypatch.setattr(pages, "_drawn", lambda draw, text: draw(axes) or [])
-    axes = type("Axes", (), {"stairs": lambda *_: None, "hist": lambda *_, **__: None, "legend": lambda *_: None})()
+    axes = type(
+        "Axes", (), {"stairs": lambda *_, **__: None, "hist": lambda *_, **__: None, "legend": lambda *_: None}
+    )()
     axes.set = lambda **words: ends.append(words.get("xlim"))
     pages._geometry([molecule("H2O")] * 2)
     assert ends[-1][0] == 0 and 1.5 < ends[-1][1] < 1.7  # H…H

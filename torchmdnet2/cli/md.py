@@ -139,6 +139,10 @@ def _md(options: argparse.Namespace) -> None:
     temperatures = [row.temperature_K for replica in result.replicas for row in replica.rows]
     mean = sum(temperatures) / len(temperatures)
     found = [f"mean temperature {mean:.1f} K", f"drift {drift_text(result.drift)}"]
+    if chosen.ensemble == "npt":
+        halves = [replica.rows[len(replica.rows) // 2 :] for replica in result.replicas]
+        densities = [row.density_g_cm3 for rows in halves for row in rows]
+        found.append(f"density {sum(densities) / len(densities):.3f} g/cm³ in the second half")
     if speed := speed_text(result.ns_per_day):
         found.append(speed if options.replicas == 1 else f"{speed} each")
     if novelty := result.watch.summary():

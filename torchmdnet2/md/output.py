@@ -268,6 +268,8 @@ class Reporter:
             return
         self.shown = clock
         now = f"{row.time_ps:8.3f} ps {row.temperature_K:6.0f} K  drift {drift_text(drift)}"
+        if not math.isnan(row.density_g_cm3):
+            now += f"  {sum(row.density_g_cm3 for row in rows) / len(rows):.3f} g/cm³"
         speed = speed_text(self.ns_per_day(row.step))
         if self.bar is not None:
             self.bar.update(self.task, completed=row.step, now=f"{now}  {speed}")

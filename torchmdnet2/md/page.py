@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,6 +23,7 @@ from ..core.files import atomic_write
 from ..core.html_page import document, figure_png, image, table
 from ..neighbors import neighbor_list
 from ..system import System
+from ..units import AMU_A3
 from .guard import Bonds
 from .output import TableRow, drift_text, speed_text
 
@@ -29,12 +31,14 @@ if TYPE_CHECKING:
     from ase import Atoms
     from matplotlib.axes import Axes
 
-__all__ = ["Simulated", "read_frames", "write_page"]
+__all__ = ["Simulated", "distances", "read_frames", "write_page"]
 
 MOST_FRAMES = 250
 MOST_POSITIONS = 200_000  # atoms times frames on a page, of about 30 bytes each
 READABLE = (".xyz", ".extxyz", ".traj")
 _FARTHEST = 8.0  # Å, of the distances in the histogram
+_MOST_KINDS = 3  # elements between which there are radial distributions
+_BEYOND = 2.0  # Å, from which on the highest value is shown
 _STICKS = 2000  # atoms above which only lines are drawn
 
 _STYLE = """<style>
@@ -113,6 +117,7 @@ def write_page(path: Path, simulated: Simulated) -> None:
         "<h2>Temperature and energy</h2>",
         table(["replica", "ps", "mean K", "drift"], summary, left=(3,)),
         _picture(simulated.curves, "temperature and energy over time") if simulated.curves else "",
+        *(_cells(simulated.frames, simulated.replicas) if simulated.frames and simulated.frames[0].pbc.all() else []),
         *(_geometry(simulated.frames) if simulated.frames else []),
     ]
     atomic_write(path, document(simulated.title, body))
@@ -173,11 +178,40 @@ def _geometry(frames: Sequence[Atoms]) -> list[str]:
         heads = ["bond", "number", "mean (Å)", "standard deviation", "shortest", "longest"]
         parts += ["<h2>Bonds</h2>", "<p class=note>Those of the first frame.</p>", table(heads, rows)]
         parts += _drawn(lambda axes: _draw_bonds(axes, kinds), "histogram of bond lengths")
-    edges, density = _distances(frames)
     name = "Radial distribution" if frames[0].pbc.all() else "Distances"
     parts.append(f"<h2>{name}</h2>")
-    parts += _drawn(lambda axes: _draw_distances(axes, edges, density, bool(frames[0].pbc.all())), name.lower())
+    parts += _drawn(lambda axes: _draw_distances(axes, frames), name.lower())
     return parts
+
+
+def _cells(frames: Sequence[Atoms], replicas: Sequence[Sequence[TableRow]]) -> list[str]:
+    """Lengths, angles, volume and density: means over the second half of the frames of the first replica, and at
+    constant pressure those of every replica over time."""
+    mass = float(frames[0].get_masses().sum()) * AMU_A3
+    cells = np.array([[*frame.cell.cellpar(), frame.get_volume()] for frame in frames])
+    cells = np.column_stack([cells, mass / cells[:, 6]])
+    half = cells[len(cells) // 2 :]
+    names = ["a (Å)", "b (Å)", "c (Å)", "α (°)", "β (°)", "γ (°)", "volume (Å³)", "density (g/cm³)"]
+    rows = [
+        [name, f"{first:.4g}", f"{mean:.5g}", f"{spread:.2g}"]
+        for name, first, mean, spread in zip(names, cells[0], half.mean(0), half.std(0), strict=True)
+    ]
+    parts = [
+        "<h2>Cell and density</h2>",
+        "<p class=note>Of the first replica; means over the second half of the run.</p>",
+        table(["", "first", "mean", "standard deviation"], rows),
+    ]
+    if math.isnan(replicas[0][0].volume_A3):  # the cell stayed
+        return parts
+    pressures = [float(np.mean([row.pressure_bar for row in rows[len(rows) // 2 :]])) for rows in replicas]
+    parts.append(f"<p class=note>Mean pressure: {', '.join(f'{p:.0f}' for p in pressures)} bar.</p>")
+    return [*parts, *_drawn(lambda axes: _draw_density(axes, replicas), "density over time")]
+
+
+def _draw_density(axes: Axes, replicas: Sequence[Sequence[TableRow]]) -> None:
+    for rows in replicas:
+        axes.plot([row.time_ps for row in rows], [row.density_g_cm3 for row in rows], lw=0.8)
+    axes.set(xlabel="time (ps)", ylabel="density (g/cm³)", title="Density")
 
 
 def _bond_lengths(frames: Sequence[Atoms]) -> dict[str, NDArray[np.float64]]:
@@ -191,20 +225,36 @@ def _bond_lengths(frames: Sequence[Atoms]) -> dict[str, NDArray[np.float64]]:
     return {str(kind): lengths[:, kinds == kind] for kind in np.unique(kinds)}
 
 
-def _distances(frames: Sequence[Atoms]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Histogram of the distances between atoms: edges of the bins, and g(r) of a crystal or liquid (1 at random), or
-    the neighbors of an atom per Å of a molecule."""
+def distances(frames: Sequence[Atoms]) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
+    """Histograms of the distances between atoms, of up to 50 frames.
+
+    Args:
+        frames: of the same atoms; their cells may differ.
+
+    Returns:
+        Edges of the bins, Å; of crystals and liquids g(r) by pair of elements (1 at random), of the three elements with
+        most atoms; of molecules the neighbors of an atom per Å, named "".
+    """
     chosen = frames[:: -(-len(frames) // 50)]
     edges = np.linspace(0.0, _FARTHEST, 161)
-    counts = np.zeros(len(edges) - 1)
+    kinds = [symbol for symbol, _ in Counter(frames[0].get_chemical_symbols()).most_common(_MOST_KINDS)]
+    symbols = np.array(frames[0].get_chemical_symbols())
+    periodic = bool(frames[0].pbc.all())
+    pairs = [(one, other) for k, one in enumerate(kinds) for other in kinds[k:]] if periodic else [("", "")]
+    found = {f"{one}–{other}" if periodic else "": np.zeros(len(edges) - 1) for one, other in pairs}
+    shells = 4 / 3 * math.pi * np.diff(edges**3)
     for atoms in chosen:
         system = System.from_ase(atoms)
-        counts += np.histogram(neighbor_list(system, _FARTHEST).distances(system).numpy(), edges)[0]
-    per_atom = counts / (len(chosen) * len(frames[0]))
-    if not frames[0].pbc.all():
-        return edges, per_atom / np.diff(edges)
-    number_density = len(frames[0]) / frames[0].cell.volume
-    return edges, per_atom / (4 / 3 * math.pi * np.diff(edges**3) * number_density)
+        neighbors = neighbor_list(system, _FARTHEST)
+        d, (i, j) = neighbors.distances(system).numpy(), neighbors.edge_index.numpy()
+        for name, (one, other) in zip(found, pairs, strict=True):
+            if not periodic:
+                found[name] += np.histogram(d, edges)[0] / len(symbols) / np.diff(edges) / len(chosen)
+                continue
+            counts = np.histogram(d[(symbols[i] == one) & (symbols[j] == other)], edges)[0]
+            at_random = (symbols == one).sum() * (symbols == other).sum() / atoms.get_volume() * shells
+            found[name] += counts / at_random / len(chosen)
+    return edges, found
 
 
 def _draw_bonds(axes: Axes, kinds: dict[str, NDArray[np.float64]]) -> None:
@@ -215,12 +265,20 @@ def _draw_bonds(axes: Axes, kinds: dict[str, NDArray[np.float64]]) -> None:
     axes.legend()
 
 
-def _draw_distances(axes: Axes, edges: NDArray[np.float64], density: NDArray[np.float64], periodic: bool) -> None:
-    axes.stairs(density, edges)
-    end = _FARTHEST if periodic else edges[1:][density > 0].max(initial=1.0)  # molecules end
-    axes.set(xlabel="distance (Å)", ylabel="g(r)" if periodic else "neighbors of an atom per Å", xlim=(0, end))
-    if periodic:
-        axes.axhline(1.0, color="0.6", lw=0.8)
+def _draw_distances(axes: Axes, frames: Sequence[Atoms]) -> None:
+    edges, found = distances(frames)
+    periodic = bool(frames[0].pbc.all())
+    for name, density in found.items():
+        axes.stairs(density, edges, label=name)
+    if not periodic:
+        end = edges[1:][found[""] > 0].max(initial=1.0)  # molecules end
+        axes.set(xlabel="distance (Å)", ylabel="neighbors of an atom per Å", xlim=(0, end))
+        return
+    # bonds are several times higher than what lies beyond them
+    beyond = max(float(density[edges[1:] > _BEYOND].max(initial=1.0)) for density in found.values())
+    axes.set(xlabel="distance (Å)", ylabel="g(r)", xlim=(0, _FARTHEST), ylim=(0, 1.2 * beyond))
+    axes.axhline(1.0, color="0.6", lw=0.8)
+    axes.legend()
 
 
 def _drawn(draw: Callable[[Axes], Any], text: str) -> list[str]:
