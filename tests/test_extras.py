@@ -17,6 +17,7 @@ CASES = {  # package -> its extra, and what needs it; the files named none.* are
     "openmmml": ("openmm", "import torchmdnet2.adapters.openmmml"),
     "torch_sim": ("torch-sim", "import torchmdnet2.adapters.torch_sim"),
     "mpi4py": ("lammps", "Path('in.lmp').touch(); main(['lammps', 'organic', 'in.lmp', '--elements', 'H'])"),
+    "chemfiles": ("xtc", "from torchmdnet2.md.trajectory import XTC; XTC.check(Path('none.xtc'), None)"),
     "rdkit": ("smiles", "main(['md', 'organic', '--smiles', 'CCO'])"),
     "huggingface_hub": ("hub", "main(['fetch', 'some/model'])"),
     "h5py": ("hdf5", "from torchmdnet2.data.hdf5_file import opened_hdf5; opened_hdf5('none.h5')"),

@@ -1,4 +1,4 @@
-"""DCD files: read back, against OpenMM's writer, cut and continued."""
+"""DCD and XTC files: read back, against OpenMM's writer, cut and continued."""
 
 from __future__ import annotations
 
@@ -132,6 +132,49 @@ def test_cells_that_a_dcd_file_cannot_hold(tmp_path):
         atoms.info["step"] = 0
         with pytest.raises(BadData, match="DCD"):
             open_trajectory(tmp_path / "x.dcd", 0.5, 10).write(atoms)
+
+
+def test_a_cell_that_turns_is_turned_back(tmp_path):
+    """Frames after the first: distances between images stay, and the lengths and angles of the file fit positions."""
+    file = open_trajectory(tmp_path / "x.dcd", 0.5, 10)
+    first, second = frames(2, TRICLINIC)
+    shear = np.array([[1.01, 0.03, -0.02], [0.03, 0.98, 0.01], [-0.02, 0.01, 1.0]])
+    second.set_cell(second.cell @ shear, scale_atoms=True)
+    for atoms in (first, second):
+        file.write(atoms)
+    file.close()
+    _, cells, positions = parse(tmp_path / "x.dcd")
+    a, gamma, b, beta, alpha, c = cells[1]
+    angles = np.degrees(np.arccos([alpha, beta, gamma]))
+    read = Atoms("OH2", positions[1], cell=[a, b, c, *angles], pbc=True)
+    for mic in (False, True):
+        np.testing.assert_allclose(read.get_all_distances(mic), second.get_all_distances(mic), atol=1e-5)
+    assert not np.allclose(read.positions, second.positions, atol=1e-3)
+
+
+@CELLS
+def test_xtc(tmp_path, cell):
+    """Read back by chemfiles, and cut and continued."""
+    chemfiles = pytest.importorskip("chemfiles")
+    written, path = list(frames(4, cell)), tmp_path / "x.xtc"
+    file, marks = open_trajectory(path, 0.5, 10), []
+    for atoms in written:
+        file.write(atoms)
+        marks.append(file.mark)
+    whole = path.read_bytes()
+    again = open_trajectory(path, 0.5, 10, marks[1])
+    for atoms in written[2:]:
+        again.write(atoms)
+    again.sync()
+    assert path.read_bytes() == whole
+    with chemfiles.Trajectory(str(path)) as found:
+        assert found.nsteps == 4
+        for k, atoms in enumerate(written):
+            frame = found.read_step(k)
+            np.testing.assert_allclose(frame.positions, atoms.positions, atol=0.0051)
+            assert (frame.step, frame["time"]) == (10 * k, pytest.approx(0.005 * k))
+            if cell is not None:
+                np.testing.assert_allclose(frame.cell.matrix.T, atoms.cell.array, atol=1e-5)
 
 
 def test_of_a_run(potential, tmp_path):

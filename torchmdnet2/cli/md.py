@@ -68,7 +68,7 @@ def add(command: Command) -> None:
     md.add_argument("--output", default="md", help="prefix of the files, or a folder (default: md)")
     md.add_argument(
         "--trajectory", action="append", default=[], metavar="FILE",
-        help=".xyz, .extxyz, .traj or .dcd, repeatable (default: the prefix + .xyz)",
+        help=".xyz, .extxyz, .traj, .dcd or .xtc, repeatable (default: the prefix + .xyz)",
     )  # fmt: skip
     md.add_argument("--isolated", action="store_true", help="one molecule in a periodic cell: whole, without the cell")
     md.add_argument("--minimize", action="store_true", help="relax the start structure first")

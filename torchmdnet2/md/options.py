@@ -25,8 +25,9 @@ FEWEST = 20  # time steps in the time of a barostat
 
 _ENSEMBLES = {"nve": "constant energy", "nvt": "Langevin", "npt": "Langevin at constant pressure"}
 
-FORMATS = (".xyz", ".extxyz", ".traj", ".dcd")
-"""Trajectory formats, by the file's extension: extended XYZ, ASE's own, and DCD (positions in float32 and cell)."""
+FORMATS = (".xyz", ".extxyz", ".traj", ".dcd", ".xtc")
+"""Trajectory formats, by the file's extension: extended XYZ, ASE's own, DCD (positions in float32 and cell) and XTC
+(positions to 0.01 Å and cell)."""
 
 
 @dataclass(frozen=True)

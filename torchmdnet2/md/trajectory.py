@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.files import atomic_write, keep_old
-from ..errors import BadCheckpoint, BadConfig, BadData
+from ..errors import BadCheckpoint, BadConfig, BadData, needs_extra
 from ..units import AMU_A2_FS2
 from .integrators import AtomConstants, State
 from .options import MDOptions
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "DCD", "VELOCITY", "ASETrajectory", "ExtendedXYZ", "Marks", "Recorder", "TrajectoryFile", "check_trajectory",
-    "open_trajectory", "read_restart", "write_restart",
+    "DCD", "VELOCITY", "XTC", "ASETrajectory", "ExtendedXYZ", "Marks", "Recorder", "TrajectoryFile", "check_trajectory",
+    "open_trajectory", "read_restart", "turned_back", "write_restart",
 ]  # fmt: skip
 
 
@@ -192,9 +193,10 @@ class DCD(TrajectoryFile):
     """CHARMM's binary format, as OpenMM, VMD, MDAnalysis and mdtraj have it: positions in float32, and the cell.
 
     The cell is stored as lengths and cosines of angles: its first vector must lie along x, its second in the xy plane.
+    Frames whose cell has turned since the first are turned back.
 
     Raises:
-        BadData: a cell that does not, or a structure that is periodic in some directions only.
+        BadData: a first cell that does not, or a structure that is periodic in some directions only.
     """
 
     @classmethod
@@ -205,10 +207,11 @@ class DCD(TrajectoryFile):
         return open(self.path, "rb+" if self.mark["frames"] else "wb+")
 
     def _write(self, atoms: Atoms) -> None:
-        periodic = _periodic(atoms, self.path)
         file: BinaryIO = self._file
         frames = self.mark["frames"]
+        positions, periodic = atoms.positions, bool(atoms.pbc.any())
         if not frames:
+            periodic = _periodic(atoms, self.path)
             file.write(self._header(len(atoms), atoms.info["step"], periodic))
         _count(file, frames + 1, atoms.info["step"])
         file.seek(0, os.SEEK_END)
@@ -216,7 +219,8 @@ class DCD(TrajectoryFile):
             a, b, c, *angles = atoms.cell.cellpar()
             alpha, beta, gamma = np.sin(np.pi / 2 - np.radians(angles))  # exactly 0 for right angles
             file.write(_record(struct.pack("<6d", a, gamma, b, beta, alpha, c)))
-        for axis in atoms.positions.T:
+            positions = turned_back(atoms)[1]
+        for axis in positions.T:
             file.write(_record(axis.astype("<f4").tobytes()))
         file.flush()
 
@@ -249,15 +253,65 @@ def _record(content: bytes) -> bytes:
     return length + content + length
 
 
+class XTC(TrajectoryFile):
+    """GROMACS's compressed format, by chemfiles: positions to 0.01 Å, cell, step, time in ps. As DCD in all else.
+
+    Raises:
+        MissingBackend: chemfiles is not installed.
+    """
+
+    @classmethod
+    def check(cls, path: Path, atoms: Atoms) -> None:
+        with needs_extra("xtc"):
+            import chemfiles  # noqa: F401
+        _periodic(atoms, path)
+
+    def _open(self) -> None:
+        """chemfiles writes what it holds when it closes a file: each frame opens it."""
+
+    def _write(self, atoms: Atoms) -> None:
+        import chemfiles
+
+        frame = chemfiles.Frame()
+        frame.resize(len(atoms))
+        frame.step, frame["time"] = atoms.info["step"], float(atoms.info["step"] * self.timestep * 1e-3)
+        if not self.mark["frames"]:
+            _periodic(atoms, self.path)
+        cell, frame.positions[:] = turned_back(atoms)
+        if atoms.pbc.any():
+            frame.cell = chemfiles.UnitCell(cell.T)
+        with chemfiles.Trajectory(str(self.path), "a" if self.mark["frames"] else "w", "XTC") as file:
+            file.write(frame)
+
+    def _cut(self, mark: dict[str, int]) -> None:
+        os.truncate(self.path, mark["bytes"])
+
+
+def turned_back(atoms: Atoms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cell [3, 3] and positions [n, 3], Å, turned so that the first vector lies along x and the second in the xy plane;
+    unchanged where they do, or without a cell."""
+    cell = atoms.cell.array
+    if not atoms.pbc.any() or not np.triu(cell, 1).any():
+        return cell, atoms.positions
+    standard, rotation = atoms.cell.standard_form()
+    return np.asarray(standard), atoms.positions @ rotation.T
+
+
 def _periodic(atoms: Atoms, path: Path) -> bool:
+    """Whether a file has cells.
+
+    Raises:
+        BadData: the format cannot hold this one.
+    """
     if not atoms.pbc.any():
         return False
+    kind = path.suffix[1:].upper()
     if not atoms.pbc.all():
-        raise BadData(f"{path}: a DCD file knows only structures that are periodic in all directions or in none")
+        raise BadData(f"{path}: a {kind} file knows only structures that are periodic in all directions or in none")
     upper = np.abs(np.triu(atoms.cell.array, 1)).max()
     if upper > 1e-6 * np.abs(atoms.cell.array).max() or (np.diag(atoms.cell.array) <= 0).any():
         raise BadData(
-            f"{path}: a DCD file needs a cell with its first vector along x and its second in the xy plane "
+            f"{path}: a {kind} file needs a cell with its first vector along x and its second in the xy plane "
             "(atoms.set_cell(atoms.cell.standard_form()[0], scale_atoms=True))"
         )
     return True
@@ -268,6 +322,7 @@ _FORMATS: dict[str, type[TrajectoryFile]] = {
     ".extxyz": ExtendedXYZ,
     ".traj": ASETrajectory,
     ".dcd": DCD,
+    ".xtc": XTC,
 }
 
 
