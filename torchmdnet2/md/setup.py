@@ -25,7 +25,7 @@ from .trajectory import VELOCITY
 
 __all__ = [
     "atom_constants", "check_start", "fingerprint", "make_engine", "minimize", "noise_seeds", "plain_copy",
-    "repartition", "velocities",
+    "refuse_start", "repartition", "velocities",
 ]  # fmt: skip
 
 
@@ -64,6 +64,12 @@ def check_start(start: Atoms, potential: Potential) -> None:
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
         ValueError: not valid otherwise (Potential.check).
     """
+    refuse_start(start)
+    potential.check(System.from_ase(start, device=potential.device))
+
+
+def refuse_start(start: Atoms) -> None:
+    """Refuse a structure without atoms, or with a constraint that is not known here, by BadData."""
     from ase.constraints import FixAtoms
 
     if not len(start):
@@ -71,7 +77,6 @@ def check_start(start: Atoms, potential: Potential) -> None:
     for constraint in start.constraints:
         if not isinstance(constraint, FixAtoms):
             raise BadData(f"the start structure has a {type(constraint).__name__}; only FixAtoms is supported here")
-    potential.check(System.from_ase(start, device=potential.device))
 
 
 def minimize(start: Atoms, potential: Potential) -> str:

@@ -9,7 +9,7 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -19,7 +19,7 @@ import torch
 
 from ..evaluator import Evaluator
 from ..md.guard import Unphysical, check_overlaps
-from ..md.setup import check_start, plain_copy
+from ..md.setup import plain_copy, refuse_start
 from ..potential.potential import Potential, Result
 from ..system import System
 from .records import FAULTS, Outcome, Record
@@ -30,19 +30,45 @@ if TYPE_CHECKING:
 __all__ = ["BatchOptions", "Room", "Scorer", "Task", "Worker", "evaluate_each", "reason"]
 
 _APART = 50.0  # Å between isolated atoms
+_TOGETHER = 128  # structures that are checked at once
+_Found = TypeVar("_Found")
 
 
-def _usable(atoms: Atoms, potential: Potential) -> System:
-    """A structure that the potential can evaluate, float64, on the CPU.
+def _usable(starts: Sequence[Atoms], potential: Potential) -> list[System | Exception]:
+    """Structures that the potential can evaluate, float64, on the CPU, or why it cannot: as `Potential.check`, an
+    unknown constraint, atoms that overlap."""
+    found: list[System | Exception] = []
+    for atoms in starts:
+        try:
+            start = plain_copy(atoms, None, None)
+            refuse_start(start)
+            found.append(System.from_ase(start))
+        except FAULTS as error:
+            found.append(error)
+    systems = [system for system in found if isinstance(system, System)]
 
-    Raises:
-        ValueError, RuntimeError: it cannot; as `Potential.check`, and for atoms that overlap.
-    """
-    start = plain_copy(atoms, None, None)
-    check_start(start, potential)
-    system = System.from_ase(start)
-    check_overlaps(system)
-    return system
+    def check(part: Sequence[System]) -> list[System]:
+        joined = System.concatenate(part).to(potential.device)
+        potential.check(joined)
+        check_overlaps(joined)
+        return list(part)
+
+    parts = (systems[first : first + _TOGETHER] for first in range(0, len(systems), _TOGETHER))
+    checked = iter([system for part in parts for system in _each(check, part)])
+    return [next(checked) if isinstance(system, System) else system for system in found]
+
+
+def _each(run: Callable[[Sequence[System]], list[_Found]], systems: Sequence[System]) -> list[_Found | Exception]:
+    """What `run` gives for structures together; where it fails, they are halved until what fails is alone."""
+    try:
+        return [*run(systems)]
+    except (*FAULTS, Unphysical) as error:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise
+        if len(systems) == 1:
+            return [error]
+    half = len(systems) // 2
+    return [*_each(run, systems[:half]), *_each(run, systems[half:])]
 
 
 def reason(error: Exception) -> str:
@@ -104,32 +130,23 @@ def _filler(potential: Potential) -> int | None:
 def evaluate_each(evaluator: Evaluator, systems: Sequence[System], room: Room) -> list[Result | Exception]:
     """Results of structures that fit into one batch, on the CPU, or why one has none.
 
-    A batch that fails is halved until what fails is alone.
-
     Args:
         evaluator: of the potential.
         systems: one structure each, on the CPU.
         room: of a batch.
     """
-    if not systems:
-        return []
-    device = evaluator.potential.device
-    try:
-        result = evaluator(room.fill(System.concatenate(systems).to(device)))
-    except (*FAULTS, Unphysical) as error:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise
-        if len(systems) == 1:
-            return [error]
-        half = len(systems) // 2
-        return [*evaluate_each(evaluator, systems[:half], room), *evaluate_each(evaluator, systems[half:], room)]
-    assert result.forces is not None
-    sizes = [system.num_atoms for system in systems]
-    used, energy = sum(sizes), result.energy.cpu()
-    forces = result.forces[:used].cpu().split(sizes)
-    charges = None if result.charges is None else result.charges[:used].detach().cpu().split(sizes)
-    return [Result(energy[k : k + 1], forces[k], None, None, None if charges is None else charges[k])
-            for k in range(len(systems))]  # fmt: skip
+
+    def run(part: Sequence[System]) -> list[Result]:
+        result = evaluator(room.fill(System.concatenate(part).to(evaluator.potential.device)))
+        assert result.forces is not None
+        sizes = [system.num_atoms for system in part]
+        used, energy = sum(sizes), result.energy.cpu()
+        forces = result.forces[:used].cpu().split(sizes)
+        charges = None if result.charges is None else result.charges[:used].detach().cpu().split(sizes)
+        return [Result(energy[k : k + 1], forces[k], None, None, None if charges is None else charges[k])
+                for k in range(len(part))]  # fmt: skip
+
+    return _each(run, systems) if systems else []
 
 
 @dataclass(frozen=True)
@@ -193,13 +210,14 @@ class Worker(ABC, Generic[_Options]):
         """One outcome for each record, in order."""
         outcomes = [Outcome(record, errors=[record.error] if record.error else []) for record in records]
         tasks: list[tuple[Outcome, Task]] = []
-        for outcome in outcomes:
-            for atoms in outcome.record.starts:
-                try:
-                    tasks.append((outcome, Task(atoms, _usable(atoms, self.potential))))
-                except FAULTS as error:
-                    outcome.errors.append(reason(error))
+        starts = [(outcome, atoms) for outcome in outcomes for atoms in outcome.record.starts]
+        usable = _usable([atoms for _, atoms in starts], self.potential)
+        for (outcome, atoms), system in zip(starts, usable, strict=True):
             outcome.record.starts = []
+            if isinstance(system, Exception):
+                outcome.errors.append(reason(system))
+            else:
+                tasks.append((outcome, Task(atoms, system)))
         if tasks:
             self.compute([task for _, task in tasks])
         if self.options.novelty:

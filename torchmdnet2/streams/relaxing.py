@@ -171,6 +171,7 @@ class _Slots:
         state = self.optimizer
         largest = largest_of(state.forces, self._batch, b)
         values = torch.stack([state.energy, largest, finite.double()], 1).tolist()  # waits for the device
+        host: np.ndarray | None = None
         for k, (e, f, usable) in enumerate(values):
             if k in self._gone:
                 continue
@@ -180,11 +181,12 @@ class _Slots:
             elif converged or task.steps >= self.options.steps:
                 self._gone.add(k)
                 first = sum(self._sizes[:k])
-                own = slice(first, first + self._sizes[k])
+                if host is None:
+                    host = torch.stack([state.pos, state.forces]).cpu().numpy()
+                place, found = host[:, first : first + self._sizes[k]]
                 atoms = task.start.copy()
-                atoms.set_positions(state.pos[own].cpu().numpy(), apply_constraint=False)
-                found = state.forces[own].cpu().numpy()
-                task.found = _relaxed(task.start, atoms, found, e, task.steps, converged)
+                atoms.set_positions(place, apply_constraint=False)
+                task.found = _relaxed(task.start, atoms, found.copy(), e, task.steps, converged)
             task.steps += 1
 
     def _fail(self, k: int, why: str) -> None:

@@ -1,0 +1,94 @@
+"""relax and score on GPUs: what a CPU finds, from padded batches of one size. Without a GPU: tests/streams."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from ase.build import molecule
+from streams.test_relax import rattled
+
+import torchmdnet2
+from torchmdnet2.streams.batches import BatchOptions, Scorer
+from torchmdnet2.streams.lbfgs import BatchedLBFGS
+from torchmdnet2.streams.records import Record
+from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+def records():
+    """Small molecules, each fifth one broken: unknown element, open shell, overlap."""
+    starts = [atoms.copy() for atoms in rattled() * 4]
+    for k, break_it in enumerate([
+        lambda a: a.numbers.__setitem__(0, 92), lambda a: a.info.update(charge=1),
+        lambda a: a.positions.__setitem__(1, a.positions[0]),
+    ]):  # fmt: skip
+        break_it(starts[5 * k + 2])
+    return starts
+
+
+@pytest.fixture(scope="module")
+def models():
+    """float64 on the CPU, as stored on the GPU."""
+    reference = torchmdnet2.load("organic-small", dtype=torch.float64)
+    return reference, torchmdnet2.load("organic-small", device="cuda")
+
+
+@pytest.mark.parametrize("kind", [Relaxer, Scorer])
+def test_results_are_those_of_a_cpu(models, kind):
+    if kind is Relaxer:
+        options = RelaxOptions(fmax=0.005, atoms=96)  # slots are filled again
+    else:
+        options = BatchOptions(atoms=96)
+    workers = [kind(potential, options) for potential in models]
+    found = [worker([Record(k, starts=[a.copy()]) for k, a in enumerate(records())]) for worker in workers]
+    assert workers[1].evaluator.fused
+    for k, (one, two) in enumerate(zip(*found, strict=True)):
+        assert one.errors == two.errors and bool(one.errors) == (k in (2, 7, 12))
+        for a, b in zip(one.structures, two.structures, strict=True):
+            assert abs(a.info["energy"] - b.info["energy"]) < 2e-4
+            assert abs(a.info["novelty"] - b.info["novelty"]) < 0.05
+            if kind is Relaxer:
+                assert b.info["converged"] and b.info["largest_force"] <= 0.005
+            else:
+                assert abs(a.arrays["forces"] - b.arrays["forces"]).max() < 2e-3
+
+
+def test_one_captured_step_serves_all_batches(models, monkeypatch):
+    """After the first blocks, blocks of other structures record no graph."""
+    worker = Relaxer(models[1], RelaxOptions(fmax=0.05, atoms=96))
+    worker([Record(k, starts=[a]) for k, a in enumerate(rattled() * 4)])
+    taken: list[object] = []
+    before = torch.cuda.CUDAGraph.capture_begin
+    monkeypatch.setattr(
+        torch.cuda.CUDAGraph, "capture_begin", lambda *a, **k: (taken.append(a), before(*a, **k))[1]
+    )  # fmt: skip
+    worker([Record(k, starts=[a]) for k, a in enumerate(rattled(["CH3CH2OH", "C2H4", "CH3OH"]) * 6)])
+    assert not taken
+
+
+def test_optimizer_takes_the_steps_of_a_cpu():
+    torch.manual_seed(0)
+    batch, wells = torch.tensor([0] * 5 + [1] * 9), torch.randn(14, 3).double() * 2
+    radii, curvature = torch.tensor([0.0] * 5 + [0.7] * 9), torch.logspace(0, 2, 42).double().view(14, 3)
+    places = []
+    for device in ("cpu", "cuda"):
+        b, w, c = (value.to(device) for value in (batch, wells, curvature))
+        pos, optimizer = w + 0.5, BatchedLBFGS(torch.device(device))
+        new = torch.full((14,), -1, device=device)
+        optimizer.take(b, new, new[:2], pos, radii.to(device))
+        for _ in range(20):
+            energy = torch.zeros(2, device=device).double().index_add(0, b, (c * (pos - w) ** 2 / 2).sum(1))
+            pos = optimizer.advance(pos, -c * (pos - w), energy)
+        places.append(pos.cpu())
+    torch.testing.assert_close(*places, rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
+def test_two_gpus_keep_the_order():
+    starts = [copy.deepcopy(molecule("H2O")) if k % 3 else molecule("CH4") for k in range(40)]
+    found = [torchmdnet2.score("organic-small", starts, devices=names, block=4) for names in ("cuda:0", "all")]
+    for one, two in zip(*found, strict=True):
+        assert abs(one.structures[0].info["energy"] - two.structures[0].info["energy"]) < 2e-4
