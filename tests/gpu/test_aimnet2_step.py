@@ -37,14 +37,14 @@ def make(**changes):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize(("n", "cell"), [(1, False), (22, False), (166, True), (1029, True), (2100, True)])
+@pytest.mark.parametrize(("n", "cell"), [(1, False), (22, False), *((n, True) for n in (166, 1029, 2100, 4200))])
 def test_energies_forces_charges_stress(name, n, cell):
     """R15, in each of the launch shapes; replayed twice: the same bits (R19)."""
     potential = make(**MODELS[name])
     evaluator, system = Evaluator(potential, graphs=True), random_atoms(n, seed=n, cell=cell, charge=ION)
     found = evaluator(system, stress=cell)
     assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
-    assert_same(potential, found, system, cell)
+    assert_same(potential, found, system, cell, energy=2e-5)  # 1e-8 of each of 2,100 atoms
     again = evaluator(system, stress=cell)
     for what in ("forces", "atom_energies", "charges"):
         assert torch.equal(getattr(found, what), getattr(again, what)), what

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
 from . import triton_kernels as kernels
-from .weights import FrozenAIMNet2, Layer
+from .weights import PAD, FrozenAIMNet2, Layer
 
 __all__ = ["Buffers", "FusedAIMNet2", "LaunchShapes"]
 
@@ -25,6 +25,7 @@ class LaunchShapes(NamedTuple):
     Attributes:
         features: A of a program of the sums; edges: loaded ahead of their use; warps: of a program.
         rows, cols, depth, layer_warps, stages: of matrix products.
+        parts: warps among which a sum of a product is divided; 1 where warps share the rows and columns instead.
     """
 
     features: int
@@ -35,6 +36,7 @@ class LaunchShapes(NamedTuple):
     depth: int
     layer_warps: int
     stages: int
+    parts: int = 1
 
 
 @dataclass(eq=False)
@@ -88,14 +90,18 @@ class FusedAIMNet2(ChargeNetwork):
     def __init__(self, weights: FrozenAIMNet2, precision: str = "tf32x3"):
         self.weights, self.precision, self.device = weights, precision, weights.device
         self.combinations = 1 << (weights.num_vectors - 1).bit_length()  # P
+        device = weights.device
+        self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
     def launch_shapes(self, num_atoms: int) -> LaunchShapes:
-        a = self.weights.channels
-        if num_atoms <= 256:
-            return LaunchShapes(min(a, 4), 4, 2, 16, 16, 64, 1, 4)
-        if num_atoms <= 2048:
-            return LaunchShapes(min(a, 8), 4, 4, 32, 32, 32, 4, 3)
-        return LaunchShapes(a, 2, 4, 64, 64, 32, 4, 3)
+        a = min(self.weights.channels, 2 if num_atoms <= 400 else 4)
+        if num_atoms <= 64:
+            return LaunchShapes(a, 4, 1, 16, 16, 64, 4, 1, parts=4)
+        if num_atoms <= 400:
+            return LaunchShapes(a, 4, 1, 16, 32, 64, 2, 4)
+        if num_atoms <= 4096:
+            return LaunchShapes(a, 2, 1, 32, 32, 32, 2, 3)
+        return LaunchShapes(a, 2, 1, 64, 32, 32, 2, 3)
 
     def _parts(self, shapes: LaunchShapes) -> int:
         return self.weights.channels // shapes.features
@@ -177,7 +183,7 @@ class FusedAIMNet2(ChargeNetwork):
                 y, width, before, predicted = b.x[k + 1], w.width, b.x[k], b.predicted[k]
             kernels.layer_kernel[self._grid(shapes, n, outputs)](
                 x, layer.weight, layer.bias, y, slopes[m], before, predicted, n, K=inputs, N=outputs, Y=width,
-                W=w.features, ACTIVATE=layer.activated, UPDATE=update, **self._tile(shapes),
+                W=w.features, ACTIVATE=layer.activated, UPDATE=update, **self._tile(shapes, inputs),
             )  # fmt: skip
             x = y
         return x
@@ -223,7 +229,7 @@ class FusedAIMNet2(ChargeNetwork):
             to = _other(b.gradients, g) if m > 0 or out is None else out
             kernels.layer_gradient_kernel[self._grid(shapes, n, inputs)](
                 g, layers[m].transposed, g if slope is None else slope, to, n, K=outputs, N=inputs,
-                ACTIVATED=slope is not None, **self._tile(shapes),
+                ACTIVATED=slope is not None, **self._tile(shapes, outputs),
             )  # fmt: skip
             g = to
         return g
@@ -276,11 +282,17 @@ class FusedAIMNet2(ChargeNetwork):
     def _grid(self, shapes: LaunchShapes, n: int, cols: int) -> tuple[int, int]:
         return -(-n // shapes.rows), cols // shapes.cols
 
-    def _tile(self, shapes: LaunchShapes) -> dict[str, Any]:
+    def _tile(self, shapes: LaunchShapes, inputs: int) -> dict[str, Any]:
+        depth = min(shapes.depth, PAD // shapes.parts)
+        while inputs // shapes.parts % (2 * depth) == 0 and depth < shapes.depth:
+            depth *= 2
         return {
-            "BM": shapes.rows, "BN": shapes.cols, "BK": shapes.depth, "PREC": self.precision,
+            "BM": shapes.rows, "BN": shapes.cols, "BK": depth, "KS": shapes.parts, "PREC": self.precision,
             "num_warps": shapes.layer_warps, "num_stages": shapes.stages, **self._options(shapes),
         }  # fmt: skip
+
+    def launch_options(self, shapes: LaunchShapes) -> dict[str, Any]:
+        return {"PDL": 1, "launch_pdl": True} if self.can_overlap else {"PDL": 0}
 
     def _options(self, shapes: LaunchShapes) -> dict[str, Any]:
         return {**FUSED_ARITHMETIC, **self.launch_options(shapes)}

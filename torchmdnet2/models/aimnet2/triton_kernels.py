@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ...core.triton_launch import after_previous
-from ..tensornet.triton_products import dense
+from ..tensornet.triton_products import dense, dot, settle
 
 __all__ = [
     "convolve_gradient_kernel", "convolve_kernel", "edge_kernel", "energy_kernel", "equilibrate_gradient_kernel",
@@ -483,10 +483,48 @@ def equilibrate_gradient_kernel(
 
 
 @triton.jit
+def dense_divided(
+    a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """`dense` for few atoms: each of KS warps sums a part of K, so that no warp waits for a long row of products.
+
+    Waits for the kernel before when it has the first weights.
+    """
+    k = (tl.arange(0, KS) * (K // KS))[:, None] + tl.arange(0, BK)[None, :]
+    x_at = a + rows[None, :, None].to(tl.int64) * K + k[:, None, :]
+    w_at = w + k[:, :, None] * N + cols[None, None, :]
+    there = ok[None, :, None]
+    y = tl.zeros([KS, BM, BN], tl.float32)
+    for first in tl.static_range(0, K // KS, BK):
+        v = tl.load(w_at + first * N)
+        if first == 0:
+            after_previous(PDL)
+        x = tl.load(x_at + first, there, other=0.0, cache_modifier=".cg")
+        y = dot(x, v, y, PREC)
+    return settle(tl.sum(y, 0), BM, BN)
+
+
+@triton.jit
+def product(
+    a, w, rows, cols, ok, K: tl.constexpr, N: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    KS: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A @ W [BM, BN], after the kernel before. K is divided among KS warps, or not (1)."""
+    if KS > 1:
+        y = dense_divided(a, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
+    else:
+        after_previous(PDL)
+        y = dense(a, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
+    return y
+
+
+@triton.jit
 def layer_kernel(
     x, w, bias, y, slope, before, predicted, num_atoms,
     K: tl.constexpr, N: tl.constexpr, Y: tl.constexpr, W: tl.constexpr, ACTIVATE: tl.constexpr, UPDATE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A linear layer, then GELU, x Φ(x), with its slope (ACTIVATE).
 
@@ -496,9 +534,8 @@ def layer_kernel(
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
-    after_previous(PDL)
     ok = rows < num_atoms
-    out = dense(x, w, rows, cols, ok, K, N, BM, BN, BK, PREC) + tl.load(bias + cols)[None, :]
+    out = product(x, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL) + tl.load(bias + cols)[None, :]
     rows = rows[:, None].to(tl.int64)
     if ACTIVATE:
         below = 0.5 * (1.0 + tl.erf(out * 0.7071067811865476))
@@ -519,14 +556,14 @@ def layer_kernel(
 def layer_gradient_kernel(
     g, w, slope, out, num_atoms,
     K: tl.constexpr, N: tl.constexpr, ACTIVATED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PREC: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
+    PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The gradient before the activation of the layer below (ACTIVATED: times its slope [., N]), from g [., K]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
-    after_previous(PDL)
     ok = rows < num_atoms
-    value = dense(g, w, rows, cols, ok, K, N, BM, BN, BK, PREC)
+    value = product(g, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
     at = rows[:, None].to(tl.int64) * N + cols[None, :]
     if ACTIVATED:
         value *= tl.load(slope + at, ok[:, None], other=0.0)
