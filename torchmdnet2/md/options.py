@@ -150,7 +150,11 @@ class MDOptions:
         return FRICTION if self.friction is None else self.friction
 
     def of_barostat(self, name: str) -> Any:
-        """A setting of constant pressure, the default where it is not given."""
+        """A setting of constant pressure, the default where it is not given.
+
+        Args:
+            name: one of BAROSTAT.
+        """
         given = getattr(self, name)
         return BAROSTAT[name] if given is None else given
 
