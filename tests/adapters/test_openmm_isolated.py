@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from contextlib import nullcontext
 
@@ -17,9 +18,10 @@ from openmm import app, unit  # noqa: E402
 from openmm_cases import KJ_MOL, context_of, evaluate, system_of, topology_of  # noqa: E402
 
 from torchmdnet2 import Potential, System, load  # noqa: E402
+from torchmdnet2.adapters import openmm as adapter  # noqa: E402
 from torchmdnet2.adapters.openmm import add_force, bonds_force, create_force  # noqa: E402
 from torchmdnet2.checkpoint import save  # noqa: E402
-from torchmdnet2.errors import StructureWarning  # noqa: E402
+from torchmdnet2.errors import BadData, StructureWarning  # noqa: E402
 
 SEVEN = list(range(7))
 NM = unit.nanometer
@@ -280,6 +282,36 @@ def test_charges_of_the_force_field(charged_file, solvated):
     with pytest.warns(StructureWarning, match="sum to -1 e over the atoms of the model, and charge=0 is given"):
         system = mixed(charged_file, solvated, charge=0)
     assert ml_energy(context_of(system, where, "CPU"), system) != pytest.approx(energies[0], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("formal", "given", "found"),
+    [
+        ([0, -1, 0, 0, 0, 0, 0], None, -1),
+        ([None, -1, None, None, None, None, None], None, -1),
+        ([0, None, None, None, None, None, None], None, -1),  # states nothing
+        ([0] * 7, None, "is 0 by the formal charges of the topology, of 7 of 7 atoms and -1 by the charges of the f"),
+        ([None, 1, None, None, None, None, None], None, "is 1 by .* of 1 of 7 atoms and -1 by .*give charge=1"),
+        ([0] * 7, 0, 0),
+        ([0] * 7, -1, "is 0 by the formal charges .* and -1 by what is given"),
+    ],
+)
+def test_formal_charges_beside_the_force_field(charged_file, solvated, monkeypatch, formal, given, found):
+    """Two statements that differ are an error that names both, unless a charge is given."""
+    pytest.importorskip("openmmml")
+    topology, positions, system = solvated
+    topology, taken = copy.deepcopy(topology), []
+    for atom, charge in zip(topology.atoms(), formal, strict=False):
+        atom.formalCharge = charge
+    confirmed = adapter.confirmed
+    monkeypatch.setattr(adapter, "confirmed", lambda *a, **b: taken.append(confirmed(*a, **b)) or taken[-1])
+    if isinstance(found, str):
+        with pytest.raises(BadData, match=found):
+            mixed(charged_file, (topology, positions, system), charge=given)
+        return
+    with pytest.warns(StructureWarning, match="sum to -1 e .* charge=0 is given") if given == 0 else nullcontext():
+        mixed(charged_file, (topology, positions, system), charge=given)
+    assert taken == [found]
 
 
 def test_several_ligands(charged_file):

@@ -35,7 +35,7 @@ _LOGGER = logging.getLogger("torchmdnet2.openmm")
 _NM = factor("length", "nm")  # Å
 _KJ_MOL_NM = KJ_MOL / _NM  # eV/Å
 _ALL = np.ones(3, dtype=bool)
-_CORRECT = "correct the formal charges (`formalCharge` of the topology's atoms, None: not stated)"
+CORRECT = "correct the formal charges (`formalCharge` of the topology's atoms, None: not stated)"
 
 
 def add_force(
@@ -216,21 +216,24 @@ def has_box(topology: Topology) -> bool:
     return vectors is not None and not no_cell([list(v.value_in_unit(openmm.unit.angstrom)) for v in vectors])
 
 
+def formal_charge(atoms: Sequence[Any]) -> Statement | None:
+    """What formal charges of atoms of a topology sum to; None: they state nothing, as zeros of some atoms do."""
+    known = [int(q) for atom in atoms if (q := getattr(atom, "formalCharge", None)) is not None]
+    if not any(known) and len(known) < len(atoms):
+        return None
+    return Statement(sum(known), f"the formal charges of the topology, of {len(known)} of {len(atoms)} atoms")
+
+
 def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
     """The charge given, or what formal charges of the atoms sum to."""
-    formal = [getattr(atom, "formalCharge", None) for atom in atoms]
-    known = [int(q) for q in formal if q is not None]
-    stated = []
-    if any(known) or len(known) == len(formal):
-        stated.append(Statement(sum(known), f"the formal charges of the topology, of {len(known)} atoms"))
-        if given is None and len(known) < len(formal):
-            warnings.warn(
-                f"the topology states formal charges of {len(known)} of {len(formal)} atoms: the total charge is taken "
-                f"as their sum, {sum(known)}; if it is another, {_CORRECT}",
-                StructureWarning,
-                stacklevel=3,
-            )
-    return confirmed(stated, "charge", given, remedy=_CORRECT) or 0
+    stated = formal_charge(atoms)
+    if stated and given is None and any(getattr(atom, "formalCharge", None) is None for atom in atoms):
+        warnings.warn(
+            f"the total charge is taken as {stated.value}, the sum of {stated.source}; if it is another, {CORRECT}",
+            StructureWarning,
+            stacklevel=3,
+        )
+    return confirmed([stated] if stated else [], "charge", given, remedy=CORRECT) or 0
 
 
 class TorchMDNet2Energy:

@@ -136,32 +136,38 @@ class TorchMDNet2Impl(MLPotentialImpl):
         """A mixed system by openmm-ml's own mechanical embedding, with what `addForces` cannot see.
 
         That is the box, where only the force field's System has it, and the charges of the force field: where neither
-        `charge` nor the topology states the total charge of the model's atoms, it is the sum of these.
+        `charge` nor the topology states the total charge of the model's atoms, it is the sum of these. A `charge` that
+        differs from the sum is used, with a warning.
 
         Args:
             topology, system, atoms, forceGroup, interpolate, embedding, returnInfo, args: from openmm-ml.
 
         Raises:
-            As `addForces`.
+            BadData: the topology states another total charge than the force field, and `charge` is not given.
+            others: as `addForces`.
         """
         from openmmml.embeddings.mechanicalembedding import MechanicalEmbedding
 
-        from .openmm import has_box
+        from ..core.stated import Statement, agreed
+        from .openmm import CORRECT, formal_charge, has_box
 
         if system.usesPeriodicBoundaryConditions() and not has_box(topology):
             topology = copy.deepcopy(topology)
             topology.setPeriodicBoxVectors(system.getDefaultPeriodicBoxVectors())
-        everyone, atoms, stated = list(topology.atoms()), list(atoms), args.get("charge")
-        expected = _force_field_charge(system, atoms)
-        if expected is not None and stated is not None and stated != expected:
+        everyone, atoms = list(topology.atoms()), list(atoms)
+        expected, given = _force_field_charge(system, atoms), args.get("charge")
+        if expected is not None and given is None:
+            formal = formal_charge([everyone[i] for i in atoms])
+            stated = [*([formal] if formal else []), Statement(expected, "the charges of the force field")]
+            remedy = f"{CORRECT} or the force field, or give charge={stated[0].value}"
+            args["charge"] = agreed(stated, "charge", "of the model's atoms, ", remedy)
+        elif expected is not None and given != expected:
             warnings.warn(
-                f"the charges of the force field sum to {expected} e over the atoms of the model, and charge={stated} "
+                f"the charges of the force field sum to {expected} e over the atoms of the model, and charge={given} "
                 "is given, with which it is evaluated",
                 StructureWarning,
                 stacklevel=3,
             )
-        if stated is None and all(getattr(everyone[i], "formalCharge", None) is None for i in atoms):
-            args["charge"] = expected
         return MechanicalEmbedding().createMixedSystem(
             self, topology, system, atoms, forceGroup, interpolate, returnInfo=returnInfo, **args
         )

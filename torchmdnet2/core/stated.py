@@ -234,13 +234,14 @@ def statements(
     return found
 
 
-def agreed(stated: Iterable[Statement], quantity: str, where: str = "") -> int | None:
+def agreed(stated: Iterable[Statement], quantity: str, where: str = "", remedy: str = "") -> int | None:
     """The number that all statements agree on; None: there are none.
 
     Args:
         stated: of one quantity.
         quantity: "charge" or "spin".
         where: the structure, for the message, as "a.xyz, frame 3: ".
+        remedy: how to correct one of them, for the message; "": usual words.
 
     Raises:
         BadData: two of them differ; names both.
@@ -251,7 +252,7 @@ def agreed(stated: Iterable[Statement], quantity: str, where: str = "") -> int |
         if one.value != first.value:
             raise BadData(
                 f"{where}the {_TOTAL[quantity]} is {first.value} by {first.source} and {one.value} by {one.source}: "
-                "remove the one that is wrong"
+                f"{remedy or 'remove the one that is wrong'}"
             )
     return None if first is None else first.value
 
