@@ -290,8 +290,8 @@ def test_charges_of_the_force_field(charged_file, solvated):
         ([0, -1, 0, 0, 0, 0, 0], None, -1),
         ([None, -1, None, None, None, None, None], None, -1),
         ([0, None, None, None, None, None, None], None, -1),  # states nothing
-        ([0] * 7, None, "is 0 by the formal charges of the topology, of 7 of 7 atoms and -1 by the charges of the f"),
-        ([None, 1, None, None, None, None, None], None, "is 1 by .* of 1 of 7 atoms and -1 by .*give charge=1"),
+        ([0] * 7, None, "is 0 by the formal charges of the topology, of 7 atoms and -1 by the charges of the f"),
+        ([None, 1, None, None, None, None, None], None, "is 1 by .* of 1 atoms and -1 by .*give charge=1"),
         ([0] * 7, 0, 0),
         ([0] * 7, -1, "is 0 by the formal charges .* and -1 by what is given"),
     ],

@@ -221,15 +221,17 @@ def formal_charge(atoms: Sequence[Any]) -> Statement | None:
     known = [int(q) for atom in atoms if (q := getattr(atom, "formalCharge", None)) is not None]
     if not any(known) and len(known) < len(atoms):
         return None
-    return Statement(sum(known), f"the formal charges of the topology, of {len(known)} of {len(atoms)} atoms")
+    return Statement(sum(known), f"the formal charges of the topology, of {len(known)} atoms")
 
 
 def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
     """The charge given, or what formal charges of the atoms sum to."""
     stated = formal_charge(atoms)
-    if stated and given is None and any(getattr(atom, "formalCharge", None) is None for atom in atoms):
+    known = sum(getattr(atom, "formalCharge", None) is not None for atom in atoms)
+    if stated and given is None and known < len(atoms):
         warnings.warn(
-            f"the total charge is taken as {stated.value}, the sum of {stated.source}; if it is another, {CORRECT}",
+            f"the topology states formal charges of {known} of {len(atoms)} atoms: the total charge is taken as their "
+            f"sum, {stated.value}; if it is another, {CORRECT}",
             StructureWarning,
             stacklevel=3,
         )
