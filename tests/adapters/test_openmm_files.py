@@ -13,7 +13,7 @@ openmm = pytest.importorskip("openmm")
 from openmm_cases import KJ_MOL, boxed, context_of, ethanol, evaluate, ml_system, topology_of  # noqa: E402
 
 from torchmdnet2 import System  # noqa: E402
-from torchmdnet2.adapters.openmm import create_force  # noqa: E402
+from torchmdnet2.adapters.openmm import add_force, create_force  # noqa: E402
 from torchmdnet2.checkpoint import save  # noqa: E402
 from torchmdnet2.errors import BadCheckpoint, BadData, UnknownElement  # noqa: E402
 
@@ -75,6 +75,12 @@ def test_bad_input(model_file, tmp_path):
     with pytest.raises(BadData, match=r"atom 9 \(EP\) has no element"):
         create_force(model_file, topology)
     create_force(model_file, topology, range(9))
+    for particles, subset in ((3, None), (3, [0, 1]), (10, None)):
+        system = openmm.System()
+        for _ in range(particles):
+            system.addParticle(1.0)
+        with pytest.raises(BadData, match=f"the System has {particles} particles, and the topology 9 atoms"):
+            add_force(system, model_file, topology_of(ethanol()), subset)
     with pytest.raises(FileNotFoundError):
         create_force(tmp_path / "none.tmn", topology_of(ethanol()))
     (tmp_path / "junk.tmn").write_bytes(b"junk")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from torchmdnet2.data import open_dataset
-from torchmdnet2.errors import BadData
+from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.units import HARTREE
 
 RNG = np.random.default_rng(0)
@@ -147,3 +147,64 @@ def test_a_virial_without_a_cell(tmp_path):
     for path in (tmp_path / "a.npz", write(tmp_path / "a.h5", {"g": content})):
         with pytest.raises(BadData, match="there is a virial but no cell"):
             list(open_dataset(path, {"virial": "virial"}, EV))
+
+
+WATER = {"types": [8, 1, 1], "pos": np.zeros((2, 3, 3)) + np.eye(3), "energy": [-76.0, -75.0]}
+
+
+@pytest.mark.parametrize(
+    ("of_file", "of_group", "keys", "expected"),
+    [
+        ({}, {"charge": -1, "multiplicity": 2}, None, (-1, 2, 1.0)),
+        ({"total_charge": np.array([-2.0])}, {}, None, (-2, 0, 1.0)),
+        ({"charge": 1}, {"charge": -1}, None, (-1, 0, 1.0)),
+        ({"charge": 1}, {}, {"charge": None, "energy": "energy"}, (0, 0, 1.0)),
+        ({"energy_unit": np.bytes_("hartree"), "pos_unit": "bohr"}, {}, None, (0, 0, HARTREE)),
+        ({"units": "hartree bohr"}, {}, None, (0, 0, HARTREE)),
+        ({"charge": -1}, {"net_charge": -2}, None, "attribute 'charge' and -2 by attribute 'net_charge'"),
+        ({"charge": 0.5}, {}, None, "must be a whole number"),
+        (
+            {"energy_unit": "hartre", "pos_unit": "bohr"},
+            {},
+            None,
+            "dataset 'energy': energy_unit=hartre: unknown energy unit",
+        ),
+    ],
+)
+def test_attributes_of_hdf5_files_and_groups(tmp_path, of_file, of_group, keys, expected):
+    path = write(tmp_path / "a.h5", {"m": WATER})
+    with h5py.File(path, "r+") as file:
+        file.attrs.update(of_file)
+        file["m"].attrs.update(of_group)
+    units = None if any("unit" in name for name in of_file) else EV
+    for cache in ("off", tmp_path / "caches"):
+        if isinstance(expected, str):
+            with pytest.raises(BadData, match=expected):
+                open_dataset(path, keys, units, cache=cache)
+            continue
+        for sample in open_dataset(path, keys, units, cache=cache):
+            assert (sample.system.charge.item(), sample.system.spin.item()) == expected[:2]
+        assert sample.labels["energy"].item() == pytest.approx(-75 * expected[2])
+
+
+def test_attributes_and_given_units_that_differ(tmp_path):
+    path = write(tmp_path / "a.h5", {"m": WATER})
+    with h5py.File(path, "r+") as file:
+        file["m"].attrs["energy_unit"] = "hartree"
+    with pytest.raises(BadData, match="states energy_unit=hartree, and the units given differ"):
+        open_dataset(path, units=EV)
+
+
+@pytest.mark.parametrize(("charges", "charge", "said"), [(-1, None, True), (-1, -1, False), (0, None, False)])
+@pytest.mark.parametrize("form", ["h5", "npz"])
+def test_charges_of_atoms_without_a_total_charge_are_named(tmp_path, form, charges, charge, said, recwarn):
+    content = {**WATER, "mulliken": np.full((2, 3), charges / 3), **({} if charge is None else {"charge": charge})}
+    path = tmp_path / f"a.{form}"
+    if form == "h5":
+        write(path, {"m": content})
+    else:
+        np.savez(path, **{{"types": "z"}.get(name, name): value for name, value in content.items()})
+    data = open_dataset(path, units=EV)
+    assert data[0].system.charge.item() == (charge or 0)
+    found = [str(one.message) for one in recwarn if issubclass(one.category, StructureWarning)]
+    assert len(found) == said and (not said or "'mulliken' of the atoms sum to -1" in found[0])

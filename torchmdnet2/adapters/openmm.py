@@ -57,11 +57,17 @@ def add_force(
         options: further arguments of `create_force`.
 
     Raises:
-        As `create_force`.
+        BadData: the System has other numbers of particles than the topology has atoms; and as `create_force`.
     """
     if periodic is None:
         periodic = has_box(topology) or system.usesPeriodicBoundaryConditions()
     chosen = None if atoms is None else list(atoms)
+    particles, size = system.getNumParticles(), topology.getNumAtoms()
+    if particles and (particles < size or (chosen is None and particles != size)):  # 0: they are added later
+        raise BadData(
+            f"the System has {particles} particles, and the topology {size} atoms: give those that belong together, or "
+            "the indices of the model's atoms (atoms)"
+        )
     forces = [create_force(model, topology, chosen, periodic, **options), bonds_force(topology, chosen, periodic)]
     for force in forces if forces[1].getNumBonds() else forces[:1]:
         force.setForceGroup(force_group)

@@ -22,8 +22,8 @@ from ..units import factor
 
 __all__ = [
     "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
-    "charge_and_spin", "confirmed", "is_flag", "kind_of", "no_cell", "of_atoms", "require_angstrom", "stated_units",
-    "statements", "whole_number",
+    "charge_and_spin", "confirmed", "is_flag", "kind_of", "may_be_charges", "no_cell", "of_atoms", "require_angstrom",
+    "stated_units", "statements", "warn_of_sums", "whole_number",
 ]  # fmt: skip
 
 
@@ -218,12 +218,8 @@ def statements(
                 found["charge"].append(Statement(int(total), f"the sum of {SUMMED[key]}"))
             elif key == "initial_charges":
                 _warn("the initial charges do not sum to a whole number: they are not read as the total charge")
-    for key in arrays if not found["charge"] else ():
-        if key not in OF_ATOMS and (total := _sum(arrays[key])) and total.is_integer():
-            _warn(
-                f"'{key}' of the atoms sum to {total:g}, and no total charge is stated: it is taken as 0. If it is "
-                f"{total:g}, write charge={total:g}"
-            )
+    if not found["charge"]:
+        warn_of_sums({key: values for key, values in arrays.items() if key not in OF_ATOMS})
     if "initial_magmoms" in arrays and np.ndim(arrays["initial_magmoms"]) == 1:
         total = _sum(arrays["initial_magmoms"])
         if total is not None and (periodic or not total.is_integer()):
@@ -232,6 +228,26 @@ def statements(
         elif total is not None:
             found["spin"].append(Statement(abs(int(total)) + 1, "the sum of the initial magnetic moments"))
     return found
+
+
+def warn_of_sums(arrays: Mapping[str, Any], where: str = "") -> bool:
+    """Warn of charges of atoms that sum to another whole number than 0, where no total charge is stated.
+
+    Args:
+        arrays: name -> values of the atoms of a structure.
+        where: the structure, for the message, as "a.h5, group 'b': ".
+
+    Returns:
+        Whether there are any.
+    """
+    for key, values in arrays.items():
+        if may_be_charges(key) and (total := _sum(values)) and total.is_integer():
+            _warn(
+                f"{where}'{key}' of the atoms sum to {total:g}, and no total charge is stated: it is taken as 0. If it "
+                f"is {total:g}, state charge={total:g}"
+            )
+            return True
+    return False
 
 
 def agreed(stated: Iterable[Statement], quantity: str, where: str = "", remedy: str = "") -> int | None:
@@ -324,13 +340,14 @@ def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
     """The entries of `size` atoms that state something: charges, by any name, and magnetic moments."""
     return {
         key: value for key, value in entries.items()
-        if (key in OF_ATOMS or _is_partial(key)) and np.shape(value) == (size,)
+        if (key in OF_ATOMS or may_be_charges(key)) and np.shape(value) == (size,)
         and np.asarray(value).dtype.kind in "iuf"
     }  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def _is_partial(key: Any) -> bool:
+def may_be_charges(key: Any) -> bool:
+    """Whether an entry of this name may hold charges of atoms, as "mulliken", "partial_charges"."""
     return isinstance(key, str) and bool(_PARTIAL.search(key.lower()))
 
 

@@ -4,8 +4,9 @@ Each group holds frames of one molecule, or of as many atoms; S frames, N atoms.
 their datasets, others by the keys `numbers` and `positions`: z [N] or [S, N] as numbers or symbols, pos [S, N, 3],
 energy [S], forces [S, N, 3], charges [S, N], dipole [S, 3], stress or virial [S, 3, 3], [S, 9] or [S, 6].
 
-In all, where they are there: charge and spin (one number or [S]), cell or box ([3, 3] or [S, 3, 3]), pbc ([3] or
-[S, 3]). Without `charge`, SPICE's is the sum of the formal charges in its `smiles`. The group `_metadata` is skipped.
+In all, where they are there: charge and spin (one number or [S], or attributes of the group or file), cell or box
+([3, 3] or [S, 3, 3]), pbc ([3] or [S, 3]). Without `charge`, SPICE's is the sum of the formal charges in its `smiles`.
+The group `_metadata` is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.stated import whole_number
+from ..core.stated import (
+    StatedUnit,
+    agreed,
+    kind_of,
+    may_be_charges,
+    stated_units,
+    statements,
+    warn_of_sums,
+    whole_number,
+)
 from ..errors import BadData
 from ..system import System
 from ..units import OWN_UNITS
@@ -109,6 +119,7 @@ class Group:
     num_atoms: int
     datasets: dict[str, str]  # quantity -> dataset
     factors: dict[str, float]  # quantity -> factor to eV, Å, e
+    stated: dict[str, int]  # charge and spin that are attributes
 
 
 @register_format("hdf5")
@@ -163,11 +174,13 @@ class HDF5Dataset(Dataset, Reader):
         self._file: h5py.File | None = None
         self._handles: dict[str, h5py.Dataset] = {}
         self._pid = -1
+        self._warned = False
         self.available, self.counts = set(), Counter()
         with damage_is_bad_data(self.path, "it is damaged or not an HDF5 file"), opened_hdf5(self.path) as file:
             inside = [name for name in file if name != "_metadata"]
             names = [""] if self._layout(set(inside)) else inside
-            found = (group for name in names for group in self._scan(name, file[name] if name else file))
+            stated = _attributes(file)
+            found = (group for name in names for group in self._scan(name, file[name] if name else file, stated))
             self._groups = [group for group in found if group.num_frames]
         if not self._groups:
             raise BadData(f"{self.path}: there are no frames in it")
@@ -198,19 +211,20 @@ class HDF5Dataset(Dataset, Reader):
         known = [{**layout, **self._structure} for layout in LAYOUTS.values()] if self._structure else LAYOUTS.values()
         return next((dict(layout) for layout in known if {layout["z"], layout["pos"]} <= inside), None)
 
-    def _scan(self, name: str, group: Any) -> Iterator[Group]:
-        """What is in a group, or in the groups within it."""
+    def _scan(self, name: str, group: Any, attributes: Mapping[str, Any]) -> Iterator[Group]:
+        """What is in a group, or in the groups within it; attributes of those that it is in hold for it too."""
         where = f"{self.path}, group '{name}'"
         if not isinstance(group, load_h5py().Group):
             raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
         with damage_is_bad_data(where):
             inside = set(group)
+            attributes = {**attributes, **_attributes(group)}
             layout = self._layout(inside)
             if layout is None:
                 within = {n: part for n in group if isinstance(part := group[n], load_h5py().Group)}
                 if within and len(within) == len(inside):
                     for n, part in within.items():
-                        yield from self._scan(f"{name}/{n}", part)
+                        yield from self._scan(f"{name}/{n}", part, attributes)
                     return
                 wanted = " or ".join(f"{v['z']} and {v['pos']}" for v in LAYOUTS.values())
                 raise BadData(f"{where}: {wanted} are needed; there are: {', '.join(sorted(inside)) or 'no datasets'}. "
@@ -225,11 +239,32 @@ class HDF5Dataset(Dataset, Reader):
             num_frames, num_atoms = shape[:2]
             for quantity, dataset in opened.items():
                 _check_dataset(quantity, dataset, num_frames, f"{where}, dataset '{datasets[quantity]}'")
-            factors = {q: self._factor(q, d, f"{where}, dataset '{datasets[q]}'")
+            units = stated_units(attributes)
+            factors = {q: self._factor(q, d, units, f"{where}, dataset '{datasets[q]}'")
                        for q, d in opened.items() if q in _UNIT_OF or q in LABELS}  # fmt: skip
+            stated = self._stated(attributes, datasets, where)
+            if not ({"charge", "smiles"} & {*datasets, *stated} or self._warned) and "charge" in self._anywhere:
+                parts = [
+                    n for n in sorted(inside) if may_be_charges(n) and group[n].shape[:2] == (num_frames, num_atoms)
+                ]
+                self._warned = bool(num_frames) and warn_of_sums(
+                    {n: np.ravel(group[n][0]) for n in parts}, f"{where}: "
+                )
         self.available |= inside - _STRUCTURE - set(self._structure.values())
-        self.counts.update({q: num_frames for q in self.keys if q in datasets})
-        yield Group(name, num_frames, num_atoms, datasets, factors)
+        self.counts.update({q: num_frames for q in self.keys if q in datasets or q in stated})
+        yield Group(name, num_frames, num_atoms, datasets, factors, stated)
+
+    def _stated(self, attributes: Mapping[str, Any], datasets: Mapping[str, str], where: str) -> dict[str, int]:
+        """Total charge and spin that attributes state, where neither a key nor a dataset does."""
+        found = {}
+        try:
+            for quantity, all_of_it in statements(attributes, {}, name="attribute '{}'").items():
+                value = agreed(all_of_it, quantity)
+                if value is not None and quantity in self._anywhere and quantity not in datasets:
+                    found[quantity] = value
+        except BadData as error:
+            raise BadData(f"{where}: {error}") from None
+        return found
 
     def _datasets(self, group: Any, inside: set[str], layout: Mapping[str, str], where: str) -> dict[str, str]:
         wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
@@ -243,8 +278,18 @@ class HDF5Dataset(Dataset, Reader):
             wanted[quantity] = stated_key(quantity, inside, where, lambda name: group[name][()]) or quantity
         return {quantity: dataset for quantity, dataset in wanted.items() if dataset in inside}
 
-    def _factor(self, quantity: str, dataset: Any, where: str) -> float:
+    def _factor(self, quantity: str, dataset: Any, units: Mapping[str, StatedUnit], where: str) -> float:
         stated, declared = dataset.attrs.get("units"), _UNIT_OF.get(quantity, quantity)
+        if stated is None and (of_all := units.get(declared)):  # an attribute of the group or file
+            try:
+                size = of_all.size
+            except BadData as error:
+                raise BadData(f"{where}: {error}") from None
+            if declared in self._declared and not np.isclose(self._declared[declared], size, rtol=1e-6):
+                raise BadData(
+                    f"{where}: the file states {of_all.source}, and the units given differ: remove one of them"
+                )
+            return size
         if stated is None:
             if ":" in quantity:  # of a further label: a plain number where no unit is given
                 return self._declared.get(quantity, 1.0)
@@ -299,12 +344,14 @@ class HDF5Dataset(Dataset, Reader):
                 raise BadData(f"{where}: pbc must be made of 0 and 1, not {found['pbc'].tolist()}")
             lattice["pbc"] = torch.from_numpy(found["pbc"].astype(bool))[None]
         more = extra_spin(group.datasets.get("spin"))
-        charge = found.get("charge", formal_charge(found["smiles"]) if "smiles" in found else 0)
+        charge = found.get(
+            "charge", formal_charge(found["smiles"]) if "smiles" in found else group.stated.get("charge", 0)
+        )
         system = System(
             z=torch.from_numpy(z.astype(np.int64)),
             pos=_scaled(pos, group.factors["pos"]),
             charge=torch.tensor([whole_number(charge, "charge", where)], dtype=torch.float64),
-            spin=torch.tensor([whole_number(found.get("spin", 0), "spin", where) + more]),
+            spin=torch.tensor([whole_number(found.get("spin", group.stated.get("spin", 0)), "spin", where) + more]),
             **lattice,
         )
         labels = {}
@@ -361,6 +408,8 @@ class HDF5Dataset(Dataset, Reader):
                 found[quantity] = np.broadcast_to(value.reshape(shape), (count, *shapes[quantity]))
         except (BadData, *DAMAGE):
             return None
+        for name, value in group.stated.items():
+            found.setdefault(name, np.full(count, value))
         whole = [found[name] for name in ("charge", "spin") if name in found]
         if "pbc" in found and not np.isin(found["pbc"], (0, 1)).all():
             return None
@@ -413,6 +462,17 @@ class HDF5Dataset(Dataset, Reader):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_file": None, "_pid": -1, "_handles": {}}
+
+
+def _attributes(group: Any) -> dict[str, Any]:
+    """Attributes that may state a charge, spin or unit: numbers and texts."""
+    found = {}
+    for name in group.attrs:
+        if kind_of(name):
+            value = group.attrs[name]
+            value = value.item() if np.size(value) == 1 and hasattr(value, "item") else value
+            found[name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+    return found
 
 
 _CHUNK_FRAMES, _CHUNK_ATOMS = 1024, 32_768  # read at once, at most

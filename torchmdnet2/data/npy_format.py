@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.stated import may_be_charges, warn_of_sums
 from ..errors import BadData
 from ..system import System
 from .check import check_batch
@@ -74,6 +75,9 @@ class ArrayReader(Reader):
             wanted = (frames, *((atoms,) if label in LABELS and LABELS[label].per_atom else ()),
                       *(LABELS[label].row if label in LABELS else ()))  # fmt: skip
             path, array = arrays[name]
+            if name in ("charge", "spin") and array.size == 1:  # one for all frames
+                array = np.broadcast_to(array.reshape(()), (frames,))
+                arrays = {**arrays, name: (path, array)}
             if array.shape not in (wanted, (*wanted, 1)):
                 raise BadData(f"{path}: {name} has the shape {array.shape}; {where} needs {wanted}")
             self.counts[name] += frames
@@ -240,6 +244,7 @@ class NpzReader(ArrayReader):
             inside = set(content.files)
             stated = {"energy": _text(content, "e_unit"), "length": _text(content, "r_unit")}
             stated_keys = {n: stated_key(n, inside, self.path, content.__getitem__) for n in ("charge", "spin")}
+        self._anywhere = keys is None or "charge" not in keys
         keys, named_structure = structure_keys(keys)
         self._structure = {name: next((n for n in known if n in inside), None) for name, known in _STRUCTURE.items()}
         self._structure |= {name: key for name, key in named_structure.items() if key in inside}
@@ -283,6 +288,10 @@ class NpzReader(ArrayReader):
                 if array.dtype.kind not in ("iufb" if name == "pbc" else "iuf"):
                     raise BadData(f"{self.path}: '{key}' is not made of numbers but of {array.dtype}")
                 arrays[name] = (f"{self.path}, array '{key}'", array)
+            if "charge" not in arrays and self._anywhere:
+                shape = arrays["pos"][1].shape[:2]
+                parts = {key: content[key] for key in sorted(content.files) if may_be_charges(key)}
+                warn_of_sums({key: a[0] for key, a in parts.items() if a.shape == shape and a.size}, f"{self.path}: ")
         yield from self._frames_of(self.path, arrays)
 
 

@@ -221,7 +221,7 @@ class _Subsets(HDF5Dataset):
             if unknown:
                 one_of(unknown[0], sorted(self.seen), f"{path}: subsets")
 
-    def _scan(self, name: str, group: Any) -> Iterator[Group]:
+    def _scan(self, name: str, group: Any, attributes: Mapping[str, Any]) -> Iterator[Group]:
         if self._subsets is not None:
             value = group["subset"][0]
             subset = value.decode() if isinstance(value, bytes) else str(value)
@@ -229,7 +229,7 @@ class _Subsets(HDF5Dataset):
             if subset not in self._subsets:
                 return
         if group["conformations"].ndim == 3:
-            yield from super()._scan(name, group)
+            yield from super()._scan(name, group, attributes)
 
 
 # --- WaterBox: periodic boxes of 64 water molecules ---

@@ -30,7 +30,7 @@ _OFF = 0.1  # eV
 _CLOSE = 0.6  # Å; the bond of H₂ is 0.74 Å
 _EDGES = 20_000_000  # looked at for close atoms, at most
 
-_STATES = {"charge": r"charge(?!s)", "spin": r"spin(?!s)|multiplicity|(^|_)mult(_|$)"}
+_STATES = {"charge": r"charge(?!s)|^q$|^fparam$", "spin": r"spin(?!s)|multiplicity|(^|_)mult(_|$)"}
 """Key -> what other names of it look like."""
 
 
