@@ -408,8 +408,8 @@ class HDF5Dataset(Dataset, Reader):
                 found[quantity] = np.broadcast_to(value.reshape(shape), (count, *shapes[quantity]))
         except (BadData, *DAMAGE):
             return None
-        for name, value in group.stated.items():
-            found.setdefault(name, np.full(count, value))
+        for name, number in group.stated.items():
+            found.setdefault(name, np.full(count, number))
         whole = [found[name] for name in ("charge", "spin") if name in found]
         if "pbc" in found and not np.isin(found["pbc"], (0, 1)).all():
             return None
