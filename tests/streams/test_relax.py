@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import torchmdnet2
 from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
+from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.pipeline import Journal
@@ -227,6 +230,56 @@ def test_scores_are_those_of_the_potential(small, tmp_path, suffix):
         assert abs(energy - float(small(torchmdnet2.System.from_ase(start)).energy)) < 1e-5
 
 
+def test_hdf5_is_a_data_set_and_a_page_shows_the_run(small, tmp_path):
+    pytest.importorskip("h5py")
+    pytest.importorskip("matplotlib")
+    good = _xyz(tmp_path / "in.xyz")
+    for verb, more in (("score", []), ("relax", ["--fmax", "0.2"])):
+        out = tmp_path / f"{verb}.h5"
+        assert main([verb, "organic-small", str(tmp_path / "in.xyz"), str(out), "--report", *more]) == 0
+        names = {"scalar:record": "record", "energy": "energy", "forces": "forces"}
+        found = open_dataset(str(out), keys=names, cache="off")
+        assert [int(found[k].labels["scalar:record"]) for k in range(len(found))] == good
+        for k in (0, 7):
+            sample = found[k]
+            result = small(sample.system)
+            assert abs(float(sample.labels["energy"] - result.energy)) < 1e-5
+            assert abs(sample.labels["forces"] - result.forces).max() < 1e-4
+        page = (tmp_path / f"{verb}.html").read_text()
+        assert page.count("<img") > 6 and "overlap" in page and "<td class=text>9</td>" in page
+        assert {path.name for path in tmp_path.glob(f"{verb}*")} == {f"{verb}.h5", f"{verb}.html", f"{verb}.failed.txt"}
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_and_loses_nothing_with_a_worker(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    _xyz(tmp_path / "in.xyz")
+    torchmdnet2.score("organic-small", tmp_path / "in.xyz", tmp_path / "one.csv", block=3)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        pids = list(client.run(os.getpid).values())
+
+        def kill():
+            while not _records(tmp_path, "two.csv"):
+                time.sleep(0.01)
+            os.kill(pids[0], signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        torchmdnet2.score("organic-small", tmp_path / "in.xyz", tmp_path / "two.csv", block=3, dask=client)
+        thread.join()
+        assert pids[0] not in client.run(os.getpid).values()
+        address = cluster.scheduler_address
+        arguments = ["score", "organic-small", str(tmp_path / "in.xyz"), str(tmp_path / "three.csv"), "--dask", address]
+        assert main(arguments) == 0
+    for name in ("two", "three"):
+        for suffix in (".failed.txt", ".csv"):
+            lines = [(tmp_path / f"{k}{suffix}").read_text().splitlines() for k in ("one", name)]
+            assert [line.split(",")[0] for line in lines[0]] == [line.split(",")[0] for line in lines[1]]
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_same_in_the_same_order(tmp_path):
     starts = rattled() * 4
@@ -238,44 +291,55 @@ def test_two_processes_give_the_same_in_the_same_order(tmp_path):
 # --- kills ---
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize(("name", "kills"), [("out.xyz", 10), ("out.h5", 2)])
+def test_a_run_that_is_killed_has_every_record_once(tmp_path, name, kills):
     save(tiny_potential(noise=0.02), tmp_path / "tiny.tmn")
-    starts = rattled(["CH3CH2OH", "H2O", "CH4", "H2CO"] * 5)
+    starts = [atoms.copy() for atoms in rattled(["CH3CH2OH", "H2O", "CH4", "H2CO"]) * (2 * kills)]
+    for k in range(7, len(starts), 10):
+        starts[k].info["charge"] = 0.5
     write(tmp_path / "in.xyz", starts)
-    for _ in range(2):
-        before, child = _records(tmp_path), os.fork()
+    rng, killed = np.random.default_rng(0), 0
+    files = [tmp_path / text for text in ("tiny.tmn", "in.xyz", name)]
+    for _ in range(kills):
+        wanted, delay, child = _records(tmp_path, name) + int(rng.integers(0, 7)), rng.uniform(0, 0.03), os.fork()
         if not child:
-            torchmdnet2.relax(tmp_path / "tiny.tmn", tmp_path / "in.xyz", tmp_path / "out.xyz", steps=4, block=2)
+            torchmdnet2.relax(*files, steps=4, block=2)
             os._exit(0)
-        while _records(tmp_path) < before + 6 and os.waitpid(child, os.WNOHANG) == (0, 0):
+        while _records(tmp_path, name) < wanted and os.waitpid(child, os.WNOHANG) == (0, 0):
             time.sleep(0.002)
+        time.sleep(delay)  # in the midst of reading, computing, writing
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert (tmp_path / "out.xyz.progress").exists(), "it was not killed on the way"
-    with open(tmp_path / "out.xyz", "ab") as file:
+        killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert killed == kills and (tmp_path / f"{name}.progress").exists(), "it had ended before"
+    growing = tmp_path / (name if name == "out.xyz" else "out.h5.xyz")
+    with open(growing, "ab") as file:
         file.write(b"9\nof a block that was written in part")
     with pytest.raises(BadConfig, match="another options"):
-        torchmdnet2.relax(tmp_path / "tiny.tmn", tmp_path / "in.xyz", tmp_path / "out.xyz", steps=5, block=2)
-    torchmdnet2.relax(tmp_path / "tiny.tmn", tmp_path / "in.xyz", tmp_path / "out.xyz", steps=4, block=2)
-    found = read(tmp_path / "out.xyz", ":")
-    assert [atoms.info["record"] for atoms in found] == list(range(len(starts)))
-    assert not (tmp_path / "out.xyz.progress").exists()
+        torchmdnet2.relax(*files, steps=5, block=2)
+    torchmdnet2.relax(*files, steps=4, block=2)
+    if name == "out.xyz":
+        found = [atoms.info["record"] for atoms in read(files[2], ":")]
+    else:
+        names = {"scalar:record": "record"}
+        data = open_dataset(str(files[2]), keys=names, cache="off")
+        found = [int(data[k].labels["scalar:record"]) for k in range(len(data))]
+    assert found == [k for k in range(len(starts)) if k % 10 != 7]
+    failed = (tmp_path / "out.failed.txt").read_text().splitlines()
+    assert [int(line.split()[1].rstrip(":")) for line in failed] == list(range(7, len(starts), 10))
+    assert not list(tmp_path.glob("*.progress")) and growing.exists() == (growing == files[2])
 
 
-def _records(folder: Path) -> int:
-    import json
-
-    path = folder / "out.xyz.progress"
+def _records(folder: Path, name: str = "out.xyz") -> int:
+    path = folder / f"{name}.progress"
     return json.loads(path.read_text())["records"] if path.exists() else 0
 
 
 def test_a_finished_output_is_kept(tmp_path):
     for text in ("old", "new"):
-        journal = Journal(tmp_path / "out.csv", tmp_path / "out.failed.txt", {})
+        journal = Journal(tmp_path / "out.csv", [tmp_path / "out.csv", tmp_path / "out.failed.txt"], {})
         journal.commit(1, text, "")
         journal.close(True)
     assert (tmp_path / "out.csv").read_text() == "new" and (tmp_path / "out.csv.old").read_text() == "old"
-    assert not (tmp_path / "out.failed.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,14 @@ def add(command: Command) -> None:
 def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     parser.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
-    parser.add_argument("output", help=".sdf, .xyz or .csv; failures are listed beside it, in NAME.failed.txt")
+    parser.add_argument("output", help=".sdf, .xyz, .csv or .h5; failures are listed beside it, in NAME.failed.txt")
 
 
 def _add_devices(parser: argparse.ArgumentParser) -> None:
     meaning = "auto, all, or names with commas between, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
     parser.add_argument("--devices", default="auto", help=meaning)
+    parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster, whose workers compute")
+    parser.add_argument("--report", action="store_true", help="also write a page with plots and pictures")
     parser.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
     add_allow_untrained_charge(parser)
 
@@ -61,6 +63,8 @@ def _relax(options: argparse.Namespace) -> None:
         devices=options.devices,
         dtype=options.dtype,
         allow_untrained_charge=options.allow_untrained_charge,
+        report=options.report,
+        dask=options.dask,
         console=make_console(),
     )
 
@@ -77,9 +81,13 @@ def _score(options: argparse.Namespace) -> None:
         devices=options.devices,
         dtype=options.dtype,
         allow_untrained_charge=options.allow_untrained_charge,
+        report=options.report,
+        dask=options.dask,
         console=make_console(),
     )
 
 
 def _output(options: argparse.Namespace) -> Path:
-    return output_file(options.output, (".sdf", ".xyz", ".extxyz", ".csv"), [options.model, options.input], "OUTPUT")
+    return output_file(
+        options.output, (".sdf", ".xyz", ".extxyz", ".csv", ".h5", ".hdf5"), [options.model, options.input], "OUTPUT"
+    )

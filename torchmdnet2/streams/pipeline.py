@@ -9,16 +9,21 @@ import json
 import multiprocessing
 import os
 import threading
+import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..core.files import atomic_write, keep_old
-from ..errors import BadConfig
+from ..errors import BadConfig, needs_extra
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 __all__ = ["Journal", "blocks_of", "in_order"]
 
@@ -29,6 +34,8 @@ Setup = Callable[[str], Work]
 """Makes what computes a block on a device; called once in each process, and sent there."""
 
 _work: Work
+_job = ""  # of a cluster, that `_work` belongs to
+_LOCK = threading.Lock()
 
 
 def blocks_of(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
@@ -38,7 +45,9 @@ def blocks_of(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
         yield block
 
 
-def in_order(blocks: Iterable[list[Any]], setup: Setup, devices: list[str]) -> Iterator[list[Any]]:
+def in_order(
+    blocks: Iterable[list[Any]], setup: Setup, devices: list[str], dask: str | Client | None = None
+) -> Iterator[list[Any]]:
     """The results of each block, in order.
 
     A single device is used by a thread of this process, each of several by a process: they share a queue, so that the
@@ -47,38 +56,85 @@ def in_order(blocks: Iterable[list[Any]], setup: Setup, devices: list[str]) -> I
     Args:
         blocks: of records; read in this thread, while others are computed.
         setup: makes what computes a block.
-        devices: one for each process.
+        devices: one for each process; of a cluster, the first one is that of each worker.
+        dask: a cluster: the address of its scheduler, or a client. Blocks of a worker that is lost go to others.
 
     Raises:
+        BadConfig: there is no scheduler at the address.
+        MissingBackend: the package distributed is not installed.
         RuntimeError: a process was ended by the system, as it does when memory is short.
     """
-    with _executor(setup, devices) as executor:
-        pending: deque[Future[list[Any]]] = deque()
+    pending: deque[Any] = deque()
+    with _executor(setup, devices) if dask is None else _cluster(setup, devices[0], dask) as (submit, count):
         try:
             for block in blocks:
-                pending.append(executor.submit(_run, block))
-                if len(pending) > _AHEAD * len(devices):
+                pending.append(submit(block))
+                while len(pending) > _AHEAD * count():
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
-        except BrokenProcessPool:
-            raise RuntimeError(
-                "a process was ended from outside, as the system does when memory is short; the results so far are "
-                "written, and the same command goes on from there"
-            ) from None
         finally:
             for future in pending:
                 future.cancel()
 
 
-def _executor(setup: Setup, devices: list[str]) -> Executor:
+@contextmanager
+def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[tuple[Callable, Callable[[], int]]]:
+    """As `_executor`, of the workers of a cluster."""
+    with needs_extra("dask"):
+        from distributed import Client, KilledWorker
+    if isinstance(dask, str):
+        try:
+            client = Client(dask, timeout=30)
+        except (OSError, ValueError) as error:
+            raise BadConfig(f"dask: there is no scheduler at '{dask}' ({error})") from error
+    else:
+        client = dask
+    job = uuid.uuid4().hex
+    try:
+        client.wait_for_workers(1)
+        yield (
+            lambda block: client.submit(_run_job, job, setup, device, block, pure=False),
+            lambda: max(1, len(client.scheduler_info(n_workers=-1)["workers"])),
+        )
+    except KilledWorker as error:
+        raise RuntimeError(f"several workers of the cluster were ended from outside by the same block: {error}; "
+                           "the results so far are written") from None  # fmt: skip
+    finally:
+        if client is not dask:
+            client.close()
+
+
+def _run_job(job: str, setup: Setup, device: str, block: list[Any]) -> list[Any]:
+    """On a worker of a cluster, which may have several threads."""
+    global _job
+    with _LOCK:
+        if _job != job:
+            _begin(setup, device)
+            _job = job
+        return _work(block)
+
+
+@contextmanager
+def _executor(setup: Setup, devices: list[str]) -> Iterator[tuple[Callable, Callable[[], int]]]:
+    """What takes a block and gives its future, and what tells how many blocks are computed at once."""
+    executor: Executor
     if len(devices) == 1:
-        return ThreadPoolExecutor(1, initializer=_begin, initargs=(setup, devices[0]))
-    context = multiprocessing.get_context("spawn")
-    queue = context.SimpleQueue()
-    for device in devices:
-        queue.put(device)
-    return ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
+        executor = ThreadPoolExecutor(1, initializer=_begin, initargs=(setup, devices[0]))
+    else:
+        context = multiprocessing.get_context("spawn")
+        queue = context.SimpleQueue()
+        for device in devices:
+            queue.put(device)
+        executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
+    with executor:
+        try:
+            yield lambda block: executor.submit(_run, block), lambda: len(devices)
+        except BrokenProcessPool:
+            raise RuntimeError(
+                "a process was ended from outside, as the system does when memory is short; the results so far are "
+                "written, and the same command goes on from there"
+            ) from None
 
 
 def _begin(setup: Setup, device: str) -> None:
@@ -116,7 +172,8 @@ class Journal:
     the end the file is removed.
 
     Args:
-        output, report: the files.
+        output: the file of results, which names the state.
+        files: all that grow.
         job: what is computed, JSON-able.
 
     Attributes:
@@ -127,8 +184,8 @@ class Journal:
         OSError: they cannot be written.
     """
 
-    def __init__(self, output: Path, report: Path, job: dict[str, Any]):
-        self._paths = (output, report)
+    def __init__(self, output: Path, files: Sequence[Path], job: dict[str, Any]):
+        self._output, self._paths = output, files
         self._state = output.with_name(output.name + ".progress")
         self._job = json.loads(json.dumps(job))
         self.done, sizes = self._resume()
@@ -143,14 +200,14 @@ class Journal:
             if found["job"] != self._job:
                 changed = sorted(k for k in {*found["job"], *self._job} if found["job"].get(k) != self._job.get(k))
                 raise BadConfig(
-                    f"{self._paths[0]} belongs to a run that was interrupted, of another {', '.join(changed)}: give "
+                    f"{self._output} belongs to a run that was interrupted, of another {', '.join(changed)}: give "
                     f"the same command to finish it, or remove {self._state} to begin anew"
                 )
             return found["records"], found["sizes"]
         for path in self._paths:
             keep_old(path)
-        self._save(0, [0, 0])
-        return 0, [0, 0]
+        self._save(0, [0] * len(self._paths))
+        return 0, [0] * len(self._paths)
 
     def _save(self, records: int, sizes: list[int]) -> None:
         atomic_write(self._state, json.dumps({"records": records, "sizes": sizes, "job": self._job}, indent=1))
@@ -160,7 +217,7 @@ class Journal:
 
         Args:
             records: how many of the input they are of.
-            texts: for the output and the report.
+            texts: for each file.
         """
         for file, text in zip(self._files, texts, strict=True):
             file.write(text.encode())
@@ -170,10 +227,8 @@ class Journal:
         self._save(self.done, [file.tell() for file in self._files])
 
     def close(self, finished: bool) -> None:
-        """Close the files; of a finished run, nothing else is left. A report without a line is removed."""
+        """Close the files; of a finished run, the state is removed."""
         for file in self._files:
             file.close()
         if finished:
-            if not self._paths[1].stat().st_size:
-                self._paths[1].unlink()
             self._state.unlink()

@@ -2,7 +2,7 @@
 
 A damaged record does not end the reading: SDF, SMILES and XYZ files are split into records before these are parsed.
 Results are written as SDF with the bonds of the input, extended XYZ, or tables in CSV. The result of each record is
-text by itself, so that files can be appended to.
+text by itself, so that files can be appended to; HDF5 is made from them at the end.
 """
 
 from __future__ import annotations
@@ -15,14 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..core.files import opened
+import numpy as np
+import torch
+
+from ..core.files import keep_old, opened
+from ..data.dataset import Sample
+from ..data.hdf5 import write_hdf5
 from ..data.structures import open_structures, reason, structure_of_molfile, structure_of_xyz
 from ..errors import BadConfig, BadData
+from ..system import System
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["FAULTS", "PROPERTIES", "Outcome", "Record", "RecordFile", "csv_head", "writer_of"]
+__all__ = [
+    "FAULTS", "PROPERTIES", "Outcome", "Record", "RecordFile", "convert_to_hdf5", "csv_head", "is_hdf5", "write_csv",
+    "writer_of",
+]  # fmt: skip
 
 PROPERTIES = (
     "record", "conformer", "energy", "relative_energy", "largest_force", "steps", "converged", "bonds_changed",
@@ -247,12 +256,12 @@ def _write_xyz(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-def _write_csv(outcome: Outcome) -> str:
-    """Without a line of names: `csv_head` gives it."""
+def write_csv(outcome: Outcome, *more: str) -> str:
+    """Without a line of names: `csv_head` gives it. `more` are values behind those of each structure."""
     text = io.StringIO()
     for atoms in outcome.structures:
         found = {"formula": atoms.get_chemical_formula(), **_properties(outcome, atoms)}
-        csv.writer(text, lineterminator="\n").writerow([found.get(name, "") for name in CSV_COLUMNS])
+        csv.writer(text, lineterminator="\n").writerow([*(found.get(name, "") for name in CSV_COLUMNS), *more])
     return text.getvalue()
 
 
@@ -263,9 +272,33 @@ CSV_COLUMNS = (
 """Units: e, eV, eV/Å."""
 
 
-def csv_head(path: str) -> str:
+def csv_head(path: Path) -> str:
     """What a file begins with, "" but for CSV."""
-    return ",".join(CSV_COLUMNS) + "\n" if path.lower().endswith(".csv") else ""
+    return ",".join(CSV_COLUMNS) + "\n" if path.suffix.lower() == ".csv" else ""
+
+
+def is_hdf5(path: Path) -> bool:
+    """Whether it is HDF5, which cannot be appended to safely: results are extended XYZ until all are there."""
+    return path.suffix.lower() in (".h5", ".hdf5")
+
+
+def convert_to_hdf5(results: Path, path: Path) -> None:
+    """Write results, in extended XYZ, as a data set: energy, forces, charges; "scalar:record", "scalar:novelty", …"""
+
+    def samples() -> Iterator[Sample]:
+        for atoms in iread(results, index=":", format="extxyz"):
+            found = {**atoms.info, **atoms.calc.results, **atoms.arrays}
+            labels = {f"scalar:{name}": [float(atoms.info[name])] for name in PROPERTIES if name in atoms.info}
+            labels = {**labels, **{name: found[name] for name in ("forces", "charges") if name in found}}
+            labels = {**labels, "energy": [found["energy"]]}
+            atoms.calc = None
+            tensors = {name: torch.as_tensor(np.asarray(value), dtype=torch.float64) for name, value in labels.items()}
+            yield Sample(System.from_ase(atoms), tensors)
+
+    from ase.io import iread
+
+    keep_old(path)
+    write_hdf5(path, samples())
 
 
 def _write_sdf(outcome: Outcome) -> str:
@@ -310,4 +343,5 @@ def with_positions(block: str, positions: Any) -> str:
     return "\n".join(lines)
 
 
-_WRITERS = {".sdf": _write_sdf, ".xyz": _write_xyz, ".extxyz": _write_xyz, ".csv": _write_csv}
+_WRITERS = {".sdf": _write_sdf, ".xyz": _write_xyz, ".extxyz": _write_xyz, ".csv": write_csv,
+            ".h5": _write_xyz, ".hdf5": _write_xyz}  # fmt: skip

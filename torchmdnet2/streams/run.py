@@ -16,16 +16,29 @@ import torch
 
 from .. import checkpoint
 from ..core.devices import device_of
+from ..data.hdf5_file import load_h5py
 from ..errors import BadConfig, BadData
 from ..potential.potential import Potential
 from .batches import BatchOptions, Scorer
 from .conformers import Ranking, embed, require_rdkit
 from .pipeline import Journal, Work, blocks_of, in_order
-from .records import FAULTS, Outcome, Record, RecordFile, csv_head, writer_of
+from .records import (
+    FAULTS,
+    Outcome,
+    Record,
+    RecordFile,
+    convert_to_hdf5,
+    csv_head,
+    is_hdf5,
+    write_csv,
+    writer_of,
+)  # fmt: skip
 from .relaxing import CellRelaxer, Relaxer, RelaxOptions
+from .report import require_plots, write_report
 
 if TYPE_CHECKING:
     from ase import Atoms
+    from distributed import Client
     from rich.console import Console
 
 __all__ = ["Summary", "devices_of", "relax", "score"]
@@ -48,6 +61,8 @@ def relax(
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
     block: int | None = None,
+    report: bool = False,
+    dask: str | Client | None = None,
     console: Console | None = None,
 ) -> list[Outcome]:
     """Relax many structures in batches by L-BFGS.
@@ -57,8 +72,8 @@ def relax(
     Args:
         model: path of a .tmn file, name of a potential, or a Potential.
         structures: a file of SDF, SMILES, extended XYZ or another format of ASE; or structures. FixAtoms is kept.
-        output: an .sdf, .xyz or .csv file. Failures are listed beside it in `OUT.failed.txt`. A run that was killed
-            goes on after the last complete block when it is called again.
+        output: an .sdf, .xyz, .csv or .h5 file. Failures are listed beside it in `OUT.failed.txt`. A run that was
+            killed goes on after the last complete block when it is called again.
         fmax: eV/Å, the largest force at which a structure has converged.
         steps: most steps of each.
         conformers: how many RDKit makes of each molecule by distance geometry; None: one of a SMILES, and the
@@ -71,6 +86,9 @@ def relax(
         allow_untrained_charge: take total charges that the model was not trained on, with a warning.
         block: records that are computed, written and, after a kill, repeated together; default: 128 for each
             process on CPUs, 1024 on GPUs, fewer with conformers.
+        report: also write a page, `OUT.html`, with distributions, failures and pictures of the lowest structures.
+        dask: a cluster of the package distributed, by the address of its scheduler or a client: its workers compute
+            the blocks, each on the one device of `devices`. They must find the model at the same path.
         console: where progress is shown; None is silent.
 
     Returns:
@@ -81,7 +99,7 @@ def relax(
     Raises:
         BadConfig: an option is not valid.
         FileNotFoundError: there is no such file.
-        MissingBackend: RDKit is not installed, and SMILES or conformers need it.
+        MissingBackend: a package is not installed: RDKit for SMILES or conformers, h5py, matplotlib, distributed.
     """
     if not fmax > 0 or steps < 1 or seed < 0 or (conformers is not None and conformers < 1):
         raise BadConfig("fmax must be positive, steps and conformers at least 1, and the seed at least 0")
@@ -90,13 +108,13 @@ def relax(
         raise BadConfig("cell and conformers: conformers are molecules, which have no cell")
     ranking = (ranking or Ranking()) if conformers is not None else None
     options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
-    names = devices_of(devices)
+    names = _devices(devices, model, dask)
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
-    setup = partial(_work_on, CellRelaxer if cell else Relaxer, model, options, dtype, allow_untrained_charge)
+    setup = partial(_work_on, CellRelaxer if cell else Relaxer, _path(model), options, dtype, allow_untrained_charge)
     wanted = repr((options, conformers, seed, cell, str(dtype)))
     job = {"model": _identity(model), "input": _identity(structures), "options": wanted}
-    return _stream(source, setup, names, block, output, job, console)
+    return _stream(source, setup, names, block, output, job, console, report, dask)
 
 
 def score(
@@ -110,12 +128,14 @@ def score(
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
     block: int | None = None,
+    report: bool = False,
+    dask: str | Client | None = None,
     console: Console | None = None,
 ) -> list[Outcome]:
     """Energies, forces, charges and novelty of many structures.
 
     Args:
-        model, structures, output, seed, devices, dtype, allow_untrained_charge, console: as for `relax`.
+        model, structures, output, seed, devices, dtype, allow_untrained_charge, report, dask, console: as for `relax`.
         novelty: compute that too, of calibrated models.
         block: records that are computed, written and, after a kill, repeated together; default: 1024.
 
@@ -128,8 +148,16 @@ def score(
     """
     options = BatchOptions(novelty)
     job = {"model": _identity(model), "input": _identity(structures), "options": repr((options, seed, str(dtype)))}
-    setup = partial(_work_on, Scorer, model, options, dtype, allow_untrained_charge)
-    return _stream(_Source(structures, None, seed), setup, devices_of(devices), block or 1024, output, job, console)
+    setup = partial(_work_on, Scorer, _path(model), options, dtype, allow_untrained_charge)
+    source, names = _Source(structures, None, seed), _devices(devices, model, dask)
+    return _stream(source, setup, names, block or 1024, output, job, console, report, dask)
+
+
+def _path(model: str | os.PathLike | Potential) -> str | Potential:
+    """The same from every folder: processes elsewhere have another one."""
+    if isinstance(model, Potential):
+        return model
+    return str(Path(model).resolve()) if Path(model).is_file() else str(model)
 
 
 def _work_on(
@@ -141,6 +169,7 @@ def _work_on(
     device: str,
 ) -> Work:
     """What computes blocks on a device."""
+    (device,) = devices_of(device)
     if isinstance(model, Potential):
         return kind(model.to(device), options)
     return kind(checkpoint.load(model, device, dtype, allow_untrained_charge), options)
@@ -166,6 +195,17 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
     if not names:
         raise BadConfig("devices: name at least one")
     return [str(device_of(name)) for name in names]
+
+
+def _devices(names: str | Sequence[str], model: str | os.PathLike | Potential, dask: Any) -> list[str]:
+    """As `devices_of`; of a cluster, the name that each worker looks up."""
+    if dask is None:
+        return devices_of(names)
+    if isinstance(model, Potential):
+        raise BadConfig("dask: give the path or the name of the model, which every worker reads")
+    if not isinstance(names, str) or names == "all" or "," in names:
+        raise BadConfig("dask: each worker uses one device: auto, cpu or cuda:0")
+    return [names]
 
 
 def _identity(thing: Any) -> Any:
@@ -216,33 +256,53 @@ def _stream(
     output: str | os.PathLike | None,
     job: dict[str, Any],
     console: Console | None,
+    report: bool,
+    dask: str | Client | None,
 ) -> list[Outcome]:
     """All records through the devices, to the output or, without one, into a list."""
     if output is None:
+        if report:
+            raise BadConfig("report: the page is written beside the output, and none is given")
         found: list[Outcome] = []
-        for outcomes in in_order(blocks_of(source.records(0), block), setup, devices):
+        for outcomes in in_order(blocks_of(source.records(0), block), setup, devices, dask):
             found += outcomes
         return found
     path = Path(output)
     write = writer_of(str(path), source.has_bonds)
-    journal = Journal(path, path.with_name(path.stem + ".failed.txt"), job)
+    results = path.with_name(path.name + ".xyz") if is_hdf5(path) else path
+    if is_hdf5(path):
+        load_h5py()
+    failed, rows = path.with_name(path.stem + ".failed.txt"), path.with_name(path.stem + ".rows.csv")
+    if report:
+        require_plots()
+    journal = Journal(path, [results, failed, *([rows] if report else [])], {**job, "report": report})
     finished, first, summary = False, journal.done, Summary()
     if first and console is not None:
         console.print(f"{path}: goes on after {first} records", highlight=False, markup=False, soft_wrap=True)
     status = console.status("") if console is not None else nullcontext()
     try:
         with status:
-            for outcomes in in_order(blocks_of(source.records(first), block), setup, devices):
-                text = "".join(map(write, outcomes))
-                head = csv_head(str(path)) if not journal.done else ""
-                failed = "".join(map(_failures, outcomes))
-                journal.commit(len(outcomes), head + text, failed)
-                summary.add(outcomes)
+            for outcomes in in_order(blocks_of(source.records(first), block), setup, devices, dask):
+                new = not journal.done
+                seconds = summary.add(outcomes)
+                texts = [csv_head(results) * new + "".join(map(write, outcomes)), "".join(map(_failures, outcomes))]
+                if report:
+                    head = csv_head(rows).replace("\n", ",seconds\n") * new
+                    texts.append(head + "".join(write_csv(outcome, f"{seconds:.3g}") for outcome in outcomes))
+                journal.commit(len(outcomes), *texts)
                 if console is not None:
                     status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
+        if report and journal.done:
+            write_report(path.with_suffix(".html"), f"{path.name}", rows, failed, results)
+        if is_hdf5(path) and journal.done:
+            convert_to_hdf5(results, path)
         finished = True
     finally:
         journal.close(finished)
+    for temporary in [*([rows] if report else []), *([results] if results != path else [])]:
+        temporary.unlink()
+    if not failed.stat().st_size:
+        failed.unlink()
     if not journal.done:
         raise BadData("there are no structures in the input")
     if console is not None:
@@ -263,14 +323,17 @@ class Summary:
 
     def __init__(self) -> None:
         self.records = self.structures = self.failed = self.unconverged = 0
-        self._began = time.monotonic()
+        self._began = self._last = time.monotonic()
 
-    def add(self, outcomes: Sequence[Outcome]) -> None:
+    def add(self, outcomes: Sequence[Outcome]) -> float:
+        """Count those of a block; returns its time divided by the number of structures, s."""
+        before, self._last = self._last, time.monotonic()
         for outcome in outcomes:
             self.records += 1
             self.failed += bool(outcome.errors)
             self.structures += len(outcome.structures)
             self.unconverged += sum(not atoms.info.get("converged", True) for atoms in outcome.structures)
+        return (self._last - before) / max(1, sum(len(outcome.structures) for outcome in outcomes))
 
     def words(self, fraction: float, before: int) -> str:
         """A line with what is done, the rate and the time left.

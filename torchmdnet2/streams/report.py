@@ -1,0 +1,141 @@
+"""The page of a run: what was done, distributions, failures, pictures of the best structures. One HTML file.
+
+It is made from the table that a run writes block by block, so that a run which was interrupted has a whole page too.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from heapq import nsmallest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..core.files import atomic_write
+from ..core.html_page import document, figure_png, image, table
+from ..errors import needs_extra
+from ..training.reporting.report import structures as pictures_of
+from .records import RecordFile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["require_plots", "write_report"]
+
+_BEST, _REASONS = 12, 20
+_DISTRIBUTIONS = {
+    "above": "energy above the lowest of the same formula (eV)",
+    "steps": "steps",
+    "largest_force": "largest force (eV/Å)",
+    "novelty": "novelty",
+    "rate": "structures a second",
+}
+
+
+def require_plots() -> None:
+    """Raise MissingBackend where matplotlib is not installed."""
+    with needs_extra("plot"):
+        import matplotlib  # noqa: F401
+
+
+def write_report(path: Path, title: str, rows: Path, failed: Path, results: Path) -> None:
+    """Write the page.
+
+    Args:
+        path: of the HTML file.
+        title: in plain text.
+        rows: the table of the run, CSV: the columns of CSV results and `seconds` of a structure.
+        failed: the list of failures.
+        results: the structures, whose place is that of their row; not read where it is CSV.
+    """
+    lowest: dict[str, float] = {}
+    columns: dict[str, list[float]] = {name: [] for name in (*_DISTRIBUTIONS, "energy", "seconds", "converged")}
+    formulas: list[str] = []
+    changed = 0
+    with open(rows, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            formula, energy = row["formula"] + row["charge"], float(row["energy"])
+            whole = row["bonds_changed"] in ("", "0") and row["converged"] != "False"
+            if whole:
+                lowest[formula] = min(energy, lowest.get(formula, np.inf))
+            changed += row["bonds_changed"] not in ("", "0")
+            formulas.append(formula)
+            for name in ("energy", "steps", "largest_force", "novelty", "seconds"):
+                columns[name].append(float(row[name] or "nan"))
+            columns["converged"].append(whole)
+    found = {name: np.array(values, float) for name, values in columns.items()}
+    found["above"] = found["energy"] - [lowest.get(formula, np.nan) for formula in formulas]
+    found["rate"] = 1 / np.maximum(found["seconds"], 1e-9)
+    with open(failed, encoding="utf-8") as file:
+        reasons, records = Counter[str](), set()
+        for line in file:
+            record, _, reason = line.rstrip("\n").partition(": ")
+            records.add(record)
+            reasons[reason] += 1
+    summary = [
+        ["structures", str(len(formulas))],
+        ["records with failures", str(len(records))],
+        ["not converged, or with changed bonds", str(int((found["converged"] == 0).sum()))],
+        ["with changed bonds", str(changed)],
+        ["novelty above 1", str(int((found["novelty"] > 1).sum()))],
+        ["time", f"{found['seconds'].sum():.1f} s, {len(formulas) / max(found['seconds'].sum(), 1e-9):.3g} a second"],
+    ]
+    best = nsmallest(_BEST, np.flatnonzero(found["converged"] == 1).tolist(), key=lambda k: (found["above"][k], k))
+    body = [
+        f"<h1>{html.escape(title)}</h1>",
+        table(["", ""], summary, left=(0, 1)),
+        "<h2>Distributions</h2>",
+        *_histograms(found),
+        "<h2>Lowest structures</h2>",
+        *_shown(results, best, found),
+        "<h2>Failures</h2>",
+        table(["reason", "records"], [[reason, str(count)] for reason, count in reasons.most_common(_REASONS)])
+        if reasons
+        else "<p>None.</p>",
+        f"<p class=note>{len(reasons) - _REASONS} further reasons are in {html.escape(failed.name)}.</p>"
+        if len(reasons) > _REASONS
+        else "",
+    ]
+    atomic_write(path, document(title, body))
+
+
+def _histograms(found: dict[str, np.ndarray]) -> list[str]:
+    shown = []
+    for name, label in _DISTRIBUTIONS.items():
+        values = found[name][np.isfinite(found[name])]
+        if len(values) and np.ptp(values) > 0:
+            shown.append(image(figure_png(partial(_draw, values, label), (5.2, 3.0)), f"histogram: {label}"))
+    return [f'<div class="pictures">{"".join(shown)}</div>']
+
+
+def _draw(values: np.ndarray, label: str, figure: Figure) -> None:
+    axes = figure.subplots()
+    axes.hist(values, bins=min(60, max(10, len(values) // 10)))
+    axes.set(xlabel=label, ylabel="structures")
+
+
+def _shown(results: Path, best: Sequence[int], columns: dict[str, np.ndarray]) -> list[str]:
+    if results.suffix.lower() == ".csv":
+        return ["<p>A table has no positions: write .sdf, .xyz or .h5 to see the structures.</p>"]
+    wanted, found = set(best), {}
+    for place, record in enumerate(RecordFile(str(results))):
+        if place in wanted and record.starts:
+            found[place] = record.starts[0]
+            found[place].info.setdefault("name", record.name or found[place].get_chemical_formula())
+            if len(found) == len(wanted):
+                break
+    order = [place for place in best if place in found]
+    lines = []
+    for place, picture in zip(order, pictures_of([found[place] for place in order]), strict=True):
+        name = str(found[place].info["name"])
+        numbers = [f"{columns[key][place]:.3f}" for key in ("energy", "above", "novelty")]
+        lines.append([image(picture, name, "structure"), html.escape(name), *numbers])
+    return [
+        "<p class=note>By energy above the lowest of the same formula; converged, with the bonds they had.</p>",
+        table(["", "name", "energy (eV)", "above (eV)", "novelty"], lines, escaped=True, left=(0, 1)),
+    ]
