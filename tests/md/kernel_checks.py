@@ -8,11 +8,15 @@ import os
 
 import pytest
 import torch
+from ase.build import molecule
 from springs import Springs, atoms_of, crystal_of
 
+from torchmdnet2 import System
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.integrators import DIRECTIONS, Barostat, Langevin, MultipleTimeSteps, VelocityVerlet
-from torchmdnet2.md.kernels_gpu import GraphEngine
+from torchmdnet2.md.kernels_gpu import GraphEngine, launch_springs
+from torchmdnet2.md.springs import Springs as Fitted
+from torchmdnet2.md.springs import SpringStep
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 
@@ -81,3 +85,22 @@ def test_a_cell_that_changes_and_multiple_time_steps(kind):
             assert torch.equal(getattr(in_blocks, name), getattr(state, name))
         assert not torch.allclose(state.cell, crystal_of(replicas).cell, rtol=1e-3)
         assert (state.fast is not None) == inner
+
+
+def test_springs():
+    """Forces of the kernel are those in PyTorch; bonds over the faces of cells that differ, more than one block."""
+    frame = molecule("CH3CH2OH", cell=[6, 6, 6], pbc=True)
+    frame.wrap()
+    frame = frame.repeat((2, 2, 2))
+    springs = Fitted(System.from_ase(frame))
+    random = torch.Generator().manual_seed(0)
+    springs.coefficients.copy_(torch.randn(*springs.coefficients.shape, generator=random, dtype=torch.float64))
+    system = System.from_ase([frame] * 2)
+    plain, kernel = SpringStep(springs, system), SpringStep(springs, system, launch_springs)
+    for step in (plain, kernel):
+        step.pos.mul_(1.03)
+        step.cell[1].mul_(1.04)
+        step.forces.fill_(9.0)
+        step.replay()
+    assert plain.forces.abs().max() > 0.1 and springs.shift.any()
+    torch.testing.assert_close(kernel.forces, plain.forces, rtol=1e-12, atol=1e-12)

@@ -60,7 +60,7 @@ def add(command: Command) -> None:
         help="remove the motion of the centre of mass every so many steps (default: never; 100 without a number)",
     )  # fmt: skip
     md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="take mass for hydrogens from what they bind to")
-    md.add_argument("--inner", metavar="MODEL", help="a faster model, whose forces act in shorter time steps")
+    md.add_argument("--inner", metavar="MODEL", help="'springs', or a faster model: its forces act in short steps")
     md.add_argument("--inner-steps", type=int, metavar="N", help="of these in each time step (default: 4)")
     md.add_argument("--seed", type=int, default=0, help="of velocities and noise (default: 0)")
     md.add_argument("--replicas", type=int, default=1, help="replicas in one batch; the k-th has seed + k (default: 1)")

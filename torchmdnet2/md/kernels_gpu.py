@@ -23,8 +23,9 @@ from ..engine.graph import CudaGraph, ReplayDiffers
 from ..units import AMU_A2_FS2
 from .engine import Engine
 from .integrators import Barostat, Langevin, MultipleTimeSteps, State, VelocityVerlet
+from .springs import SpringStep
 
-__all__ = ["BLOCK", "GraphEngine", "advance_kernel", "close_kernel", "normal3"]
+__all__ = ["BLOCK", "GraphEngine", "advance_kernel", "close_kernel", "launch_springs", "normal3"]
 
 
 BLOCK = 64
@@ -211,6 +212,71 @@ def close_kernel(vel, forces, fast, half_kick, pending, num_atoms, SLOW: tl.cons
         v = tl.load(vel + at, ok)
         tl.store(vel + at, tl.where(closing, v + h * force_on(forces, fast, at, ok, SLOW), v), ok)
     tl.store(pending + slot, 0)
+
+
+@triton.jit(do_not_specialize=["num_atoms"])
+def springs_kernel(
+    pos, cell, partner, shift, kind, lengths, coefficients, forces, num_atoms, most, reach, BLOCK: tl.constexpr
+):
+    """Program (b, p): forces of springs on the atoms of a part; as springs.SpringStep.
+
+    Args:
+        pos [N, 3] Å, cell [B, 3, 3] Å, forces [N, 3] eV/Å: float64; forces are overwritten.
+        partner [N, most] int32, shift [N, most, 3] float64, kind [N, most] int32: −1 is no partner.
+        lengths [T] Å, coefficients [T, 4]: float64.
+        num_atoms: n.
+        reach: Å, float64 in a tensor of one.
+    """
+    b, p = tl.program_id(0), tl.program_id(1)
+    own = p * BLOCK + tl.arange(0, BLOCK)
+    ok = own < num_atoms
+    atom = b.to(tl.int64) * num_atoms + own
+    x, y, z = (
+        tl.load(pos + atom * 3, ok, other=0.0),
+        tl.load(pos + atom * 3 + 1, ok, other=0.0),
+        tl.load(pos + atom * 3 + 2, ok, other=0.0),
+    )
+    m = cell + b * 9
+    limit = tl.load(reach)
+    fx, fy, fz = x * 0.0, x * 0.0, x * 0.0
+    for k in range(most):
+        at = atom * most + k
+        other = tl.load(partner + at, ok, other=-1).to(tl.int64)
+        there = other >= 0
+        r, s, t = (
+            tl.load(shift + at * 3, ok, other=0.0),
+            tl.load(shift + at * 3 + 1, ok, other=0.0),
+            tl.load(shift + at * 3 + 2, ok, other=0.0),
+        )
+        dx = tl.load(pos + other * 3, there, other=0.0) - x + r * tl.load(m) + s * tl.load(m + 3) + t * tl.load(m + 6)
+        dy = (
+            tl.load(pos + other * 3 + 1, there, other=0.0) - y
+            + r * tl.load(m + 1) + s * tl.load(m + 4) + t * tl.load(m + 7)
+        )  # fmt: skip
+        dz = (
+            tl.load(pos + other * 3 + 2, there, other=0.0) - z
+            + r * tl.load(m + 2) + s * tl.load(m + 5) + t * tl.load(m + 8)
+        )  # fmt: skip
+        d = tl.sqrt(tl.where(there, dx * dx + dy * dy + dz * dz, 1.0))
+        which = tl.load(kind + at, ok, other=0).to(tl.int64)
+        u = tl.minimum(tl.maximum(d - tl.load(lengths + which), -limit), limit)
+        c = coefficients + which * 4
+        force = tl.load(c) + u * (tl.load(c + 1) + u * (tl.load(c + 2) + u * tl.load(c + 3)))
+        force = tl.where(there, force / d, 0.0)
+        fx, fy, fz = fx + force * dx, fy + force * dy, fz + force * dz
+    tl.store(forces + atom * 3, fx, ok)
+    tl.store(forces + atom * 3 + 1, fy, ok)
+    tl.store(forces + atom * 3 + 2, fz, ok)
+
+
+def launch_springs(step: SpringStep) -> None:
+    """Overwrite the forces of springs."""
+    replicas = len(step.energy)
+    atoms = len(step.pos) // replicas
+    springs_kernel[(replicas, -(-atoms // BLOCK))](
+        step.pos, step.cell, step.partner, step.shift, step.kind, step.lengths, step.coefficients, step.forces, atoms,
+        step.partner.shape[1], step.reach, BLOCK=BLOCK, num_warps=2, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 # --- Dynamics that stay on the device: several steps in one CUDA graph, results copied to the host while the next ---

@@ -30,6 +30,7 @@ from .setup import (
     repartition,
     velocities,
 )
+from .springs import Springs
 from .trajectory import Recorder, check_trajectory, read_restart, write_restart
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ __all__ = ["MDResult", "Replica", "run_md"]
 _WATCH = 1000  # steps between two looks at the novelty, which takes as long as some compiled steps
 _LOOK = 100  # most steps between two checks of the state
 SHORTEST = 0.2  # fs, of inner steps
+SPRINGS = "springs"
+"""The inner potential that is fitted to the model."""
 _ENLARGED = 3  # repetitions of a block with a larger capacity for edges, before its steps are run one by one
 
 
@@ -123,9 +126,9 @@ def run_md(
             warning.
         coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
             `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
-        inner: a model as `model`, faster and less accurate, for multiple time steps: its forces move the atoms in
-            `options.inner_steps` short steps, and the difference of the forces of both acts between them. Averages are
-            those of `model`. None: one time step.
+        inner: the inner potential of multiple time steps: "springs", which are fitted to the model, or a model as
+            `model`, faster and less accurate. Its forces move the atoms in `options.inner_steps` short steps, and the
+            difference of the forces of both acts between them. Averages are those of `model`. None: one time step.
 
     Raises:
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
@@ -138,7 +141,9 @@ def run_md(
     """
     with torch.inference_mode(False):  # also where the caller is in that mode
         opened = open_model(model, device, dtype, allow_untrained_charge, coulomb)
-        fast = None if inner is None else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
+        fast: tuple[Potential, ModelSource | None] | str | None = None
+        if inner is not None:
+            fast = SPRINGS if inner == SPRINGS else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
         return Simulation(opened, atoms, options, charge, spin, console, fast).run()
 
 
@@ -163,17 +168,17 @@ class Simulation:
         charge: int | None,
         spin: int | None,
         console: Console | None,
-        inner: tuple[Potential, ModelSource | None] | None = None,
+        inner: tuple[Potential, ModelSource | None] | str | None = None,
     ):
         self.options, self.console = options, console
         self.potential, self.identity = _identified(opened)
-        self.inner: Potential | None = None
+        self.inner: Potential | Springs | None = None
         self.inner_identity: str | None = None
-        if inner is not None:
+        if isinstance(inner, tuple):
             self.inner, self.inner_identity = _identified(inner)
-        if self.inner is None and options.inner_steps is not None:
+        if inner is None and options.inner_steps is not None:
             raise BadConfig("inner_steps: are of multiple time steps, and there is no inner model; give one (inner)")
-        if self.inner is not None and options.timestep < SHORTEST * options.count:
+        if inner is not None and options.timestep < SHORTEST * options.count:
             raise BadConfig(
                 f"timestep: {options.timestep:g} fs in {options.count} inner steps are shorter than atoms need; the "
                 f"time step is that of the model, so give one of about {0.5 * options.count:g} fs"
@@ -183,7 +188,7 @@ class Simulation:
         self.watch = Watch()
         self.start = plain_copy(atoms, charge, spin)
         for potential in (self.potential, self.inner):
-            if potential is not None:
+            if isinstance(potential, Potential):
                 check_start(self.start, potential)
         for path in options.trajectory_files(0):
             check_trajectory(path, self.start)
@@ -191,6 +196,9 @@ class Simulation:
             self._say(minimize(self.start, self.potential))
         if options.hydrogen_mass is not None:
             repartition(self.start, options.hydrogen_mass)
+        if inner == SPRINGS:
+            self.inner = self._springs()
+            self.inner_identity = self.inner.identity
         self.system = System.from_ase([self.start] * options.replicas)
         if options.stop_if_unknown and self.system.num_atoms > LARGEST:
             raise BadConfig(f"stop_if_unknown: {self.system.num_atoms} atoms, and up to {LARGEST} can be looked at")
@@ -210,6 +218,18 @@ class Simulation:
         limits = Limits.for_temperature(options.target_temperature)
         self.guard = Guard(self.system, self.atoms, options.timestep, limits, self.saved.get("first_conserved"))
         self.conservation = Conservation(self.atoms.num_atoms, options.replicas)
+
+    def _springs(self) -> Springs:
+        """Those of the start; fitted, or as a restart file has them."""
+        springs = Springs(System.from_ase(self.start))
+        if self.options.restart:
+            _, saved = read_restart(self.options.file(".restart"), {"inner": springs.identity})
+            springs.take(saved["springs"])
+        else:
+            cells = bool(self.start.pbc.any())
+            left = springs.fit(self.potential.in_cells() if cells else self.potential)
+            self._say(f"{len(springs.pairs)} springs in {len(springs.lengths)} kinds take {1 - left:.0%} of the forces")
+        return springs
 
     def _dynamics(self, atoms: AtomConstants) -> VelocityVerlet:
         """The integrator; of the inner steps where there are any."""
@@ -382,6 +402,8 @@ class Simulation:
         state, marks = self.state, self.marks
         self.record.sync()
         facts = {**self._facts(), "trajectories": marks, "first_conserved": self.guard.first_conserved}
+        if isinstance(self.inner, Springs):
+            facts["springs"] = self.inner.facts()
         write_restart(self.options.file(".restart"), state, facts)
         self.saved_at = state.step
 

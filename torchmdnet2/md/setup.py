@@ -21,6 +21,7 @@ from .engine import Engine, HostEngine
 from .guard import BONDED
 from .integrators import AtomConstants, MultipleTimeSteps, VelocityVerlet, maxwell_boltzmann, remove_momentum
 from .options import MDOptions
+from .springs import Springs, SpringStep
 from .trajectory import VELOCITY
 
 __all__ = [
@@ -196,8 +197,8 @@ def fingerprint(potential: Potential) -> str:
 
 
 def make_engine(
-    potential: Potential, system: System, dynamics: VelocityVerlet, interval: int, inner: Potential | None = None,
-    count: int = 1,
+    potential: Potential, system: System, dynamics: VelocityVerlet, interval: int,
+    inner: Potential | Springs | None = None, count: int = 1,
 ) -> Engine:  # fmt: skip
     """The fastest engine for a potential and a device.
 
@@ -210,28 +211,35 @@ def make_engine(
         system: N atoms in B structures, float64; where the simulation begins.
         dynamics: the integrator; of the inner steps where there are any.
         interval: steps between checks by the host.
-        inner: whose forces move the atoms in `count` inner steps of each step; None: the potential's do.
+        inner: its forces move the atoms in `count` inner steps of each step; None: one time step.
     """
     on_gpu = system.device.type == "cuda"
     step, fused = _bind(potential, system, dynamics.barostat is not None, on_gpu)
-    if inner is not None:
-        fast, also_fused = _bind(inner, system, False, on_gpu)
-        dynamics, fused = MultipleTimeSteps(dynamics, count, fast), fused and also_fused
-    if not on_gpu:
-        # elsewhere the integrator takes a negligible part of the time
-        if not step.compiled or dynamics.barostat is not None or dynamics.fast is not None:
-            return HostEngine(step, dynamics)
-        from .compiled import CompiledEngine
-
-        return CompiledEngine(step, dynamics)
+    launch = None
     try:
-        from ..engine.step import FusedBoundStep
-        from .kernels_gpu import GraphEngine
+        if on_gpu:
+            from ..engine.step import FusedBoundStep
+            from .kernels_gpu import GraphEngine, launch_springs
+
+            launch = launch_springs
     except ImportError:  # no Triton
+        on_gpu = False
+    fast: BoundStep | None = None
+    if isinstance(inner, Springs):
+        fast = SpringStep(inner, system, launch)
+    elif inner is not None:
+        fast, also_fused = _bind(inner, system, False, on_gpu)
+        fused = fused and also_fused
+    if fast is not None:
+        dynamics = MultipleTimeSteps(dynamics, count, fast)
+    if on_gpu and all(isinstance(held, FusedBoundStep | SpringStep) for held in (step, fast or step)):
+        return GraphEngine(step, dynamics, interval, capture=fused)
+    # elsewhere the integrator takes a negligible part of the time
+    if not step.compiled or dynamics.barostat is not None or fast is not None:
         return HostEngine(step, dynamics)
-    if not all(isinstance(held, FusedBoundStep) for held in (step, dynamics.fast or step)):
-        return HostEngine(step, dynamics)
-    return GraphEngine(step, dynamics, interval, capture=fused)
+    from .compiled import CompiledEngine
+
+    return CompiledEngine(step, dynamics)
 
 
 def _bind(potential: Potential, system: System, stress: bool, on_gpu: bool) -> tuple[BoundStep, bool]:
