@@ -6,8 +6,9 @@ import pytest
 
 from torchmdnet2.data import open_dataset
 from torchmdnet2.errors import BadData, StructureWarning
-from torchmdnet2.units import HARTREE
+from torchmdnet2.units import BOHR, HARTREE, factor
 
+KCAL_MOL = factor("energy", "kcal/mol")
 RNG = np.random.default_rng(0)
 HARTREES = {"energy": "hartree", "length": "angstrom"}
 EV = {"energy": "eV", "length": "angstrom"}
@@ -208,3 +209,38 @@ def test_charges_of_atoms_without_a_total_charge_are_named(tmp_path, form, charg
     assert data[0].system.charge.item() == (charge or 0)
     found = [str(one.message) for one in recwarn if issubclass(one.category, StructureWarning)]
     assert len(found) == said and (not said or "'mulliken' of the atoms sum to -1" in found[0])
+
+
+@pytest.mark.parametrize(
+    ("energy", "forces", "units", "expected"),
+    [
+        ("energy_hartree", "forces_hartree_bohr", None, (HARTREE, HARTREE / BOHR)),
+        ("E(kcal/mol)", "F_kcal_mol_ang", None, (KCAL_MOL, KCAL_MOL)),
+        ("dft_energy_eV", "dft_forces", None, (1.0, 1.0)),
+        ("dft_energy", "dft_forces", None, (1.0, 1.0)),
+        ("energy_Au", "forces", None, (1.0, 1.0)),
+        ("energy_hartree", "forces_ev_per_ang", {"energy": "hartree"}, (HARTREE, 1.0)),
+        ("energy_hartree", "forces_hartree_bohr", {"energy": "kcal/mol"}, None),
+    ],
+)
+@pytest.mark.parametrize("form", ["xyz", "h5", "npz"])
+def test_units_in_the_names_of_labels(tmp_path, form, energy, forces, units, expected):
+    path, keys = tmp_path / f"a.{form}", {"energy": energy, "forces": forces}
+    content = {"pos": np.zeros((1, 3, 3)) + np.eye(3), energy: [-76.0], forces: np.full((1, 3, 3), 0.5)}
+    if form == "h5":
+        write(path, {"m": {"types": [8, 1, 1], **{name.replace("/", "_"): value for name, value in content.items()}}})
+        keys = {label: name.replace("/", "_") for label, name in keys.items()}
+    elif form == "npz":
+        np.savez(path, z=[8, 1, 1], **content)
+    else:
+        rows = "".join(f"{s} {x} {y} {z} 0.5 0.5 0.5\n" for s, (x, y, z) in zip("OHH", content["pos"][0], strict=True))
+        path.write_text(f"3\nProperties=species:S:1:pos:R:3:{forces}:R:3 {energy}=-76.0\n{rows}")
+    if form != "xyz":
+        units = EV if units is None and expected == (1.0, 1.0) else {"length": "angstrom", **(units or {})}
+    if expected is None:
+        with pytest.raises(BadData, match="units given"):
+            open_dataset(path, keys, units)
+        return
+    labels = open_dataset(path, keys, units)[0].labels
+    assert labels["energy"].item() == pytest.approx(-76 * expected[0])
+    np.testing.assert_allclose(labels["forces"], 0.5 * expected[1], rtol=1e-6)

@@ -434,9 +434,24 @@ def test_what_a_reader_guesses_or_leaves_out_is_named(tmp_path, name, text, elem
         assert re.search(words, found[0])
 
 
-def test_a_dump_without_elements_is_refused(tmp_path):
+def test_types_that_are_no_elements_are_refused(tmp_path):
     (tmp_path / "a.lammpstrj").write_text(DUMP)
-    with pytest.raises(BadData, match=r"a.lammpstrj: it states no elements"):
+    with pytest.raises(BadData, match=r"a.lammpstrj: it states no elements: write the dump with the column element"):
         read_structures(tmp_path / "a.lammpstrj")
     (tmp_path / "a.lammpstrj").write_text(DUMP.replace("type", "type element").replace("1 1 0", "1 1 Cu 0"))
     assert read_structures(tmp_path / "a.lammpstrj")[0].get_chemical_symbols() == ["Cu"]
+    box = "".join(f"0 9 {x}lo {x}hi\n" for x in "xyz")
+    for masses in ("", "Masses\n\n1 63.546\n\n"):
+        text = f"LAMMPS data, units = metal\n\n1 atoms\n1 atom types\n{box}\n{masses}Atoms # atomic\n\n1 1 0 0 0\n"
+        (tmp_path / "a.data").write_text(text)
+        if masses:
+            assert read_structures(tmp_path / "a.data", format="lammps-data")[0].get_chemical_symbols() == ["Cu"]
+        else:
+            with pytest.raises(BadData, match=r"a.data: it states no elements: the section Masses is needed"):
+                read_structures(tmp_path / "a.data", format="lammps-data")
+
+
+def test_a_log_without_structures_is_an_error(tmp_path):
+    (tmp_path / "a.log").write_text(" Entering Gaussian System\n Error termination\n")
+    with pytest.raises(BadData, match=r"a.log: there are no atoms in it"):
+        read_structures(tmp_path / "a.log", format="gaussian-out")

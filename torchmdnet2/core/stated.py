@@ -23,7 +23,7 @@ from ..units import factor
 __all__ = [
     "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
     "charge_and_spin", "confirmed", "is_flag", "kind_of", "may_be_charges", "no_cell", "of_atoms", "require_angstrom",
-    "stated_units", "statements", "warn_of_sums", "whole_number",
+    "stated_units", "statements", "unit_in_name", "warn_of_sums", "whole_number",
 ]  # fmt: skip
 
 
@@ -431,6 +431,23 @@ def stated_units(entries: Mapping[str, Any]) -> dict[str, StatedUnit]:
             quantity = kind.partition(":")[2]
             found[quantity] = StatedUnit(value, quantity, f"{key}={value}")
     return found
+
+
+@lru_cache(maxsize=1024)
+def unit_in_name(quantity: str, name: str) -> StatedUnit | None:
+    """The unit that the name of an entry ends with, as in "energy_hartree", "forces_kcal_mol_ang", "E (eV)".
+
+    Args:
+        quantity: "energy", "forces", "stress", "virial" or "dipole"; of others, nothing is found.
+        name: of the entry.
+    """
+    parts = [part for part in re.split(r"[_\s.()\[\]]+", name) if part and part != "per"]
+    for k in range(1, len(parts)) if quantity in _KINDS else ():
+        unit = StatedUnit("/".join(parts[k:]), quantity, name)
+        with suppress(BadData):
+            if len(unit.unit) > 1 and unit.unit != "Au" and unit.size:  # gold
+                return unit
+    return None
 
 
 def _plain_units(key: str, text: str) -> dict[str, StatedUnit]:

@@ -24,6 +24,7 @@ from ..core.stated import (
     of_atoms,
     stated_units,
     statements,
+    unit_in_name,
     whole_number,
 )
 from ..errors import BadData, MissingBackend
@@ -185,7 +186,8 @@ class FrameReader(Reader):
                 which depend on it.
         """
         used = {"energy", "length", "cell", *read}
-        stated = {name: unit for name, unit in stated_units(entries).items() if name in used}
+        named = {name: unit for name in read if (unit := unit_in_name(name, self.keys[name]))}
+        stated = {**named, **{name: unit for name, unit in stated_units(entries).items() if name in used}}
         if not stated:
             return self._factors
         try:

@@ -34,6 +34,7 @@ from ..core.stated import (
     may_be_charges,
     stated_units,
     statements,
+    unit_in_name,
     warn_of_sums,
     whole_number,
 )
@@ -171,6 +172,7 @@ class HDF5Dataset(Dataset, Reader):
         self.keys = checked_keys({**optional, **({"energy": "energy", "forces": "forces"} if keys is None else keys)},
                                   self.path)  # fmt: skip
         self._declared = label_factors(units or {}, self.path)
+        self._given = {name for name, unit in (units or {}).items() if unit is not None}
         self._file: h5py.File | None = None
         self._handles: dict[str, h5py.Dataset] = {}
         self._pid = -1
@@ -280,12 +282,16 @@ class HDF5Dataset(Dataset, Reader):
 
     def _factor(self, quantity: str, dataset: Any, units: Mapping[str, StatedUnit], where: str) -> float:
         stated, declared = dataset.attrs.get("units"), _UNIT_OF.get(quantity, quantity)
-        if stated is None and (of_all := units.get(declared)):  # an attribute of the group or file
+        of_all = units.get(declared) or unit_in_name(declared, where.rpartition("dataset '")[2].rstrip("'"))
+        if stated is None and of_all:  # an attribute of the group or file, or the dataset's name
             try:
                 size = of_all.size
             except BadData as error:
                 raise BadData(f"{where}: {error}") from None
-            if declared in self._declared and not np.isclose(self._declared[declared], size, rtol=1e-6):
+            given = {"virial": "energy", "cell": "length"}.get(
+                declared, declared
+            ) in self._given  # not derived from others
+            if given and not np.isclose(self._declared[declared], size, rtol=1e-6):
                 raise BadData(
                     f"{where}: the file states {of_all.source}, and the units given differ: remove one of them"
                 )

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.stated import may_be_charges, warn_of_sums
+from ..core.stated import may_be_charges, unit_in_name, warn_of_sums
 from ..errors import BadData
 from ..system import System
 from .check import check_batch
@@ -48,6 +48,11 @@ class ArrayReader(Reader):
     def _read_units(self, units: Mapping[str, str | None], kind: str) -> None:
         """Take the units of all that is read; `kind` of files is named where they are not known."""
         self._factors = label_factors(units, self.path)
+        for name, unit in ((name, unit_in_name(name, key)) for name, key in self.keys.items() if kind == ".npz"):
+            if unit and name in units and not np.isclose(self._factors[name], unit.size, rtol=1e-6):
+                raise BadData(f"{self.path}: its '{unit.source}' states a unit, and the units given say {units[name]}")
+            if unit:
+                self._factors[name] = unit.size
         for name in ("length", *self.keys):
             if name in LABELS and ":" in name:
                 self._factors.setdefault(name, 1.0)

@@ -166,7 +166,8 @@ def read_molecules(text: str) -> list[Molecule]:
         try:
             found.append(_molecule(lines))
         except (ValueError, IndexError) as error:
-            raise BadData(f"molecule {k}: not a molfile that can be read: {error}") from error
+            which = f"molecule {k}: " if len(records) > 1 else ""
+            raise BadData(f"{which}not a molfile that can be read: {error}") from error
     return found
 
 
@@ -357,15 +358,15 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
     import ase.io
 
     path = source if isinstance(source, str) else ""
-    if path and format == "lammps-dump-text" and not re.search(r"^ITEM: ATOMS.* (element|mass)\b", _text(path), re.M):
-        raise BadData(f"{path}: it states no elements: write the dump with the column element (dump_modify … element)")
+    if path and format in _OF_TYPES and not re.search(_OF_TYPES[format][0], _text(path), re.M):
+        raise BadData(f"{path}: it states no elements: {_OF_TYPES[format][1]}")
     if path and format in _TIDIED:
         source = io.StringIO(_TIDIED[format](_text(path)))
     elif path and _begins_with_mark(path):
         source = io.StringIO(_text(path))
     with _in_words(path, f" (as the format {format} of ase.io)" if format in ase.io.formats.ioformats else ""):
         found = list(ase.io.iread(source, index=":", format=format, do_not_split_by_at_sign=True))
-    if not all(map(len, found)):
+    if not found or not all(map(len, found)):
         raise BadData(
             f"{path}{': ' if path else ''}there are no atoms in it, as ase.io reads it: as the format {format}. If it "
             "is another one, as an input of Q-Chem, convert it to XYZ or SDF"
@@ -386,6 +387,14 @@ def _warn_of_guesses(where: str, elements: Mapping[str, str]) -> None:
         stacklevel=5,
     )
 
+
+_OF_TYPES = {
+    "lammps-dump-text": (
+        r"^ITEM: ATOMS.* (element|mass)\b", "write the dump with the column element (dump_modify … element)"
+    ),
+    "lammps-data": (r"^\s*(Masses|Atom Type Labels)\b", "the section Masses is needed"),
+}  # fmt: skip
+"""Formats that number the kinds of atoms, and ASE takes the numbers for elements -> what states these, the remedy."""
 
 _TIDIED = {
     "nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text),
