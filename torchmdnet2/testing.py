@@ -530,7 +530,7 @@ def example_systems(elements: Sequence[int], cutoff: float = 5.0, seed: int = 0)
     tiny = 2.2 * (skew + 0.15 * torch.rand(3, 3, generator=random, dtype=torch.float64))
     return {
         "molecule": System(z=z, pos=cloud),
-        "ion": System(z=z, pos=cloud, charge=torch.tensor(-2.0), spin=torch.tensor(2)),
+        "ion": System(z=z, pos=cloud, charge=torch.tensor(-2.0), spin=1 + z.sum() % 2),
         "cubic cell": System(z=z, pos=cloud - 7.0, cell=2.1 * box),
         "triclinic cell": System(z=z, pos=cloud, cell=1.2 * box @ skew, charge=torch.tensor(1.0)),
         "left-handed cell": System(z=z, pos=cloud, cell=(1.1 * box @ skew)[[1, 0, 2]]),

@@ -123,8 +123,8 @@ def test_spin_and_charge_are_part_of_the_cache(potential):
     atoms = ethanol()
     atoms.calc = TorchMDNet2Calculator(potential)
     calls = count_evaluations(atoms.calc)
-    for key, value in [("spin", 2), ("charge", 1), ("spin", 1)]:
-        atoms.info[key] = value
+    for state in [{"spin": 1}, {"charge": 1, "spin": 2}, {"charge": 2, "spin": 1}]:
+        atoms.info.update(state)
         assert atoms.calc.calculation_required(atoms, ["energy"])
         atoms.get_potential_energy()
         assert not atoms.calc.calculation_required(atoms, ["energy"])

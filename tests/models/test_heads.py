@@ -229,10 +229,13 @@ def test_atom_filter_of_properties():
 
 
 def test_w17_spin_is_not_ignored():
-    """W17: a spin state that the model does not know is refused; the lowest ones are taken for granted."""
+    """W17: a spin state that the model does not know is refused; the lowest one is taken for granted."""
     potential = variant("transformer")
-    for spin in (0, 1, 2):
+    odd = int(MOLECULE.electrons) % 2
+    for spin in (0, 1 + odd):
         potential(MOLECULE.replace(spin=torch.tensor([spin])))
+    with pytest.raises(ValueError, match=f"system 0 has spin multiplicity {2 - odd}, which its .* electrons"):
+        potential(MOLECULE.replace(spin=torch.tensor([2 - odd])))
     with pytest.raises(ValueError, match="system 1 has spin multiplicity 3"):
         batch = System.concatenate([MOLECULE, MOLECULE.replace(spin=torch.tensor([3]))])
         potential(batch)

@@ -79,20 +79,21 @@ def refuse_spin(system: System, reads_spin: bool) -> None:
     """
     if not bool(system.spin.any()):
         return
-    high, electrons = system.spin > 2, system.electrons
-    impossible = (system.spin > 0) & ((electrons + system.spin) % 2 == 0)
-    if bool(impossible.any()):
-        first = int(impossible.nonzero()[0, 0])
-        raise ValueError(
-            f"system {first} has {float(electrons[first]):g} electrons with the total charge "
-            f"{float(system.charge[first]):g}, which excludes its spin multiplicity {int(system.spin[first])}: one of "
-            "the charge, the multiplicity (2S+1) and the H atoms is wrong"
-        )
+    high = system.spin > 2
     if not reads_spin and bool(high.any()):
         first = int(high.nonzero()[0, 0])
         raise ValueError(
             f"system {first} has spin multiplicity {int(system.spin[first])}, and this model knows only the lowest "
             "spin state; leave spin at 0 (and initial magnetic moments out) to evaluate that one"
+        )
+    electrons = system.electrons
+    impossible = (system.spin > 0) & ((electrons + system.spin) % 2 == 0)
+    if bool(impossible.any()):
+        first = int(impossible.nonzero()[0, 0])
+        raise ValueError(
+            f"system {first} has spin multiplicity {int(system.spin[first])}, which its {float(electrons[first]):g} "
+            f"electrons (total charge {float(system.charge[first]):g}) exclude: one of the charge, the multiplicity "
+            "(2S+1) and the H atoms is wrong"
         )
 
 
