@@ -38,6 +38,7 @@ COMBINATIONS = {
     "d2": [D2],
     "d3": [D3],
     "reaction field": [FIELD],
+    "shifted force": [{**CHARGES, "method": "dsf", "cutoff": 9.0}],
     "zbl, d3, reaction field": [REFERENCES, COVALENT, D3, DAMPED],
     "d2, three lists": [D2, {**D3, "cutoff": 16.0}],
 }

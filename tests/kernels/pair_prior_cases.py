@@ -46,6 +46,8 @@ def priors() -> dict[str, Prior]:
         ),
         "reaction field, by atom": Coulomb(NUMBERS, **field),
         "reaction field, predicted": Coulomb("predicted", **field),
+        "shifted force": Coulomb(CHARGES, "dsf", cutoff=4.5),
+        "shifted force, damped": Coulomb("predicted", "dsf", cutoff=4.5, damping="exp", damping_upper=4.0),
         "all pairs": Coulomb(CHARGES),
         "all pairs, damped": Coulomb("predicted", damping="exp", damping_upper=3.0),
     }

@@ -131,9 +131,7 @@ def kernels_of(prior: Prior, device: torch.device, compiled: bool = False) -> Pr
     path = prior_path(prior)
     if path is None or path.unsupported_reason(prior, device):
         return None
-    if not (path.on_cpu(prior) if compiled else path.on_gpu(prior)):
-        return None
-    return path
+    return None if compiled and not path.on_cpu(prior) else path
 
 
 def describe_priors(potential: Potential, compiled: bool = False) -> list[str]:

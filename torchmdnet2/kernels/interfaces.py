@@ -460,10 +460,6 @@ class PriorPath(ABC):
         """Whether there is `cpu` for it; else it runs by autograd of itself alone there."""
         return True
 
-    def on_gpu(self, prior: nn.Module) -> bool:
-        """Likewise `gpu`."""
-        return True
-
     @abstractmethod
     def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
         """The prior with its parameters of now, for these atomic numbers."""

@@ -289,10 +289,11 @@ def exact_turn(pos, limit, h, inverse, periodic, origin, images, num_images, n, 
 
 
 @triton.jit
-def sweep_all(
-    pos, rc, h, inverse, periodic, origin, images, num_images, n, turns, rows, BI: tl.constexpr, BJ: tl.constexpr
-):
-    """Pass all candidates by the receivers `rows`: the bits of the turns at which they were neighbors [BI, BJ]."""
+def sweep(
+    pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI: tl.constexpr,
+    BJ: tl.constexpr,
+):  # fmt: skip
+    """Pass the candidates of up to 32 turns by the receivers `rows`: the bits of those that were neighbors [BI, BJ]."""
     real = rows < n
     fi, _ai, _xi, _fine_i = load_atoms(pos, rows[:, None], real[:, None], h, inverse, periodic, origin)
     h32 = (
@@ -315,7 +316,8 @@ def sweep_all(
     margin = (2.2 * error + 6.0 * rc32) * rc32 / 16777216.0
     bits = tl.zeros([BI, BJ], tl.int32)
     doubts = tl.zeros([BI, BJ], tl.int32)
-    for turn in range(turns):
+    one = tl.full([1, 1], 1, tl.int32)
+    for turn in range(begin, end):
         v = tl.arange(0, BJ) * turns + turn
         j, t = candidate(v, num_images)
         t0, t1, t2 = image_of(t, images, num_images)
@@ -329,17 +331,17 @@ def sweep_all(
         y = tl.fma(d0, h32[0][1], tl.fma(d1, h32[1][1], d2 * h32[2][1]))
         z = tl.fma(d0, h32[0][2], tl.fma(d1, h32[1][2], d2 * h32[2][2]))
         beyond = tl.fma(x, x, tl.fma(y, y, tl.fma(z, z, -limit32)))
-        bit = 1 << (turn & 31)
+        bit = one << (turn - begin)
         known = inside[None, :] & real[:, None] & (itself[None, :] != rows[:, None])
         bits |= tl.where(known & (beyond < 0), bit, 0)
         doubts |= tl.where(known & (tl.abs(beyond) < margin), bit, 0)
     if tl.max(tl.max((doubts != 0).to(tl.int32), axis=1), axis=0) > 0:
-        for turn in range(turns):
-            if tl.max(tl.max((doubts >> turn) & 1, axis=1), axis=0) > 0:
+        for turn in range(begin, end):
+            if tl.max(tl.max((doubts >> (turn - begin)) & 1, axis=1), axis=0) > 0:
                 near, _j, _t = exact_turn(
                     pos, limit, h, inverse, periodic, origin, images, num_images, n, turn, turns, rows, BJ
                 )
-                bits = (bits & ~(1 << turn)) | (near.to(tl.int32) << turn)
+                bits = (bits & ~(one << (turn - begin))) | (near.to(tl.int32) << (turn - begin))
     return bits
 
 
@@ -384,18 +386,12 @@ def search_single(
     _f, _a, _x, fine = load_atoms(pos, rows, real, h, inverse, periodic, origin)
     if tl.max((real & (~fine)).to(tl.int32), axis=0) > 0:
         tl.atomic_or(flag, _NOT_FINITE)
-    limit = rc * rc
     bits = tl.zeros([BI, BJ], tl.int32)
     count = tl.zeros([BI, BJ], tl.int32)
-    if turns <= 32:
-        bits = sweep_all(pos, rc, h, inverse, periodic, origin, images, num_images, n, turns, rows, BI, BJ)
-        count = bits_set(bits)
-    else:
-        for turn in range(turns):
-            near, _j, _t = exact_turn(
-                pos, limit, h, inverse, periodic, origin, images, num_images, n, turn, turns, rows, BJ
-            )
-            count += near.to(tl.int32)
+    for begin in range(0, turns, 32):
+        end = tl.minimum(begin + 32, turns)
+        bits = sweep(pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI, BJ)
+        count += bits_set(bits)
     length = tl.sum(count, axis=1)
     found = tl.sum(length, axis=0)
 
@@ -423,18 +419,20 @@ def search_single(
     if FILL:
         if fits & (found > 0):
             edge = (ends - length).to(tl.int32)[:, None] + tl.cumsum(count, axis=1) - count
-            for turn in range(turns):
-                v = tl.arange(0, BJ) * turns + turn
-                j, t = candidate(v, num_images)
-                near = (bits >> (turn & 31)) & 1 == 1
-                if turns > 32:
-                    near, j, t = exact_turn(
-                        pos, limit, h, inverse, periodic, origin, images, num_images, n, turn, turns, rows, BJ
+            for begin in range(0, turns, 32):
+                end = tl.minimum(begin + 32, turns)
+                if turns > 32:  # the bits of the last turns alone are there
+                    bits = sweep(
+                        pos, rc, h, inverse, periodic, origin, images, num_images, n, begin, end, turns, rows, BI, BJ
                     )
-                key = t[None, :] * BI + tl.arange(0, BI)[:, None]
-                tl.store(sender + edge, tl.broadcast_to(j[None, :], [BI, BJ]), mask=near)
-                tl.store(keys + edge, key, mask=near)
-                edge += near.to(tl.int32)
+                for turn in range(begin, end):
+                    v = tl.arange(0, BJ) * turns + turn
+                    j, t = candidate(v, num_images)
+                    near = (bits >> (turn - begin)) & 1 == 1
+                    key = t[None, :] * BI + tl.arange(0, BI)[:, None]
+                    tl.store(sender + edge, tl.broadcast_to(j[None, :], [BI, BJ]), mask=near)
+                    tl.store(keys + edge, key, mask=near)
+                    edge += near.to(tl.int32)
             if RECEIVER or SHIFT or VECTORS or DISTANCES:
                 tl.debug_barrier()  # other threads read what was written here
                 low = first.to(tl.int32)

@@ -15,16 +15,13 @@ __all__ = ["CoulombPath"]
 
 
 class CoulombPath(PairPriorPath):
-    """All pairs and reaction field as other pair priors; particle-mesh Ewald on GPUs, damped shifted force on CPUs."""
+    """All pairs, reaction field and damped shifted force as other pair priors; particle-mesh Ewald on GPUs."""
 
     def unsupported_reason(self, prior: nn.Module, device: torch.device) -> str:
         return "" if _on_mesh(prior) else super().unsupported_reason(prior, device)
 
     def on_cpu(self, prior: nn.Module) -> bool:
         return not _on_mesh(prior)
-
-    def on_gpu(self, prior: nn.Module) -> bool:
-        return not (isinstance(prior, Coulomb) and prior.energy.method == "dsf")
 
     def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
         if not _on_mesh(prior):

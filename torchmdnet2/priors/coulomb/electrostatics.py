@@ -177,12 +177,16 @@ class Electrostatics(nn.Module):
         falling = 2 * DSF_ALPHA / math.sqrt(math.pi) * math.exp(-((DSF_ALPHA * self.cutoff) ** 2))
         return value, -(value + falling) / self.cutoff
 
+    @property
+    def alone(self) -> float:
+        """Of "dsf": what an atom of charge 1 lacks without neighbors, 1/Å."""
+        return DSF_ALPHA / math.sqrt(math.pi) + self.at_cutoff[0] / 2
+
     def _shifted_force(self, system: System, neighbors: NeighborList, q: Tensor, d: Tensor) -> Tensor:
         end, (value, slope) = self.cutoff, self.at_cutoff
         kernel = (torch.erfc(DSF_ALPHA * d) - 1 + self.factor(d)) / d - value - slope * (d - end)
         pairs = _products(q, neighbors) * torch.where(d < end, kernel, 0.0)
-        alone = (DSF_ALPHA / math.sqrt(math.pi) + value / 2) * (q * q).sum(1)
-        return sum_pairs(pairs, neighbors, system.num_atoms) - alone
+        return sum_pairs(pairs, neighbors, system.num_atoms) - self.alone * (q * q).sum(1)
 
     @property
     def alpha(self) -> float:

@@ -84,7 +84,8 @@ class PairTerm(_PairTerm):
         pair_kernel[(n,)](
             *((ints, ints, reals) if edges is None else (edges.row_ptr, edges.sender, edges.vectors)),
             atoms.pos, atoms.batch, atoms.ptr, ints if key is None else key, table, sums.energy, sums.forces,
-            sums.virial, reals if slope is None else slope, p.strength, math.inf if own else self.cutoff,
+            sums.virial, reals if slope is None else slope, p.strength, p.alone,
+            math.inf if own else self.cutoff,
             *self._constants,
             RADIAL=self._radial, MODE=p.mode, COLUMNS=1 if table.ndim == 1 else table.shape[1], KEYED=key is not None,
             LISTED=edges is not None, FIRST=launch.first, VIRIAL=launch.with_virial,

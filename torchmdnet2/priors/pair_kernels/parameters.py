@@ -31,7 +31,7 @@ _DAMPINGS = {"none": 0, "exp": 1, "cosine": 2}
 
 @dataclass(frozen=True, eq=False)
 class PairParameters:
-    """E = ½ strength Σ_i Σ_j A_i A_j g(d_ij, b_i + b_j, c_i + c_j).
+    """E = ½ strength Σ_i Σ_j A_i A_j g(d_ij, b_i + b_j, c_i + c_j) − strength · alone · Σ_i A_i².
 
     Attributes:
         prior: that this describes.
@@ -41,6 +41,7 @@ class PairParameters:
         strength: eV.
         source: where A comes from: by "element" or by "atom", fixed, or "predicted" by the network.
         table: [128, 1 … 3] float64, A, b, c by atomic number, where they are by element.
+        alone: 1/Å, of what each atom has without neighbors.
     """
 
     prior: Prior
@@ -51,6 +52,7 @@ class PairParameters:
     strength: float
     source: Literal["element", "atom", "predicted"]
     table: Tensor | None
+    alone: float = 0.0
 
     def numbers_of(self, system: System) -> Tensor:
         """A of each atom, [N, 1] float64, where it is by atom."""
@@ -153,14 +155,16 @@ def _damping(prior: Coulomb) -> tuple[float, float]:
 def _coulomb(prior: Coulomb, elements: list[int]) -> PairParameters:
     e, damping = prior.energy, _damping(prior)
     table = prior.table.double().cpu()[:, None] if prior.source == "element" else None
+    alone = 0.0
     if e.method == "all_pairs":
         name, constants = "all_pairs", (*damping, 0.0, 0.0, 0.0, 0.0)
-    elif e.method == "dsf":  # on CPUs only
-        name, constants = "shifted_force", (*damping, DSF_ALPHA, *e.at_cutoff, e.cutoff)
+    elif e.method == "dsf":
+        name, constants, alone = "shifted_force", (*damping, DSF_ALPHA, *e.at_cutoff, e.cutoff), e.alone
     else:
         name, constants = "reaction_field", (*damping, *_taper(e.cutoff, e.switch_width), e.reaction, e.shift)
     source: Any = prior.source
-    return PairParameters(prior, e.cutoff, name, _DAMPINGS[e.damping], constants, COULOMB, source, table)
+    mode = _DAMPINGS[e.damping]
+    return PairParameters(prior, e.cutoff, name, mode, constants, COULOMB, source, table, alone)
 
 
 def _d3(prior: D3, elements: list[int]) -> D3Parameters:

@@ -16,8 +16,8 @@ from ...core.triton_launch import after_previous
 
 __all__ = [
     "MIN_DISTANCE", "all_pairs", "coordination_force_kernel", "coordination_kernel", "d2", "dispersion_kernel",
-    "ewald", "neighbor", "pair_kernel", "pair_potential", "put", "put_row", "reaction_field", "row_of", "taper",
-    "zbl",
+    "ewald", "neighbor", "pair_kernel", "pair_potential", "put", "put_row", "reaction_field", "row_of",
+    "shifted_force", "taper", "zbl",
 ]  # fmt: skip
 
 
@@ -106,9 +106,9 @@ def put_row(forces, virial, i, fx, fy, fz, xx, yy, zz, yz, xz, xy, factor, FIRST
         put(row + 8, tl.sum(zz, 0) * half, FIRST)
 
 
-@triton.jit(do_not_specialize=["strength", "cutoff", "c0", "c1", "c2", "c3", "c4", "c5"])
+@triton.jit(do_not_specialize=["strength", "alone", "cutoff", "c0", "c1", "c2", "c3", "c4", "c5"])
 def pair_kernel(
-    row_ptr, sender, vec, pos, batch, ptr, key, table, energy, forces, virial, slope, strength, cutoff,
+    row_ptr, sender, vec, pos, batch, ptr, key, table, energy, forces, virial, slope, strength, alone, cutoff,
     c0, c1, c2, c3, c4, c5,
     RADIAL: tl.constexpr, MODE: tl.constexpr, COLUMNS: tl.constexpr, KEYED: tl.constexpr, LISTED: tl.constexpr,
     FIRST: tl.constexpr, VIRIAL: tl.constexpr, SLOPE: tl.constexpr, BE: tl.constexpr, PDL: tl.constexpr,
@@ -123,6 +123,7 @@ def pair_kernel(
         energy [N] float64, forces [N, 3], virial [N, 9] float32: written when FIRST, else added to; virial if VIRIAL.
         slope: [N] float32 dE/dA: SLOPE 0 not wanted, 1 written, 2 added to.
         strength, cutoff, c0 … c5: see `radial`. Edges from `cutoff` on do not count.
+        alone: 1/Å; strength · alone · A² is subtracted for each atom.
     """
     i = tl.program_id(0)
     after_previous(PDL)
@@ -165,9 +166,10 @@ def pair_kernel(
             xz += gx * z
             xy += gx * y
     from_others = tl.sum(potential, 0) * strength
-    put(energy + i, 0.5 * from_others * own_a, FIRST)
+    from_itself = own_a.to(tl.float64) * (alone * strength)
+    put(energy + i, (0.5 * from_others - from_itself) * own_a, FIRST)
     if SLOPE > 0:
-        put(slope + i, from_others.to(tl.float32), SLOPE == 1)
+        put(slope + i, (from_others - 2.0 * from_itself).to(tl.float32), SLOPE == 1)
     put_row(forces, virial, i, fx, fy, fz, xx, yy, zz, yz, xz, xy, strength * own_a, FIRST, VIRIAL)
 
 
@@ -319,6 +321,13 @@ def ewald(d, _b, _c, lower, inverse, alpha, _c3, _c4, _c5, DAMPING: tl.constexpr
         value = tl.where(f == 1.0, erfc, f - tl.erf(x))
         slope += f_slope
     return value * r, (slope - value * r) * r
+
+
+@triton.jit
+def shifted_force(d, b, c, lower, inverse, alpha, value, slope, end, DAMPING: tl.constexpr):
+    """(erfc(αd) − 1 + f(d))/d − value − slope (d − end)."""
+    short, short_slope = ewald(d, b, c, lower, inverse, alpha, value, slope, end, DAMPING)
+    return short - value - slope * (d - end), short_slope - slope
 
 
 # --- D3(BJ) in three passes over the edges: coordination numbers; energies with their slopes; forces through ---
