@@ -128,7 +128,7 @@ def test_spin_and_charge_are_part_of_the_cache(potential):
         assert atoms.calc.calculation_required(atoms, ["energy"])
         atoms.get_potential_energy()
         assert not atoms.calc.calculation_required(atoms, ["energy"])
-    atoms.info["charge"] = 1.0  # the same charge
+    atoms.info["charge"] = 2.0  # the same charge
     atoms.get_potential_energy()
     assert len(calls) == 3
 
