@@ -10,6 +10,7 @@ import inspect
 import re
 import typing
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -60,6 +61,11 @@ def section_of(cls: type, leave_out: Iterable[str] = ()) -> type[Section]:
             the descriptions, and those of its bases.
         leave_out: arguments that the user does not give.
     """
+    return _section_of(cls, tuple(leave_out))
+
+
+@lru_cache(maxsize=256)  # a configuration asks a dozen times
+def _section_of(cls: type, leave_out: tuple[str, ...]) -> type[Section]:
     hints = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
     texts: dict[str, str] = {}
     for each in reversed(cls.__mro__):

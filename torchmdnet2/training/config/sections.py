@@ -21,7 +21,7 @@ from ...data.formats import find_format
 from ...data.labels import CONFIG_TYPE, LABELS, SHAPES, any_factor
 from ...errors import BadData, MissingBackend
 from ...potential.potential import Potential, Result
-from ...registry import HEADS, PRIORS, Registry, did_you_mean
+from ...registry import HEADS, PRIORS, REPRESENTATIONS, Registry, did_you_mean
 from ...units import OWN_UNITS, factor
 from .schema import Section, section_of
 
@@ -493,7 +493,7 @@ class Rule:
     """When a setting acts.
 
     Attributes:
-        acts: of the configuration; of a prior or a head, of its section.
+        acts: of the configuration; of a prior, a head or the model, of its section.
         needs: what it needs, in words.
         harmless: values that are accepted though they do not act.
     """
@@ -571,6 +571,7 @@ _ALL_PAIRS = Rule(lambda p: p["method"] != "all_pairs", "needs another method: a
 _EWALD = Rule(lambda p: p["method"] in ("ewald", "pme"), "needs the method ewald or pme")
 _FIELD = Rule(lambda p: p["method"] == "reaction_field", "needs the method reaction_field")
 _SUMMED = Rule(lambda p: p["per"] == "system", "needs per: system")
+_CHIRAL = Rule(lambda p: p["group"] == "SO(3)", "needs group: SO(3)")
 
 ARGUMENTS: dict[str, dict[str, Rule]] = {
     "coulomb": {
@@ -587,11 +588,14 @@ ARGUMENTS: dict[str, dict[str, Rule]] = {
         "dielectric": _FIELD,
         "switch_width": _FIELD,
     },
+    "d3": {"switch_width": Rule(lambda p: p["cutoff"] is not None, "needs a cutoff")},
     "zbl": {"cutoff": Rule(lambda p: p["envelope"] == "cosine", "needs the envelope cosine")},
     "scalar_property": {"reduce": _SUMMED},
     "vector": {"reduce": _SUMMED},
+    "tensornet": {"skew_sign": _CHIRAL},
+    "tensornet2": {"skew_sign": _CHIRAL},
 }
-"""Name of a prior or head -> argument -> when it acts."""
+"""Name of a prior, head or model -> argument -> when it acts."""
 
 
 def refuse_idle(config: Any) -> None:
@@ -612,7 +616,7 @@ def refuse_idle(config: Any) -> None:
         raise ValueError("training.loss.schedule: has no effect: give the weights that change, as in {energy: 50}")
     for path, part, registry in _parts(config):
         for key, rule in ARGUMENTS.get(part["name"], {}).items():
-            default = section_of(registry[part["name"]], ("hidden_channels",)).model_fields[key].default
+            default = section_of(registry[part["name"]]).model_fields[key].default
             _refuse(f"{path}.{key}", part[key], default, rule, part)
 
 
@@ -635,7 +639,8 @@ def _wanted(config: Any, path: str) -> Any:
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Mapping[str, Any], Registry]]:
-    """Priors and heads, with where they stand."""
+    """Priors, heads and the model, with where they stand."""
+    yield "model", config.model, REPRESENTATIONS
     for k, prior in enumerate(config.priors):
         yield f"priors.{k}", prior, PRIORS
     for k, head in enumerate(config.properties):
