@@ -27,6 +27,7 @@ from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.pipeline import Journal
 from torchmdnet2.streams.records import Record, RecordFile
 from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions
+from torchmdnet2.streams.run import _Source
 
 NAMES = ["CH3CH2OH", "H2O", "C2H4", "CH4", "H2CO", "CO2"]
 
@@ -281,11 +282,21 @@ def test_a_cluster_gives_the_same_and_loses_nothing_with_a_worker(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_same_in_the_same_order(tmp_path):
+def test_processes_give_the_same_in_the_same_order(tmp_path):
     starts = rattled() * 4
     found = [torchmdnet2.score("organic-small", starts, devices=names, block=3) for names in ("cpu", "cpu,cpu")]
     for one, two in zip(*found, strict=True):
         assert abs(one.structures[0].info["energy"] - two.structures[0].info["energy"]) < 1e-5
+    _xyz(tmp_path / "in.xyz")
+    source = _Source(tmp_path / "in.xyz", None, 0)
+    source.takes_long = True  # as a large file on a GPU: processes parse it
+    parsed = [record for block in source.blocks(2, 4, helpers=2) for record in block]
+    for record, other in zip(parsed, list(RecordFile(str(tmp_path / "in.xyz")))[2:], strict=True):
+        assert record.ready and (record.number, record.error) == (other.number, other.error)
+        assert all(
+            np.array_equal(a.positions, b.positions, equal_nan=True)
+            for a, b in zip(record.starts, other.starts, strict=True)
+        )
 
 
 # --- kills ---

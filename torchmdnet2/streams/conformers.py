@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.stated import charge_and_spin
 from ..errors import BadData, needs_extra
-from .records import Record
+from .records import FAULTS, Record
 
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["Ranking", "embed", "require_rdkit"]
+__all__ = ["Preparation", "Ranking", "embed", "require_rdkit"]
 
 _MATCHES = 1000  # ways to lay a molecule on itself that are tried
 
@@ -21,6 +22,31 @@ def require_rdkit() -> None:
     """Raise MissingBackend where RDKit is not installed."""
     with needs_extra("smiles"):
         import rdkit  # noqa: F401
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Parses records, and makes conformers of SMILES and where they are asked for.
+
+    Attributes:
+        conformers: of each molecule; None: one of a SMILES, and the structures of other records as they are.
+        seed: of the distance geometry.
+    """
+
+    conformers: int | None = None
+    seed: int = 0
+
+    def __call__(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            if not record.ready:
+                record.parsed()
+                if (record.smiles or self.conformers is not None) and not record.error:
+                    try:
+                        embed(record, self.conformers or 1, self.seed)
+                    except FAULTS as error:
+                        record.starts, record.error = [], str(error)
+                record.ready = True
+        return records
 
 
 def embed(record: Record, count: int, seed: int) -> None:
@@ -58,7 +84,7 @@ def embed(record: Record, count: int, seed: int) -> None:
         molecule = chem.AddHs(molecule)
         options = AllChem.ETKDGv3()
         # RDKit multiplies the seed by the number of the conformer: with 0, all would be the same
-        options.randomSeed, options.numThreads = seed + 1, 0
+        options.randomSeed, options.numThreads = seed + 1, 0 if multiprocessing.parent_process() is None else 1
         found = list(AllChem.EmbedMultipleConfs(molecule, count, options))
         if not found:
             options.useRandomCoords = True  # for large rings and cages

@@ -54,6 +54,8 @@ class Record:
         molfile: text with its bonds, "" where the format has none.
         smiles: the SMILES that it was read from, else "".
         error: why it cannot be used.
+        parse: what gives its structure, where it has not been parsed yet.
+        ready: whether its starts are those to be computed, conformers included.
     """
 
     number: int
@@ -62,6 +64,23 @@ class Record:
     molfile: str = ""
     smiles: str = ""
     error: str = ""
+    parse: Callable[[], Atoms] | None = None
+    ready: bool = False
+
+    def parsed(self) -> Record:
+        """The record with its structure, or with the reason why there is none."""
+        parse, self.parse = self.parse, None
+        if parse is not None:
+            try:
+                atoms = parse()
+                if not len(atoms):
+                    raise BadData("there are no atoms in it")
+                for name in PROPERTIES:
+                    atoms.info.pop(name, None)
+                self.starts = [atoms]
+            except FAULTS as error:
+                self.error = " ".join(reason(error).removeprefix("it: ").split())
+        return self
 
     def __str__(self) -> str:
         return f"record {self.number}" + (f" ({self.name})" if self.name else "")
@@ -100,25 +119,29 @@ class RecordFile:
         if not Path(path).is_file():
             raise FileNotFoundError(f"{path}: no such file")
         suffixes = [suffix.lower() for suffix in Path(path).suffixes if suffix.lower() not in (".gz", ".bz2", ".xz")]
-        self._parse: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffixes[-1] if suffixes else "")
+        self._split: Callable[[TextIO], Iterator[Record]] | None = _READERS.get(suffixes[-1] if suffixes else "")
         self._place: Any = None
-        self._size = max(1, Path(path).stat().st_size)
+        self.size = max(1, Path(path).stat().st_size)
 
     @property
     def fraction(self) -> float:
         """How much of the file has been read, from 0 to 1; of formats read at once, 0."""
-        return min(1.0, self._place.tell() / self._size) if self._place is not None else 0.0
+        return min(1.0, self._place.tell() / self.size) if self._place is not None else 0.0
 
     def __iter__(self) -> Iterator[Record]:
-        if self._parse is None:
+        return (record.parsed() for record in self.unparsed())
+
+    def unparsed(self) -> Iterator[Record]:
+        """The records, split but not parsed, so that other processes can do it."""
+        if self._split is None:
             return self._at_once()
         return self._read()
 
     def _read(self) -> Iterator[Record]:
-        assert self._parse is not None
+        assert self._split is not None
         with open(self.path, "rb") as raw, opened(raw, self.path) as file:
             self._place = raw
-            for number, record in enumerate(self._parse(io.TextIOWrapper(file, "utf-8-sig", errors="replace"))):
+            for number, record in enumerate(self._split(io.TextIOWrapper(file, "utf-8-sig", errors="replace"))):
                 record.number = number
                 yield record
             self._place = None
@@ -126,21 +149,7 @@ class RecordFile:
     def _at_once(self) -> Iterator[Record]:
         found = open_structures(self.path)
         for number in range(len(found)):
-            yield _made(Record(number), partial(found.__getitem__, number))
-
-
-def _made(record: Record, make: Callable[[], Atoms]) -> Record:
-    """The record with its structure, or with the reason why there is none."""
-    try:
-        atoms = make()
-        if not len(atoms):
-            raise BadData("there are no atoms in it")
-        for name in PROPERTIES:
-            atoms.info.pop(name, None)
-        record.starts = [atoms]
-    except FAULTS as error:
-        record.error = " ".join(reason(error).removeprefix("it: ").split())
-    return record
+            yield Record(number, parse=partial(found.__getitem__, number)).parsed()
 
 
 def _read_sdf(file: TextIO) -> Iterator[Record]:
@@ -157,7 +166,7 @@ def _read_sdf(file: TextIO) -> Iterator[Record]:
 
 def _molecule(text: str) -> Record:
     name = text.partition("\n")[0].strip()
-    return _made(Record(0, name, molfile=text), partial(structure_of_molfile, text, "it"))
+    return Record(0, name, molfile=text, parse=partial(structure_of_molfile, text, "it"))
 
 
 def _read_smiles(file: TextIO) -> Iterator[Record]:
@@ -193,7 +202,7 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
                 head = _next_head(file)
             else:
                 raw = comment.strip(), lines, size, vectors
-                yield _made(Record(0), partial(structure_of_xyz, raw, "it"))
+                yield Record(0, parse=partial(structure_of_xyz, raw, "it"))
 
 
 def _next_head(file: TextIO) -> str:

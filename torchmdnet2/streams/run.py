@@ -18,12 +18,12 @@ from .. import checkpoint
 from ..core.devices import device_of
 from ..data.hdf5_file import load_h5py
 from ..errors import BadConfig, BadData
+from ..kernels.notice import usable_cores
 from ..potential.potential import Potential
 from .batches import BatchOptions, Scorer
-from .conformers import Ranking, embed, require_rdkit
+from .conformers import Preparation, Ranking, require_rdkit
 from .pipeline import Journal, Work, blocks_of, in_order
 from .records import (
-    FAULTS,
     Outcome,
     Record,
     RecordFile,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Summary", "devices_of", "relax", "score"]
 
+_LARGE = 2**22  # bytes
+_HELPERS = 16
 _BONDS = (".sdf", ".mol", ".smi", ".smiles")
 
 
@@ -111,7 +113,15 @@ def relax(
     names = _devices(devices, model, dask)
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
-    setup = partial(_work_on, CellRelaxer if cell else Relaxer, _path(model), options, dtype, allow_untrained_charge)
+    setup = partial(
+        _work_on,
+        CellRelaxer if cell else Relaxer,
+        _path(model),
+        options,
+        dtype,
+        allow_untrained_charge,
+        source.preparation,
+    )
     wanted = repr((options, conformers, seed, cell, str(dtype)))
     job = {"model": _identity(model), "input": _identity(structures), "options": wanted}
     return _stream(source, setup, names, block, output, job, console, report, dask)
@@ -146,10 +156,11 @@ def score(
     Raises:
         As `relax`.
     """
+    source = _Source(structures, None, seed)
     options = BatchOptions(novelty)
     job = {"model": _identity(model), "input": _identity(structures), "options": repr((options, seed, str(dtype)))}
-    setup = partial(_work_on, Scorer, _path(model), options, dtype, allow_untrained_charge)
-    source, names = _Source(structures, None, seed), _devices(devices, model, dask)
+    setup = partial(_work_on, Scorer, _path(model), options, dtype, allow_untrained_charge, source.preparation)
+    names = _devices(devices, model, dask)
     return _stream(source, setup, names, block or 1024, output, job, console, report, dask)
 
 
@@ -166,13 +177,17 @@ def _work_on(
     options: Any,
     dtype: torch.dtype | str | None,
     allow_untrained_charge: bool,
+    preparation: Preparation,
     device: str,
 ) -> Work:
     """What computes blocks on a device."""
     (device,) = devices_of(device)
     if isinstance(model, Potential):
-        return kind(model.to(device), options)
-    return kind(checkpoint.load(model, device, dtype, allow_untrained_charge), options)
+        potential = model.to(device)
+    else:
+        potential = checkpoint.load(model, device, dtype, allow_untrained_charge)
+    work = kind(potential, options)
+    return lambda records: work(preparation(records))
 
 
 def devices_of(names: str | Sequence[str]) -> list[str]:
@@ -190,7 +205,7 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
         if names == "auto":
             return ["cuda:0" if count else "cpu"]
         if names == "all":
-            return [f"cuda:{k}" for k in range(count)] or ["cpu"] * (os.cpu_count() or 1)
+            return [f"cuda:{k}" for k in range(count)] or ["cpu"] * usable_cores()
         names = [name.strip() for name in names.split(",") if name.strip()]
     if not names:
         raise BadConfig("devices: name at least one")
@@ -220,32 +235,38 @@ class _Source:
     """Records with their starts, in order."""
 
     def __init__(self, structures: Any, conformers: int | None, seed: int):
-        self._conformers, self._seed = conformers, seed
+        self.preparation = Preparation(conformers, seed)
         self.file = RecordFile(str(structures)) if isinstance(structures, str | os.PathLike) else None
         self._given = structures
         suffix = "".join(Path(str(structures)).suffixes).lower() if self.file else ""
         self.has_bonds = any(part in suffix for part in _BONDS)
-        self._smiles = ".smi" in suffix
+        smiles = ".smi" in suffix
         if conformers is not None and not self.has_bonds:
             raise BadConfig("conformers are made of molecules with bonds: give SMILES or an SDF")
-        if self._smiles or conformers is not None:
+        if smiles or conformers is not None:
             require_rdkit()
+        #: Whether processes beside the GPU's are worth their start.
+        self.takes_long = smiles or conformers is not None or (self.file is not None and self.file.size > _LARGE)
 
     @property
     def fraction(self) -> float:
         return self.file.fraction if self.file is not None else 0.0
 
-    def records(self, first: int) -> Iterator[Record]:
-        """From the one of this number on."""
+    def blocks(self, first: int, size: int, helpers: int) -> Iterator[list[Record]]:
+        """Blocks of so many records, from the one of this number on; prepared by so many processes, or later."""
         found: Iterable[Record]
-        found = self.file if self.file is not None else (Record(k, starts=[a]) for k, a in enumerate(self._given))
-        for record in islice(found, first, None):
-            if self._smiles or (self._conformers is not None and not record.error):
-                try:
-                    embed(record, self._conformers or 1, self._seed)
-                except FAULTS as error:
-                    record.starts, record.error = [], str(error)
-            yield record
+        if self.file is not None:
+            found = self.file.unparsed()
+        else:
+            found = (Record(k, starts=[atoms]) for k, atoms in enumerate(self._given))
+        blocks = blocks_of(islice(found, first, None), size)
+        if not helpers or not self.takes_long:
+            return blocks
+        return in_order(blocks, partial(_preparing, self.preparation), ["cpu"] * max(2, helpers))
+
+
+def _preparing(preparation: Preparation, device: str) -> Work:
+    return preparation
 
 
 def _stream(
@@ -260,11 +281,13 @@ def _stream(
     dask: str | Client | None,
 ) -> list[Outcome]:
     """All records through the devices, to the output or, without one, into a list."""
+    on_gpu = dask is None and devices[0] != "cpu"  # what computes on CPUs prepares too
+    helpers = min(_HELPERS, usable_cores() - len(devices)) if on_gpu else 0
     if output is None:
         if report:
             raise BadConfig("report: the page is written beside the output, and none is given")
         found: list[Outcome] = []
-        for outcomes in in_order(blocks_of(source.records(0), block), setup, devices, dask):
+        for outcomes in in_order(source.blocks(0, block, helpers), setup, devices, dask):
             found += outcomes
         return found
     path = Path(output)
@@ -282,7 +305,7 @@ def _stream(
     status = console.status("") if console is not None else nullcontext()
     try:
         with status:
-            for outcomes in in_order(blocks_of(source.records(first), block), setup, devices, dask):
+            for outcomes in in_order(source.blocks(first, block, helpers), setup, devices, dask):
                 new = not journal.done
                 seconds = summary.add(outcomes)
                 texts = [csv_head(results) * new + "".join(map(write, outcomes)), "".join(map(_failures, outcomes))]
