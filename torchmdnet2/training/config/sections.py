@@ -640,7 +640,8 @@ def _wanted(config: Any, path: str) -> Any:
 
 def _parts(config: Any) -> Iterator[tuple[str, Mapping[str, Any], Registry]]:
     """Priors, heads and the model, with where they stand."""
-    yield "model", config.model, REPRESENTATIONS
+    if config.init is None:  # else its arguments are those of the file
+        yield "model", config.model, REPRESENTATIONS
     for k, prior in enumerate(config.priors):
         yield f"priors.{k}", prior, PRIORS
     for k, head in enumerate(config.properties):
