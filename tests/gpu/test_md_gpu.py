@@ -155,6 +155,47 @@ def test_a_cell_that_shrinks(tmp_path, side):
     assert found[:3] == pytest.approx(exact.stress[0].diagonal().tolist(), abs=1e-7)
 
 
+def test_a_cell_that_grows(tmp_path):
+    """Beyond what the mesh of the Ewald sum holds: the last frame has the energy and stress of the potential."""
+    config = {
+        **make(1e-4, 1).config,
+        "priors": [{"name": "coulomb", "charges": {"H": 0.01, "C": -0.01}, "method": "pme", "cutoff": 6.0}],
+    }
+    weak = Potential.from_config(config).eval()
+    frame = crystal(4, 2.6)
+    frame.symbols[::2] = "H"
+    o = MDOptions(
+        40, ensemble="npt", temperature=5, pressure=-200, barostat_time=0.02, barostat_compressibility=4e-3, every=10,
+        barostat="anisotropic", output=f"{tmp_path}/g.traj",
+    )  # fmt: skip
+    result = run_md(copy.deepcopy(weak), frame, o, device="cuda")
+    assert result.rows[-1].volume_A3 > 1.5 * result.rows[0].volume_A3
+    last = System.from_ase(read(tmp_path / "g.traj", -1))
+    exact = copy.deepcopy(weak).double()(last.to(dtype=torch.float64), forces=True, stress=True)
+    assert result.rows[-1].potential_eV == pytest.approx(float(exact.energy), abs=2e-5)
+    found = result.atoms.calc.results["stress"]
+    assert found[:3] == pytest.approx(exact.stress[0].diagonal().tolist(), abs=1e-7)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_inner_springs_in_the_graph(potential, tmp_path, periodic):
+    """The same run as on the CPU, where the springs are PyTorch."""
+    frame = molecule("CH3CH2OH", cell=[7, 7, 7], pbc=True) if periodic else molecule("CH3CH2OH")
+    ensemble = "npt" if periodic else "nve"
+    o = {
+        name: MDOptions(
+            40, timestep=1.0, ensemble=ensemble, temperature=50, every=20, inner_steps=4, output=f"{tmp_path}/{name}"
+        )
+        for name in ("here", "there")
+    }
+    here = run_md(copy.deepcopy(potential), frame, o["here"], device="cuda", inner="springs")
+    there = run_md(copy.deepcopy(potential).cpu(), frame, o["there"], inner="springs")
+    np.testing.assert_allclose(here.atoms.positions, there.atoms.positions, atol=1e-4)
+    np.testing.assert_allclose(here.atoms.cell, there.atoms.cell, atol=1e-5)
+    for a, b in zip(here.rows, there.rows, strict=True):
+        assert a.conserved_eV == pytest.approx(b.conserved_eV, abs=1e-4)
+
+
 def test_models_without_fused_kernels(tmp_path):
     """R16 for autograd in a graph of its own, between launches of the integrator."""
     frame = molecule("CH3CH2OH")
