@@ -7,6 +7,7 @@ import io
 import itertools
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +157,20 @@ def test_constant_pressure(potential, tmp_path):
         frame.calc = TorchMDNet2Calculator(potential)
         assert frame.get_potential_energy() == pytest.approx(energy, abs=1e-10)
         np.testing.assert_allclose(frame.get_stress(), stress, atol=1e-10)
+
+
+def test_a_restart_takes_the_cell_of_its_file(model_file, tmp_path):
+    """Also when it is given its own trajectory, whose last frame has another cell than the first."""
+    atoms = molecule("H2O", cell=[4.5, 5, 5], pbc=True)
+    atoms.set_momenta([[0.0, 0.0, 0.0]] * 3)
+    for name in ("once", "twice"):
+        whole = options(tmp_path, 20, name, ensemble="npt", barostat_time=0.05, every=5, hydrogen_mass=2.0)
+        parts = [whole] if name == "once" else [replace(whole, steps=10), replace(whole, restart=True)]
+        for part in parts:
+            start = read(tmp_path / "twice.xyz") if part.restart else atoms
+            run_md(model_file, start, part)
+    assert (tmp_path / "once.csv").read_bytes() == (tmp_path / "twice.csv").read_bytes()
+    assert not np.allclose(read(tmp_path / "once.xyz").cell, atoms.cell, rtol=1e-3)
 
 
 def test_a_cell_that_collapses_is_told(potential, tmp_path):

@@ -422,7 +422,8 @@ class Simulation:
             "dtype": str(self.potential.dtype),
             "device": self.potential.device.type,
             "elements": hashlib.sha256(self.system.z.numpy().tobytes()).hexdigest(),
-            "cell": self.start.cell.array.round(6).tolist(),
+            # that of the state, where it changes
+            **({} if self.options.ensemble == "npt" else {"cell": self.start.cell.array.round(6).tolist()}),
             "pbc": self.start.pbc.tolist(),
             "masses": hashlib.sha256(self.atoms.masses.numpy().round(6).tobytes()).hexdigest(),
             "fixed atoms": (self.atoms.mobile[: len(self.start), 0] == 0).nonzero()[:, 0].tolist(),

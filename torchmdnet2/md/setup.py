@@ -33,6 +33,9 @@ __all__ = [
 if TYPE_CHECKING:
     from ase import Atoms
 
+_LARGER = 1.05
+"""Lattice vectors up to which meshes stay, in those at the start."""
+
 
 def plain_copy(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
     """A copy with charge and spin in its info and without labels, which would be wrong in every later frame.
@@ -242,12 +245,23 @@ def make_engine(
     return CompiledEngine(step, dynamics)
 
 
-def _bind(potential: Potential, system: System, stress: bool, on_gpu: bool) -> tuple[BoundStep, bool]:
-    """The structure held for loops, and whether it runs on fused kernels without a graph."""
+def _bind(potential: Potential, system: System, changes: bool, on_gpu: bool) -> tuple[BoundStep, bool]:
+    """The structure held for loops, with the stress if its cell changes, and whether it runs on fused kernels without a
+    graph."""
     if bool(system.pbc.any()):
         potential = potential.in_cells()
     # a graph cannot be captured within another
     evaluator = Evaluator(potential, graphs=False)
-    if on_gpu and not evaluator.fused:
-        return Evaluator(potential).bind(system, stress=stress), False
-    return evaluator.bind(system, stress=stress), evaluator.fused
+    fused = evaluator.fused
+    if on_gpu and not fused:
+        evaluator = Evaluator(potential)
+    if not (changes and on_gpu):
+        return evaluator.bind(system, stress=changes), fused
+    # meshes are made for a larger cell, so that they stay, and with them the bits, until the cell is as large
+    step = evaluator.bind(system.replace(pos=system.pos * _LARGER, cell=system.cell * _LARGER), stress=True)
+    step.pos.copy_(system.pos)
+    step.cell.copy_(system.cell)
+    step.replay()
+    while not step.check():
+        step.replay()
+    return step, fused
