@@ -113,7 +113,8 @@ def test_a_long_timestep_is_noticed(potential, tmp_path):
 @pytest.mark.parametrize(
     "bad",
     [
-        {"ensemble": "nph"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"temperature": -1.0},
+        {"ensemble": "nph"}, {"timestep": 0.0}, {"timestep": math.nan}, {"timestep": 50.0}, {"timestep": 5e-16},
+        {"temperature": -1.0}, {"seed": 2**70}, {"seed": 2**63 - 2, "replicas": 3}, {"seed": 1.5},
         {"friction": 0.0}, {"steps": -1}, {"every": 0}, {"trajectories": ("a.pdb",)}, {"replicas": 0},
         {"trajectories": ("a/t.xyz", "b/t.xyz")}, {"friction": 3.0}, {"friction": 1.0},
         {"pressure": 1.0}, {"barostat": "isotropic", "ensemble": "nvt"}, {"barostat_time": 2.0},

@@ -126,8 +126,13 @@ class MDOptions:
         if self.barostat is not None and self.barostat not in DIRECTIONS:
             hint = did_you_mean(self.barostat.lower(), list(DIRECTIONS)) or "."
             raise BadConfig(f"barostat: '{self.barostat}' is unknown{hint} Known: {', '.join(DIRECTIONS)}")
-        if self.timestep > 20:
-            raise BadConfig(f"timestep: {self.timestep:g} fs is too long for atoms; 0.5 fs suits molecules with H")
+        if not 1e-3 <= self.timestep <= 20:
+            length = "long" if self.timestep > 20 else "short"
+            raise BadConfig(
+                f"timestep: {self.timestep:g} fs is too {length} for atoms; 0.5 fs suits molecules with H, and the unit is fs"
+            )
+        if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63 - self.replicas:
+            raise BadConfig(f"seed: must be a whole number between −2^63 and 2^63, got {self.seed}")
         if len({Path(path).name for path in self.trajectories}) < len(self.trajectories):
             raise BadConfig("trajectory: two files have the same name")
         for path in self.trajectories:
