@@ -23,6 +23,7 @@ from torchmdnet2.data import AseDataset, Sample, open_dataset, read_structures
 from torchmdnet2.data.check import check_batch
 from torchmdnet2.errors import BadData, StructureWarning
 from torchmdnet2.md import MDOptions, run_md
+from torchmdnet2.scan import scan_molecule
 
 SYMBOLS = "CCO4"
 POSITIONS = np.array([[0.77, 0, 0], [-0.77, 0, 0], [1.36, 1.1, 0], [1.36, -1.1, 0], [-1.36, 1.1, 0], [-1.36, -1.1, 0]])
@@ -533,3 +534,15 @@ def test_frames_without_atoms_are_an_error(tmp_path):
         (tmp_path / "a.xyz").write_text(text)
         with pytest.raises(BadData, match=r"a.xyz, frame [01]: there must be one structure with at least one atom"):
             open_dataset(tmp_path / "a.xyz", {})
+
+
+@pytest.mark.parametrize("given", [[molecule("H2O")], "w.xyz", None])
+@pytest.mark.parametrize("use", [lambda p, x: run_md(p, x, MDOptions(steps=1)), lambda p, x: scan_molecule(p, x)])
+def test_something_else_than_a_structure_is_a_type_error(potential, given, use):
+    with pytest.raises(TypeError, match=f"one ase.Atoms is needed, got {type(given).__name__}: .*read_structures"):
+        use(potential, given)
+
+
+def test_several_numbers_as_the_charge_are_an_error():
+    with pytest.raises(BadData, match="charge must be a whole number"):
+        charge_and_spin(oxalate(charge=[0, 0, 0, -1, 0, -1]))

@@ -22,8 +22,8 @@ from ..units import factor
 
 __all__ = [
     "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
-    "charge_and_spin", "confirmed", "is_flag", "kind_of", "may_be_charges", "no_cell", "of_atoms", "require_angstrom",
-    "stated_units", "statements", "unit_in_name", "warn_of_sums", "whole_number",
+    "charge_and_spin", "confirmed", "is_flag", "kind_of", "may_be_charges", "no_cell", "of_atoms",
+    "require_angstrom", "require_atoms", "stated_units", "statements", "unit_in_name", "warn_of_sums", "whole_number",
 ]  # fmt: skip
 
 
@@ -348,7 +348,7 @@ def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
 @lru_cache(maxsize=1024)
 def may_be_charges(key: Any) -> bool:
     """Whether an entry of this name may hold charges of atoms, as "mulliken", "partial_charges"."""
-    return isinstance(key, str) and bool(_PARTIAL.search(key.lower()))
+    return isinstance(key, str) and bool(_PARTIAL.search(key.lower())) and kind_of(key) != "charge"
 
 
 def _sum(values: Any) -> float | None:
@@ -503,12 +503,23 @@ def no_cell(cell: Any, pbc: Any = True) -> bool:
 _CUBE = np.eye(3)
 
 
+def require_atoms(atoms: Any) -> None:
+    """Raise TypeError where something else than one structure is given, as a list or a path."""
+    if not hasattr(atoms, "get_positions"):
+        raise TypeError(
+            f"one ase.Atoms is needed, got {type(atoms).__name__}: torchmdnet2.data.read_structures reads files, and "
+            "gives a list of them"
+        )
+
+
 def cell_of(atoms: Atoms) -> tuple[np.ndarray, np.ndarray]:
     """Cell [3, 3] in Å and periodicity [3] of a structure in memory, fresh arrays.
 
     Raises:
         BadData: the cell is the dummy of a PDB file.
+        TypeError: it is no structure.
     """
+    require_atoms(atoms)
     cell, pbc = atoms.cell.array.copy(), atoms.pbc.copy()
     if no_cell(cell, pbc):
         raise BadData(

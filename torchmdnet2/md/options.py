@@ -129,7 +129,7 @@ class MDOptions:
         if not 1e-3 <= self.timestep <= 20:
             length = "long" if self.timestep > 20 else "short"
             raise BadConfig(
-                f"timestep: {self.timestep:g} fs is too {length} for atoms; 0.5 fs suits molecules with H, and the unit is fs"
+                f"timestep: {self.timestep:g} fs is too {length} for atoms; 0.5 fs suits molecules with H (unit: fs)"
             )
         if not isinstance(self.seed, int) or not -(2**63) <= self.seed < 2**63 - self.replicas:
             raise BadConfig(f"seed: must be a whole number between −2^63 and 2^63, got {self.seed}")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..core.stated import require_atoms
 from ..errors import BadConfig, BadData, UntrainedCharge
 from ..md.guard import check_overlaps
 from ..md.setup import plain_copy
@@ -120,6 +121,7 @@ def scan_molecule(
 
 
 def _molecule(atoms: Atoms, charge: int | None, spin: int | None) -> System:
+    require_atoms(atoms)
     if not len(atoms):
         raise BadData("the structure has no atoms")
     if atoms.pbc.any():
