@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import re
 import runpy
 import subprocess
@@ -217,20 +216,6 @@ def test_from_torchmd_net(run, water, tmp_path):
     assert float(re.search(r"differs from float64 by at most ([\d.e+-]+)", out)[1]) < 1e-3
     expected = TorchMDNet2Calculator(made, dtype="float64").get_property("energy", read(water))
     assert float(re.search(r"torch.float64: (-?[\d.]+) eV", out)[1]) == pytest.approx(expected, abs=1e-5)
-
-
-def test_batch_screening(run, model_file, tmp_path):
-    frames = [molecule(name) for name in ("H2O", "CH4", "CH3CH2OH", "CO", "C6H6", "H2O")]
-    frames[5].positions *= 0.9
-    write(tmp_path / "frames.xyz", frames)
-    calc = TorchMDNet2Calculator(model_file)
-    out = run("batch_screening.py", f"{model_file},{model_file}", "frames.xyz", "--batch-size", 2)
-    expected = [calc.get_property("energy", atoms) for atoms in read(tmp_path / "frames.xyz", ":")]
-    with open(tmp_path / "energies.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["energy_eV"]) for row in rows] == pytest.approx(expected, rel=1e-9)
-    assert all(float(row["energy_std_eV"]) == 0 for row in rows)  # twice the same model
-    assert f"H2O: lowest is frame {0 if expected[0] < expected[5] else 5}" in out
 
 
 def test_torch_sim_relax(run, model_file, tmp_path):

@@ -22,6 +22,7 @@ from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.checkpoint import save
 from torchmdnet2.cli import main
 from torchmdnet2.data import open_dataset
+from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.pipeline import Journal
@@ -229,6 +230,28 @@ def test_scores_are_those_of_the_potential(small, tmp_path, suffix):
         energies = [atoms.get_potential_energy() for atoms in found]
     for start, energy in zip(starts, energies, strict=True):
         assert abs(energy - float(small(torchmdnet2.System.from_ase(start)).energy)) < 1e-5
+
+
+def test_several_models_give_their_mean_and_spread(tmp_path):
+    models, starts = [tmp_path / "a.tmn", tmp_path / "b.tmn"], rattled()
+    for k, path in enumerate(models):
+        save(tiny_potential(seed=k, noise=0.02), path)
+    write(tmp_path / "in.xyz", starts)
+    names = ",".join(map(str, models))
+    assert main(["score", names, str(tmp_path / "in.xyz"), str(tmp_path / "out.csv")]) == 0
+    head, *lines = (tmp_path / "out.csv").read_text().splitlines()
+    rows = [dict(zip(head.split(","), line.split(","), strict=True)) for line in lines]
+    committee, parts = Ensemble.load(models), torchmdnet2.score(models, starts)
+    for row, start, outcome in zip(rows, starts, parts, strict=True):
+        expected = committee(torchmdnet2.System.from_ase(start))
+        assert float(row["energy"]) == pytest.approx(float(expected.energy), abs=1e-5)
+        assert float(row["energy_std"]) == pytest.approx(float(expected.energy_std), abs=1e-5) and outcome.structures
+        spread = float(expected.forces_std.norm(dim=1).max())
+        assert float(row["force_std"]) == pytest.approx(spread, rel=1e-3) and spread > 0
+    (outcome, *_) = torchmdnet2.relax(models, starts, steps=3)
+    assert outcome.structures[0].info["energy"] < float(rows[0]["energy"])
+    with pytest.raises(BadConfig, match="one model"):
+        torchmdnet2.relax(models, [bulk("Si")], cell=True)
 
 
 def test_hdf5_is_a_data_set_and_a_page_shows_the_run(small, tmp_path):

@@ -33,7 +33,7 @@ def add(command: Command) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
+    parser.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; of several, their mean")
     parser.add_argument("input", help="SMILES (.smi), SDF, extended XYZ or another format of ASE")
     parser.add_argument("output", help=".sdf, .xyz, .csv or .h5; failures are listed beside it, in NAME.failed.txt")
 
@@ -88,6 +88,5 @@ def _score(options: argparse.Namespace) -> None:
 
 
 def _output(options: argparse.Namespace) -> Path:
-    return output_file(
-        options.output, (".sdf", ".xyz", ".extxyz", ".csv", ".h5", ".hdf5"), [options.model, options.input], "OUTPUT"
-    )
+    formats = (".sdf", ".xyz", ".extxyz", ".csv", ".h5", ".hdf5")
+    return output_file(options.output, formats, [*options.model.split(","), options.input], "OUTPUT")

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ..ensemble import Ensemble, EnsembleResult
 from ..evaluator import Evaluator
 from ..md.guard import Unphysical, check_overlaps
 from ..md.setup import plain_copy, refuse_start
-from ..potential.potential import Potential, Result
+from ..potential.potential import Potential
 from ..system import System
 from .records import FAULTS, Outcome, Record
 
@@ -34,8 +36,8 @@ _TOGETHER = 128  # structures that are checked at once
 _Found = TypeVar("_Found")
 
 
-def _usable(starts: Sequence[Atoms], potential: Potential) -> list[System | Exception]:
-    """Structures that the potential can evaluate, float64, on the CPU, or why it cannot: as `Potential.check`, an
+def _usable(starts: Sequence[Atoms], potentials: Sequence[Potential]) -> list[System | Exception]:
+    """Structures that the potentials can evaluate, float64, on the CPU, or why they cannot: as `Potential.check`, an
     unknown constraint, atoms that overlap."""
     found: list[System | Exception] = []
     for atoms in starts:
@@ -48,8 +50,9 @@ def _usable(starts: Sequence[Atoms], potential: Potential) -> list[System | Exce
     systems = [system for system in found if isinstance(system, System)]
 
     def check(part: Sequence[System]) -> list[System]:
-        joined = System.concatenate(part).to(potential.device)
-        potential.check(joined)
+        joined = System.concatenate(part).to(potentials[0].device)
+        for potential in potentials:
+            potential.check(joined)
         check_overlaps(joined)
         return list(part)
 
@@ -89,6 +92,7 @@ class Room:
 
     def __init__(self, potential: Potential, largest: int, atoms: int | None = None, padded: bool | None = None):
         on_gpu = potential.device.type != "cpu"
+        self.device = potential.device
         self.atoms = max(atoms or (16384 if on_gpu else 768), largest + 1)
         self.structures = max(2, self.atoms // 16)
         self._filler = _filler(potential) if (on_gpu if padded is None else padded) else None
@@ -127,24 +131,27 @@ def _filler(potential: Potential) -> int | None:
     return None
 
 
-def evaluate_each(evaluator: Evaluator, systems: Sequence[System], room: Room) -> list[Result | Exception]:
+def evaluate_each(
+    evaluator: Evaluator | Ensemble, systems: Sequence[System], room: Room
+) -> list[EnsembleResult | Exception]:
     """Results of structures that fit into one batch, on the CPU, or why one has none.
 
     Args:
-        evaluator: of the potential.
+        evaluator: of the potential, or of several, which also give their spread.
         systems: one structure each, on the CPU.
         room: of a batch.
     """
 
-    def run(part: Sequence[System]) -> list[Result]:
-        result = evaluator(room.fill(System.concatenate(part).to(evaluator.potential.device)))
-        assert result.forces is not None
+    def run(part: Sequence[System]) -> list[EnsembleResult]:
+        result = evaluator(room.fill(System.concatenate(part).to(room.device)))
         sizes = [system.num_atoms for system in part]
-        used, energy = sum(sizes), result.energy.cpu()
-        forces = result.forces[:used].cpu().split(sizes)
-        charges = None if result.charges is None else result.charges[:used].detach().cpu().split(sizes)
-        return [Result(energy[k : k + 1], forces[k], None, None, None if charges is None else charges[k])
-                for k in range(len(part))]  # fmt: skip
+        found: dict[str, Sequence[Tensor]] = {}
+        for name in ("energy", "energy_std", "forces", "forces_std", "charges"):
+            value = getattr(result, name, None)
+            if value is not None:
+                each = [1] * len(sizes) if name.startswith("energy") else sizes
+                found[name] = value[: sum(each)].detach().cpu().split(each)
+        return [EnsembleResult(**{name: v[k] for name, v in found.items()}) for k in range(len(part))]  # type: ignore[arg-type]
 
     return _each(run, systems) if systems else []
 
@@ -192,15 +199,16 @@ class Worker(ABC, Generic[_Options]):
     Args:
         potential: on its device.
         options: what is computed.
+        others: further potentials, of which the mean with the first is computed.
     """
 
-    def __init__(self, potential: Potential, options: _Options):
-        self.potential, self.options = potential, options
+    def __init__(self, potential: Potential, options: _Options, others: Sequence[Potential] = ()):
+        self.potential, self.options, self._members = potential, options, [potential, *others]
         self._room: Room | None = None
 
     @cached_property
-    def evaluator(self) -> Evaluator:
-        return Evaluator(self.potential)
+    def evaluator(self) -> Evaluator | Ensemble:
+        return Ensemble(self._members) if len(self._members) > 1 else Evaluator(self.potential)
 
     @abstractmethod
     def compute(self, tasks: Sequence[Task]) -> None:
@@ -211,7 +219,7 @@ class Worker(ABC, Generic[_Options]):
         outcomes = [Outcome(record, errors=[record.error] if record.error else []) for record in records]
         tasks: list[tuple[Outcome, Task]] = []
         starts = [(outcome, atoms) for outcome in outcomes for atoms in outcome.record.starts]
-        usable = _usable([atoms for _, atoms in starts], self.potential)
+        usable = _usable([atoms for _, atoms in starts], self._members)
         for (outcome, atoms), system in zip(starts, usable, strict=True):
             outcome.record.starts = []
             if isinstance(system, Exception):
@@ -221,7 +229,8 @@ class Worker(ABC, Generic[_Options]):
         if tasks:
             self.compute([task for _, task in tasks])
         if self.options.novelty:
-            _rate(self.potential, [task.found for _, task in tasks if task.found is not None])
+            for potential in self._members:
+                _rate(potential, [task.found for _, task in tasks if task.found is not None])
         for outcome, task in tasks:
             if task.found is not None:
                 outcome.structures.append(task.found)
@@ -248,7 +257,7 @@ def _rate(potential: Potential, structures: Sequence[Atoms]) -> None:
         scores = potential.calibration(potential.representation, system).cpu()
         top = torch.zeros(len(part), dtype=torch.float64).scatter_reduce(0, system.batch.cpu(), scores, "amax")
         for atoms, score in zip(part, top.tolist(), strict=True):
-            atoms.info["novelty"] = score
+            atoms.info["novelty"] = max(score, atoms.info.get("novelty", score))
 
 
 class Scorer(Worker[BatchOptions]):
@@ -280,7 +289,7 @@ def _batches(tasks: Sequence[Task], room: Room) -> Iterator[list[Task]]:
     yield batch
 
 
-def _scored(atoms: Atoms, result: Result, energy: float) -> Atoms:
+def _scored(atoms: Atoms, result: EnsembleResult, energy: float) -> Atoms:
     """A structure with its results; labels of other methods that it had are left out."""
     from ase import Atoms
 
@@ -289,6 +298,8 @@ def _scored(atoms: Atoms, result: Result, energy: float) -> Atoms:
     found.info = {name: value for name, value in atoms.info.items() if np.ndim(value) == 0}
     found.arrays["forces"] = result.forces.double().numpy()
     found.info |= {"energy": energy, "largest_force": float(np.linalg.norm(found.arrays["forces"], axis=1).max())}
+    if result.energy_std is not None and result.forces_std is not None:
+        found.info |= {"energy_std": float(result.energy_std), "force_std": float(result.forces_std.norm(dim=1).max())}
     if result.charges is not None:
         found.arrays["charges"] = result.charges.double().numpy()
     return found

@@ -35,7 +35,7 @@ __all__ = [
 
 PROPERTIES = (
     "record", "conformer", "energy", "relative_energy", "largest_force", "steps", "converged", "bonds_changed",
-    "novelty", "atom_charges",
+    "novelty", "energy_std", "force_std", "atom_charges",
 )  # fmt: skip
 """Names of results; those of an earlier run are not read."""
 
@@ -276,7 +276,7 @@ def write_csv(outcome: Outcome, *more: str) -> str:
 
 CSV_COLUMNS = (
     "record", "name", "conformer", "formula", "charge", "energy", "relative_energy", "largest_force", "steps",
-    "converged", "bonds_changed", "novelty",
+    "converged", "bonds_changed", "novelty", "energy_std", "force_std",
 )  # fmt: skip
 """Units: e, eV, eV/Å."""
 

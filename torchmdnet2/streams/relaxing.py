@@ -17,6 +17,7 @@ import torch
 from ase.data import covalent_radii
 
 from ..adapters.ase import TorchMDNet2Calculator
+from ..ensemble import Ensemble
 from ..errors import BadData
 from ..evaluator import Evaluator
 from ..system import System
@@ -105,9 +106,9 @@ class CellRelaxer(Worker[RelaxOptions]):
 class _Slots:
     """The structures of a batch that are relaxed together."""
 
-    def __init__(self, evaluator: Evaluator, room: Room, options: RelaxOptions):
+    def __init__(self, evaluator: Evaluator | Ensemble, room: Room, options: RelaxOptions):
         self.evaluator, self.room, self.options = evaluator, room, options
-        self.device = evaluator.potential.device
+        self.device = room.device
         self.tasks: list[Task] = []
         self.optimizer = BatchedLBFGS(self.device)
         self._gone: set[int] = set()

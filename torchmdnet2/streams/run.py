@@ -10,13 +10,14 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from .. import checkpoint
 from ..core.devices import device_of
 from ..data.hdf5_file import load_h5py
+from ..ensemble import read_ensemble
 from ..errors import BadConfig, BadData
 from ..kernels.notice import usable_cores
 from ..potential.potential import Potential
@@ -43,13 +44,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Summary", "devices_of", "relax", "score"]
 
+Model: TypeAlias = "str | os.PathLike | Potential | Sequence[str | os.PathLike | Potential]"
+
 _LARGE = 2**22  # bytes
 _HELPERS = 16
 _BONDS = (".sdf", ".mol", ".smi", ".smiles")
 
 
 def relax(
-    model: str | os.PathLike | Potential,
+    model: Model,
     structures: str | os.PathLike | Sequence[Atoms],
     output: str | os.PathLike | None = None,
     *,
@@ -72,7 +75,8 @@ def relax(
     A structure that fails does not end the run: it has no result, and its error is in the outcome and in the report.
 
     Args:
-        model: path of a .tmn file, name of a potential, or a Potential.
+        model: path of a .tmn file, name of a potential, or a Potential; of a committee, whose mean is taken, a list of
+            these, names with commas between, or an ensemble.json.
         structures: a file of SDF, SMILES, extended XYZ or another format of ASE; or structures. FixAtoms is kept.
         output: an .sdf, .xyz, .csv or .h5 file. Failures are listed beside it in `OUT.failed.txt`. A run that was
             killed goes on after the last complete block when it is called again.
@@ -106,6 +110,9 @@ def relax(
     if not fmax > 0 or steps < 1 or seed < 0 or (conformers is not None and conformers < 1):
         raise BadConfig("fmax must be positive, steps and conformers at least 1, and the seed at least 0")
     source = _Source(structures, conformers, seed)
+    members = _members(model)
+    if cell and len(members) > 1:
+        raise BadConfig("cells are relaxed with one model, not with several")
     if cell and conformers is not None:
         raise BadConfig("cell and conformers: conformers are molecules, which have no cell")
     ranking = (ranking or Ranking()) if conformers is not None else None
@@ -116,19 +123,19 @@ def relax(
     setup = partial(
         _work_on,
         CellRelaxer if cell else Relaxer,
-        _path(model),
+        members,
         options,
         dtype,
         allow_untrained_charge,
         source.preparation,
     )
     wanted = repr((options, conformers, seed, cell, str(dtype)))
-    job = {"model": _identity(model), "input": _identity(structures), "options": wanted}
+    job = {"model": [_identity(member) for member in members], "input": _identity(structures), "options": wanted}
     return _stream(source, setup, names, block, output, job, console, report, dask)
 
 
 def score(
-    model: str | os.PathLike | Potential,
+    model: Model,
     structures: str | os.PathLike | Sequence[Atoms],
     output: str | os.PathLike | None = None,
     *,
@@ -157,23 +164,28 @@ def score(
         As `relax`.
     """
     source = _Source(structures, None, seed)
-    options = BatchOptions(novelty)
-    job = {"model": _identity(model), "input": _identity(structures), "options": repr((options, seed, str(dtype)))}
-    setup = partial(_work_on, Scorer, _path(model), options, dtype, allow_untrained_charge, source.preparation)
+    options, members = BatchOptions(novelty), _members(model)
+    job = {
+        "model": [_identity(member) for member in members],
+        "input": _identity(structures),
+        "options": repr((options, seed, str(dtype))),
+    }
+    setup = partial(_work_on, Scorer, members, options, dtype, allow_untrained_charge, source.preparation)
     names = _devices(devices, model, dask)
     return _stream(source, setup, names, block or 1024, output, job, console, report, dask)
 
 
-def _path(model: str | os.PathLike | Potential) -> str | Potential:
-    """The same from every folder: processes elsewhere have another one."""
-    if isinstance(model, Potential):
-        return model
-    return str(Path(model).resolve()) if Path(model).is_file() else str(model)
+def _members(model: Model) -> list[str | Potential]:
+    """The models, by paths that are the same from every folder: processes elsewhere have another one."""
+    if isinstance(model, str | os.PathLike):
+        names = read_ensemble(model) if str(model).endswith(".json") else str(model).split(",")
+        return [str(Path(name).resolve()) if Path(name).is_file() else str(name) for name in names]
+    return [model] if isinstance(model, Potential) else [member for each in model for member in _members(each)]
 
 
 def _work_on(
-    kind: Callable[[Potential, Any], Work],
-    model: str | os.PathLike | Potential,
+    kind: Callable[[Potential, Any, Sequence[Potential]], Work],
+    models: Sequence[str | Potential],
     options: Any,
     dtype: torch.dtype | str | None,
     allow_untrained_charge: bool,
@@ -182,11 +194,13 @@ def _work_on(
 ) -> Work:
     """What computes blocks on a device."""
     (device,) = devices_of(device)
-    if isinstance(model, Potential):
-        potential = model.to(device)
-    else:
-        potential = checkpoint.load(model, device, dtype, allow_untrained_charge)
-    work = kind(potential, options)
+    first, *others = (
+        model.to(device)
+        if isinstance(model, Potential)
+        else checkpoint.load(model, device, dtype, allow_untrained_charge)
+        for model in models
+    )
+    work = kind(first, options, others)
     return lambda records: work(preparation(records))
 
 
@@ -212,11 +226,11 @@ def devices_of(names: str | Sequence[str]) -> list[str]:
     return [str(device_of(name)) for name in names]
 
 
-def _devices(names: str | Sequence[str], model: str | os.PathLike | Potential, dask: Any) -> list[str]:
+def _devices(names: str | Sequence[str], model: Model, dask: Any) -> list[str]:
     """As `devices_of`; of a cluster, the name that each worker looks up."""
     if dask is None:
         return devices_of(names)
-    if isinstance(model, Potential):
+    if any(isinstance(member, Potential) for member in _members(model)):
         raise BadConfig("dask: give the path or the name of the model, which every worker reads")
     if not isinstance(names, str) or names == "all" or "," in names:
         raise BadConfig("dask: each worker uses one device: auto, cpu or cuda:0")
