@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from .core.files import atomic_write
 from .engine.bound import BoundStep
 from .errors import BadCheckpoint
 from .evaluator import Evaluator
-from .potential.potential import Potential, Result
+from .potential.potential import Potential, Result, statistics
 from .system import System
 
 __all__ = ["Ensemble", "EnsembleBoundStep", "EnsembleResult", "combine", "read_ensemble", "write_ensemble"]
@@ -218,22 +218,11 @@ def combine(results: Sequence[Result]) -> EnsembleResult:
     """Mean and spread of what at least two potentials give for the same structures."""
     names = ("energy", "forces", "stress", "atom_energies", "charges")
     with torch.inference_mode(False):  # ordinary tensors, as those of the members
-        mean, std = _statistics([{name: getattr(r, name) for name in names} for r in results])
-        properties, properties_std = _statistics([r.properties for r in results])
+        mean, std = statistics([{name: getattr(r, name) for name in names} for r in results])
+        properties, properties_std = statistics([r.properties for r in results])
     return EnsembleResult(
         **mean,
         properties=properties,
         **{f"{name}_std": value for name, value in std.items()},
         properties_std=properties_std,
     )
-
-
-def _statistics(results: Sequence[Mapping[str, Tensor | None]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Mean and sample standard deviation of what all members give."""
-    mean, std = {}, {}
-    for name in results[0]:
-        values = [value for value in (r.get(name) for r in results) if value is not None]
-        if len(values) == len(results):
-            stacked = torch.stack(values)
-            mean[name], std[name] = stacked.mean(0), stacked.std(0)
-    return mean, std

@@ -61,6 +61,33 @@ def test_the_shipped_potential_and_batches():
     assert evaluator.fused
 
 
+@pytest.mark.parametrize("n", [22, 166, 1029])
+def test_members_side_by_side(n):
+    """R15, R19: energies, forces and charges are the means of the members, and the spread is theirs; one graph."""
+    torch.manual_seed(0)
+    several = Potential.from_config(
+        {
+            "model": {"name": "aimnet2", "max_z": 10},
+            "head": {"name": "scalar", "activation": "gelu", "num_hidden_layers": 1},
+            "priors": [{"name": "atomref", "energies": {"H": -13.0, "O": -2044.0}}, FIELD],
+            "others": [{"priors": [{"name": "atomref", "energies": {"H": -13.5, "O": -2044.0 - k}}]} for k in (1, 2)],
+            "elements": [1, 8],
+            "subtract_isolated": False,
+        }
+    ).eval().to("cuda")  # fmt: skip
+    system = random_atoms(n, seed=n, charge=ION)
+    system = system.replace(z=torch.where(system.z == 1, 1, 8))
+    evaluator = Evaluator(several, graphs=True)
+    found = evaluator(system)
+    assert evaluator.fused and "replayed as one CUDA graph" in evaluator.report()
+    assert_same(several, found, system, energy=2e-5)
+    each = [member.reference(system) for member in copy.deepcopy(several).double().members]
+    energy, forces = (torch.stack([getattr(one, name) for one in each]) for name in ("energy", "forces"))
+    torch.testing.assert_close(found.properties["energy_std"], energy.std(0), rtol=1e-6, atol=2e-5 * n)
+    torch.testing.assert_close(found.properties["forces_std"].double(), forces.std(0), rtol=0, atol=1e-4)
+    assert torch.equal(found.forces, evaluator(system).forces)
+
+
 def test_a_bound_step_overflows_and_does_not_wait():
     """R8 and R16."""
     potential, system = make(), random_atoms(60, seed=4)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import zipfile
 
+import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from torch import nn
 
 from torchmdnet2 import load
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
 from torchmdnet2.cli import main
-from torchmdnet2.errors import BadCheckpoint
+from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.importers.aimnet2 import import_aimnet2
 from torchmdnet2.importers.source_files import is_torchscript, read_torchscript
+from torchmdnet2.training.config.build_potential import open_base
 
 CHANNELS, RADIAL, VECTORS, HIDDEN = 2, 4, 3, 8
 
@@ -115,6 +119,22 @@ def test_members_have_their_own_weights(ensemble, tmp_path, capsys):
         ):
             assert torch.equal(ours, other)
         assert found.elements == [1, 2] and found.cutoff == 4.0 and found.priors[2].s8 == 0.4
+
+
+def test_all_members_are_one_potential(ensemble, tmp_path, capsys):
+    """Mean and spread of energies and forces by ASE, from one file; one member is trained further, not all."""
+    file = tmp_path / "all.tmn"
+    assert main(["import", ensemble[0], str(file)]) == 0 and "all 2 members" in capsys.readouterr().out
+    atoms = Atoms("H3He", [[0, 0, 0], [0.8, 0.1, 0], [0.2, 0.9, 0.3], [1.9, 0, 0.4]])
+    calculator = TorchMDNet2Calculator(load(file), charge=1)
+    single = [TorchMDNet2Calculator(import_aimnet2(ensemble[0], k), charge=1) for k in range(2)]
+    for name, close in (("energy", 1e-5), ("forces", 1e-5), ("charges", 1e-6)):
+        each = [one.get_property(name, atoms) for one in single]
+        assert np.abs(calculator.get_property(name, atoms) - np.mean(each, 0)).max() < close
+        if name != "charges":
+            assert np.abs(calculator.get_property(f"{name}_std", atoms) - np.std(each, 0, ddof=1)).max() < close
+    with pytest.raises(BadConfig, match="2 members, and one is trained"):
+        open_base(str(file), "eV")
 
 
 @pytest.mark.parametrize(

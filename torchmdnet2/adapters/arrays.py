@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..engine.bound import BoundStep
 from ..ensemble import Ensemble, EnsembleBoundStep, EnsembleResult
 from ..evaluator import Evaluator
 from ..potential.dipole import molecule_dipole
-from ..potential.output import RESULTS
+from ..potential.output import RESULTS, SPREADS
 from ..potential.potential import Result
 from ..system import System
 
@@ -232,7 +233,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def _to_numpy(result: Result, dipole: bool) -> dict[str, np.ndarray]:
     """ASE's names; fresh float64 arrays of the shapes of the batch. The dipole if it is of a head."""
-    tensors = {
+    tensors: dict[str, Tensor | None] = {name: result.properties.get(name) for name in SPREADS}
+    tensors |= {
         "forces": result.forces,
         "energies": result.atom_energies,
         "energy": result.energy,

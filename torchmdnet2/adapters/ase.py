@@ -20,6 +20,7 @@ from ..core.stated import cell_of, charge_and_spin, whole_number
 from ..ensemble import Ensemble, read_ensemble
 from ..evaluator import Evaluator
 from ..potential.novelty import Watch
+from ..potential.output import SPREADS
 from ..potential.potential import Potential, has_dipole
 from ..potential.refusals import rename
 from ..system import System
@@ -413,11 +414,12 @@ class TorchMDNet2Calculator(Calculator):
 
 
 def _extra_properties(potential: Potential) -> list[str]:
-    """ "charges", "dipole" and "novelty" where the model gives them."""
+    """ "charges", "dipole", "novelty", and the spread of several members, where the model gives them."""
     given = {
         "charges": "charges" in potential.outputs,
         "dipole": has_dipole(potential.outputs),
         "novelty": potential.calibration is not None,
+        **dict.fromkeys(SPREADS, bool(potential.others)),
     }
     return [name for name, is_given in given.items() if is_given]
 

@@ -23,7 +23,7 @@ def add(command: Command) -> None:
     other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
     other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all supported)")
     other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
-    other.add_argument("--member", type=int, metavar="K", help="of an ensemble of AIMNet2, from 0 (default: 0)")
+    other.add_argument("--member", type=int, metavar="K", help="one of an ensemble of AIMNet2, from 0 (default: all)")
     other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
 
     back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint, or one for LAMMPS's ML-IAP")

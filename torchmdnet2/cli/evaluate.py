@@ -84,6 +84,9 @@ def _evaluate(options: argparse.Namespace) -> None:
     device = device_name(options.device)
     opening = device, options.dtype, options.allow_untrained_charge, options.coulomb
     potentials = [load(model, *opening) for model in models]
+    if len(potentials) == 1:
+        potentials = potentials[0].members
+        models = models if len(potentials) == 1 else [f"{models[0]}, member {k}" for k in range(len(potentials))]
     ensemble = Ensemble(potentials) if len(potentials) > 1 else None
     potential = potentials[0]
     config = potential.metadata.get("config")

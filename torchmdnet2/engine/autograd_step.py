@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..neighbors.pairs import PairLists, all_pairs
 from ..neighbors.triton_search import TritonNeighborSearch
+from ..potential.output import SPREADS
 from ..potential.potential import Potential, Result
 from ..system import System
 from .autograd_term import EwaldPlans, PaddedList, pad_list, pad_system, unpad
@@ -191,7 +192,8 @@ class AutogradStep(Step):
         found = {name: value.clone() for name, value in self._properties.items()}
         if charges is not None:
             found["charges"] = charges
-        return {name: found[name] for name in self.potential.properties}
+        spread = SPREADS if self.potential.others else ()
+        return {name: found[name] for name in [*self.potential.properties, *spread]}
 
 
 # --- A potential without fused kernels, prepared to be captured: what it asks for, its first check ---

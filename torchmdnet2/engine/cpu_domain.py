@@ -94,7 +94,7 @@ class CompiledDomain(Domain):
                 add(pos, rows, sums, **extra)
 
             work = term.cost * int(found.rows.row_ptr[-1])
-            run_on_threads(run, self._model._threads, work, max(1, self.num_local), True)
+            run_on_threads(run, self._model._threads[0], work, max(1, self.num_local), True)
 
     def _check(self, pos: NDArray[np.float64]) -> None:
         """Compare the kernels with the potential in float64, on a cluster of local atoms."""

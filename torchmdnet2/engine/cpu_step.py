@@ -23,7 +23,6 @@ from ..kernels.interfaces import (
     CpuAtoms,
     CpuChargeNetwork,
     CpuNetwork,
-    CpuOutputs,
     CpuRows,
     CpuSums,
     CpuTerm,
@@ -62,6 +61,7 @@ class Values(NamedTuple):
         forces: [N, 3] eV/Å, virial: [N, 9] eV of the rows.
         charges: [N] e; None where the model predicts none.
         features: [N, F] that heads of other properties read; None where there are none.
+        spread: `Result.properties` that several members have further.
     """
 
     energy: Array
@@ -70,6 +70,7 @@ class Values(NamedTuple):
     virial: Array | None
     charges: Array | None
     features: Array | None
+    spread: dict[str, Array]
 
 
 class CpuStep:
@@ -77,7 +78,7 @@ class CpuStep:
 
     Args:
         potential: of which the network and the terms are.
-        net, terms: on the CPU; threads: those of the terms.
+        nets, terms: on the CPU, a network of each member; threads: of terms without charges and with them.
         isolated: [max_z] eV float64, the network's energy of an atom alone.
         system: N atoms in B structures; copied, positions and cell do not matter.
 
@@ -86,28 +87,28 @@ class CpuStep:
     """
 
     def __init__(
-        self, potential: Potential, net: CpuNetwork, terms: Sequence[CpuTerm], threads: ThreadChoice, isolated: Tensor,
-        system: System,
+        self, potential: Potential, nets: Sequence[CpuNetwork], terms: Sequence[CpuTerm],
+        threads: tuple[ThreadChoice, ThreadChoice], isolated: Tensor, system: System,
     ):  # fmt: skip
         potential.check(system)
         self._known = tuple(t.clone() for t in _composition(system))
         self._dtype = system.dtype
-        self._net, self._shift = net, potential.energy_shift
+        self._nets, self._shift = list(nets), potential.energy_shift
         z, self._batch, self._structures = self._known[0].numpy(), self._known[1].numpy(), system.num_systems
         charge = system.charge.detach().double()
-        charge_input = net.charge_input(charge)[system.batch].float().numpy()
+        charge_input = nets[0].charge_input(charge)[system.batch].float().numpy()
         self._atoms = CpuAtoms(z, charge_input, self._batch, charge.numpy().copy())
         neutral = (charge == 0) & (potential.representation.local | (system.atom_counts == 1))
         self._neutral = neutral[system.batch].numpy()
         self._isolated = isolated[system.z].numpy() if potential.subtract_isolated else None
-        self._constant = constant_energies(potential, system).numpy()
+        self._constant = [constant_energies(member, system).numpy() for member in potential.members]
         sizes = np.bincount(self._batch, minlength=system.num_systems)
         same = bool((sizes == sizes[0]).all()) and bool((np.diff(self._batch) >= 0).all())
         dense = same and int(sizes[0]) <= _DENSE and not bool(system.pbc.any())
         self._list = _Rows(potential.cutoff, system, dense, True)
         device = potential.device
-        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device, True) is None]
         self._reads_charges = any(prior.uses_charges for prior in potential.priors)
+        self._by_autograd = [p for p in potential.priors if not p.constant and kernels_of(p, device, True) is None]
         cutoffs = list_cutoffs(potential.cutoff, [term.cutoff for term in terms])
         self._others = [_Rows(cutoff, system, dense, False) for cutoff in cutoffs[1:]]
         self._threads, self._watch = threads, Stopwatch()
@@ -124,8 +125,9 @@ class CpuStep:
         self._watch = watch
         for rows in (self._list, *self._others):
             watch.watch(rows, "find", f"neighbor search to {rows.cutoff:g} Å", "kernels")
-        self._net = copy.copy(self._net)
-        watch.watch(self._net, "run", "network", "kernels")
+        self._nets = [copy.copy(net) for net in self._nets]
+        for net in self._nets:
+            watch.watch(net, "run", "network", "kernels")
         for term in self._terms:
             watch.watch(term.term, "add", term.name, "kernels")
 
@@ -140,51 +142,66 @@ class CpuStep:
         """
         for rows in (self._list, *self._others):
             rows.find(system)
-        row_ptr = self._list.row_ptr
-        out, sums = self._evaluate(system, forces)
-        energies = out.energy.astype(np.float64)
-        if self._isolated is not None:
-            energies -= self._isolated
-            energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
-        energies += self._constant
-        force, virial = out.forces, out.virial
-        if sums is not None:
-            energies += sums.energy
-            if force is not None and virial is not None:
-                force, virial = force + sums.forces, virial + sums.virial
+        fixed = self._sum_terms(system, None)
+        found = [self._evaluate(*each, system, forces) for each in zip(self._nets, self._constant, strict=True)]
+        spread = {}
+        if len(found) > 1:
+            totals = [np.bincount(self._batch, energies, self._structures) for energies, *_ in found]
+            spread["energy_std"] = np.std(totals, 0, ddof=1)
+            if forces:
+                spread["forces_std"] = np.std([force for _, force, *_ in found if force is not None], 0, ddof=1)
+        energies, force, virial, charges, features = (
+            None if values[0] is None else values[0] if len(values) == 1 else np.mean(values, 0)
+            for values in zip(*found, strict=True)
+        )
+        energies += fixed.energy
+        if forces:
+            force, virial = force + fixed.forces, virial + fixed.virial
         energy = np.bincount(self._batch, energies, self._structures) + self._shift
-        return Values(energy, energies, force, virial, out.charges, out.features)
+        return Values(energy, energies, force, virial, charges, features, spread)
 
-    def _evaluate(self, system: System, forces: bool) -> tuple[CpuOutputs, CpuSums | None]:
-        """The network, and the sums of the terms, which may read its charges."""
-        rows, summed = self._list.rows, list[CpuSums]()
-        any_terms = bool(self._terms or self._by_autograd)
+    def _evaluate(
+        self, net: CpuNetwork, constant: Array, system: System, forces: bool
+    ) -> tuple[Array, Array | None, Array | None, Array | None, Array | None]:
+        """Energies, forces, virials, charges and features of one member, with the terms that read its charges."""
+        summed: list[CpuSums] = []
 
         def read(charges: Array) -> Array | None:
             summed.append(self._sum_terms(system, charges))
             return summed[0].charge_slope if forces else None
 
-        if isinstance(self._net, CpuChargeNetwork):
-            out = self._net.run(self._atoms, rows, forces, read if self._reads_charges else None)
+        if isinstance(net, CpuChargeNetwork):
+            out = net.run(self._atoms, self._list.rows, forces, read if self._reads_charges else None)
         else:
-            out = self._net.run(self._atoms, rows, forces)
-        if any_terms and not summed:
-            summed.append(self._sum_terms(system, None))
-        return out, summed[0] if summed else None
+            out = net.run(self._atoms, self._list.rows, forces)
+        energies, force, virial = out.energy.astype(np.float64), out.forces, out.virial
+        if self._isolated is not None:
+            row_ptr = self._list.row_ptr
+            energies -= self._isolated
+            energies[(row_ptr[1:] == row_ptr[:-1]) & self._neutral] = 0
+        energies += constant
+        for sums in summed:
+            energies += sums.energy
+            if force is not None and virial is not None:
+                force, virial = force + sums.forces, virial + sums.virial
+        return energies, force, virial, out.charges, out.features
 
     def _sum_terms(self, system: System, charges: Array | None) -> CpuSums:
-        pos, n = system.pos.detach().numpy(), len(system.pos)
+        """Of the terms that read charges, where these are given, else of all others."""
+        pos, n, reads = system.pos.detach().numpy(), len(system.pos), charges is not None
         sums = CpuSums(np.zeros(n), np.zeros((n, 3)), np.zeros((n, 9)), np.zeros(n))
+        terms = [term for term in self._terms if term.uses_charges == reads]
 
         def run() -> None:
-            for term in self._terms:
+            for term in terms:
                 term.term.add(pos, None if term.list is None else term.list.rows, sums, charges)
 
-        if self._terms:
-            run_on_threads(run, self._threads, sum(term.work() for term in self._terms), n, True)
+        if terms:
+            run_on_threads(run, self._threads[reads], sum(term.work() for term in terms), n, True)
         for prior in self._by_autograd:
-            with self._watch.time(type(prior).__name__, "autograd"):
-                add_by_autograd(prior, system, sums, charges)
+            if prior.uses_charges == reads:
+                with self._watch.time(type(prior).__name__, "autograd"):
+                    add_by_autograd(prior, system, sums, charges)
         return sums
 
 
@@ -193,6 +210,7 @@ class _Term:
 
     def __init__(self, term: CpuTerm, system: System, lists: list[_Rows]):
         self.term, self.name, self._cost = term.prepare(system), term.name, term.cost
+        self.uses_charges = term.uses_charges
         found = [rows for rows in lists if rows.cutoff >= term.cutoff]
         self.list = min(found, key=lambda rows: rows.cutoff) if found else None
         size = np.bincount(system.batch.numpy(), minlength=1)
@@ -276,14 +294,15 @@ class CpuModel:
         path = fast_path(potential.representation)
         assert potential.head is not None and path is not None
         self.potential = potential
-        self.net = path.cpu(potential.representation, potential.head, potential.energy_scale)
+        self.nets = [path.cpu(m.representation, m.head, potential.energy_scale) for m in potential.members if m.head]
         self.heads = PropertyHeads(potential)
         if "charges" in potential.properties:
             assert isinstance(path, PathWithHeads)
-            self.net = path.cpu_with_charges(self.net, potential.properties["charges"])
-        self.net.keeps_features = self.heads.read_features
+            self.nets = [path.cpu_with_charges(net, potential.properties["charges"]) for net in self.nets]
+        for net in self.nets:
+            net.keeps_features = self.heads.read_features
         self.terms = _terms(potential)
-        self._threads = ThreadChoice()
+        self._threads = ThreadChoice(), ThreadChoice()
         # in float64, so that only the error of the atom itself remains
         exact = copy.deepcopy(potential).double()
         with torch.no_grad():
@@ -312,6 +331,11 @@ class CpuModel:
             values = step(system, forces or stress)
         return self.result(values, system, forces, stress)
 
+    @property
+    def net(self) -> CpuNetwork:
+        """That of the first member."""
+        return self.nets[0]
+
     def result(self, values: Values, system: System, forces: bool, stress: bool) -> Result:
         """What a step has computed, as tensors on its memory.
 
@@ -333,7 +357,7 @@ class CpuModel:
     def properties(self, values: Values, system: System) -> dict[str, Tensor]:
         """What heads of properties give for the features and charges of a step."""
         charges, features = (None if v is None else torch.from_numpy(v) for v in (values.charges, values.features))
-        return self.heads(charges, features, system)
+        return self.heads(charges, features, system) | {k: torch.from_numpy(v) for k, v in values.spread.items()}
 
     def take(self, system: System) -> CpuStep:
         """A step that holds the composition of a system, for the caller alone: the one that was used last, if it is."""
@@ -343,7 +367,7 @@ class CpuModel:
 
     def step(self, system: System) -> CpuStep:
         """A step that holds the composition of a system."""
-        return CpuStep(self.potential, self.net, self.terms, self._threads, self.isolated, system)
+        return CpuStep(self.potential, self.nets, self.terms, self._threads, self.isolated, system)
 
     def timings(self, system: System) -> list[Timing]:
         """What the parts of a step with forces take, the whole step last."""

@@ -13,7 +13,10 @@ import triton.language as tl
 
 from ..core.triton_launch import after_previous
 
-__all__ = ["BROKEN", "MAX_PARTS", "NO_VOLUME", "RESULT_NOT_FINITE", "TERMS", "finish_kernel", "totals_kernel"]
+__all__ = [
+    "BROKEN", "MAX_PARTS", "NO_VOLUME", "RESULT_NOT_FINITE", "TERMS", "energy_spread_kernel", "finish_kernel",
+    "mean_kernel", "totals_kernel",
+]  # fmt: skip
 
 
 RESULT_NOT_FINITE = 16  # an energy or a force is NaN or infinite, though the edges could be used
@@ -207,3 +210,86 @@ def totals_kernel(
     write_totals(e, xx, yy, zz, yz, xz, xy, b, shift, cell, flag, energy, stress, STRESS)
     if b == 0:
         note_needed(flag, needed, most)
+
+
+# --- Several members: their mean, which `finish_kernel` takes like the results of one network, and their spread ---
+
+
+@triton.jit
+def of_members(network, unit, terms, at, stride, ok, M: tl.constexpr, LANES: tl.constexpr, WITH_TERMS: tl.constexpr):
+    """The numbers at some places of each member, [LANES, .] float64, 0 from M on; and their mean."""
+    member = tl.arange(0, LANES)[:, None]
+    at = member.to(tl.int64) * stride + at[None, :]
+    ok = (member < M) & ok[None, :]
+    found = tl.load(network + at, ok, other=0.0).to(tl.float64) * unit
+    if WITH_TERMS:
+        found += tl.load(terms + at, ok, other=0.0).to(tl.float64)
+    return found, tl.sum(found, 0) / M
+
+
+@triton.jit
+def deviation(found, mean, M: tl.constexpr, LANES: tl.constexpr):
+    """Sample standard deviation over the first axis."""
+    away = tl.where(tl.arange(0, LANES)[:, None] < M, found - mean[None, :], 0.0)
+    return tl.sqrt(tl.sum(away * away, 0) / (M - 1))
+
+
+@triton.jit
+def mean_kernel(
+    raw_energy, raw_forces, raw_virial, raw_charges, unit, term_energy, term_forces, term_virial, order, energy, forces,
+    virial, charges, forces_std, num_atoms,
+    M: tl.constexpr, LANES: tl.constexpr, SORTED: tl.constexpr, STRESS: tl.constexpr, WITH_TERMS: tl.constexpr,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Means over M members, in eV, and the spread of the forces.
+
+    Args:
+        raw_energy [M·N], raw_forces [M·N, 3], raw_virial [M·N, 9], in `unit` of eV, raw_charges [M·N]: of networks.
+        term_energy [M·N] float64, term_forces [M·N, 3], term_virial [M·N, 9]: of terms that read charges (WITH_TERMS).
+        order: as of `finish_kernel`.
+        energy [N] float64, forces [N, 3], virial [N, 9], charges [N] float64: by place, written.
+        forces_std: [N, 3] by atom, written.
+    """
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    after_previous(PDL)
+    ok = place < num_atoms
+    place = place.to(tl.int64)
+    atom = place
+    if SORTED:
+        atom = tl.load(order + place, ok, other=0).to(tl.int64)
+    mean = of_members(raw_energy, unit, term_energy, place, num_atoms, ok, M, LANES, WITH_TERMS)[1]
+    tl.store(energy + place, mean, ok)
+    mean = of_members(raw_charges, 1.0, term_energy, place, num_atoms, ok, M, LANES, False)[1]
+    tl.store(charges + place, mean, ok)
+    for k in tl.static_range(3):
+        found, mean = of_members(raw_forces, unit, term_forces, place * 3 + k, num_atoms * 3, ok, M, LANES, WITH_TERMS)
+        tl.store(forces + place * 3 + k, mean.to(tl.float32), ok)
+        spread = deviation(found, mean, M, LANES)
+        tl.store(forces_std + atom * 3 + k, spread.to(forces_std.dtype.element_ty), ok)
+    if STRESS:
+        for k in tl.static_range(9):
+            at = place * 9 + k
+            mean = of_members(raw_virial, unit, term_virial, at, num_atoms * 9, ok, M, LANES, WITH_TERMS)[1]
+            tl.store(virial + at, mean.to(tl.float32), ok)
+
+
+@triton.jit
+def energy_spread_kernel(
+    raw_energy, unit, term_energy, ptr, reference, energy_std, num_atoms,
+    M: tl.constexpr, LANES: tl.constexpr, WITH_TERMS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Program b: the spread of the energy of structure b, [B] float64; see `mean_kernel`.
+
+    Args:
+        reference: [M·N] float64 eV, what is added to the energies, by atom: structures lie together in both orders.
+    """
+    b = tl.program_id(0)
+    after_previous(PDL)
+    start, end = tl.load(ptr + b), tl.load(ptr + b + 1)
+    total = tl.zeros([LANES, BLOCK], tl.float64)
+    for first in range(start, end, BLOCK):
+        place = (first + tl.arange(0, BLOCK)).to(tl.int64)
+        total += of_members(raw_energy, unit, term_energy, place, num_atoms, place < end, M, LANES, WITH_TERMS)[0]
+        total += of_members(reference, 1.0, term_energy, place, num_atoms, place < end, M, LANES, False)[0]
+    found = tl.sum(total, 1)[:, None]
+    tl.store(energy_std + b + tl.arange(0, 1), deviation(found, tl.sum(found, 0) / M, M, LANES))

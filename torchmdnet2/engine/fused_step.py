@@ -27,6 +27,7 @@ from ..kernels.interfaces import (
     GpuBuffers,
     GpuNetwork,
     GpuTerm,
+    MemberPath,
     PathWithHeads,
     TermLaunch,
     TermSums,
@@ -37,7 +38,7 @@ from ..potential.potential import Potential, Result
 from ..system import System
 from .autograd_term import AutogradTerm
 from .check import BOUNDS, extract_checked, reference, require_close, require_properties, require_result
-from .finish import MAX_PARTS, TERMS, finish_kernel, totals_kernel
+from .finish import MAX_PARTS, TERMS, energy_spread_kernel, finish_kernel, mean_kernel, totals_kernel
 from .property_heads import PropertyHeads
 from .select import constant_energies, fast_path, kernels_of, list_cutoffs
 from .step import FEWEST_EDGES, OVERFLOW, GraphedStep, StaticInputs, Step
@@ -238,6 +239,9 @@ class FusedStep(Step):
         cutoffs = list_cutoffs(self.cutoff, shared, sorted(self._exact))
         self._terms = [_Term(term, _list_of(term, cutoffs), N) for term in terms]
         self._sums = self._sums_of_terms() if terms else None
+        self._members: _Members | None = None
+        if isinstance(net, ChargeNetwork) and net.members > 1:
+            self._members = _Members(net.members, N, B, dtype, self._terms, self.device)
         self._buffers: GpuBuffers | None = None
         self._make_searches(dict.fromkeys(cutoffs, capacity), method, thin)
         self.set_capacity(capacity)
@@ -316,13 +320,15 @@ class FusedStep(Step):
 
     # --- inputs ----------------------------------------------------------------------------------------------------
 
-    def set_composition(self, system: System, charge: Tensor, isolated: Tensor, reference: Tensor) -> None:
+    def set_composition(
+        self, system: System, charge: Tensor, isolated: Tensor, reference: Tensor, of_members: Tensor | None = None
+    ) -> None:  # fmt: skip
         """What structures are made of.
 
         Args:
             system: N atoms in B structures, its batch ascending; positions and cell do not matter.
             charge: [B] e.
-            isolated, reference: [N] float64 eV, see the class.
+            isolated, reference: [N] float64 eV, see the class; of_members: [M, N] the latter of each, if several.
 
         Raises:
             ValueError: a term cannot do such a structure.
@@ -342,6 +348,8 @@ class FusedStep(Step):
         self.total_charge.copy_(charge)
         self.isolated.copy_(isolated)
         self.reference.copy_(reference)
+        if self._members is not None and of_members is not None:
+            self._members.reference.copy_((of_members - reference).flatten())
         if self._heads.read_features:
             self._composition = System(**{name: value.detach().clone() for name, value in vars(system).items()})
 
@@ -356,7 +364,7 @@ class FusedStep(Step):
             if isinstance(self.net, ChargeNetwork):
                 self.net.predict(*given)
                 self._add_terms(atoms._replace(charges=self.net.charges(self._buffers)[0]), lists)
-                self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
+                self.net.differentiate(*given, self.stress, self._charge_slope)
             else:
                 self.net.run(*given, self.stress)
                 self._add_terms(atoms, lists)
@@ -384,13 +392,27 @@ class FusedStep(Step):
                 self.out.status[:1] |= lacking * OVERFLOW
 
     def _add_term(self, k: int, atoms: Atoms, lists: dict[float, Edges]) -> None:
-        term, before = self._terms[k], self._terms[:k]
-        assert self._sums is not None
+        term = self._terms[k]
         edges = None if term.list_cutoff is None else lists[term.list_cutoff]
-        first_slope = not any(other.term.uses_charges for other in before)
+        reading = [other for other in self._terms[:k] if other.term.uses_charges]
+        targets: Sequence[tuple[TermSums | None, Atoms]]
+        if self._members is None:
+            targets, before = [(self._sums, atoms)], self._terms[:k]
+        elif term.term.uses_charges:
+            targets, before = self._members.each(atoms), reading
+        else:
+            targets, before = [(self._sums, atoms)], [other for other in self._terms[:k] if other not in reading]
         options = self.net.launch_options(self._shapes)
-        launch = TermLaunch(not before, first_slope, self.stress, self._term_shapes[k], options)
-        term.term.run(term.buffers, atoms, edges, self._sums, launch)
+        launch = TermLaunch(not before, not reading, self.stress, self._term_shapes[k], options)
+        for sums, given in targets:
+            assert sums is not None
+            term.term.run(term.buffers, given, edges, sums, launch)
+
+    @property
+    def _charge_slope(self) -> Tensor | None:
+        """dE/dq of the terms, [M·N]."""
+        sums = self._sums if self._members is None else self._members.sums
+        return None if sums is None else sums.charge_slope
 
     def parts(self) -> list[Part]:
         with self._on_device():
@@ -414,7 +436,7 @@ class FusedStep(Step):
             self.net.run(*given, self.stress)
             return
         self.net.predict(*given)
-        self.net.differentiate(*given, self.stress, None if self._sums is None else self._sums.charge_slope)
+        self.net.differentiate(*given, self.stress, self._charge_slope)
 
     def replay_agrees(self, launched: Tensor) -> bool:
         if not self.measures_graph or torch.equal(launched, self.out.packed):
@@ -447,15 +469,21 @@ class FusedStep(Step):
         if self._with_pytorch:
             launch = {"PDL": 0}  # launches of PyTorch lie between
         sums = self._sums or TermSums(b.energy, b.energy, b.energy)
-        charges = self.net.charges(b)[1] if isinstance(self.net, ChargeNetwork) else b.energy
+        found: tuple[Tensor, ...] = b.energy, b.forces, b.virial, b.energy
+        with_terms, unit = self._sums is not None, self.net.unit
+        if isinstance(self.net, ChargeNetwork):
+            found = *found[:3], self.net.charges(b)[1]
+        if self._members is not None:
+            found = self._members.mean(found, unit, self.order, search.ptr, self.stress, launch)
+            with_terms, unit = not all(term.term.uses_charges for term in self._terms), 1.0
         wide = self.num_atoms > 256 * self.num_systems * parts
         finish_kernel[(self.num_systems, parts)](
-            b.energy, b.forces, b.virial, self.net.unit, search.row_ptr, order, self.isolated, self.reference,
+            *found[:3], unit, search.row_ptr, order, self.isolated, self.reference,
             self.neutral, search.ptr, self.shift, self.cell, search.flag, search.needed, most,
             self._needed_by_others, self._most_of_others, out.atom_energies, out.forces, out.energy, stress,
-            self._parts, *sums[:3], charges, out.energy if out.charges is None else out.charges,
+            self._parts, *sums[:3], found[3], out.energy if out.charges is None else out.charges,
             SUBTRACT=self.subtract, SORTED=self.order is not None, STRESS=self.stress, SINGLE=parts == 1,
-            WITH_TERMS=self._sums is not None, CHARGES=out.charges is not None, OTHERS=len(self.searches) - 1,
+            WITH_TERMS=with_terms, CHARGES=out.charges is not None, OTHERS=len(self.searches) - 1,
             BLOCK=1024 if wide else 256, num_warps=8 if wide else 4, enable_fp_fusion=False, **launch,
         )  # fmt: skip
         if parts > 1:
@@ -465,6 +493,8 @@ class FusedStep(Step):
             )  # fmt: skip
 
     def properties(self, charges: Tensor | None) -> dict[str, Tensor]:
+        if self._members is not None:
+            return self._members.spread()
         if not self._heads.read_features:
             return self._heads(charges, None, None)
         assert isinstance(self.net, FeatureNetwork) and self._composition is not None
@@ -473,6 +503,71 @@ class FusedStep(Step):
             features = torch.empty_like(features).index_copy_(0, self.order.order, features)
         system = self._composition.replace(pos=self.pos.clone(), cell=self.cell.clone())
         return self._heads(charges, features, system)
+
+
+class _Members:
+    """The sums of the terms that read the charges of M members, and mean and spread of these.
+
+    Attributes:
+        sums: as `TermSums`, [M·N]; None where no term reads charges.
+        reference: [M·N] float64 eV, what is added to the energies, less the mean.
+    """
+
+    def __init__(
+        self, number: int, num_atoms: int, num_systems: int, dtype: torch.dtype, terms: Sequence[_Term],
+        device: torch.device,
+    ):  # fmt: skip
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        n, double = number * num_atoms, torch.float64
+        self._number, self._num_atoms = number, num_atoms
+        self.sums: TermSums | None = None
+        if any(term.term.uses_charges for term in terms):
+            self.sums = TermSums(new(n, dtype=double), new(n, 3), new(n, 9), new(n))
+        self.reference, n = new(n, dtype=double), num_atoms
+        self._mean = new(n, dtype=double), new(n, 3), new(n, 9), new(n, dtype=double)
+        self._energy_std, self._forces_std = new(num_systems, dtype=double), new(n, 3, dtype=dtype)
+
+    def each(self, atoms: Atoms) -> list[tuple[TermSums, Atoms]]:
+        """The sums of each member, and the atoms with its charges."""
+        assert self.sums is not None and atoms.charges is not None
+        pieces = zip(*(t.split(self._num_atoms) for t in (*self.sums, atoms.charges) if t is not None), strict=True)
+        return [(TermSums(*sums), atoms._replace(charges=charges)) for *sums, charges in pieces]
+
+    def mean(
+        self, found: tuple[Tensor, ...], unit: float, order: SpatialOrder | None, ptr: Tensor, stress: bool,
+        launch: dict[str, Any],
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Launch what computes both; energy, forces, virial in eV and charges of the N atoms."""
+        n, terms = self._num_atoms, (self.sums or found)[:3]
+        options = {
+            "M": self._number,
+            "LANES": triton.next_power_of_2(self._number),
+            "WITH_TERMS": self.sums is not None,
+        }
+        energy_spread_kernel[(ptr.shape[0] - 1,)](
+            found[0],
+            unit,
+            terms[0],
+            ptr,
+            self.reference,
+            self._energy_std,
+            n,
+            BLOCK=256,
+            enable_fp_fusion=False,
+            **options,
+            **launch,
+        )
+        mean_kernel[(-(-n // 64),)](
+            *found, unit, *terms, ptr if order is None else order.order, *self._mean, self._forces_std, n, BLOCK=64,
+            SORTED=order is not None, STRESS=stress, enable_fp_fusion=False, **options, **launch,
+        )  # fmt: skip
+        return self._mean
+
+    def spread(self) -> dict[str, Tensor]:
+        """As `Result.properties` has it."""
+        return {"energy_std": self._energy_std.clone(), "forces_std": self._forces_std.clone()}
 
 
 class _Term:
@@ -512,7 +607,11 @@ class FusedModel:
         assert potential.head is not None and path is not None
         self.potential, self.precision = potential, precision
         device = potential.device
-        self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
+        if isinstance(path, MemberPath):
+            networks = [(m.representation, m.head) for m in potential.members if m.head is not None]
+            self.net: GpuNetwork = path.gpu_members(networks, potential.energy_scale, device, precision)
+        else:
+            self.net = path.gpu(potential.representation, potential.head, potential.energy_scale, device, precision)
         if "charges" in potential.properties:
             assert isinstance(path, PathWithHeads)
             self.net = path.with_charges(self.net, potential.properties["charges"])
@@ -549,7 +648,8 @@ class FusedModel:
         """Take over all but positions and cell."""
         charge = system.charge.to(self.potential.dtype)
         constant = constant_energies(self.potential, system)
-        step.set_composition(system, charge, self.isolated[system.z], constant)
+        each = torch.stack([constant_energies(member, system) for member in self.potential.members])
+        step.set_composition(system, charge, self.isolated[system.z], constant, each)
 
     def step(self, num_atoms: int, num_systems: int, dtype: torch.dtype, stress: bool, **options: Any) -> FusedStep:
         """A step for N atoms in B structures; options as those of `FusedStep`."""

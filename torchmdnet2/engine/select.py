@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ..kernels.interfaces import FastPath, PathWithHeads, PriorPath
+from ..kernels.interfaces import FastPath, MemberPath, PathWithHeads, PriorPath
 from ..models.aimnet2 import AIMNet2Path
 from ..models.aimnet2.model import AIMNet2
 from ..models.matgl_tensornet import MatglPath
@@ -113,6 +113,10 @@ def unsupported_reason(potential: Potential, compiled: bool = False) -> str:
             reason = path.unsupported_property(other)
         if reason:
             return reason
+    if potential.others and not compiled and not isinstance(path, MemberPath):
+        return f"there are no fused kernels for several members of {type(representation).__name__}"
+    if potential.others and potential.subtract_isolated:
+        return "the energies of isolated atoms differ from member to member"
     if potential.atom_filter >= 0:
         return "the fused kernels have no atom filter"
     return ""
@@ -156,7 +160,9 @@ def describe_cells(potential: Potential) -> str:
 
 
 def constant_energies(potential: Potential, system: System) -> Tensor:
-    """Energies of the priors that depend on the elements alone, [N] eV float64."""
+    """Energies of the priors that depend on the elements alone, [N] eV float64; the mean over the members."""
+    if potential.others:
+        return torch.stack([constant_energies(member, system) for member in potential.members]).mean(0)
     total = torch.zeros(system.num_atoms, dtype=torch.float64, device=potential.device)
     for prior in potential.priors:
         if prior.constant:

@@ -36,14 +36,14 @@ _DAMPING_END = 4.6
 
 
 def import_aimnet2(path: str | os.PathLike, member: int | None = None) -> Potential:
-    """A potential with the weights of AIMNet2 or of one member of an ensemble, giving the same energies and forces.
+    """A potential with the weights of AIMNet2, giving the same energies and forces.
 
     `potential.metadata["import"]` says where it came from ("source", "checksum") and what was decided on the way.
 
     Args:
         path: a TorchScript file (.jpt) with the energy terms of AIMNet2: shifts of the elements, Coulomb energy of all
             pairs and D3(BJ).
-        member: of an ensemble, from 0; None: 0.
+        member: of an ensemble, from 0; None: all, as one potential that gives their mean and spread.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -68,8 +68,41 @@ def import_aimnet2(path: str | os.PathLike, member: int | None = None) -> Potent
 
 
 def _convert(file: ScriptModule, member: int | None) -> Potential:
-    decisions: list[str] = []
-    model = _member(file, member, decisions)
+    networks, decision = _members(file, member)
+    first, *others = [_potential(network) for network in networks]
+    potential = _together(first, others) if others else first
+    decisions = [
+        decision,
+        "shifts of the elements are summed in float64, and D3(BJ) and Coulomb energies too",
+        "trained on closed shells: odd numbers of electrons are refused",
+    ]
+    potential.metadata["import"] = {"from": "AIMNet2", "decisions": decisions}
+    potential.metadata["num_parameters"] = sum(p.numel() for p in potential.parameters())
+    potential.metadata["about"] = dict(_ABOUT)
+    return potential.eval()
+
+
+def _together(first: Potential, others: list[Potential]) -> Potential:
+    """One potential of several, which differ in their networks and the energies of the elements alone."""
+    shared = {**first.config, "priors": first.config["priors"][1:]}
+    tables = first.priors[2].state_dict()  # type: ignore[index]
+    for other in others:
+        same = {**other.config, "priors": other.config["priors"][1:]} == shared
+        theirs = other.priors[2].state_dict()  # type: ignore[index]
+        if not (same and all(torch.equal(tables[name], theirs[name]) for name in tables)):
+            raise BadCheckpoint("its members differ in more than their weights: import them one by one, with --member")
+    further = [{"priors": other.config["priors"][:1]} for other in others]
+    potential = Potential.from_config({**first.config, "others": further})
+    state = first.state_dict()
+    for k, other in enumerate(others):
+        parts = ("representation.", "head.", "priors.0.")
+        state |= {f"others.{k}.{name}": v for name, v in other.state_dict().items() if name.startswith(parts)}
+    potential.load_state_dict(state, strict=True)
+    return potential
+
+
+def _potential(model: ScriptModule) -> Potential:
+    """Of one network with its outputs."""
     outputs = model["outputs"]
     if {name: part.kind for name, part in _modules(outputs)} != _OUTPUTS:
         found = ", ".join(f"{name} ({part.kind})" for name, part in _modules(outputs))
@@ -106,30 +139,29 @@ def _convert(file: ScriptModule, member: int | None) -> Potential:
     names = {**weights, **{f"priors.2.{name}": value for name, value in tables.items()}}
     state = potential.state_dict()
     potential.load_state_dict({name: names.get(name, state[name]) for name in state} | names, strict=True)
-    decisions.append("shifts of the elements are summed in float64, and D3(BJ) and Coulomb energies too")
-    decisions.append("trained on closed shells: odd numbers of electrons are refused")
-    potential.metadata["import"] = {"from": "AIMNet2", "decisions": decisions}
-    potential.metadata["num_parameters"] = sum(p.numel() for p in potential.parameters())
-    potential.metadata["about"] = dict(_ABOUT)
-    return potential.eval()
+    return potential
 
 
-def _member(file: ScriptModule, member: int | None, decisions: list[str]) -> ScriptModule:
-    """The network with its outputs."""
+def _members(file: ScriptModule, member: int | None) -> tuple[list[ScriptModule], str]:
+    """The networks with their outputs, and which they are, in words."""
     if "models" in file:
         models = dict(_modules(file["models"]))
-        if str(member or 0) not in models:
+        chosen = list(models) if member is None else [str(member)]
+        if chosen[0] not in models:
             raise BadCheckpoint(f"it has the members 0 … {len(models) - 1}, and no member {member}")
-        decisions.append(f"member {member or 0} of the {len(models)}")
-        file = models[str(member or 0)]
+        decision = f"all {len(models)} members" if member is None else f"member {member} of the {len(models)}"
+        files = [models[name] for name in chosen]
     else:
         if member:
             raise BadCheckpoint("it is one model and no ensemble: leave the member out")
-        decisions.append("the model")
-    model = file["module"] if file.kind == "Forces" else file
-    if not isinstance(model, ScriptModule) or model.kind != "AIMNet2":
-        raise BadCheckpoint(f"it holds a {getattr(model, 'kind', 'value')}, and no AIMNet2")
-    return model
+        decision, files = "the model", [file]
+    networks = []
+    for one in files:
+        model = one["module"] if one.kind == "Forces" else one
+        if not isinstance(model, ScriptModule) or model.kind != "AIMNet2":
+            raise BadCheckpoint(f"it holds a {getattr(model, 'kind', 'value')}, and no AIMNet2")
+        networks.append(model)
+    return networks, decision
 
 
 def _network(model: ScriptModule) -> tuple[dict[str, Any], dict[str, Tensor]]:

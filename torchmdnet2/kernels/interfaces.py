@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FIXED_POINT", "Array", "Atoms", "ChargeNetwork", "CpuAtoms", "CpuChargeNetwork", "CpuNetwork", "CpuOutputs",
     "CpuRows", "CpuSums", "CpuTerm", "CpuTermOf", "Edges", "FastPath", "FeatureNetwork", "GpuBuffers", "GpuNetwork",
-    "GpuTerm", "PairBatch", "PairNetwork", "PathWithHeads", "PriorPath", "ReadCharges", "TermLaunch", "TermSums",
-    "TermWithRoom",
+    "GpuTerm", "MemberPath", "PairBatch", "PairNetwork", "PathWithHeads", "PriorPath", "ReadCharges", "TermLaunch",
+    "TermSums", "TermWithRoom",
 ]  # fmt: skip
 
 
@@ -310,7 +310,14 @@ class GpuNetwork(ABC):
 
 
 class ChargeNetwork(GpuNetwork):
-    """A network that predicts charges, which terms read; its gradient starts from their dE/dq too."""
+    """A network that predicts charges, which terms read; its gradient starts from their dE/dq too.
+
+    Attributes:
+        members: M networks that are evaluated side by side: all that the buffers and charges hold of the atoms, and the
+            slopes of the energy, are those of the N atoms for one member after the other, M·N rows.
+    """
+
+    members: int = 1
 
     @abstractmethod
     def predict(self, buffers: Any, shapes: Any, atoms: Atoms, edges: Edges) -> None:
@@ -447,6 +454,16 @@ class FastPath(ABC):
     def training(self, representation: nn.Module, batch: PairBatch, use_kernels: bool) -> PairNetwork | None:
         """The representation on pairs, for packed training; None: it is called unchanged, on directed edges."""
         return None
+
+
+class MemberPath(FastPath):
+    """The fast path of representations of which several can be evaluated side by side."""
+
+    @abstractmethod
+    def gpu_members(
+        self, networks: Sequence[tuple[nn.Module, nn.Module]], energy_scale: float, device: torch.device, precision: str
+    ) -> ChargeNetwork:
+        """As `gpu`, of several representations of one form with their heads."""
 
 
 class PriorPath(ABC):

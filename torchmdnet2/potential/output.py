@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["CHARGES", "RESULTS", "Output"]
+__all__ = ["CHARGES", "RESULTS", "SPREADS", "Output"]
 
 
 @dataclass(frozen=True)
@@ -59,3 +59,9 @@ RESULTS: Mapping[str, Output] = {
     )
 }
 """The fields of a Result, by name."""
+
+SPREADS: Mapping[str, Output] = {
+    output.name: output
+    for output in (Output("energy_std", "system", (), "eV"), Output("forces_std", "atom", (3,), "eV/Å"))
+}
+"""What a potential of several members gives further: sample standard deviations over them, among the properties."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,7 @@ from .determined import Determined
 from .dipole import charge_dipole
 from .graph import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
 from .novelty import Calibration
-from .output import CHARGES, Output
+from .output import CHARGES, RESULTS, SPREADS, Output
 from .prior import Prior
 from .refusals import (
     SYMBOLS,
@@ -38,7 +38,7 @@ from .refusals import (
     require_system,
 )
 
-__all__ = ["SYMBOLS", "Potential", "Result", "has_dipole", "require_stress", "with_dipole"]
+__all__ = ["SYMBOLS", "Potential", "Result", "has_dipole", "mean_of", "require_stress", "statistics", "with_dipole"]
 
 
 @dataclass(eq=False)
@@ -141,6 +141,8 @@ class Potential(nn.Module):
         compositions: atomic number -> atoms; the reference energies of their combinations alone are determined, and all
             others are warned of. None: those of every element are.
         config: what `from_config` would need to build this potential, kept in the checkpoint.
+        others: further networks of the same form (representation, head), with the priors that depend on the elements
+            alone: all results are means over the members, the first one among them, and their spread is known.
 
     Attributes:
         allow_untrained_charge: evaluate what is refused as UntrainedCharge otherwise, with a warning.
@@ -168,11 +170,15 @@ class Potential(nn.Module):
         closed_shell: bool = False,
         compositions: Iterable[Mapping[int | str, int]] | None = None,
         config: Mapping[str, Any] | None = None,
+        others: Iterable[tuple[Representation, Head, Sequence[Prior]]] = (),
     ):
         super().__init__()
         expect_forks()
         self.representation = representation
         self.head = head
+        self.others = nn.ModuleList(
+            nn.ModuleDict({"representation": r, "head": h, "priors": nn.ModuleList(p)}) for r, h, p in others
+        )
         self.priors = nn.ModuleList(priors)  # type: ignore[assignment]
         self.energy_scale, self.energy_shift = float(energy_scale), float(energy_shift)
         self.subtract_isolated = subtract_isolated
@@ -210,8 +216,9 @@ class Potential(nn.Module):
         Args:
             config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
                 …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
-                "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell", "compositions"};
-                all but "model" may be absent. A head that predicts no energy may be given as "head" too.
+                "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell", "compositions",
+                "others": [{"priors": [those of a further member that depend on the elements alone]}, …]}; all but
+                "model" may be absent. A head that predicts no energy may be given as "head" too.
             network: a potential of the same "model", "head" and "properties", whose representation and heads are taken
                 over instead of new ones; scale and shift of the heads may differ.
 
@@ -222,21 +229,25 @@ class Potential(nn.Module):
         heads = [dict(p) for p in config.get("properties") or []]
         if config.get("head", {}) is not None:
             heads.insert(0, {"name": "scalar", **config.get("head", {})})
+        others: list[tuple[Representation, Head, list[Prior]]] = []
         if network is None:
-            model = dict(config["model"])
-            representation = REPRESENTATIONS[model.pop("name")](**model)
-            built = [HEADS[h.pop("name")](representation.hidden_channels, **h) for h in heads]
+            representation, built = _network(config["model"], heads)
+            for own in config.get("others") or []:
+                other, further = _network(config["model"], heads)
+                if len(further) != 1 or isinstance(further[0], PropertyHead):
+                    raise ValueError("potentials of several members have the head of the energy only")
+                built_priors = _priors(own.get("priors") or config.get("priors"))
+                others.append((other, further[0], [prior for prior in built_priors if prior.constant]))
         else:
             representation = network.representation
             built = _with_scales([*filter(None, [network.head]), *network.properties.values()], heads)
         energy_heads = [head for head in built if not isinstance(head, PropertyHead)]
         if len(energy_heads) > 1:
             raise ValueError('a model has one energy head: "properties" takes heads of other properties only')
-        priors = [dict(p) for p in config.get("priors") or []]
         return cls(
             representation,
             energy_heads[0] if energy_heads else None,
-            [PRIORS[p.pop("name")](**p) for p in priors],
+            _priors(config.get("priors")),
             energy_scale=config.get("energy_scale", 1.0),
             energy_shift=config.get("energy_shift", 0.0),
             subtract_isolated=config.get("subtract_isolated", True),
@@ -247,6 +258,7 @@ class Potential(nn.Module):
             closed_shell=config.get("closed_shell", False),
             compositions=config.get("compositions"),
             config=config,
+            others=others,
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Potential:
@@ -287,8 +299,27 @@ class Potential(nn.Module):
     def outputs(self) -> dict[str, Output]:
         """What it predicts beside energies, forces and stress, by name, as its parts declare it."""
         found = {output.name: output for output in self.representation.outputs}
+        found |= SPREADS if self.others else {}
         heads: Iterable[tuple[str, PropertyHead]] = self.properties.items()  # type: ignore[assignment]
         return found | {name: head.output for name, head in heads}
+
+    @property
+    def members(self) -> list[Potential]:
+        """Each network with its priors, as a potential on the same weights; of a potential without others, itself."""
+        if not self.others:
+            return [self]
+        shared = [prior for prior in self.priors if not prior.constant]
+        others: Any = self.others
+        return [self._with()] + [
+            self._with(**{**other, "priors": nn.ModuleList([*other["priors"], *shared])}) for other in others
+        ]
+
+    def _with(self, **modules: Any) -> Potential:
+        """A potential of one member with other parts on the same weights."""
+        part = copy.copy(self)
+        part.fast_calls = None
+        part._modules = {**self._modules, "others": nn.ModuleList(), **modules}
+        return part
 
     def in_cells(self, coulomb: CoulombInCells | None = None) -> Potential:
         """What evaluates periodic cells: itself, or where parts of it sum over all pairs, one with other sums there.
@@ -308,12 +339,7 @@ class Potential(nn.Module):
         head = None if self.head is None else self.head.in_cells(chosen)
         if head is self.head and all(map(operator.is_, priors, self.priors)):
             return self
-        part = copy.copy(self)
-        part.fast_calls = None
-        part._modules = {**self._modules, "priors": nn.ModuleList(priors).eval()}
-        if head is not None:
-            part._modules["head"] = head
-        return part
+        return self._with(priors=nn.ModuleList(priors).eval(), head=head, others=self.others)
 
     # --- evaluation ----------------------------------------------------------------------------------------------
 
@@ -456,6 +482,8 @@ class Potential(nn.Module):
             lists: pairs by cutoff.
             isolated: `isolated_energies()`, where they are known.
         """
+        if self.others:
+            return mean_of([m.compute(system, lists, forces, stress, create_graph) for m in self.members])
         with outside_modes(self.device), torch.enable_grad():
 
             def energies(moved: System) -> tuple[Tensor, dict[str, Any]]:
@@ -489,6 +517,9 @@ class Potential(nn.Module):
             isolated: as of `compute`.
         """
         known = neighbors if isinstance(neighbors, PairLists) else PairLists(system, {self.cutoff: neighbors})
+        if self.others:
+            energies, charges = zip(*(m.atom_energies(system, known) for m in self.members), strict=True)
+            return torch.stack(energies).mean(0), None if charges[0] is None else torch.stack(charges).mean(0)
         return self._evaluate(system, known, isolated)[:2]
 
     def _evaluate(
@@ -591,6 +622,8 @@ class Potential(nn.Module):
     def isolated_energies(self) -> Tensor:
         """ε⁰ of each element by atomic number, [max_z] float64 in the head's unit; 0 for unknown elements."""
         assert self.head is not None
+        if self.others:
+            return torch.stack([member.isolated_energies() for member in self.members]).mean(0)
         z = torch.tensor(self.elements, dtype=torch.long, device=self.device)
         graph = Graph.isolated(z, self.dtype)
         with outside_modes(self.device):
@@ -612,6 +645,8 @@ class Potential(nn.Module):
     def novelty(self, system: System) -> Tensor:
         """How unlike the atoms of the training each atom is, [N] float64; above 1: outside of what the model knows.
 
+        Of several members the features of the first one are looked at.
+
         Args:
             system: N atoms.
 
@@ -622,6 +657,36 @@ class Potential(nn.Module):
             raise ValueError("the model is not calibrated: run `torchmdnet2 calibrate` with its training frames")
         self.check(system)
         return self.calibration(self.representation, system)
+
+
+def statistics(results: Sequence[Mapping[str, Tensor | None]]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Mean and sample standard deviation of what all members give."""
+    mean, std = {}, {}
+    for name in results[0]:
+        values = [value for value in (r.get(name) for r in results) if value is not None]
+        if len(values) == len(results):
+            stacked = torch.stack(values)
+            mean[name], std[name] = stacked.mean(0), stacked.std(0)
+    return mean, std
+
+
+def mean_of(results: Sequence[Result]) -> Result:
+    """The mean over members, with the spread among the properties."""
+    mean, std = statistics([{name: getattr(r, name) for name in RESULTS} for r in results])
+    spread = {f"{name}_std": std[name] for name in ("energy", "forces") if name in std}
+    return Result(**mean, properties={**statistics([r.properties for r in results])[0], **spread})
+
+
+def _network(model: Mapping[str, Any], heads: Iterable[Mapping[str, Any]]) -> tuple[Representation, list[Any]]:
+    """A representation and its heads."""
+    arguments, given = dict(model), [dict(head) for head in heads]
+    representation = REPRESENTATIONS[arguments.pop("name")](**arguments)
+    return representation, [HEADS[head.pop("name")](representation.hidden_channels, **head) for head in given]
+
+
+def _priors(given: Iterable[Mapping[str, Any]] | None) -> list[Prior]:
+    arguments = [dict(prior) for prior in given or []]
+    return [PRIORS[prior.pop("name")](**prior) for prior in arguments]
 
 
 def _with_scales(heads: list[Any], given: list[dict[str, Any]]) -> list[Any]:

@@ -228,8 +228,11 @@ class ModelSurface(Surface):
             total = torch.zeros(batch.num_systems, dtype=torch.float64).index_add(0, batch.batch.cpu(), projected)
             energies.append(result.energy.cpu().numpy())
             forces.append(total.numpy())
-            if isinstance(result, EnsembleResult) and result.energy_std is not None:
-                spreads.append(result.energy_std.cpu().numpy())
+            spread = result.properties.get("energy_std")
+            if isinstance(result, EnsembleResult):
+                spread = result.energy_std
+            if spread is not None:
+                spreads.append(spread.cpu().numpy())
             if progress is not None:
                 progress(batch.num_systems)
         columns = [np.concatenate(energies), np.concatenate(forces)]

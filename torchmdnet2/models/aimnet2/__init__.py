@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from ...kernels.interfaces import CpuNetwork, FastPath, GpuNetwork
+from ...kernels.interfaces import ChargeNetwork, CpuNetwork, GpuNetwork, MemberPath
 from ..heads import ScalarHead
 from ..tensornet import PRODUCTS
 from .model import AIMNet2
@@ -15,7 +17,7 @@ __all__ = ["AIMNet2Path"]
 _CAPABILITY = (8, 0)  # the first GPUs whose Tensor Cores take TF32
 
 
-class AIMNet2Path(FastPath):
+class AIMNet2Path(MemberPath):
     """AIMNet2 with GELU and a scalar head, in float32."""
 
     predicts_charges = True
@@ -43,10 +45,16 @@ class AIMNet2Path(FastPath):
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
     ) -> GpuNetwork:
+        return self.gpu_members([(representation, head)], energy_scale, device, precision)
+
+    def gpu_members(
+        self, networks: Sequence[tuple[nn.Module, nn.Module]], energy_scale: float, device: torch.device, precision: str
+    ) -> ChargeNetwork:
         from .gpu import FusedAIMNet2
         from .weights import FrozenAIMNet2
 
-        return FusedAIMNet2(FrozenAIMNet2(representation, head, energy_scale, device), PRODUCTS[precision])
+        frozen = [FrozenAIMNet2(representation, head, energy_scale, device) for representation, head in networks]
+        return FusedAIMNet2(frozen, PRODUCTS[precision])
 
     def cpu(self, representation: nn.Module, head: nn.Module, energy_scale: float) -> CpuNetwork:
         from .cpu import CpuAIMNet2

@@ -1,10 +1,11 @@
 """AIMNet2 energies, forces and charges by fused kernels: forward, hand-written backward, no autograd, no allocation.
 
-Shapes: N atoms, B structures, C edge capacity, A features, R radial functions, H combinations (padded to P).
+Shapes: M members, N atoms, B structures, C edge capacity, A features, R radial functions, H combinations (padded to P).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, ChargeNetwork, Edges
 from . import triton_kernels as kernels
-from .weights import PAD, FrozenAIMNet2, Layer
+from .weights import PAD, FrozenAIMNet2, Layer, side_by_side
 
 __all__ = ["Buffers", "FusedAIMNet2", "LaunchShapes"]
 
@@ -41,10 +42,10 @@ class LaunchShapes(NamedTuple):
 
 @dataclass(eq=False)
 class Buffers:
-    """Of edges: radial, radial_slope [C, R], direction [C, 4]. Of passes: x [N, X] read, vectors [N, 3, A·P],
-    charge_vectors [N, 3, P], slopes of their layers. Of changes of features and charges: predicted [N, 2], charges and
-    charges64 [N], moments [N, 2]; by_change [N, G], the gradient in all that is changed. hidden and gradients: of
-    layers, in turns."""
+    """What there is of atoms has M·N rows, which N stands for here. Of edges: radial, radial_slope [C, R], direction
+    [C, 4]. Of passes: x [N, X] read, vectors [N, 3, A·P], charge_vectors [N, 3, P], slopes of their layers. Of changes
+    of features and charges: predicted [N, 2], charges and charges64 [N], moments [N, 2]; by_change [N, G], the gradient
+    in all that is changed. hidden and gradients: of layers, in turns."""
 
     energy: Tensor
     forces: Tensor
@@ -83,17 +84,20 @@ class FusedAIMNet2(ChargeNetwork):
     """Runs a frozen AIMNet2 over CSR rows.
 
     Args:
-        weights: the prepared model.
+        members: the prepared models, of one form and with the same radial functions.
         precision: "tf32x3" (float32-accurate on Tensor Cores), "tf32" or "ieee".
     """
 
-    def __init__(self, weights: FrozenAIMNet2, precision: str = "tf32x3"):
-        self.weights, self.precision, self.device = weights, precision, weights.device
+    def __init__(self, members: Sequence[FrozenAIMNet2], precision: str = "tf32x3"):
+        self.members, self.weights = len(members), side_by_side(members)
+        self.precision, self.device = precision, self.weights.device
+        weights = self.weights
         self.combinations = 1 << (weights.num_vectors - 1).bit_length()  # P
         device = weights.device
         self.can_overlap = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
     def launch_shapes(self, num_atoms: int) -> LaunchShapes:
+        num_atoms *= self.members
         a = min(self.weights.channels, 2 if num_atoms <= 400 else 4)
         if num_atoms <= 64:
             return LaunchShapes(a, 4, 1, 16, 16, 64, 4, 1, parts=4)
@@ -107,9 +111,9 @@ class FusedAIMNet2(ChargeNetwork):
         return self.weights.channels // shapes.features
 
     def allocate(self, num_atoms: int, capacity: int, shapes: LaunchShapes) -> Buffers:
-        w, n, c, p = self.weights, max(num_atoms, 1), max(capacity, 1), self.combinations
+        w, n, c, p = self.weights, self.members * max(num_atoms, 1), max(capacity, 1), self.combinations
         a, r, passes = w.channels, w.num_rbf, len(w.passes)
-        widest = max(layer.bias.shape[0] for layers in [*w.passes, w.head] for layer in layers)
+        widest = max(layer.bias.shape[-1] for layers in [*w.passes, w.head] for layer in layers)
 
         def new(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=w.device)  # what is beyond the width of a row stays 0
@@ -118,7 +122,7 @@ class FusedAIMNet2(ChargeNetwork):
             return [new(*shape, dtype=dtype) for _ in range(number)]
 
         def slopes_of(layers: list[Layer]) -> list[Tensor]:
-            return [new(n, layer.bias.shape[0]) for layer in layers]
+            return [new(n, layer.bias.shape[-1]) for layer in layers]
 
         stages, double = passes - 1, torch.float64
         slots = passes * self._parts(shapes) + stages
@@ -127,7 +131,7 @@ class FusedAIMNet2(ChargeNetwork):
             direction=new(c, 4), x=each(n, w.width), vectors=each(n, 3, a * p), charge_vectors=each(n, 3, p),
             slopes=[slopes_of(layers) for layers in w.passes], head_slopes=slopes_of(w.head),
             hidden=each(n * widest, number=2), gradients=each(n * widest, number=2),
-            by_change=new(n, w.passes[0][-1].bias.shape[0]), predicted=each(n, 2, number=stages),
+            by_change=new(n, w.passes[0][-1].bias.shape[-1]), predicted=each(n, 2, number=stages),
             charges=each(n, number=stages),
             charges64=each(n, number=stages, dtype=double), moments=each(n, 2, number=stages, dtype=double),
             dx=new(n, w.width), dm=new(n, 4, a * r), dm_charges=new(n, 4, r), da=new(n, a * r), dq=new(n),
@@ -149,7 +153,7 @@ class FusedAIMNet2(ChargeNetwork):
             self._convolve(b, shapes, atoms, edges, k)
             y = self._layers(b, shapes, n, layers, b.x[k], b.slopes[k], k)
             if k < len(w.passes) - 1:
-                kernels.equilibrate_kernel[(atoms.ptr.shape[0] - 1,)](
+                kernels.equilibrate_kernel[atoms.ptr.shape[0] - 1, 1, self.members](
                     atoms.ptr, atoms.charge_input, b.predicted[k], b.charges64[max(k - 1, 0)], b.x[k + 1],
                     b.charges[k], b.charges64[k], b.moments[k], X=w.width, PLACE=self._place, FIRST=k == 0,
                     **self._equilibration(shapes, n),
@@ -159,15 +163,19 @@ class FusedAIMNet2(ChargeNetwork):
 
     def _convolve(self, b: Buffers, shapes: LaunchShapes, atoms: Atoms, edges: Edges, k: int) -> None:
         w = self.weights
-        kernels.convolve_kernel[atoms.num_rows, self._parts(shapes) + (k > 0)](
+        kernels.convolve_kernel[atoms.num_rows, self._parts(shapes) + (k > 0), self.members](
             edges.row_ptr, edges.sender, b.radial, b.direction, *self._values(b, atoms, k), w.combine,
             w.combine_charges, b.x[k], b.vectors[k], b.charge_vectors[k], P=self.combinations,
-            **self._sums(shapes, k), U=shapes.edges, KEYED=k == 0, VALUES=w.features if k == 0 else w.width,
+            **self._sums(shapes, k), U=shapes.edges, **self._values_of(k),
         )  # fmt: skip
 
     def _values(self, b: Buffers, atoms: Atoms, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of the values that pass k sends, the values, and the charges."""
         return atoms.z, self.weights.embedding if k == 0 else b.x[k], b.charges[max(k - 1, 0)]
+
+    def _values_of(self, k: int) -> dict[str, int]:
+        elements, features = self.weights.embedding.shape[1:]
+        return {"KEYED": elements, "VALUES": features} if k == 0 else {"KEYED": 0, "VALUES": self.weights.width}
 
     def _layers(
         self, b: Buffers, shapes: LaunchShapes, n: int, layers: list[Layer], x: Tensor, slopes: list[Tensor],
@@ -176,7 +184,7 @@ class FusedAIMNet2(ChargeNetwork):
         """A network on x; the last layer of pass k, but for the last pass, changes features and charges."""
         w = self.weights
         for m, layer in enumerate(layers):
-            inputs, outputs = layer.weight.shape
+            inputs, outputs = layer.weight.shape[1:]
             y, width, before, predicted = _other(b.hidden, x), outputs, x, x
             update = k is not None and k < len(w.passes) - 1 and m == len(layers) - 1
             if k is not None and update:
@@ -189,8 +197,8 @@ class FusedAIMNet2(ChargeNetwork):
         return x
 
     def _energies(self, b: Buffers, shapes: LaunchShapes, n: int, y: Tensor) -> None:
-        size = self.weights.head[-1].bias.shape[0]
-        kernels.energy_kernel[(-(-n // 8),)](
+        size = self.weights.head[-1].bias.shape[-1]
+        kernels.energy_kernel[-(-n // 8), 1, self.members](
             y, b.head_slopes[-1], *self.weights.energy, b.energy, b.gradients[0], n, N=size,
             LANES=1 << (size - 1).bit_length(), BM=8, num_warps=4, **self._options(shapes),
         )  # fmt: skip
@@ -209,12 +217,13 @@ class FusedAIMNet2(ChargeNetwork):
             self._convolve_gradient(b, shapes, atoms, edges, k, with_virial, charge_slope)
             if k > 0:
                 below = w.passes[k - 1][-1]
-                kernels.equilibrate_gradient_kernel[(atoms.ptr.shape[0] - 1,)](
+                kernels.equilibrate_gradient_kernel[atoms.ptr.shape[0] - 1, 1, self.members](
                     atoms.ptr, b.predicted[k - 1], b.moments[k - 1], b.dq, b.slopes[k - 1][-1], b.by_change,
-                    W=w.features, G=below.bias.shape[0], ACTIVATED=below.activated, **self._equilibration(shapes, n),
+                    W=w.features, G=below.bias.shape[-1], ACTIVATED=below.activated, **self._equilibration(shapes, n),
                 )  # fmt: skip
-        kernels.sum_slots_kernel[(-(-n // 32),)](
-            b.pull, b.forces, b.virial, n, SLOTS=b.pull.shape[0], BM=32, VIRIAL=with_virial, num_warps=4,
+        rows = self.members * n
+        kernels.sum_slots_kernel[(-(-rows // 32),)](
+            b.pull, b.forces, b.virial, rows, SLOTS=b.pull.shape[0], BM=32, VIRIAL=with_virial, num_warps=4,
             **self._options(shapes),
         )  # fmt: skip
 
@@ -224,7 +233,7 @@ class FusedAIMNet2(ChargeNetwork):
     ) -> Tensor:  # fmt: skip
         """From the gradient before the last activation, that in what the network reads, times the slope `below`."""
         for m in reversed(range(len(layers))):
-            inputs, outputs = layers[m].weight.shape
+            inputs, outputs = layers[m].weight.shape[1:]
             slope = slopes[m - 1] if m > 0 else below
             to = _other(b.gradients, g) if m > 0 or out is None else out
             kernels.layer_gradient_kernel[self._grid(shapes, n, inputs)](
@@ -239,8 +248,8 @@ class FusedAIMNet2(ChargeNetwork):
         charge_slope: Tensor | None,
     ) -> None:  # fmt: skip
         """Gradients of the sums of pass k: forces, and through features and charges."""
-        w, n = self.weights, atoms.num_rows
-        grid = n, self._parts(shapes) + (k > 0)
+        w, n = self.weights, self.members * atoms.num_rows
+        grid = atoms.num_rows, self._parts(shapes) + (k > 0), self.members
         common = self._sums(shapes, k)
         kernels.spread_gradient_kernel[grid](
             b.dx, b.vectors[k], b.charge_vectors[k], w.combine, w.combine_charges, b.dm, b.dm_charges,
@@ -251,8 +260,8 @@ class FusedAIMNet2(ChargeNetwork):
         kernels.convolve_gradient_kernel[grid](
             edges.row_ptr, edges.sender, b.radial, b.radial_slope, b.direction, *self._values(b, atoms, k), b.dm,
             b.dm_charges, b.dx, b.da, b.dq, b.dq if charge_slope is None else charge_slope, b.slopes[max(k - 1, 0)][-1],
-            b.by_change, b.pull[first_slot:], n, **common, VALUES=w.features if k == 0 else w.width,
-            G=below.bias.shape[0], U=shapes.edges, KEYED=k == 0, LAST=last, GIVEN=last and charge_slope is not None,
+            b.by_change, b.pull[first_slot:], n, **common, **self._values_of(k),
+            G=below.bias.shape[-1], U=shapes.edges, LAST=last, GIVEN=last and charge_slope is not None,
             ACTIVATED=below.activated, VIRIAL=with_virial,
         )  # fmt: skip
 
@@ -279,8 +288,8 @@ class FusedAIMNet2(ChargeNetwork):
             **self._options(shapes),
         }
 
-    def _grid(self, shapes: LaunchShapes, n: int, cols: int) -> tuple[int, int]:
-        return -(-n // shapes.rows), cols // shapes.cols
+    def _grid(self, shapes: LaunchShapes, n: int, cols: int) -> tuple[int, int, int]:
+        return -(-n // shapes.rows), cols // shapes.cols, self.members
 
     def _tile(self, shapes: LaunchShapes, inputs: int) -> dict[str, Any]:
         depth = min(shapes.depth, PAD // shapes.parts)

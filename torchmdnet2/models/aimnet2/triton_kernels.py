@@ -3,9 +3,12 @@
 The formulas are those of model.py. Both directions of each edge are listed, and a program writes what belongs to its
 atom alone: no atomics; same input, same result, bit for bit. Charges are equilibrated in float64, all else is float32.
 
-Shapes: N atoms, B structures, C edge capacity, A features, R radial functions, H combinations (padded to a power of
-two P). An atom's row of what a pass reads, X numbers wide, is [features A·R, sums A·R, squares A·H, charge, sums R,
-squares H], and zeros up to the width.
+The third axis of programs are the members: networks of one form side by side, on the same atoms and edges. What there
+is of atoms has M·N rows, those of one member after the other; weights have a first dimension M.
+
+Shapes: M members, N atoms, B structures, C edge capacity, A features, R radial functions, H combinations (padded to a
+power of two P). An atom's row of what a pass reads, X numbers wide, is [features A·R, sums A·R, squares A·H, charge,
+sums R, squares H], and zeros up to the width.
 """
 
 from __future__ import annotations
@@ -56,6 +59,13 @@ def edge_kernel(
 
 
 @triton.jit
+def own_row():
+    """The atom of a program, its row, and the member."""
+    i, member = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    return i, member * tl.num_programs(0) + i, member
+
+
+@triton.jit
 def edge_of(e, end, sender, direction):
     """Of one edge: whether it is there, as a number, the place of what is read of it, sender, direction and 1/d."""
     there = (e < end).to(tl.float32)
@@ -88,7 +98,9 @@ def convolve_features(
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64)
+    i, row, member = own_row()
+    values += member * (KEYED if KEYED else tl.num_programs(0)) * VALUES
+    combine += member * (A * R * H)
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r, h = tl.arange(0, R), tl.arange(0, P)
     a = part * BA + tl.arange(0, BA)
@@ -107,8 +119,8 @@ def convolve_features(
             vy += sent * uy
             vz += sent * uz
     c = tl.load(combine + (at[:, :, None] * H + h[None, None, :]), (h < H)[None, None, :], other=0.0)
-    squares = squares_of(vx, vy, vz, c, vectors, i, a[:, None] * P + h[None, :], A * P)
-    out = x + i * X
+    squares = squares_of(vx, vy, vz, c, vectors, row, a[:, None] * P + h[None, :], A * P)
+    out = x + row * X
     if KEYED:
         tl.store(out + at, tl.load(values + tl.load(key + i).to(tl.int64) * VALUES + at))
     tl.store(out + A * R + at, s)
@@ -120,7 +132,9 @@ def convolve_charges(
     row_ptr, sender, radial, direction, charges, combine, x, vectors,
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64)
+    i, row, member = own_row()
+    charges += row - i
+    combine += member * (R * H)
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r, h = tl.arange(0, R)[None, :], tl.arange(0, P)[None, :]
     s = tl.zeros([1, R], tl.float32)
@@ -134,8 +148,8 @@ def convolve_charges(
             vy += sent * uy
             vz += sent * uz
     c = tl.load(combine + (r[:, :, None] * H + h[:, None, :]), (h < H)[:, None, :], other=0.0)
-    squares = squares_of(vx, vy, vz, c, vectors, i, h, P)
-    out = x + i * X + (2 * A * R + A * H + 1)
+    squares = squares_of(vx, vy, vz, c, vectors, row, h, P)
+    out = x + row * X + (2 * A * R + A * H + 1)
     tl.store(out + r, s)
     tl.store(out + R + h, squares, h < H)
 
@@ -146,10 +160,11 @@ def convolve_kernel(
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr,
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, part): sums and squares of atom i, of BA features, or of the charges in the last part (CHARGES).
+    """Program (i, part, member): sums and squares of atom i, of BA features or in the last part of charges (CHARGES).
 
     Args:
-        key: [N] row of the values of each atom (KEYED); else its own, and the values of atom i are in x already.
+        key: [N] row of the values of each atom, of KEYED ones of a member; KEYED = 0: its own, and the values of atom i
+            are in x already.
         values: [., VALUES], the first A·R numbers of a row.
         charges: [N]. combine: [A, R, H], combine_charges: [R, H].
         x: [N, X], written. vectors: [N, 3, A·P], charge_vectors: [N, 3, P], written.
@@ -185,12 +200,15 @@ def spread_gradient_kernel(
     A: tl.constexpr, R: tl.constexpr, H: tl.constexpr, P: tl.constexpr, X: tl.constexpr, BA: tl.constexpr,
     CHARGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, part): the gradient in the sums with radial functions, and with these and the three directions.
+    """Program (i, part, member): the gradient in the sums with radial functions, and with these and three directions.
 
     Args:
         dx: [N, X] the gradient in what the pass reads. dm: [N, 4, A·R], dm_charges: [N, 4, R], written.
     """
-    i, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    _, i, member = own_row()
+    part = tl.program_id(1)
+    combine += member * (A * R * H)
+    combine_charges += member * (R * H)
     after_previous(PDL)
     row = dx + i * X
     if part < A // BA:
@@ -258,7 +276,8 @@ def gradient_of_features(
     A: tl.constexpr, R: tl.constexpr, X: tl.constexpr, VALUES: tl.constexpr, G: tl.constexpr, BA: tl.constexpr,
     U: tl.constexpr, KEYED: tl.constexpr, LAST: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64)
+    i, row, member = own_row()
+    values += member * (KEYED if KEYED else tl.num_programs(0)) * VALUES
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r = tl.arange(0, R)
     at = (part * BA + tl.arange(0, BA))[:, None] * R + r[None, :]
@@ -266,7 +285,8 @@ def gradient_of_features(
     if KEYED:
         mine = tl.load(key + i).to(tl.int64)
     own = tl.load(values + mine * VALUES + at)
-    m = dm + i * (4 * A * R) + at
+    m = dm + row * (4 * A * R) + at
+    dm += (row - i) * (4 * A * R)
     m0, mx, my, mz = tl.load(m), tl.load(m + A * R), tl.load(m + 2 * A * R), tl.load(m + 3 * A * R)
     total = tl.zeros([BA, R], tl.float32)
     fx, fy, fz, xx, yy, zz, yz, xz, xy = total, total, total, total, total, total, total, total, total
@@ -285,14 +305,14 @@ def gradient_of_features(
                 yz, xz, xy, VIRIAL,
             )  # fmt: skip
     if not KEYED:
-        total += tl.load(dx + i * X + at)
+        total += tl.load(dx + row * X + at)
         if not LAST:
-            total += tl.load(da + i * (A * R) + at)
-        tl.store(da + i * (A * R) + at, total)
+            total += tl.load(da + row * (A * R) + at)
+        tl.store(da + row * (A * R) + at, total)
         if ACTIVATED:
-            total *= tl.load(last_slope + i * G + at)
-        tl.store(gradient + i * G + at, total)
-    put_pull(pull, part * num_atoms + i, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL)
+            total *= tl.load(last_slope + row * G + at)
+        tl.store(gradient + row * G + at, total)
+    put_pull(pull, part * num_atoms + row, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL)
 
 
 @triton.jit
@@ -300,11 +320,13 @@ def gradient_of_charges(
     row_ptr, sender, radial, slope, direction, charges, dm, dx, dq, given, pull, num_atoms, part,
     R: tl.constexpr, X: tl.constexpr, U: tl.constexpr, LAST: tl.constexpr, GIVEN: tl.constexpr, VIRIAL: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64)
+    i, row, _member = own_row()
+    charges += row - i
     start, end = tl.load(row_ptr + i), tl.load(row_ptr + i + 1)
     r = tl.arange(0, R)
     own = tl.load(charges + i)
-    m = dm + i * (4 * R) + r
+    m = dm + row * (4 * R) + r
+    dm += (row - i) * (4 * R)
     m0, mx, my, mz = tl.load(m), tl.load(m + R), tl.load(m + 2 * R), tl.load(m + 3 * R)
     total = tl.zeros([R], tl.float32)
     fx, fy, fz, xx, yy, zz, yz, xz, xy = total, total, total, total, total, total, total, total, total
@@ -319,13 +341,13 @@ def gradient_of_charges(
                 own, other, m0, mx, my, mz, n0, nx, ny, nz, g, s, ux, uy, uz, inverse, total, fx, fy, fz, xx, yy, zz,
                 yz, xz, xy, VIRIAL,
             )  # fmt: skip
-    q = tl.sum(total, 0) + tl.load(dx + i * X)
+    q = tl.sum(total, 0) + tl.load(dx + row * X)
     if GIVEN:
-        q += tl.load(given + i)
+        q += tl.load(given + row)
     if not LAST:
-        q += tl.load(dq + i)
-    tl.store(dq + i, q)
-    put_pull(pull, part * num_atoms + i, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL)
+        q += tl.load(dq + row)
+    tl.store(dq + row, q)
+    put_pull(pull, part * num_atoms + row, fx, fy, fz, xx, yy, zz, yz, xz, xy, VIRIAL)
 
 
 @triton.jit
@@ -336,7 +358,7 @@ def convolve_gradient_kernel(
     BA: tl.constexpr, U: tl.constexpr, KEYED: tl.constexpr, CHARGES: tl.constexpr, LAST: tl.constexpr,
     GIVEN: tl.constexpr, ACTIVATED: tl.constexpr, VIRIAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, part): forces on atom i through the sums, and the gradient in its features or its charge.
+    """Program (i, part, member): forces on atom i through the sums, and the gradient in its features or its charge.
 
     Args:
         da: [N, A·R] the gradient in the features, of the passes above read unless LAST, written; without KEYED alone,
@@ -344,7 +366,7 @@ def convolve_gradient_kernel(
         given: [N] eV/e, dE/dq of other terms (GIVEN), which the last charges have.
         last_slope: [N, G] slope of the activation of what the pass below gave (ACTIVATED).
         gradient: [N, G] the gradient in what the pass below gave before its activation, written.
-        pull: [parts, N, 9] force and virial, written.
+        pull: [parts, num_atoms, 9] force and virial, written; num_atoms: M·N.
     """
     part = tl.program_id(1)
     after_previous(PDL)
@@ -389,7 +411,7 @@ def equilibrate_kernel(
     X: tl.constexpr, PLACE: tl.constexpr, FIRST: tl.constexpr, EXACT: tl.constexpr, BM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program b: the charges of structure b, which sum to its total charge.
+    """Program (b, 0, member): the charges of structure b, which sum to its total charge.
 
     Args:
         total_charge: [N] of each atom's structure. predicted: [N, 2] charges, or their change, and weights f.
@@ -400,7 +422,8 @@ def equilibrate_kernel(
     """
     b = tl.program_id(0)
     after_previous(PDL)
-    start, end = tl.load(ptr + b), tl.load(ptr + b + 1)
+    first_row = tl.program_id(2) * tl.load(ptr + tl.num_programs(0))
+    start, end = first_row + tl.load(ptr + b), first_row + tl.load(ptr + b + 1)
     sum_q, sum_u = tl.zeros([BM], tl.float64), tl.zeros([BM], tl.float64)
     for first in range(start, end, BM):
         i = first + tl.arange(0, BM)
@@ -419,7 +442,7 @@ def equilibrate_kernel(
     if not EXACT:
         largest += 1e-6
     if start < end:
-        lacking = (tl.load(total_charge + start).to(tl.float64) - tl.sum(sum_q, 0)) / largest
+        lacking = (tl.load(total_charge + start - first_row).to(tl.float64) - tl.sum(sum_q, 0)) / largest
         tl.store(moments + start * 2, lacking)
         tl.store(moments + start * 2 + 1, largest)
         for first in range(start, end, BM):
@@ -445,7 +468,7 @@ def equilibrate_gradient_kernel(
     W: tl.constexpr, G: tl.constexpr, EXACT: tl.constexpr, ACTIVATED: tl.constexpr, BM: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program b: from dE/dq of the equilibrated charges, dq [N], the gradient in the predicted ones and their weights.
+    """Program (b, 0, member): from dE/dq of equilibrated charges, dq [N], the gradient in predicted ones and weights.
 
     Args:
         dq: the gradient in the charges before, or in the change of those of the pass below, written.
@@ -453,7 +476,8 @@ def equilibrate_gradient_kernel(
     """
     b = tl.program_id(0)
     after_previous(PDL)
-    start, end = tl.load(ptr + b), tl.load(ptr + b + 1)
+    first_row = tl.program_id(2) * tl.load(ptr + tl.num_programs(0))
+    start, end = first_row + tl.load(ptr + b), first_row + tl.load(ptr + b + 1)
     sums = tl.zeros([BM], tl.float64)
     for first in range(start, end, BM):
         i = first + tl.arange(0, BM)
@@ -526,7 +550,7 @@ def layer_kernel(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, KS: tl.constexpr,
     PREC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A linear layer, then GELU, x Φ(x), with its slope (ACTIVATE).
+    """A linear layer, then GELU, x Φ(x), with its slope (ACTIVATE), of the N = num_atoms rows of each member.
 
     Args:
         x: [., K]. w: [K, N]. y: [., Y], slope: [., N], written.
@@ -534,6 +558,11 @@ def layer_kernel(
     """
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    member = tl.program_id(2).to(tl.int64)
+    first = member * num_atoms
+    x, y, slope = x + first * K, y + first * Y, slope + first * N
+    before, predicted = before + first * Y, predicted + first * 2
+    w, bias = w + member * (K * N), bias + member * N
     ok = rows < num_atoms
     out = product(x, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL) + tl.load(bias + cols)[None, :]
     rows = rows[:, None].to(tl.int64)
@@ -562,6 +591,9 @@ def layer_gradient_kernel(
     """The gradient before the activation of the layer below (ACTIVATED: times its slope [., N]), from g [., K]."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
+    member = tl.program_id(2).to(tl.int64)
+    first = member * num_atoms
+    g, slope, out, w = g + first * K, slope + first * N, out + first * N, w + member * (K * N)
     ok = rows < num_atoms
     value = product(g, w, rows, cols, ok, K, N, BM, BN, BK, KS, PREC, PDL)
     at = rows[:, None].to(tl.int64) * N + cols[None, :]
@@ -578,6 +610,10 @@ def energy_kernel(
     """Energies [N] from the last hidden layer of the head, y [., N], and the gradient before its activation."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     c = tl.arange(0, LANES)[None, :]
+    member = tl.program_id(2).to(tl.int64)
+    first = member * num_atoms
+    y, slope, energy, gradient = y + first * N, slope + first * N, energy + first, gradient + first * N
+    w, bias = w + member * N, bias + member
     after_previous(PDL)
     ok = (rows < num_atoms)[:, None] & (c < N)
     at = rows[:, None].to(tl.int64) * N + c

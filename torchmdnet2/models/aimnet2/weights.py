@@ -5,12 +5,14 @@ Shapes: A features, R radial functions, H combinations, F output features.
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PAD", "FrozenAIMNet2", "Layer", "padded"]
+__all__ = ["PAD", "FrozenAIMNet2", "Layer", "padded", "side_by_side"]
 
 PAD = 64
 """Widths of layers are multiples of this."""
@@ -28,6 +30,23 @@ class Layer(NamedTuple):
 def padded(width: int) -> int:
     """The next multiple of PAD."""
     return -(-width // PAD) * PAD
+
+
+def side_by_side(members: Sequence[FrozenAIMNet2]) -> FrozenAIMNet2:
+    """The weights of M members of one form, with a first dimension M."""
+    whole = copy.copy(members[0])
+
+    def stack(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Tensor):
+            return torch.stack(list(values))
+        if isinstance(values[0], Layer):
+            weight, transposed, bias, activated = zip(*values, strict=True)
+            return Layer(stack(weight), stack(transposed), stack(bias), activated[0])
+        return type(values[0])(map(stack, zip(*values, strict=True)))
+
+    for name in ("embedding", "combine", "combine_charges", "passes", "head", "energy"):
+        setattr(whole, name, stack([getattr(member, name) for member in members]))
+    return whole
 
 
 class FrozenAIMNet2:

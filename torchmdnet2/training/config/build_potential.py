@@ -220,7 +220,12 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
         return import_checkpoint(file, energy_unit)
     if energy_unit != "eV":
         raise BadConfig(f"init.energy_unit: {file} is a model file, which is in eV; leave the unit out")
-    return load(file)
+    base = load(file)
+    if base.others:
+        raise BadConfig(
+            f"init.file: {file} has {len(base.members)} members, and one is trained: import it with --member"
+        )
+    return base
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
