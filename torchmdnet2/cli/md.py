@@ -56,8 +56,8 @@ def add(command: Command) -> None:
         help="about that of the material; averages do not depend on it (default: 4.6e-5, water)",
     )  # fmt: skip
     md.add_argument(
-        "--remove-drift", type=int, nargs="?", const=100, metavar="STEPS",
-        help="remove the motion of the centre of mass every so many steps (default: never; 100 without a number)",
+        "--remove-drift", type=int, metavar="STEPS",
+        help="remove the motion of the centre of mass every so many steps (default: never)",
     )  # fmt: skip
     md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="take mass for hydrogens from what they bind to")
     md.add_argument("--inner", metavar="MODEL", help="'springs', or a faster model: its forces act in short steps")
