@@ -30,6 +30,7 @@ from torchmdnet2.md import MDOptions, Unphysical, run_md
 from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.output import Drift, TableRow
 from torchmdnet2.md.run import Simulation
+from torchmdnet2.md.setup import repartition
 from torchmdnet2.md.trajectory import Recorder
 
 
@@ -193,6 +194,9 @@ def test_heavy_hydrogens(potential, tmp_path):
     masses = result.atoms.get_masses()
     assert masses[1:].tolist() == [3.0, 3.0] and masses.sum() == pytest.approx(start.get_masses().sum())
     assert read(tmp_path / "run.xyz").get_masses() == pytest.approx(masses)
+    methane = molecule("CH4")
+    repartition(methane, 3.0)
+    assert methane.get_masses() == pytest.approx([12.011 - 4 * 1.992, 3, 3, 3, 3])
     given, found = start.get_velocities(), result.atoms.get_velocities()
     np.testing.assert_allclose(found - found[0], given - given[0], atol=1e-9)  # seen from another centre of mass
 

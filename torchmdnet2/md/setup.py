@@ -15,6 +15,7 @@ from ..core.stated import cell_of, charge_and_spin
 from ..engine.bound import BoundStep
 from ..errors import BadData
 from ..evaluator import Evaluator
+from ..neighbors import neighbor_list
 from ..potential.potential import Potential
 from ..system import System
 from .engine import Engine, HostEngine
@@ -154,17 +155,19 @@ def repartition(start: Atoms, mass: float) -> None:
     Raises:
         BadData: a hydrogen is bonded to no heavier atom, or an atom would become lighter than its hydrogens.
     """
-    hydrogens = np.flatnonzero(start.numbers == 1)
-    masses, vel = start.get_masses(), start.get_velocities()
-    heavy = np.flatnonzero(start.numbers != 1)
-    before = masses.copy()
-    for h in hydrogens:
-        d = start.get_distances(h, heavy, mic=bool(start.pbc.any())) if len(heavy) else np.zeros(0)
-        ratio = d / (covalent_radii[1] + covalent_radii[start.numbers[heavy]])
-        if not len(d) or ratio.min() > BONDED:
-            raise BadData(f"hydrogen_mass: atom {h} (H) is bonded to no heavier atom that could give it mass")
-        masses[heavy[ratio.argmin()]] -= mass - masses[h]
-        masses[h] = mass
+    masses, vel, z = start.get_masses(), start.get_velocities(), start.numbers
+    before, system = masses.copy(), System.from_ase(start)
+    radii = covalent_radii[z]
+    found = neighbor_list(system, BONDED * float(radii.max() + covalent_radii[1]))
+    i, j = found.edge_index.numpy()
+    ratio = found.distances(system).numpy() / (radii[i] + radii[j])
+    bonded = (z[i] == 1) & (z[j] != 1) & (ratio < BONDED)
+    nearest = np.lexsort((ratio[bonded], i[bonded]))
+    hydrogens, first = np.unique(i[bonded][nearest], return_index=True)
+    if len(alone := np.setdiff1d(np.flatnonzero(z == 1), hydrogens)):
+        raise BadData(f"hydrogen_mass: atom {alone[0]} (H) is bonded to no heavier atom that could give it mass")
+    np.subtract.at(masses, j[bonded][nearest][first], mass - masses[hydrogens])
+    masses[hydrogens] = mass
     for atom in np.flatnonzero((masses < mass) & (masses < before)):
         raise BadData(
             f"hydrogen_mass: {mass:g} amu would leave atom {atom} ({start.symbols[atom]}) with {masses[atom]:.2f} amu, "
