@@ -113,6 +113,10 @@ def test_replace_and_to_share_or_copy():
         ({"z": [1], "pos": [[0.0, 0, 0]], "pbc": [True, False]}, "pbc must have shape"),
         ({"z": [1], "pos": [[0.0, 0, 0]], "charge": [1.0, 2.0]}, "charge must have one value per system"),
         ({"z": [1], "pos": [[0.0, 0, 0]], "spin": 1.5}, "spin must be whole"),
+        ({"z": [1], "pos": [[0.0, 0, 0]], "batch": [0.5]}, "batch must be whole"),
+        ({"z": [1], "pos": [[0.0, 0, 1j]]}, "pos must be real numbers, got torch.complex64"),
+        ({"z": [1], "pos": [[0.0, 0, 0]], "cell": 1j * np.eye(3)}, "cell must be real numbers"),
+        ({"z": [1], "pos": [[0.0, 0, 0]], "charge": True}, "charge must be real numbers, got torch.bool"),
     ],
 )
 def test_shapes_that_do_not_fit(arguments, words):

@@ -55,7 +55,7 @@ class System:
     spin: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        pos = _as_tensor(self.pos)
+        pos = _real(_as_tensor(self.pos), "pos")
         if not pos.is_floating_point():
             pos = pos.to(torch.get_default_dtype())
         device, dtype = pos.device, pos.dtype
@@ -70,12 +70,14 @@ class System:
         if self.batch is None:
             self.batch = torch.zeros_like(self.z)
         else:
-            self.batch = torch.as_tensor(self.batch, device=device).long()
+            self.batch = _whole(torch.as_tensor(self.batch, device=device), "batch").long()
         if self.batch.shape != self.z.shape:
             raise ValueError(f"batch must be [N] = {tuple(self.z.shape)}, got {tuple(self.batch.shape)}")
 
         given_cell = self.cell is not None
-        cell = torch.as_tensor(self.cell, device=device).to(dtype) if given_cell else pos.new_zeros(num, 3, 3)
+        cell = pos.new_zeros(num, 3, 3)
+        if given_cell:
+            cell = _real(torch.as_tensor(self.cell, device=device), "cell").to(dtype)
         if cell.shape == (3, 3):
             cell = cell.expand(num, 3, 3)
         if self.pbc is None:
@@ -333,14 +335,25 @@ def _plain(name: str, value: Tensor) -> Tensor:
         return found.detach()
 
 
+def _real(value: Tensor, name: str) -> Tensor:
+    """A tensor of real numbers, unchanged: conversion would drop the imaginary part, or count truth values."""
+    if value.is_complex() or value.dtype == torch.bool:
+        raise ValueError(f"{name} must be real numbers, got {value.dtype}")
+    return value
+
+
+def _whole(value: Tensor, name: str) -> Tensor:
+    """A tensor of whole numbers, unchanged."""
+    if value.is_floating_point() and not bool((value == value.round()).all()):
+        raise ValueError(f"{name} must be whole numbers")
+    return _real(value, name)
+
+
 def _per_system(value: Any, num: int, dtype: torch.dtype, device: torch.device, name: str) -> Tensor:
     if value is None:
         return torch.zeros(num, dtype=dtype, device=device)
-    value = torch.as_tensor(value, device=device)
-    if dtype == torch.long and value.is_floating_point():
-        if not bool((value == value.round()).all()):
-            raise ValueError(f"{name} must be whole numbers")
-    value = value.to(dtype)
+    value = _real(torch.as_tensor(value, device=device), name)
+    value = (_whole(value, name) if dtype == torch.long else value).to(dtype)
     if value.ndim == 0:
         value = value.expand(num)
     if value.shape != (num,):

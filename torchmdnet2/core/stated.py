@@ -397,7 +397,10 @@ def _comment(info: Mapping[str, Any], found: Mapping[str, Sequence[Statement]]) 
             quantity = "charge" if name in ("charge", "chrg", "q") else "spin"
             if value != _USUAL.get(name, 0) and not found[quantity]:
                 value += name == "uhf"
-                _warn(f"'{text[:60]}' is not read: if it states the {_TOTAL[quantity]}, write {quantity}={value}")
+                _warn(
+                    f"'{says[0]}' in the text of a comment line or entry is not read: if it states the "
+                    f"{_TOTAL[quantity]}, write {quantity}={value}"
+                )
                 break
         if other := _OTHER_LENGTH.search(text):
             _warn(
