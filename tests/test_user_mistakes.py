@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from commands import MODEL, fill, run
+from commands import MODEL, contents, fill, run
 
 from torchmdnet2 import Potential, System, load
 from torchmdnet2.benchmark import Benchmark, Timing
@@ -92,6 +92,79 @@ def folder(tmp_path, monkeypatch):
 def test_what_to_give_instead(capsys, folder, arguments, words):
     code, _, err = run(capsys, *arguments)
     assert code in (1, 2) and words in err, err
+
+
+RELAX = ["relax", "m.tmn", "data.xyz", "o.xyz"]
+FREEZE = "init={file: m.tmn, freeze: [readout]}"
+TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*RELAX, "--window", "1"], "window, rmsd and keep choose among conformers, and none are made"),
+        ([*RELAX, "--rmsd", "1"], "give conformers too"),
+        ([*RELAX, "--keep", "3"], "give conformers too"),
+        (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--keep", "0"], "those to keep at least 1; got"),
+        (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--rmsd", "nan"], "must be numbers, 0 or more"),
+        (["relax", "m.tmn", "a.smi", "o.xyz", "--conformers", "2", "--cell"], "are molecules, which have no cell"),
+        ([*RELAX, "--conformers", "2"], "conformers are made of molecules with bonds: give SMILES or an SDF"),
+        ([*RELAX[:3], "o.sdf"], "an SDF has bonds, and the input has none: write an .xyz file"),
+        ([*RELAX[:3], "data.xyz"], "data.xyz is read by this command and would be written too"),
+        *(([verb, "m.tmn", "data.xyz", "--coulomb", "dsf"], "coulomb='dsf' has no effect: this model has no Coulomb")
+          for verb in ("md", "evaluate", "stability")),
+        (["md", "m.tmn", "data.xyz", "--inner-steps", "3"], "multiple time steps, and there is no inner model"),
+        (["md", "m.tmn", "data.xyz", "--friction", "3"], "friction: is of the Langevin bath, and this run has none"),
+        *((["md", "m.tmn", "data.xyz", f"--{name}", value], "is of constant pressure, and this run has none")
+          for name, value in (("pressure", "3"), ("barostat", "flexible"), ("barostat-time", "2"),
+                              ("barostat-compressibility", "1e-5"))),
+        (["md", "m.tmn", "data.xyz", "--ensemble", "npt"], "the start structure has no periodic cell"),
+        (["md", "m.tmn", "data.xyz", "--ensemble", "npt", "--barostat", "isotropc"], "did you mean 'isotropic'"),
+        (["md", "m.tmn", "data.xyz", "--timestep", "100"], "100 fs is too long for atoms; 0.5 fs suits"),
+        (["md", "m.tmn", "data.xyz", "--stop-if-unknown"], "the model is not calibrated (torchmdnet2 calibrate)"),
+        (["md", "m.tmn", "data.xyz", "--hydrogen-mass", "30"], "would leave atom 0 (O) with -41.98 amu"),
+        (["md", "m.tmn", "data.xyz", "--smiles", "O"], "give a start structure, or a molecule by --smiles"),
+        (["md", "m.tmn", "data.xyz@0:2"], "names several structures; choose one, as in file.xyz@0"),
+        (["md", "m.tmn", "data.xyz", "--restart"], "md.restart: no such restart file; start without --restart"),
+        (["md", "m.tmn", "data.xyz", "--restart", "--output", "broken"], "not a restart file, or damaged"),
+        (["md", "m.tmn", "close.xyz"], "atom 0 (O) and atom 1 (H) are 0.300 Å apart: they overlap"),
+        (["evaluate", "m.tmn", "data.xyz", "--subset", "test"], "--subset chooses from a split: give --split too"),
+        (["evaluate", "m.tmn", "data.xyz@0", "--split", "s.json"], "--split chooses the frames: name the files"),
+        (["evaluate", "m.tmn", "data.xyz", "--format", "extxzy"], "did you mean 'extxyz'? Known: auto, ace, ase, cp2k"),
+        *((["evaluate", "m.tmn", "bare.xyz", "--unlabelled", "--output", "o.xyz", *idle], f"{idle[0]} has no effect")
+          for idle in (["--json"], ["--energy-key", "E"], ["--forces-unit", "hartree/bohr"])),
+        (["calibrate", "m.tmn", "--test", "data.xyz", "bare.xyz", "--rate", "0.1"], "--rate has no effect"),
+        (["calibrate", "m.tmn", "--test", "data.xyz", "bare.xyz"], "the model is not calibrated"),
+        (["calibrate", "m.tmn", "o.tmn", "--train", "data.xyz", "--validation", "bare.xyz"], "give at least 20"),
+        (["models", "organic-small", "--json"], "--json has no effect: a model card is Markdown"),
+        (["config", "--from-torchmd-net", "t.yaml", "--set", "a=b"], "--set changes a configuration file: name one"),
+        (["import", "t.yaml", "o.yaml", "--elements", "H"], "--elements has no effect: a YAML is converted key by key"),
+        (["import", "t.yaml", "o.yaml", "--energy-unit", "hartree"], "--energy-unit has no effect"),
+        (["import", "l.ckpt", "o.tmn", "--member", "1"], "--member is for ensembles of AIMNet2"),
+        (["export", "m.tmn", "o.ckpt", "--elements", "H,O"], "are for LAMMPS: give --to lammps"),
+        ([*TRAIN, "--set", FREEZE], "init.freeze: no parameter of this model starts with 'readout'"),
+        ([*TRAIN, "--set", "init={file: m.tmn, replay: none.xyz}"], "none.xyz"),
+        ([*TRAIN, "--set", "data.train=[data.xyz, data.xyz]"], "named twice; its frames would count double"),
+        ([*TRAIN, "--set", "data.split={validation: 5, test: 1}"], "none is left to train on"),
+        ([*TRAIN, "--set", "training.cuda_graphs=true"], "CUDA graphs need an NVIDIA GPU"),
+        ([*TRAIN, "--set", "model={max_z: 4}"], "model.max_z: O is in the training frames, which needs 9 at least"),
+        ([*TRAIN, "--set", "training={max_atoms: 2, device: cpu}"], "it has 3 atoms, and a batch may have 2 at most"),
+        ([*TRAIN, "--bootstrap"], "--bootstrap is for ensembles: give --members too"),
+    ],
+)  # fmt: skip
+def test_what_cannot_act_is_refused(capsys, folder, arguments, words):
+    """An option that needs another, and what the pages say is refused; nothing is written."""
+    (folder / "close.xyz").write_text("3\n\nO 0 0 0\nH 0 0 0.3\nH 0 0.9 -0.3\n")
+    (folder / "broken.restart").write_bytes(b"no tensors")
+    (folder / "a.smi").write_text("CO methanol\n")
+    (folder / "t.yaml").write_text("model: tensornet\n")
+    (folder / "s.json").write_text("{}")
+    before = contents(folder)
+    if arguments[0] == "relax" and ".smi" in arguments[2]:
+        pytest.importorskip("rdkit")
+    code, _, err = run(capsys, *arguments)
+    assert code in (1, 2) and words in err, err
+    assert contents(folder).keys() == before.keys()
 
 
 @pytest.mark.parametrize(

@@ -110,11 +110,12 @@ def load(
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
-        ValueError: the device or dtype cannot be used.
+        ValueError: the device or dtype cannot be used, or `coulomb` has no effect on this model.
     """
-    chosen = coulomb_in_cells(coulomb)
+    coulomb_in_cells(coulomb)
     potential = from_bytes(_read(path), device_of(device), dtype_of(dtype), name=path)
-    potential.allow_untrained_charge, potential.coulomb = allow_untrained_charge, chosen
+    potential.allow_untrained_charge = allow_untrained_charge
+    potential.coulomb = coulomb_in_cells(coulomb, potential)
     return potential
 
 

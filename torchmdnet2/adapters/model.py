@@ -65,7 +65,7 @@ class ModelSource:
         potential = _freeze(from_bytes(blob, torch_device, torch_dtype, name=self.path or "model in memory"))
         potential.allow_untrained_charge = allow_untrained_charge
         if coulomb is not None:
-            potential.coulomb = coulomb_in_cells(coulomb)
+            potential.coulomb = coulomb_in_cells(coulomb, potential)
         return potential
 
 
@@ -97,7 +97,7 @@ def open_model(
             own = _freeze(copy.deepcopy(model).to(device=torch_device, dtype=torch_dtype))
         own.allow_untrained_charge |= allow_untrained_charge
         if coulomb is not None:
-            own.coulomb = coulomb_in_cells(coulomb)
+            own.coulomb = coulomb_in_cells(coulomb, own)
         return own, None
     if not isinstance(model, str | os.PathLike):
         kind = type(model).__name__

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_device, device_name, keeping, output_file
+from .common import Command, add_device, device_name, keeping, output_file, refuse_idle
 
 if TYPE_CHECKING:
     from ..data import Dataset
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 _BATCH = 64
+_RATE = 0.02  # of false alarms
 
 
 def add(command: Command) -> None:
@@ -28,7 +29,7 @@ def add(command: Command) -> None:
     fit.add_argument("--validation", nargs="+", metavar="FILE", help="frames of the same kind, not trained on")
     fit.add_argument("--format", help="of these files, as data.format of a training (default: auto, by their names)")
     fit.add_argument("--split", metavar="FILE", help="splits.json of the training: both are chosen from --train")
-    fit.add_argument("--rate", type=float, default=0.02, help="accepted false alarms per structure (default: 0.02)")
+    fit.add_argument("--rate", type=float, help=f"accepted false alarms per structure (default: {_RATE})")
     fit.add_argument("--frames", type=int, default=20000, help="of each kind at most, evenly spread (default: 20000)")
     fit.add_argument(
         "--test", nargs=2, metavar=("KNOWN", "UNKNOWN"),
@@ -46,6 +47,8 @@ def _calibrate(options: argparse.Namespace) -> None:
     fits = options.output is not None
     if fits != bool(options.train) or fits != bool(options.validation or options.split):
         raise BadConfig("give the file to write, --train, and --validation or --split; or only --test")
+    if not fits:
+        refuse_idle(options, ["rate"], "it is of the calibration that is written to a file, and none is given")
     if options.validation and options.split:
         raise BadConfig("--split chooses the validation frames from --train: leave --validation out")
     if not fits and not options.test:
@@ -65,7 +68,9 @@ def _calibrate(options: argparse.Namespace) -> None:
     potential = load(options.model, device_name(options.device), options.dtype)
     if output is not None:
         train, validation = _subsets(potential, options)
-        potential.calibration = calibrate(potential.representation, train, validation, options.rate)
+        potential.calibration = calibrate(
+            potential.representation, train, validation, _RATE if options.rate is None else options.rate
+        )
         # the weights as stored, also where --dtype cast them for the fit
         stored = load(options.model)
         stored.calibration = potential.calibration

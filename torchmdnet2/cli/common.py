@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 __all__ = [
     "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "device_name", "frame_numbers",
     "keeping", "make_console", "note", "output_file", "output_prefix", "print_json", "print_table", "read_frames",
-    "read_structure", "refuse_other_charge", "split_index", "steady_streams",
+    "read_structure", "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
 ]  # fmt: skip
 
 
@@ -85,6 +85,24 @@ def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) 
             confirmed(stated, name, getattr(options, name), f"--{name}")
         except BadData as error:
             raise BadConfig(f"--{name}: {error}") from None
+
+
+def refuse_idle(options: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Refuse options that were given and can do nothing.
+
+    Args:
+        options: of a command; those that nobody gave are None or False.
+        names: of these options, as attributes.
+        why: for the message.
+
+    Raises:
+        BadConfig: names the option.
+    """
+    from ..errors import BadConfig
+
+    for name in names:
+        if getattr(options, name) not in (None, False):
+            raise BadConfig(f"--{name.replace('_', '-')} has no effect: {why}")
 
 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:

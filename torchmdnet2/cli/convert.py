@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import Command, add_allow_untrained_charge, keeping, output_file, print_table
+from .common import Command, add_allow_untrained_charge, keeping, output_file, print_table, refuse_idle
 
 if TYPE_CHECKING:
     from ..potential.potential import Potential
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 __all__ = ["add"]
 
 
+_ABOUT_MODELS = ("energy_unit", "elements", "layout", "member", "ignore")
+
+
 def add(command: Command) -> None:
     """Declare the arguments."""
     other = command("import", _import, "convert a model of AIMNet2, TorchMD-Net or matgl, or a YAML of TorchMD-Net")
     other.add_argument("theirs", help="a .jpt, a .ckpt, a folder of matgl's (nothing in them is run), or a .yaml")
     other.add_argument("ours", help=".tmn or .yaml file to write")
-    other.add_argument("--energy-unit", default="eV", help="unit of its training energies (default: eV)")
+    other.add_argument("--energy-unit", help="unit of its training energies (default: eV)")
     other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all supported)")
     other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
     other.add_argument("--member", type=int, metavar="K", help="one of an ensemble of AIMNet2, from 0 (default: all)")
@@ -50,6 +53,7 @@ def _import(options: argparse.Namespace) -> None:
     from_yaml = Path(options.theirs).suffix in (".yaml", ".yml")
     ours = output_file(options.ours, (".yaml", ".yml") if from_yaml else (".tmn",), [options.theirs], "ours")
     if from_yaml:
+        refuse_idle(options, _ABOUT_MODELS, "a YAML is converted key by key, and holds no model")
         from ..core.yaml_reader import read_text
         from ..importers.training_yaml import convert_yaml
 
@@ -97,7 +101,7 @@ def _refuse_others(options: argparse.Namespace, program: str) -> None:
     for name in ("elements", "layout", "ignore"):
         if getattr(options, name) is not None:
             raise BadConfig(f"--{name} is for checkpoints of TorchMD-Net: a model of {program} says itself what it is")
-    if options.energy_unit != "eV":
+    if options.energy_unit not in (None, "eV"):
         raise BadConfig(f"--energy-unit is for checkpoints of TorchMD-Net: models of {program} are in eV")
     if options.member is not None and program != "AIMNet2":
         raise BadConfig("--member is for ensembles of AIMNet2")
@@ -112,7 +116,7 @@ def _torchmd_net(options: argparse.Namespace) -> Potential:
         raise BadConfig("--member is for ensembles of AIMNet2")
     elements = None if options.elements is None else atomic_numbers(options.elements.split(","))
     ignore = [] if options.ignore is None else options.ignore.split(",")
-    return import_checkpoint(options.theirs, options.energy_unit, elements, options.layout, ignore=ignore)
+    return import_checkpoint(options.theirs, options.energy_unit or "eV", elements, options.layout, ignore=ignore)
 
 
 def _export(options: argparse.Namespace) -> None:

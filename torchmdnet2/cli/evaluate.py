@@ -19,6 +19,7 @@ from .common import (
     output_file,
     print_json,
     print_table,
+    refuse_idle,
     split_index,
 )
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add"]
 
+_UNITS = ("energy", "length", "forces", "stress", "dipole")
 _LABELS = ("energy", "forces", "stress", "virial", "charges", "dipole")
 
 
@@ -46,7 +48,7 @@ def add(command: Command) -> None:
     )
     for name in _LABELS:
         test.add_argument(f"--{name}-key", metavar="NAME", help=f"{name} in the data; null: none (default: as trained)")
-    for name in ("energy", "length", "forces", "stress", "dipole"):
+    for name in _UNITS:
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="frames of --split (default: test)")
@@ -102,6 +104,8 @@ def _evaluate(options: argparse.Namespace) -> None:
     if options.unlabelled:
         if output is None:
             raise BadConfig("--unlabelled: without labels there are no errors; give --output for the predictions")
+        of_labels = [f"{name}_key" for name in _LABELS] + [f"{name}_unit" for name in _UNITS if name != "length"]
+        refuse_idle(options, [*of_labels, "json"], "with --unlabelled, no labels are read and no errors are printed")
         keys = {name: key for name, key in keys.items() if name in ("charge", "spin", "numbers", "positions")}
     elif not keys.keys() - {"charge", "spin", "numbers", "positions"}:
         raise BadConfig("no labels are left to compare with; to predict only, give --unlabelled and --output")

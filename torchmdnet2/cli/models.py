@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .common import Command, print_json, print_table
+from .common import Command, print_json, print_table, refuse_idle
 
 if TYPE_CHECKING:
     from ..potentials import NamedModel
@@ -40,6 +40,9 @@ def _models(options: argparse.Namespace) -> None:
     from ..potentials import named_models
 
     if options.name:
+        refuse_idle(
+            options, ["json"], f"a model card is Markdown; `torchmdnet2 info {options.name} --json` prints JSON"
+        )
         from ..potentials import find_model
 
         _print_card(options.name, find_model(options.name))
@@ -145,6 +148,8 @@ def _config(options: argparse.Namespace) -> None:
     ways += ["--from-torchmd-net"] * bool(options.from_torchmd_net) + ["--model"] * (options.model != "tensornet")
     if len(ways) > 1:
         raise BadConfig(f"{' and '.join(ways)} print different configurations: give one of them")
+    if options.set and not options.file:
+        raise BadConfig("--set changes a configuration file: name one")
     if options.from_torchmd_net:
         from ..core.yaml_reader import read_text
         from ..importers.training_yaml import convert_yaml
@@ -154,8 +159,6 @@ def _config(options: argparse.Namespace) -> None:
     if options.file:
         print(config_yaml(load_config(options.file, options.set)).rstrip())
         return
-    if options.set:
-        raise BadConfig("--set changes a configuration file: name one")
     if options.learn:
         from ..learn.config import default_learn_yaml
 

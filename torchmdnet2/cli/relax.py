@@ -17,10 +17,8 @@ def add(command: Command) -> None:
     relax.add_argument("--fmax", type=float, default=0.02, help="largest force at the end, eV/Å (default: 0.02)")
     relax.add_argument("--steps", type=int, default=1000, help="most steps of each structure (default: 1000)")
     relax.add_argument("--conformers", type=int, metavar="N", help="make N of each molecule by RDKit, keep the lowest")
-    relax.add_argument(
-        "--window", type=float, default=0.26, help="conformers up to eV above the lowest (default: 0.26)"
-    )
-    relax.add_argument("--rmsd", type=float, default=0.25, help="conformers closer than Å are the same (default: 0.25)")
+    relax.add_argument("--window", type=float, help="conformers up to eV above the lowest (default: 0.26)")
+    relax.add_argument("--rmsd", type=float, help="conformers closer than Å are the same (default: 0.25)")
     relax.add_argument("--keep", type=int, metavar="N", help="most conformers of each molecule (default: all)")
     relax.add_argument("--seed", type=int, default=0, help="of the conformers (default: 0)")
     relax.add_argument("--cell", action="store_true", help="relax the cells too, one structure at a time")
@@ -50,6 +48,8 @@ def _add_devices(parser: argparse.ArgumentParser) -> None:
 def _relax(options: argparse.Namespace) -> None:
     from ..streams import Ranking, relax
 
+    given = {"window": options.window, "rmsd": options.rmsd, "most": options.keep}
+    chosen = {name: value for name, value in given.items() if value is not None}
     relax(
         options.model,
         options.input,
@@ -57,7 +57,7 @@ def _relax(options: argparse.Namespace) -> None:
         fmax=options.fmax,
         steps=options.steps,
         conformers=options.conformers,
-        ranking=Ranking(options.window, options.rmsd, most=options.keep) if options.conformers is not None else None,
+        ranking=Ranking(**chosen) if chosen else None,
         seed=options.seed,
         cell=options.cell,
         devices=options.devices,

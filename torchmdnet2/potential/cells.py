@@ -6,12 +6,15 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
 from ..system import System
 from .output import RESULTS, Output
+
+if TYPE_CHECKING:
+    from .potential import Potential
 
 __all__ = ["CoulombInCells", "Portion", "coulomb_in_cells", "divided", "evaluate_portions", "is_mixed"]
 
@@ -20,14 +23,23 @@ CoulombInCells = Literal["pme", "dsf"]
 """How Coulomb energies over all pairs are summed in periodic cells."""
 
 
-def coulomb_in_cells(name: str) -> CoulombInCells:
+def coulomb_in_cells(name: str, potential: Potential | None = None) -> CoulombInCells:
     """The same, checked.
 
+    Args:
+        name: of the sum.
+        potential: that is to use it, in evaluation mode.
+
     Raises:
-        ValueError: there is no such sum.
+        ValueError: there is no such sum, or the potential has nothing that it could act on.
     """
     if name not in get_args(CoulombInCells):
         raise ValueError(f"coulomb must be 'pme' (particle-mesh Ewald) or 'dsf' (damped shifted force), got {name!r}")
+    if potential is not None and name != "pme" and potential.in_cells("dsf") is potential:
+        raise ValueError(
+            f"coulomb='{name}' has no effect: this model has no Coulomb energy over all pairs of a molecule, which it "
+            "would sum in another way in cells; leave it out"
+        )
     return name  # type: ignore[return-value]
 
 

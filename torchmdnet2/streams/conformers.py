@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..core.stated import charge_and_spin
-from ..errors import BadData, needs_extra
+from ..errors import BadConfig, BadData, needs_extra
 from .records import FAULTS, Record
 
 if TYPE_CHECKING:
@@ -113,12 +114,22 @@ class Ranking:
             energies that differ by less than `energy`, are the same conformer.
         energy: eV.
         most: how many are kept at most; None: all.
+
+    Raises:
+        BadConfig: a number is out of range.
     """
 
     window: float = 0.26
     rmsd: float = 0.25
     energy: float = 0.005
     most: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.window < math.inf and 0 <= self.rmsd < math.inf) or (self.most is not None and self.most < 1):
+            raise BadConfig(
+                "of conformers, window and rmsd must be numbers, 0 or more, and those to keep at least 1; got "
+                f"{self.window}, {self.rmsd} and {self.most}"
+            )
 
     def __call__(self, structures: list[Atoms], molfile: str) -> list[Atoms]:
         """The ones to keep, each with `conformer` (0 is the lowest) and `relative_energy` in its info.

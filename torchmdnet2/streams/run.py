@@ -115,6 +115,8 @@ def relax(
         raise BadConfig("cells are relaxed with one model, not with several")
     if cell and conformers is not None:
         raise BadConfig("cell and conformers: conformers are molecules, which have no cell")
+    if ranking is not None and conformers is None:
+        raise BadConfig("window, rmsd and keep choose among conformers, and none are made: give conformers too")
     ranking = (ranking or Ranking()) if conformers is not None else None
     options = RelaxOptions(fmax=fmax, steps=steps, ranking=ranking)
     names = _devices(devices, model, dask)
