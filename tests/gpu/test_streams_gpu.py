@@ -59,7 +59,7 @@ def test_results_are_those_of_a_cpu(models, kind):
 def test_one_captured_step_serves_all_batches(models, monkeypatch):
     """After the first blocks, blocks of other structures record no graph."""
     worker = Relaxer(models[1], RelaxOptions(fmax=0.05, atoms=96))
-    worker([Record(k, starts=[a]) for k, a in enumerate(rattled() * 4)])
+    worker([Record(k, starts=[a]) for k, a in enumerate(rattled(["CH3CH2OH"] * 8 + ["H2O", "CO2"] * 6))])
     taken: list[object] = []
     before = torch.cuda.CUDAGraph.capture_begin
     monkeypatch.setattr(
