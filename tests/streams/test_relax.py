@@ -270,6 +270,7 @@ def test_hdf5_is_a_data_set_and_a_page_shows_the_run(small, tmp_path):
             assert abs(float(sample.labels["energy"] - result.energy)) < 1e-5
             assert abs(sample.labels["forces"] - result.forces).max() < 1e-4
         page = (tmp_path / f"{verb}.html").read_text()
+        assert f"<h1>{verb}.h5: in.xyz by organic-small</h1>" in page
         assert page.count("<img") > 6 and "overlap" in page and "<td class=text>9</td>" in page
         assert {path.name for path in tmp_path.glob(f"{verb}*")} == {f"{verb}.h5", f"{verb}.html", f"{verb}.failed.txt"}
 

@@ -332,7 +332,7 @@ def _stream(
                 if console is not None:
                     status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
         if report and journal.done:
-            write_report(path.with_suffix(".html"), f"{path.name}", rows, failed, results)
+            write_report(path.with_suffix(".html"), _title(path, job), rows, failed, results)
         if is_hdf5(path) and journal.done:
             convert_to_hdf5(results, path)
         finished = True
@@ -347,6 +347,15 @@ def _stream(
     if console is not None:
         console.print(f"{summary.words(1.0, first)}; wrote {path}", highlight=False, markup=False, soft_wrap=True)
     return []
+
+
+def _title(path: Path, job: dict[str, Any]) -> str:
+    """Of a report: the files and models, as `_identity` gives them."""
+    model, source = (
+        ", ".join(Path(one if isinstance(one, str) else one[0]).name for one in each)
+        for each in (job["model"], [job["input"]])
+    )
+    return f"{path.name}: {source} by {model}"
 
 
 def _failures(outcome: Outcome) -> str:
