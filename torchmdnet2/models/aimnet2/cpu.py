@@ -5,7 +5,6 @@ Shapes: N atoms in B structures, E directed edges, A features, R radial function
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
 from ...kernels.numba_pool import run_on_threads
 from ...kernels.thread_tuner import ThreadChoice
-from .numba_kernels import convolve, convolve_gradient, find_edges, spread_gradient
+from .numba_kernels import convolve, convolve_gradient, find_edges, gelu, spread_gradient
 from .weights import FrozenAIMNet2, Layer
 
 __all__ = ["CpuAIMNet2"]
@@ -164,9 +163,8 @@ def _forward(layers: list[Layer], x: Tensor) -> tuple[Tensor, list[Tensor]]:
         h = torch.addmm(layer.bias, x, layer.weight)
         x, slope = h, torch.ones(1)
         if layer.activated:
-            below = (h * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
-            slope = (h * h).mul_(-0.5).exp_().mul_(h).mul_((2 * math.pi) ** -0.5).add_(below)
-            x = h.mul_(below)
+            slope = torch.empty_like(h)
+            gelu(h.numpy(), slope.numpy())
         slopes.append(slope)
     return x, slopes
 

@@ -14,8 +14,9 @@ import numpy as np
 from numba import njit, prange
 
 from ...kernels.compiling_cpu import OPTIONS, PARALLEL
+from ..tensornet.numba_kernels import exp
 
-__all__ = ["convolve", "convolve_gradient", "find_edges", "spread_gradient"]
+__all__ = ["convolve", "convolve_gradient", "find_edges", "gelu", "spread_gradient"]
 
 ZERO, ONE, TWO, HALF = np.float32(0), np.float32(1), np.float32(2), np.float32(0.5)
 
@@ -38,6 +39,41 @@ def find_edges(row_ptr, vec, shifts, eta, cutoff, radial, slope, direction):
                 slope[e, r] = bell * (envelope_slope - 2 * eta * away * envelope)
             direction[e, 0], direction[e, 1], direction[e, 2] = x * inverse, y * inverse, z * inverse
             direction[e, 3] = inverse
+
+
+@njit(inline="always", **OPTIONS)
+def normal_below(x):
+    """Φ(x), the normal distribution, and its density φ(x), in float32, so that it is vectorised.
+
+    ½ + x·P(x²) up to 1.5; beyond that Φ(−|x|) = exp(−x²/2)·t·P(t) with t = 1 / (1 + 0.3 |x|). Each P is fitted.
+    """
+    square = x * x
+    bell = exp(-HALF * square)
+    t = ONE / (ONE + np.float32(0.3) * abs(x))
+    far = np.float32(0.0209515925)
+    far = np.float32(0.14260369) + t * (np.float32(-0.109697146) + t * far)
+    far = np.float32(0.109354521) + t * (np.float32(-0.00769644954) + t * far)
+    far = np.float32(0.120156871) + t * (np.float32(0.104547545) + t * far)
+    far = np.float32(0.119660975) + t * far
+    near = np.float32(3.8504793e-07)
+    near = np.float32(0.000113909924) + square * (np.float32(-8.54034052e-06) + square * near)
+    near = np.float32(0.00997297488) + square * (np.float32(-0.00118597433) + square * near)
+    near = np.float32(0.398942278) + square * (np.float32(-0.0664902848) + square * near)
+    tail = bell * t * far
+    beyond = ONE - tail if x > ZERO else tail
+    return (HALF + x * near if square < np.float32(2.25) else beyond), np.float32(0.3989422804014327) * bell
+
+
+@njit(**PARALLEL, **OPTIONS)
+def gelu(h, slope):
+    """GELU, x Φ(x), of [N, W] in place, and its slope."""
+    for i in prange(len(h)):
+        x, out = h[i], slope[i]
+        for c in range(len(x)):
+            value = x[c]
+            below, density = normal_below(value)
+            out[c] = below + value * density
+            x[c] = value * below
 
 
 @njit(**PARALLEL, **OPTIONS)
