@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from ...kernels.compiling_cpu import OPTIONS, PARALLEL
+from ...kernels.compiling_cpu import INNER, kernel
 from ..tensornet.numba_kernels import exp
 
 __all__ = ["convolve", "convolve_gradient", "find_edges", "gelu", "spread_gradient"]
@@ -21,10 +21,10 @@ __all__ = ["convolve", "convolve_gradient", "find_edges", "gelu", "spread_gradie
 ZERO, ONE, TWO, HALF = np.float32(0), np.float32(1), np.float32(2), np.float32(0.5)
 
 
-@njit(**PARALLEL, **OPTIONS)
-def find_edges(row_ptr, vec, shifts, eta, cutoff, radial, slope, direction):
+@kernel
+def find_edges(begin, stop, row_ptr, vec, shifts, eta, cutoff, radial, slope, direction):
     """Of each edge: radial functions and their slopes [E, R], and direction with 1/d [E, 4]."""
-    for i in prange(len(row_ptr) - 1):
+    for i in range(begin, stop):
         for e in range(row_ptr[i], row_ptr[i + 1]):
             x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
             d = math.sqrt(x * x + y * y + z * z)
@@ -41,7 +41,7 @@ def find_edges(row_ptr, vec, shifts, eta, cutoff, radial, slope, direction):
             direction[e, 3] = inverse
 
 
-@njit(inline="always", **OPTIONS)
+@njit(inline="always", **INNER)
 def normal_below(x):
     """Φ(x), the normal distribution, and its density φ(x), in float32, so that it is vectorised.
 
@@ -64,10 +64,10 @@ def normal_below(x):
     return (HALF + x * near if square < np.float32(2.25) else beyond), np.float32(0.3989422804014327) * bell
 
 
-@njit(**PARALLEL, **OPTIONS)
-def gelu(h, slope):
+@kernel
+def gelu(begin, stop, h, slope):
     """GELU, x Φ(x), of [N, W] in place, and its slope."""
-    for i in prange(len(h)):
+    for i in range(begin, stop):
         x, out = h[i], slope[i]
         for c in range(len(x)):
             value = x[c]
@@ -76,12 +76,12 @@ def gelu(h, slope):
             x[c] = value * below
 
 
-@njit(**PARALLEL, **OPTIONS)
-def convolve(row_ptr, sender, radial, direction, values, combine, sums, squares, vectors):
+@kernel
+def convolve(begin, stop, row_ptr, sender, radial, direction, values, combine, sums, squares, vectors):
     """Sums [N, F] of values [N, F] times radial functions, and |V|², [N, A·H], of V [N, 3, A·H]; see model.py."""
     channels, num_rbf, num_vectors = combine.shape
     size = channels * num_rbf
-    for i in prange(len(row_ptr) - 1):
+    for i in range(begin, stop):
         m, g = np.zeros((4, size), np.float32), np.empty(size, np.float32)
         m0, mx, my, mz = m[0], m[1], m[2], m[3]
         for e in range(row_ptr[i], row_ptr[i + 1]):
@@ -111,11 +111,11 @@ def convolve(row_ptr, sender, radial, direction, values, combine, sums, squares,
             squares[i, c] = v[0, c] * v[0, c] + v[1, c] * v[1, c] + v[2, c] * v[2, c]
 
 
-@njit(**PARALLEL, **OPTIONS)
-def spread_gradient(by_sums, by_squares, vectors, combine, gradient):
+@kernel
+def spread_gradient(begin, stop, by_sums, by_squares, vectors, combine, gradient):
     """The gradient [N, 4, F] in the sums with radial functions, and with these and the three directions."""
     channels, num_rbf, num_vectors = combine.shape
-    for i in prange(len(by_sums)):
+    for i in range(begin, stop):
         dm = gradient[i]
         for c in range(channels * num_rbf):
             dm[0, c] = by_sums[i, c]
@@ -129,11 +129,13 @@ def spread_gradient(by_sums, by_squares, vectors, combine, gradient):
                     dm[d + 1, a * num_rbf + r] = TWO * total
 
 
-@njit(**PARALLEL, **OPTIONS)
-def convolve_gradient(row_ptr, sender, radial, slope, direction, values, gradient, by_values, forces, virial):
+@kernel
+def convolve_gradient(
+    begin, stop, row_ptr, sender, radial, slope, direction, values, gradient, by_values, forces, virial
+):
     """Add to the gradient in the values, by_values [N, F], and to forces [N, 3] and virials [N, 9], float64."""
     size, num_rbf = values.shape[1], radial.shape[1]
-    for i in prange(len(row_ptr) - 1):
+    for i in range(begin, stop):
         both, own = np.empty((2, size), np.float32), values[i]
         g, s = both[0], both[1]
         m0, mx, my, mz = gradient[i, 0], gradient[i, 1], gradient[i, 2], gradient[i, 3]
