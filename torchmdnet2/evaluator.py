@@ -326,7 +326,7 @@ class FastCalls:
         containers = (nn.ModuleList, nn.ModuleDict)  # may be empty, and filled later
         self._tables, self._hooks = [], []
         for module in potential.modules():
-            tables = [table for table in (module._parameters, module._buffers) if table]
+            tables: list[Any] = [table for table in (module._parameters, module._buffers) if table]
             tables += [module._modules] if module._modules or isinstance(module, containers) else []
             self._tables += map(dict.values, tables)
             if module is not potential:
