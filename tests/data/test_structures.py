@@ -391,7 +391,12 @@ def pdb_atom(name, element="  ", place=" ", x=0.0, residue=1):
     return f"HETATM    1 {name}{place}LIG A{residue:4d}    {x:8.3f}   0.000   0.000  0.50  0.00          {element}\n"
 
 
-GRO = "t\n2\n    1MOL      H    1   0.000   0.000   0.000\n    1MOL     CL    2   0.130   0.000   0.000\n 2. 2. 2.\n"
+GRO_NAMES = [("MOL", "H1"), ("MOL", "CL"), ("NA", "NA"), ("ALA", "CA"), ("SOL", "OW"), ("SOL", "MW")]
+GRO = (
+    "t\n6\n"
+    + "".join(f"    1{r:<5}{n:>5}    1{k:8.3f}   0.000   0.000\n" for k, (r, n) in enumerate(GRO_NAMES))
+    + " 9. 9. 9.\n"
+)
 CIF = (
     "data_x\n_cell_length_a 9\n_cell_length_b 9\n_cell_length_c 9\n_cell_angle_alpha 90\n_cell_angle_beta 90\n"
     "_cell_angle_gamma 90\n_symmetry_space_group_name_H-M 'P 1'\nloop_\n_atom_site_label\n_atom_site_type_symbol\n"
@@ -417,7 +422,7 @@ DUMP = (
             "1 atom of alternate locations left out",
         ),
         ("a.pdb", pdb_atom(" O  ", " O", "A") + pdb_atom(" O  ", " O", "B", 3.0, 2), ["O", "O"], None),
-        ("a.gro", GRO, ["H", "C"], "CL → C"),
+        ("a.gro", GRO, ["H", "Cl", "Na", "C", "O", "X"], "H1 → H, CL → Cl, NA → Na, CA → C, OW → O, MW → X"),
         ("a.cif", CIF.format("0.5"), ["Na", "Cl"], r"a.cif: sites are occupied in part \(Na 0.5\)"),
         ("a.cif", CIF.format("1.0"), ["Na", "Cl"], None),
     ],

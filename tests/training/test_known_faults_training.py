@@ -166,8 +166,12 @@ def test_wrong_validation_frames_are_noticed(raw, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("ion_charge", "charge"), ("Charge state", "charge"), ("spin_state", "spin"), ("my_mult", "spin")]
-)
+    ("name", "key"),
+    [
+        ("ion_charge", "charge"), ("Charge state", "charge"), ("Q", "charge"), ("spin_state", "spin"),
+        ("my_mult", "spin"),
+    ],
+)  # fmt: skip
 def test_charges_and_spins_that_are_not_read_are_noted(raw, name, key):
     frames = make_frames(32)
     for k, frame in enumerate(frames):

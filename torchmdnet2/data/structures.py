@@ -371,10 +371,26 @@ def _by_ase(source: Any, format: str) -> list[Atoms]:
             f"{path}{': ' if path else ''}there are no atoms in it, as ase.io reads it: as the format {format}. If it "
             "is another one, as an input of Q-Chem, convert it to XYZ or SDF"
         )
-    if format in ("gromacs", "gromos") and found:
-        names: Any = found[0].arrays.get("atomtypes", [])
-        _warn_of_guesses(f"{path}: ", dict(zip(map(str, names), found[0].symbols, strict=False)))
+    if format in ("gromacs", "gromos"):
+        _warn_of_guesses(f"{path}: ", {name: symbol for atoms in found for name, symbol in _guessed_of(atoms)})
     return found
+
+
+def _guessed_of(atoms: Atoms) -> list[tuple[str, str]]:
+    """Names of atoms in a GRO file and their elements, set where ASE takes a letter: CL for C, the ion NA for N.
+
+    An ion is called as its residue; names of no element, as MW, are virtual sites.
+    """
+    from ase.data import atomic_numbers
+
+    names = [str(name) for name in atoms.arrays.get("atomtypes", ())]
+    for k, (name, residue) in enumerate(zip(names, atoms.arrays.get("residuenames", ()), strict=False)):
+        two = name.strip("0123456789+-").capitalize()
+        if two in ("Cl", "Br") or (name == residue and two in atomic_numbers):
+            atoms.symbols[k] = two
+        elif name[:1] not in atomic_numbers:
+            atoms.symbols[k] = "X"
+    return list(zip(names, atoms.symbols, strict=False))
 
 
 def _warn_of_guesses(where: str, elements: Mapping[str, str]) -> None:
