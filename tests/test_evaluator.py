@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Evaluator, Potential, System
-from torchmdnet2.errors import UnknownElement
+from torchmdnet2.errors import UnknownElement, UntrainedCharge
 
 SMALL = {"num_rbf": 6, "max_z": 10}
 MODELS = ["tensornet", "graph_network", "transformer", "equivariant_transformer"]
@@ -113,6 +113,23 @@ def test_changed_options_are_noticed(channels):
     for name, value in changes:
         setattr(potential, name, value)
         torch.testing.assert_close(evaluator(system).energy, potential(system).energy, rtol=0, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("channels", [8, 32])
+def test_what_a_potential_newly_refuses_is_refused(channels):
+    """Changes of total_charges and closed_shell are noticed, by structures that were evaluated before."""
+    ion, radical = (water(charge=torch.tensor([q])) for q in (-1.0, 1.0))
+    known = make("tensornet2", channels=channels, elements=[1, 8])
+    evaluator = Evaluator(known)
+    for system in (ion, radical):
+        evaluator(system)
+    known.total_charges = [0.0, 1.0]
+    with pytest.raises(UntrainedCharge, match="total charge -1"):
+        evaluator(ion)
+    evaluator(radical)
+    known.closed_shell = True
+    with pytest.raises(UntrainedCharge, match="an odd number of electrons"):
+        evaluator(radical)
 
 
 @pytest.mark.parametrize("channels", [8, 32])

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 
 import pytest
@@ -17,6 +18,7 @@ from torchmdnet2 import checkpoint
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.run.folder import check_identity
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.steps import trainer as trainer_module
 from torchmdnet2.training.steps.trainer import Trainer, TrainingDiverged, load_state, save_state
@@ -126,6 +128,51 @@ def test_what_is_in_the_folder_is_respected(raw_config, tmp_path):
     assert path.read_bytes() != content
     with pytest.raises(BadConfig, match="no run to resume"):
         run_training(parse_config(in_folder(raw_config, tmp_path / "none")), resume="must")
+
+
+EPOCHS = {"training.max_epochs", "training.early_stopping_patience"}
+
+
+@pytest.mark.parametrize(
+    ("change", "also"),
+    [
+        ({}, set()),
+        ({"lr_schedule": "constant"}, EPOCHS),
+        ({"lr_schedule": "plateau", "swa": {"start": 0.5}}, set()),
+        ({"lr_schedule": "plateau", "loss": {"schedule": {"energy": 9.0}}}, set()),
+    ],
+)
+def test_every_key_that_changes_a_run_is_compared(raw_config, tmp_path, change, also):
+    """Walks over the whole configuration; those that may differ are those of docs/training.md."""
+
+    def walk(section, path=()):
+        for key, value in section.items():
+            if isinstance(value, dict) and value:
+                yield from walk(value, (*path, key))
+            else:
+                yield (*path, key)
+
+    raw_config["training"] |= change
+    config = parse_config(raw_config).to_dict()
+    free = {"data.num_workers", "training.max_minutes"} | also
+    seen = 0
+    for path in walk(config):
+        other = copy.deepcopy(config)
+        section = other
+        for name in path[:-1]:
+            section = section[name]
+        section[path[-1]] = "other"
+        name = ".".join(path)
+        if path[0] == "output" or name in free:
+            check_identity({"config": other}, {"config": config}, tmp_path)
+        else:
+            then, now = {"config": config}, {"config": other}
+            if name == "training.lr_schedule":
+                now, then = then, now
+            with pytest.raises(BadConfig, match=re.escape(name)):
+                check_identity(now, then, tmp_path)
+        seen += 1
+    assert seen > 80
 
 
 def test_unfinished_run_is_not_overwritten_and_data_must_be_the_same(raw_config, tmp_path):
