@@ -110,7 +110,7 @@ def test_fixed_atoms_stay_and_step_limits_hold(small):
     (whole,) = Relaxer(small, RelaxOptions())([Record(0, starts=[start])])[0].structures
     assert np.allclose(whole.positions[:2], start.positions[:2]) and whole.info["converged"]
     lowest = torch.inf
-    for steps in range(1, 9):
+    for steps in (1, 2, 3, 5, 8):
         (short,) = Relaxer(small, RelaxOptions(steps=steps))([Record(0, starts=[start])])[0].structures
         assert short.info["steps"] == steps and not short.info["converged"]
         energy = float(small(torchmdnet2.System.from_ase(short)).energy)
