@@ -96,6 +96,7 @@ def load(
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
     coulomb: str = "pme",
+    level: str | None = None,
 ) -> Potential:
     """Read a potential from a model file, in evaluation mode.
 
@@ -106,14 +107,17 @@ def load(
         allow_untrained_charge: evaluate total charges that the model was not trained on, with a warning, which are
             refused otherwise.
         coulomb: "pme" or "dsf", as of `torchmdnet2.load`.
+        level: as of `torchmdnet2.load`.
 
     Raises:
         FileNotFoundError: there is no such file, nor a potential of this name.
         BadCheckpoint: the file is damaged, was written by a newer version, or is not a model file.
-        ValueError: the device or dtype cannot be used, or `coulomb` has no effect on this model.
+        ValueError: the device or dtype cannot be used, `coulomb` has no effect on this model, or it does not have this
+            level.
     """
     coulomb_in_cells(coulomb)
     potential = from_bytes(_read(path), device_of(device), dtype_of(dtype), name=path)
+    potential = potential if level is None else potential.at_level(level)
     potential.allow_untrained_charge = allow_untrained_charge
     potential.coulomb = coulomb_in_cells(coulomb, potential)
     return potential
@@ -194,7 +198,7 @@ def _parts(potential: Potential) -> dict[str, Any]:
     """What a config decides on."""
     names = (
         "energy_scale", "energy_shift", "subtract_isolated", "atom_filter", "elements", "total_charges", "closed_shell",
-        "determined",
+        "determined", "level_names",
     )  # fmt: skip
     return {
         **{name: getattr(potential, name) for name in names},

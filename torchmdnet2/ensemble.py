@@ -134,6 +134,7 @@ class Ensemble:
         dtype: torch.dtype | str | None = None,
         allow_untrained_charge: bool = False,
         coulomb: str = "pme",
+        level: str | None = None,
     ) -> Ensemble:
         """An ensemble of model files, in the order given, or of a training's ensemble.json; see `torchmdnet2.load`.
 
@@ -141,7 +142,7 @@ class Ensemble:
             paths: model files, or one ensemble.json.
             device: as of `torchmdnet2.load`.
             dtype: as of `torchmdnet2.load`.
-            allow_untrained_charge, coulomb: as of `torchmdnet2.load`.
+            allow_untrained_charge, coulomb, level: as of `torchmdnet2.load`.
 
         Raises:
             BadCheckpoint: a file is damaged, or not the one that was trained.
@@ -152,7 +153,7 @@ class Ensemble:
             paths = read_ensemble(paths)
         elif not isinstance(paths, Iterable) or isinstance(paths, bytes):
             raise TypeError(f"an ensemble is a list of model files or an ensemble.json, got {type(paths).__name__}")
-        return cls(load(path, device, dtype, allow_untrained_charge, coulomb) for path in paths)
+        return cls(load(path, device, dtype, allow_untrained_charge, coulomb, level) for path in paths)
 
     @property
     def cutoff(self) -> float:

@@ -7,21 +7,7 @@ import pytest
 
 pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 
-from numba import njit
-
-from torchmdnet2.models.tensornet import numba_kernels
-from torchmdnet2.models.tensornet.numba_kernels import LANES, ROWS, panels
-
-
-@njit
-def dense(*arguments):
-    numba_kernels.dense(*arguments)
-
-
-@njit
-def mix(*arguments):
-    numba_kernels.mix(*arguments)
-
+from torchmdnet2.models.tensornet.numba_kernels import LANES, ROWS, dense, mix, panels
 
 RANDOM = np.random.default_rng(0)
 

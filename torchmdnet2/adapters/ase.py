@@ -102,6 +102,7 @@ class TorchMDNet2Calculator(Calculator):
             stress.
         coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
             `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
+        level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -120,8 +121,9 @@ class TorchMDNet2Calculator(Calculator):
         allow_untrained_charge: bool = False,
         isolated: bool = False,
         coulomb: str | None = None,
+        level: str | None = None,
     ):
-        self._set_up([open_model(model, device, dtype, allow_untrained_charge, coulomb)], charge, spin, isolated)
+        self._set_up([open_model(model, device, dtype, allow_untrained_charge, coulomb, level)], charge, spin, isolated)
 
     def _set_up(
         self, opened: list[tuple[Potential, ModelSource | None]], charge: Any, spin: Any, isolated: bool
@@ -450,6 +452,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
         spin: likewise.
         allow_untrained_charge: likewise.
         coulomb: likewise.
+        level: likewise.
         isolated: likewise.
 
     Raises:
@@ -466,12 +469,13 @@ class CommitteeCalculator(TorchMDNet2Calculator):
         allow_untrained_charge: bool = False,
         isolated: bool = False,
         coulomb: str | None = None,
+        level: str | None = None,
     ):
         if isinstance(models, str | os.PathLike) and str(models).endswith(".json"):
             models = read_ensemble(models)
         if isinstance(models, str | os.PathLike | Potential) or len(models := list(models)) < 2:
             raise ValueError("a committee needs at least two models: give a list of them")
-        opened = [open_model(model, device, dtype, allow_untrained_charge, coulomb) for model in models]
+        opened = [open_model(model, device, dtype, allow_untrained_charge, coulomb, level) for model in models]
         self._set_up(opened, charge, spin, isolated)
 
     @property

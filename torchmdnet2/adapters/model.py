@@ -36,11 +36,13 @@ class ModelSource:
         path: absolute path of the model file, or name of a potential; None for a model in memory.
         sha256: the checksum in the file's header; another content is refused.
         blob: the content of a model file, for a model in memory.
+        level: level of theory that was chosen; None: the default.
     """
 
     path: str | None = None
     sha256: str | None = None
     blob: bytes | None = None
+    level: str | None = None
 
     def open(
         self, device: str, dtype: str | None, allow_untrained_charge: bool = False, coulomb: str | None = None
@@ -63,6 +65,7 @@ class ModelSource:
                 )
             blob = find_model(self.path).read_bytes()
         potential = _freeze(from_bytes(blob, torch_device, torch_dtype, name=self.path or "model in memory"))
+        potential = potential if self.level is None else potential.at_level(self.level)
         potential.allow_untrained_charge = allow_untrained_charge
         if coulomb is not None:
             potential.coulomb = coulomb_in_cells(coulomb, potential)
@@ -75,6 +78,7 @@ def open_model(
     dtype: torch.dtype | str | None = None,
     allow_untrained_charge: bool = False,
     coulomb: str | None = None,
+    level: str | None = None,
 ) -> tuple[Potential, ModelSource | None]:
     """A potential of the adapter's own, and where to find it again (None for a potential in memory).
 
@@ -85,16 +89,18 @@ def open_model(
         allow_untrained_charge: of the copy; a Potential that allows it already keeps that.
         coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
             `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
+        level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
         FileNotFoundError, BadCheckpoint: as `torchmdnet2.load`.
         TypeError: the model is neither a path nor a Potential.
-        ValueError: the device, dtype or `coulomb` cannot be used.
+        ValueError: the device, dtype or `coulomb` cannot be used, or the model does not have this level.
     """
     torch_device, torch_dtype = device_of(device), dtype_of(dtype)
     if isinstance(model, Potential):
         with torch.inference_mode(False):
             own = _freeze(copy.deepcopy(model).to(device=torch_device, dtype=torch_dtype))
+            own = own if level is None else own.at_level(level)
         own.allow_untrained_charge |= allow_untrained_charge
         if coulomb is not None:
             own.coulomb = coulomb_in_cells(coulomb, own)
@@ -103,7 +109,7 @@ def open_model(
         kind = type(model).__name__
         raise TypeError(f"model must be the path of a .tmn file, the name of a potential or a Potential, got {kind}")
     path = str(model) if is_name(model) else os.path.abspath(find_model(model))
-    source = ModelSource(path=path, sha256=read_header(path)["sha256"])
+    source = ModelSource(path=path, sha256=read_header(path)["sha256"], level=level)
     name = None if torch_dtype is None else dtype_name(torch_dtype)
     return source.open(str(torch_device), name, allow_untrained_charge, coulomb), source
 

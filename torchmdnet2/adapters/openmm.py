@@ -115,6 +115,7 @@ def create_force(
     allow_untrained_charge: bool = False,
     isolated: bool | None = None,
     coulomb: str | None = None,
+    level: str | None = None,
 ) -> openmm.PythonForce:
     """A force to add to an openmm.System: the energy of the model for some or all of its atoms.
 
@@ -142,6 +143,7 @@ def create_force(
             a sum over all pairs.
         coulomb: how Coulomb energies over all pairs are summed where the atoms are periodic, "pme" or "dsf", as of
             `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
+        level: level of theory, of a model that was trained on several; None: its default.
 
     A calibrated model warns about particles that are unlike its training atoms, as the ASE calculator does; at the
     first evaluation and at every 1000th from there.
@@ -170,7 +172,7 @@ def create_force(
     if periodic is None:
         periodic = has_box(topology)
     total = _total_charge([everyone[i] for i in chosen], charge)
-    potential, source = open_model(model, device, dtype, allow_untrained_charge, coulomb)
+    potential, source = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
     unknown = [i for i, z in zip(chosen, numbers, strict=True) if z not in potential.elements]
     if unknown:
         known = ", ".join(SYMBOLS[z] for z in potential.elements)
@@ -195,6 +197,7 @@ def create_force(
         "dtype": dtype_name(potential.dtype),
         "allow_untrained_charge": potential.allow_untrained_charge,
         "coulomb": potential.coulomb,
+        "level": level,
         "isolated": isolated,
     }
     # now, and not at the first step
@@ -252,7 +255,7 @@ class TorchMDNet2Energy:
     Args:
         source: where the model is; None for one in memory, which cannot be pickled.
         options: "numbers" (atomic numbers), "particles" (their indices, None for all), "periodic", "charge", "spin",
-            "device", "dtype", "allow_untrained_charge", "isolated", "coulomb".
+            "device", "dtype", "allow_untrained_charge", "isolated", "coulomb", "level".
         potential: the opened model, None to open it from `source` when needed.
     """
 
@@ -329,7 +332,7 @@ class TorchMDNet2Energy:
 
 
 def _from_plain_data(path: str, sha256: str, options: dict[str, Any]) -> TorchMDNet2Energy:
-    return TorchMDNet2Energy(ModelSource(path=path, sha256=sha256), dict(options))
+    return TorchMDNet2Energy(ModelSource(path=path, sha256=sha256, level=options.get("level")), dict(options))
 
 
 def _indices(atoms: Iterable[int], total: int) -> Sequence[int]:

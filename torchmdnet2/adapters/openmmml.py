@@ -14,21 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import StructureWarning, needs_extra
 
-
-class _Factory:
-    """The factory below, for openmm-ml that asks for it before it is there."""
-
-    def createImpl(self, *given: Any, **named: Any) -> TorchMDNet2Impl:
-        return TorchMDNet2Factory().createImpl(*given, **named)
-
-
-def __getattr__(name: str) -> Any:
-    # where this module is imported before openmm-ml, the next lines import openmm-ml, which looks here at once
-    if name == "TorchMDNet2Factory":
-        return _Factory
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 with needs_extra("openmm"):
     from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
 
@@ -43,7 +28,7 @@ _REASONS = {
     "periodic": ": the model is periodic where the topology or the System has a box; for a molecule alone in a box "
     "give isolated=True"
 }
-_OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge", "isolated", "coulomb")
+_OPTIONS = ("charge", "multiplicity", "device", "precision", "allow_untrained_charge", "isolated", "coulomb", "level")
 _OF_EMBEDDING = ("linkAtomDistances",)  # mechanical embedding hands its own arguments on
 _KNOWN = f" (known: {', '.join((*_OPTIONS, *_OF_EMBEDDING))})"
 _ROUNDING = 0.01  # e, of the charges of a molecule in force fields
@@ -93,6 +78,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         allow_untrained_charge: bool = False,
         isolated: bool | None = None,
         coulomb: str = "pme",
+        level: str | None = None,
         **args: Any,
     ) -> None:
         """Add the model's force, and the bonds by which OpenMM knows the molecules of its atoms.
@@ -110,6 +96,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
             isolated: the atoms of the model are alone, without periodic images, and made whole; None: in a mixed
                 system, where the model has a sum over all pairs.
             coulomb: "pme" or "dsf", as of `torchmdnet2.load`.
+            level: level of theory, likewise.
             args: of the embedding: linkAtomDistances.
 
         Raises:
@@ -130,7 +117,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         add_force(
             system, self.path, topology, atoms, force_group=forceGroup, charge=charge, spin=multiplicity, device=device,
             dtype=precision, allow_untrained_charge=allow_untrained_charge, isolated=isolated,
-            coulomb=coulomb,
+            coulomb=coulomb, level=level,
         )  # fmt: skip
 
     def getSupportedEmbeddings(self) -> list[str]:

@@ -48,6 +48,7 @@ class TorchMDNet2Model(ModelInterface):
             is zero.
         coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf", as of
             `torchmdnet2.load`; None: "pme", or what a Potential that is given has.
+        level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
         FileNotFoundError, BadCheckpoint: the model file is missing or damaged.
@@ -64,10 +65,11 @@ class TorchMDNet2Model(ModelInterface):
         allow_untrained_charge: bool = False,
         isolated: bool = False,
         coulomb: str | None = None,
+        level: str | None = None,
     ):
         super().__init__()
         self.isolated = isolated
-        self.potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb)
+        self.potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
         self._device, self._dtype = self.potential.device, self.potential.dtype
         self._compute_forces, self._compute_stress = compute_forces, compute_stress
         self._evaluator = Evaluator(self.potential)

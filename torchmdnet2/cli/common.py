@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 __all__ = [
-    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "device_name", "frame_numbers",
-    "keeping", "make_console", "note", "output_file", "output_prefix", "print_json", "print_table", "read_frames",
-    "read_structure", "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
+    "Command", "add_allow_untrained_charge", "add_charges", "add_coulomb", "add_device", "add_level", "device_name",
+    "frame_numbers", "keeping", "make_console", "note", "output_file", "output_prefix", "print_json", "print_table",
+    "read_frames", "read_structure", "refuse_idle", "refuse_other_charge", "split_index", "steady_streams",
 ]  # fmt: skip
 
 
@@ -116,6 +116,14 @@ def add_coulomb(parser: argparse.ArgumentParser) -> None:
         "--coulomb", choices=("pme", "dsf"), default="pme",
         help="sum of Coulomb energies in periodic cells: particle-mesh Ewald, or damped shifted force (default: pme)",
     )  # fmt: skip
+
+
+def add_level(parser: argparse.ArgumentParser) -> None:
+    """--level of models of several levels of theory."""
+    told = (
+        "level of theory, of a model that was trained on several (default: its default; `torchmdnet2 card` lists them)"
+    )
+    parser.add_argument("--level", metavar="NAME", help=told)
 
 
 def add_device(parser: argparse.ArgumentParser, dtype: str | None) -> None:

@@ -12,6 +12,7 @@ from .common import (
     add_allow_untrained_charge,
     add_coulomb,
     add_device,
+    add_level,
     device_name,
     frame_numbers,
     keeping,
@@ -57,6 +58,7 @@ def add(command: Command) -> None:
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_coulomb(test)
+    add_level(test)
     add_allow_untrained_charge(test)
     add_device(test, dtype="float64")
 
@@ -84,7 +86,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         inputs = [options.model, *models, *read, *([options.split] if options.split else [])]
         output = output_file(options.output, (".xyz", ".extxyz"), inputs, "--output")
     device = device_name(options.device)
-    opening = device, options.dtype, options.allow_untrained_charge, options.coulomb
+    opening = device, options.dtype, options.allow_untrained_charge, options.coulomb, options.level
     potentials = [load(model, *opening) for model in models]
     if len(potentials) == 1:
         potentials = potentials[0].members

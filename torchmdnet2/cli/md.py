@@ -11,6 +11,7 @@ from .common import (
     add_charges,
     add_coulomb,
     add_device,
+    add_level,
     device_name,
     make_console,
     read_structure,
@@ -77,6 +78,7 @@ def add(command: Command) -> None:
     md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
     md.add_argument("--stop-if-unknown", action="store_true", help="stop where a calibrated model would warn")
     add_coulomb(md)
+    add_level(md)
     add_charges(md)
     add_device(md, dtype=None)
 
@@ -133,6 +135,7 @@ def _md(options: argparse.Namespace) -> None:
             allow_untrained_charge=options.allow_untrained_charge,
             coulomb=options.coulomb,
             inner=options.inner,
+            level=options.level,
         )
     finally:
         signal.signal(signal.SIGTERM, before)

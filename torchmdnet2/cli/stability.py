@@ -10,6 +10,7 @@ from .common import (
     add_charges,
     add_coulomb,
     add_device,
+    add_level,
     device_name,
     make_console,
     output_prefix,
@@ -37,6 +38,7 @@ def add(command: Command) -> None:
     check.add_argument("--seed", type=int, default=0, help="of velocities and noise; run k has seed + k (default: 0)")
     check.add_argument("--output", default="stability", help="prefix of the files, or a folder (default: stability)")
     add_coulomb(check)
+    add_level(check)
     add_charges(check)
     check.add_argument("--fail", action="store_true", help="exit with 1 when a replica broke, for scripts")
     add_device(check, dtype=None)
@@ -66,6 +68,7 @@ def _stability(options: argparse.Namespace) -> int:
         allow_untrained_charge=options.allow_untrained_charge,
         coulomb=options.coulomb,
         numbers=numbers,
+        level=options.level,
     )
     written = report.write(prefix)
     _print(report, f"{options.model}: {report.time:g} ps from {options.frames}")

@@ -35,6 +35,7 @@ from .extxyz import STRUCTURE, Frame, read_extxyz
 from .formats import find_format, register_format
 from .labels import (
     CONFIG_TYPE,
+    GROUP,
     LABELS,
     checked_keys,
     extra_spin,
@@ -142,8 +143,8 @@ class FrameReader(Reader):
             cell, pbc = np.zeros((3, 3)), np.zeros(3, dtype=bool)
         labels = {}
         for name, value in found.items():
-            if name == CONFIG_TYPE:
-                if len(self.kinds) < _MOST_KINDS:
+            if name in (CONFIG_TYPE, GROUP):
+                if name == CONFIG_TYPE and len(self.kinds) < _MOST_KINDS:
                     self.kinds.add(str(value).strip())
                 value = kind_code(value)
             numbers = np.asarray(_array(value, self.keys[name], where) * factors.get(name, 1.0))

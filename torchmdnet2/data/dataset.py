@@ -529,10 +529,17 @@ class Subset(Dataset):
 
 
 class ConcatDataset(Dataset):
-    """Several data sets one after the other."""
+    """Several data sets one after the other.
 
-    def __init__(self, datasets: Sequence[Dataset]):
+    Args:
+        datasets: at least one.
+        labels: of each data set, labels that all its structures have, name -> value; a weight of frames that have
+            weights themselves is multiplied.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset], labels: Sequence[Mapping[str, float]] | None = None):
         self.datasets = list(datasets)
+        self.labels = [dict(given) for given in labels or [{}] * len(self.datasets)]
         self._ends = list(accumulate(len(dataset) for dataset in self.datasets))
         self.kinds = set().union(*(dataset.kinds for dataset in self.datasets))
 
@@ -545,17 +552,23 @@ class ConcatDataset(Dataset):
         return self.datasets[part], index - (self._ends[part - 1] if part else 0)
 
     def __getitem__(self, index: int) -> Sample:
-        dataset, inner = self._locate(index)
-        return dataset[inner]
+        return self.batch([checked_index(index, len(self))])
+
+    def _part(self, k: int, indices: np.ndarray) -> Sample:
+        """Structures of one data set, with the labels that all of them have."""
+        sample = self.datasets[k].batch(indices)
+        for name, value in self.labels[k].items():
+            row = torch.full((sample.system.num_systems,), value, dtype=torch.float64)
+            own = sample.labels.get(name)
+            sample.labels[name] = row if own is None else torch.where(torch.isnan(own), row, own * row)
+        return sample
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Sample:
         chosen = np.asarray(indices, dtype=np.int64)
         part = np.searchsorted(self._ends, chosen, side="right")
         starts = np.array([0, *self._ends])
         order = np.argsort(part, kind="stable")
-        batches = [
-            self.datasets[k].batch(chosen[order[part[order] == k]] - starts[k]) for k in np.unique(part).tolist()
-        ]
+        batches = [self._part(k, chosen[order[part[order] == k]] - starts[k]) for k in np.unique(part).tolist()]
         return batches[0] if len(batches) == 1 else select(collate(batches), np.argsort(order))
 
     def sizes(self) -> np.ndarray:

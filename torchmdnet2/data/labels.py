@@ -19,14 +19,20 @@ from ..system import System
 from ..units import OWN_UNITS, UNITS, factor
 
 __all__ = [
-    "CONFIG_TYPE", "LABELS", "SHAPES", "LabelShape", "LabelSpec", "any_factor", "checked_keys", "extra_spin",
-    "full_tensor", "key_names", "kind_code", "label_factors", "label_names", "missing_key", "stated_key", "stress_of",
-    "structure_keys", "unit_names",
+    "CONFIG_TYPE", "GROUP", "LABELS", "LEVEL", "SHAPES", "LabelShape", "LabelSpec", "any_factor", "checked_keys",
+    "extra_spin", "full_tensor", "key_names", "kind_code", "label_factors", "label_names", "missing_key", "stated_key",
+    "stress_of", "structure_keys", "unit_names",
 ]  # fmt: skip
 
 
 CONFIG_TYPE = "scalar:config_type"
 """The label."""
+
+GROUP = "scalar:group"
+"""The label of frames that belong together, as those of a scan; a number for a word, as `CONFIG_TYPE`."""
+
+LEVEL = "scalar:level"
+"""The label of frames of several levels of theory: the place of theirs in a list of names."""
 
 _WHOLE = 2**31
 

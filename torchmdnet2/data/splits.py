@@ -103,11 +103,16 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
         raise FileNotFoundError(f"there is no file of splits {path}")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        entries = {name: (dict(part), list(part["indices"])) for name, part in content.items()}
+        entries = [
+            (name, dict(part), list(part["indices"]))
+            for name, parts in content.items()
+            for part in (parts if isinstance(parts, list) else [parts])  # a list: of several sources
+        ]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise BadData(f"{path}: this is not a file of splits, as a training writes (splits.json)") from error
     mine, found = fingerprint(dataset), {}
-    for name, (part, indices) in entries.items():
+    entries.sort(key=lambda entry: entry[1].get("files") == list(files))  # the same structures at two levels: its own
+    for name, part, indices in entries:
         if name not in SUBSETS:
             raise BadData(f"{path}: unknown subset '{name}'; known: {', '.join(SUBSETS)}")
         if part["fingerprint"] == mine if "fingerprint" in part else part.get("files") == list(files):

@@ -106,6 +106,7 @@ def run_md(
     allow_untrained_charge: bool = False,
     coulomb: str | None = None,
     inner: str | os.PathLike | Potential | None = None,
+    level: str | None = None,
 ) -> MDResult:
     """Simulate the motion of a structure.
 
@@ -129,6 +130,7 @@ def run_md(
         inner: the inner potential of multiple time steps: "springs", which are fitted to the model, or a model as
             `model`, faster and less accurate. Its forces move the atoms in `options.inner_steps` short steps, and the
             difference of the forces of both acts between them. Averages are those of `model`. None: one time step.
+        level: level of theory of `model`, where it was trained on several; None: its default.
 
     Raises:
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
@@ -140,7 +142,7 @@ def run_md(
         ValueError: the structure is not valid (atom without finite position, periodic without cell).
     """
     with torch.inference_mode(False):  # also where the caller is in that mode
-        opened = open_model(model, device, dtype, allow_untrained_charge, coulomb)
+        opened = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
         fast: tuple[Potential, ModelSource | None] | str | None = None
         if inner is not None:
             fast = SPRINGS if inner == SPRINGS else open_model(inner, device, dtype, allow_untrained_charge, coulomb)
@@ -150,7 +152,8 @@ def run_md(
 def _identified(opened: tuple[Potential, ModelSource | None]) -> tuple[Potential, str]:
     """An opened model, and by what a restart knows it."""
     potential, source = opened
-    return potential, (None if source is None else source.sha256) or fingerprint(potential)
+    file = None if source is None or source.level is not None else source.sha256
+    return potential, file or fingerprint(potential)
 
 
 class Simulation:

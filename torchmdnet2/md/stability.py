@@ -496,6 +496,7 @@ def check_stability(
     allow_untrained_charge: bool = False,
     coulomb: str | None = None,
     numbers: Sequence[int] | None = None,
+    level: str | None = None,
 ) -> StabilityReport:
     """Run Langevin dynamics from given frames and see which runs break.
 
@@ -525,6 +526,7 @@ def check_stability(
         coulomb: "pme" or "dsf" in periodic cells, as of `run_md`.
         numbers: what the frames are called in messages and in the report, as in the file that they come from; default:
             0, 1, …
+        level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
         BadConfig: a number is out of range.
@@ -539,7 +541,7 @@ def check_stability(
     if not frames:
         raise BadData("there are no frames to start from")
     with torch.inference_mode(False):
-        potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb)
+        potential, _ = open_model(model, device, dtype, allow_untrained_charge, coulomb, level)
         chosen = [k * len(frames) // replicas for k in range(replicas)]
         called = range(len(frames)) if numbers is None else numbers
         starts = {k: checked_start(frames[k], called[k], potential, charge, spin) for k in dict.fromkeys(chosen)}

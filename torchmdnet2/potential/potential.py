@@ -22,6 +22,7 @@ from .derivatives import energy_and_gradients, is_differentiated, not_compiled, 
 from .determined import Determined
 from .dipole import charge_dipole
 from .graph import Features, Graph, Head, PropertyHead, Representation, atom_counts, sum_over_systems
+from .levels import Level, build_levels, chosen_level
 from .novelty import Calibration
 from .output import CHARGES, RESULTS, SPREADS, Output
 from .prior import Prior
@@ -149,6 +150,7 @@ class Potential(nn.Module):
         coulomb: how Coulomb energies over all pairs are summed in periodic cells, "pme" or "dsf"; see `in_cells`.
         fast_calls: what calls run on in evaluation mode (`torchmdnet2.load` sets it); None: autograd.
         calibration: what `novelty` reads, kept in model files; None: not calibrated.
+        level_names: the levels of theory, the default one first; empty for a model of one level.
     """
 
     _known: Tensor
@@ -200,6 +202,8 @@ class Potential(nn.Module):
         self.total_charges = None if total_charges is None else sorted({float(q) for q in total_charges})
         self.closed_shell = bool(closed_shell)
         self.determined = None if compositions is None else Determined(compositions)
+        self.levels = nn.ModuleList()
+        self.level_names: list[str] = []
         self.allow_untrained_charge = False
         self.coulomb: CoulombInCells = "pme"
         self.calibration: Calibration | None = None
@@ -217,8 +221,9 @@ class Potential(nn.Module):
             config: {"model": {"name": …, arguments}, "head": {"name": …, arguments} or None, "properties": [{"name":
                 …, arguments}, …], "priors": [{"name": …, arguments}, …], "energy_scale", "energy_shift",
                 "subtract_isolated", "elements", "atom_filter", "total_charges", "closed_shell", "compositions",
-                "others": [{"priors": [those of a further member that depend on the elements alone]}, …]}; all but
-                "model" may be absent. A head that predicts no energy may be given as "head" too.
+                "others": [{"priors": [those of a further member that depend on the elements alone]}, …], "level": name
+                of the default level of theory, "levels": {name: what `Level` has}}; all but "model" may be absent. A
+                head that predicts no energy may be given as "head" too.
             network: a potential of the same "model", "head" and "properties", whose representation and heads are taken
                 over instead of new ones; scale and shift of the heads may differ.
 
@@ -244,7 +249,7 @@ class Potential(nn.Module):
         energy_heads = [head for head in built if not isinstance(head, PropertyHead)]
         if len(energy_heads) > 1:
             raise ValueError('a model has one energy head: "properties" takes heads of other properties only')
-        return cls(
+        potential = cls(
             representation,
             energy_heads[0] if energy_heads else None,
             _priors(config.get("priors")),
@@ -260,6 +265,9 @@ class Potential(nn.Module):
             config=config,
             others=others,
         )
+        if config.get("level") is not None:
+            potential.set_levels(config["level"], config.get("levels") or {})
+        return potential
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Potential:
         """What `to`, `float` and the like do; 16 bits are refused."""
@@ -279,8 +287,16 @@ class Potential(nn.Module):
         return next(self.representation.parameters()).dtype
 
     @property
+    def elements_of_levels(self) -> list[int]:
+        """Atomic numbers that it was trained on at one of its levels of theory; `elements` are those of the default."""
+        levels: Iterable[Level] = self.levels  # type: ignore[assignment]
+        return sorted({*self.elements, *(int(z) for level in levels for z in level.config.get("elements") or ())})
+
+    @property
     def level_of_theory(self) -> str | None:
         """What the labels of the training were computed with; None where the metadata do not state it."""
+        if self.level_names:
+            return self.level_names[0]
         data = self.metadata.get("data")
         found = data.get("level_of_theory") if isinstance(data, Mapping) else None
         return found if isinstance(found, str) and found != "not stated" else None
@@ -340,6 +356,57 @@ class Potential(nn.Module):
         if head is self.head and all(map(operator.is_, priors, self.priors)):
             return self
         return self._with(priors=nn.ModuleList(priors).eval(), head=head, others=self.others)
+
+    def set_levels(self, default: str, further: Mapping[str, dict[str, Any]]) -> None:
+        """Give it further levels of theory, which `at_level` chooses.
+
+        Args:
+            default: name of the level that it has.
+            further: name -> configuration of a `Level`.
+
+        Raises:
+            ValueError: reference energies of a level without a prior atomref; a potential of several members.
+        """
+        if self.others:
+            raise ValueError("a potential of several members cannot have several levels of theory")
+        self.config = {**self.config, "level": default, "levels": dict(further)}
+        self.levels = nn.ModuleList(build_levels(self.config, self.head).values()).to(self.device)
+        self.level_names = [default, *further]
+
+    def at_level(self, name: str) -> Potential:
+        """A potential of one level of theory alone, which shares the weights of this one.
+
+        Args:
+            name: one of `level_names`, or what the metadata of a model of one level state.
+
+        Raises:
+            ValueError: the model does not have this level.
+        """
+        chosen_level(name, self.level_names, self.level_of_theory)
+        if not self.level_names:
+            return self
+        part = self._with(levels=nn.ModuleList())
+        part.level_names = []
+        part.config = {key: value for key, value in self.config.items() if key not in ("level", "levels")}
+        data = self.metadata.get("data")
+        part.metadata = {**self.metadata, "data": {**(data if isinstance(data, Mapping) else {}),
+                                                   "level_of_theory": name}}  # fmt: skip
+        if name != self.level_names[0]:
+            level: Level = self.levels[self.level_names.index(name) - 1]  # type: ignore[assignment]
+            part.config = level.complete(part.config)
+            names = [prior["name"] for prior in part.config.get("priors") or []]
+            part._modules["priors"] = nn.ModuleList(level.priors(self.priors, names)).train(self.training)
+            if level.head is not None:
+                part._modules["head"] = level.head
+            part.energy_scale = float(part.config.get("energy_scale", 1.0))
+            charges, compositions = part.config.get("total_charges"), part.config.get("compositions")
+            part.total_charges = None if charges is None else sorted({float(q) for q in charges})
+            part.determined = None if compositions is None else Determined(compositions)
+            part.elements = sorted(part.config.get("elements") or self.elements)
+            known = torch.zeros_like(self._known)
+            known[part.elements] = True
+            part._buffers = {**self._buffers, "_known": known}
+        return part
 
     # --- evaluation ----------------------------------------------------------------------------------------------
 

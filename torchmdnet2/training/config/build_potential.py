@@ -201,11 +201,11 @@ def load_priors(potential: Potential, priors: Sequence[Mapping[str, Any]], base:
 # --- The model file of a fine-tuning, and the keys of the configuration that are taken from it ---
 
 
-def open_base(file: str, energy_unit: str = "eV") -> Potential:
-    """The potential of a .tmn file, of a name, or of a TorchMD-Net checkpoint.
+def open_base(file: str, energy_unit: str = "eV", level: str | None = None) -> Potential:
+    """The potential of a .tmn file, of a name, or of a TorchMD-Net checkpoint, at one level of theory.
 
     Raises:
-        BadConfig: there is no such file, or a unit is given for one that has its own.
+        BadConfig: there is no such file, or it has no such level, or a unit is given for one that has its own.
         BadCheckpoint: it cannot be read.
     """
     try:
@@ -225,7 +225,10 @@ def open_base(file: str, energy_unit: str = "eV") -> Potential:
         raise BadConfig(
             f"init.file: {file} has {len(base.members)} members, and one is trained: import it with --member"
         )
-    return base
+    try:
+        return base.at_level(level or base.level_names[0]) if level or base.level_names else base
+    except ValueError as error:
+        raise BadConfig(f"init.{error}") from None
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +238,8 @@ def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
         init = {"file": init}
     if not isinstance(init, Mapping) or not isinstance(init.get("file"), str):
         return dict(raw)
-    config = open_base(init["file"], str(init.get("energy_unit", "eV"))).config
+    level = init.get("level")
+    config = open_base(init["file"], str(init.get("energy_unit", "eV")), None if level is None else str(level)).config
     filled = dict(raw)
     own = filled.get("model", {})
     if isinstance(own, Mapping) and own.get("name", config["model"]["name"]) == config["model"]["name"]:

@@ -18,13 +18,14 @@ from ...core.yaml_reader import read_config
 from ...errors import BadConfig
 from ...potential.graph import PropertyHead, Representation
 from ...potential.potential import Potential
-from ...registry import HEADS, PRIORS, REPRESENTATIONS
+from ...registry import HEADS, PRIORS, REPRESENTATIONS, did_you_mean
 from ..steps.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from .build_potential import Built, PriorConfig, PropertyConfig, complete, load_priors, open_base
 from .schema import Section, first_error, homes, section_of, validate_choice
 from .sections import (
     DataConfig,
     KeysConfig,
+    LevelConfig,
     LossConfig,
     Moment,
     SplitConfig,
@@ -156,6 +157,7 @@ class InitConfig(Section):
         "that it forgets less",
     )
     energy_unit: str = Field(default="eV", description="of a .ckpt, which does not say it")
+    level: str | None = Field(default=None, description="level of theory of a file that has several; null: its default")
 
     @model_validator(mode="before")
     @classmethod
@@ -209,6 +211,10 @@ class Config(Section):
     atom_filter: Annotated[int, Field(ge=-1)] = Field(
         default=-1, description="atoms up to this atomic number have no energy; -1: all have"
     )
+    levels: dict[str, LevelConfig] = Field(
+        default={},
+        description="levels of theory of data.sources but the first: name -> {readout, references, scale}",
+    )
     init: InitConfig | None = Field(
         default=None, description="fine-tuning: {file, freeze, replay}; model, head and priors from the file"
     )
@@ -243,7 +249,32 @@ class Config(Section):
             raise ValueError(f"model, head, properties or priors: {error}") from error
         check_labels(self, shapes)
         refuse_idle(self)
+        self._check_levels()
         return self
+
+    def _check_levels(self) -> None:
+        """Raise ValueError for settings of levels of theory that are not there, and levels that nothing can tell."""
+        names = self.data.levels
+        replayed = self.base() if self.levels and self.init is not None and self.init.replay is not None else None
+        for name in self.levels:
+            if name in names[:1]:
+                raise ValueError(
+                    f"levels.{name}: is the first level, which has the read-out and the reference energies of the "
+                    "model; give settings of the other levels"
+                )
+            if name not in names and not (replayed and name == replayed.level_of_theory):
+                hint = did_you_mean(name, names) or "."
+                raise ValueError(f"levels.{name}: no source has this level{hint} data.sources have "
+                                 f"{', '.join(names) or 'none: without them there is one level'}")  # fmt: skip
+            if self.levels[name].scale == "own" and self.init is not None:
+                raise ValueError(f"levels.{name}.scale: fine-tuning keeps the scale of its file")
+        if len(names) > 1 and self.head is None:
+            raise ValueError("data.sources: several levels of theory need a head of energies")
+        loss = self.training.loss
+        if loss.relative_energy and not any(part.keys.group for part in self.data.parts):
+            raise ValueError(
+                "training.loss.relative_energy: needs data.keys.group, the entry that frames of one scan have in common"
+            )
 
     def parts(self) -> dict[str, Any]:
         """The sections that a potential is made of, as plain data."""
@@ -276,7 +307,7 @@ class Config(Section):
         Raises:
             BadConfig, BadCheckpoint: as of `open_base`.
         """
-        return None if self.init is None else open_base(self.init.file, self.init.energy_unit)
+        return None if self.init is None else open_base(self.init.file, self.init.energy_unit, self.init.level)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, defaults filled in; `Config.model_validate` reads it back."""

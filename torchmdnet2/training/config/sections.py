@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,7 +18,7 @@ from torch import Tensor
 from ... import units
 from ...data.datasets import make_published
 from ...data.formats import find_format
-from ...data.labels import CONFIG_TYPE, LABELS, SHAPES, any_factor
+from ...data.labels import CONFIG_TYPE, GROUP, LABELS, LEVEL, SHAPES, any_factor
 from ...errors import BadData, MissingBackend
 from ...potential.potential import Potential, Result
 from ...registry import HEADS, PRIORS, REPRESENTATIONS, Registry, did_you_mean
@@ -26,9 +26,9 @@ from ...units import OWN_UNITS, factor
 from .schema import Section, section_of
 
 __all__ = [
-    "ARGUMENTS", "FRAME_LABELS", "LOSS_WEIGHT", "RULES", "DataConfig", "KeysConfig", "LossConfig",
-    "LossScheduleConfig", "Rule", "SplitConfig", "UnitsConfig", "check_labels", "epoch_of", "label_keys",
-    "label_units", "predicted_shapes", "prediction", "property_of", "refuse_idle", "unit_of",
+    "ARGUMENTS", "FRAME_LABELS", "LOSS_WEIGHT", "RELATIVE", "RULES", "DataConfig", "KeysConfig", "LevelConfig",
+    "LossConfig", "LossScheduleConfig", "Rule", "SourceConfig", "SplitConfig", "UnitsConfig", "check_labels",
+    "epoch_of", "label_keys", "label_units", "predicted_shapes", "prediction", "property_of", "refuse_idle", "unit_of",
 ]  # fmt: skip
 
 
@@ -36,8 +36,10 @@ DIPOLE_NORM = "dipole_norm"
 
 LOSS_WEIGHT = "scalar:loss_weight"
 
-FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE)
-"""Read like labels, but not trained: they give the weight of a frame in the loss."""
+RELATIVE = "relative_energy"
+
+FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE, GROUP, LEVEL)
+"""Like labels, but not trained: they give weight, group and level of theory of a frame."""
 
 
 def property_of(label: str) -> str:
@@ -62,7 +64,7 @@ def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, 
         keys: the section `data.keys` as plain data.
         shapes: property -> shape, see `predicted_shapes`.
     """
-    others = ("properties", "weight", "config_type")
+    others = ("properties", "weight", "config_type", "group")
     plain = {name: key for name, key in keys.items() if name not in others and key is not None}
     return {**plain, **{_label(name, shapes): key for name, key in (keys.get("properties") or {}).items()}}
 
@@ -157,7 +159,7 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
             raise ValueError(f"properties: '{name}' has no label to learn from; add {where}")
     weighted = [label for label in label_keys(keys.model_dump(), shapes) if label not in ("charge", "spin")]
     weighted = ["stress" if label == "virial" else label for label in weighted]
-    if not any(loss.weight(label) > 0 or loss.final.weight(label) > 0 for label in weighted):
+    if not any(loss.uses(label) or loss.final.uses(label) for label in weighted):
         raise ValueError(f"training.loss: none of the labels in data.keys ({_listed(weighted)}) has a weight above 0")
 
 
@@ -226,6 +228,11 @@ class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
     config_weights: dict[str, NotNegative] = Field(
         default={}, description="factors of all losses by kind of frame (data.keys.config_type), as in {bulk: 2.0}"
     )
+    relative_energy: NotNegative = Field(
+        default=0.0,
+        description="weight of energies less the mean of their group (data.keys.group), in eV; needs no reference "
+        "energies to be right",
+    )
     per_atom: bool = Field(default=True, description="divide energy errors by the number of atoms")
     schedule: LossScheduleConfig | None = Field(
         default=None, description="other weights later: {kind: step or linear, start, end, energy, forces, …}"
@@ -233,7 +240,7 @@ class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
 
     @model_validator(mode="after")
     def check_weights(self) -> LossConfig:
-        if not any(getattr(self, name) for name in LABELS) and not any(self.properties.values()):
+        if not any(getattr(self, name) for name in (*LABELS, RELATIVE)) and not any(self.properties.values()):
             raise ValueError("at least one of energy, forces, stress needs a weight above 0")
         return self
 
@@ -243,6 +250,10 @@ class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
             return 0.0
         name = label.partition(":")[2]
         return self.properties.get(name, 1.0) if name else getattr(self, label)
+
+    def uses(self, label: str) -> bool:
+        """Whether a label of the data is trained on."""
+        return self.weight(label) > 0 or (label == "energy" and self.relative_energy > 0)
 
     def kind_of(self, label: str) -> str:
         """ℓ of a label."""
@@ -324,8 +335,14 @@ class KeysConfig(_label_keys()):  # type: ignore[misc]
     )
     numbers: str | None = Field(default=None, description="atomic numbers; only of npy, npz and hdf5")
     positions: str | None = Field(default=None, description="positions; only of npz and hdf5, with other names")
+    OF_SOURCES: ClassVar = ("numbers", "positions", "weight", "config_type", "group", "charge", "spin")
+    """Those that a source may have without the others."""
+
     weight: str | None = Field(default=None, description="factor of the frame's part of the loss; 1 where it is absent")
     config_type: str = Field(default="config_type", description="kind of a frame, for training.loss.config_weights")
+    group: str | None = Field(
+        default=None, description="what frames have in common whose relative energies are trained, as a scan's name"
+    )
     charge: str | None = Field(default=None, description="total charge in e; null: wherever the file states it, else 0")
     spin: str | None = Field(default=None, description="spin multiplicity; null: wherever the file states it")
 
@@ -387,8 +404,38 @@ class SplitConfig(Section):
     )
 
 
+class SourceConfig(Section):
+    """One of several sources of frames, with the level of theory of its labels."""
+
+    train: str | list[str] = Field(description="data file, or a list of files")
+    level: str = Field(min_length=1, description="method and basis set of the labels; equal names are one level")
+    validation: str | list[str] | None = Field(default=None, description="own file(s); null: split from train")
+    test: str | list[str] | None = Field(default=None, description="own file(s); null: split from train")
+    format: str = Field(default="auto", description="as data.format")
+    keys: KeysConfig | None = Field(default=None, description="null: as data.keys")
+    units: UnitsConfig | None = Field(default=None, description="null: as data.units")
+    split: SplitConfig | None = Field(default=None, description="null: as data.split")
+    weight: NotNegative = Field(default=1.0, description="factor of the loss of these frames")
+    share: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="part of the frames of an epoch, by repetition; null: each frame once"
+    )
+
+
+class LevelConfig(Section):
+    """What a level of theory beside the first one has apart from the network."""
+
+    readout: Literal["own", "shared"] = Field(default="own", description="the head of energies")
+    references: Literal["own", "shared"] = Field(default="own", description="reference energies, fitted to its frames")
+    scale: Literal["own", "shared"] = Field(default="shared", description="eV per unit of the network")
+
+
 class DataConfig(Section):
     """Where the frames come from."""
+
+    sources: list[SourceConfig] | None = Field(
+        default=None,
+        description="instead of train: files of several levels of theory, as [{train, level}, …]; see docs/training.md",
+    )
 
     dataset: str | None = Field(
         default=None, description="a published data set, as rmd17 (see docs/data.md); null: data files"
@@ -455,6 +502,10 @@ class DataConfig(Section):
     @field_validator("train", mode="after")
     @classmethod
     def check_train(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.data.get("sources") is not None:
+            if value is not None or info.data.get("dataset") is not None:
+                raise ValueError("data.train, data.dataset and data.sources exclude each other: give one of them")
+            return value
         if value is None and info.data.get("dataset") is None:
             raise PydanticCustomError("missing", "is required")
         if value is not None and info.data.get("dataset") is not None:
@@ -467,6 +518,53 @@ class DataConfig(Section):
         if self.dataset is None and given:
             raise ValueError(f"{given[0]} requires data.dataset, the name of a published data set")
         return self
+
+    @model_validator(mode="after")
+    def check_sources(self) -> DataConfig:
+        if self.sources is None:
+            return self
+        if not self.sources:
+            raise ValueError("sources: should list at least one source, as {train: file.xyz, level: PBE0}")
+        for name in ("validation", "test"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: belongs to each of data.sources")
+        if self.level_of_theory != "not stated":
+            raise ValueError("level_of_theory: each of data.sources has its level")
+        shares = [source.share for source in self.sources if source.share is not None]
+        all_given = len(shares) == len(self.sources)
+        if sum(shares) > 1 + 1e-6 or (all_given and sum(shares) < 1 - 1e-6) or (not all_given and sum(shares) >= 1):
+            raise ValueError(
+                f"sources: the shares add up to {sum(shares):g}; they should be 1 together, or less where a source has "
+                "none"
+            )
+        asked = {name for name, key in self.keys.model_dump().items() if key and name not in KeysConfig.OF_SOURCES}
+        for k, part in enumerate(self.parts):
+            if part.split.file is not None:
+                raise ValueError(f"sources.{k}: split.file is of a training on one source")
+            for name, key in part.keys.model_dump().items():
+                if key and name not in (*asked, *KeysConfig.OF_SOURCES):
+                    raise ValueError(f"sources.{k}.keys.{name}: give data.keys.{name} too")
+        return self
+
+    @property
+    def parts(self) -> list[DataConfig]:
+        """A section for each source; itself without `sources`."""
+        if self.sources is None:
+            return [self]
+        given = ("train", "validation", "test", "format")
+        own = ("keys", "units", "split")
+        return [
+            self.model_copy(update={
+                "sources": None, "level_of_theory": source.level, **{name: getattr(source, name) for name in given},
+                **{name: getattr(source, name) or getattr(self, name) for name in own},
+            })
+            for source in self.sources
+        ]  # fmt: skip
+
+    @property
+    def levels(self) -> list[str]:
+        """The levels of theory of the sources, in their order, each once."""
+        return list(dict.fromkeys(source.level for source in self.sources or []))
 
     @property
     def options(self) -> dict[str, Any]:

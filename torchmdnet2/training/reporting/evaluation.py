@@ -19,7 +19,7 @@ from ...potential.potential import Potential, Result, with_dipole
 from ...potential.refusals import refuse_coincident, rename
 from ...priors import Atomref
 from ...system import System
-from ..config.sections import LossConfig, prediction, property_of, unit_of
+from ..config.sections import FRAME_LABELS, RELATIVE, LossConfig, prediction, property_of, unit_of
 from ..steps.batches import Batch, Frames, Loader, in_order
 from ..steps.loss import UNITS, ErrorSums, Residual, atoms_per_system, residuals
 from ..steps.trainer import Properties, predict
@@ -90,6 +90,8 @@ def evaluate(
         if keep_pairs:
             by_frame.append({"frame": np.array(batch.frames), **_rms_by_frame(found, batch.sample.system)})
         for name, residual in found.items() if keep_pairs else ():
+            if name == RELATIVE:
+                continue
             value = prediction(result, name)
             assert value is not None
             label, predicted = batch.sample.labels[name].double(), value.double()
@@ -181,7 +183,7 @@ def _rms_by_frame(found: Mapping[str, Residual], system: System) -> dict[str, np
         square, count = residual.error.double().square(), residual.present.double()
         if square.ndim > 1:
             square, count = square.flatten(1).sum(1), count.flatten(1).sum(1)
-        if LABELS[name].per_atom:
+        if name != RELATIVE and LABELS[name].per_atom:
             zeros = square.new_zeros(system.num_systems)
             square, count = (zeros.index_add(0, system.batch, part) for part in (square, count))
         rms = torch.where(count > 0, (square / count.clamp(min=1)).sqrt(), torch.nan)
@@ -244,6 +246,8 @@ def predicted_frames(batch: Batch, result: Result, outputs: Mapping[str, Output]
                 atoms.arrays["forces_std"] = result.forces_std.double().cpu()[rows].numpy()
         atoms.info["frame"] = names[k]
         for name, value in labels.items():
+            if name in FRAME_LABELS:
+                continue
             key = f"reference_{property_of(name)}"
             if LABELS[name].per_atom:
                 atoms.arrays[key] = value[rows].numpy()

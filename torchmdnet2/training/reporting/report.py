@@ -58,6 +58,7 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
     facts = {
         **_card_elements(config.get("elements") or [], data.get("elements")),
         "Level of theory": data.get("level_of_theory", "not stated"),
+        **({"Levels of theory": ", ".join(data["levels"])} if data.get("levels") else {}),
         "Model": f"{model.get('name', '?')}, {metadata.get('num_parameters', '?')} parameters",
         "Cutoff": f"{model.get('cutoff', '?')} Å",
         "Units": "energy eV, length Å, forces eV/Å, stress eV/Å³, charge e",

@@ -16,6 +16,7 @@ from torch import nn
 
 from ...data import Sample, open_dataset
 from ...data.dataset import ConcatDataset, select
+from ...data.labels import LEVEL
 from ...data.reader import InMemoryDataset
 from ...errors import BadConfig, BadData
 from ...potential.determined import Determined
@@ -270,7 +271,8 @@ def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
         train: the user's frames.
         file: structures; labels in it are not read.
         potential: with the weights and reference energies that the training starts from, on its device; its energies,
-            forces, and charges where it predicts them, become the labels.
+            forces, and charges where it predicts them, become the labels. With several levels of theory the last one
+            is that of the file of `init`, and of these labels.
 
     Raises:
         FileNotFoundError, BadData: the file is missing, empty, or has structures that the potential cannot evaluate.
@@ -286,9 +288,10 @@ def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
     samples = []
     training = potential.training
     potential.eval()
+    labeller = potential.at_level(potential.level_names[-1]) if potential.level_names else potential
     for part in in_order(len(structures), _AT_ONCE):
         for batch in Loader(structures)([part]):
-            result = predict(potential, batch.to(potential.device), Properties())
+            result = predict(labeller, batch.to(potential.device), Properties())
             labels = {"energy": result.energy, "forces": result.forces, "charges": result.charges}
             known = {name: value.detach().cpu().double() for name, value in labels.items() if value is not None}
             together = Sample(batch.sample.system, known)
@@ -296,4 +299,5 @@ def with_replay(train: Frames, file: str, potential: Potential) -> Frames:
     potential.train(training)
     replayed = InMemoryDataset(samples, [f"{data.name(k)} (replay)" for k in range(len(data))])
     indices = np.concatenate([train.indices, len(train.data) + np.arange(len(data))])
-    return Frames(ConcatDataset([train.data, replayed]), indices, train.cutoff)
+    level = [{}, {LEVEL: float(len(potential.level_names) - 1)}] if potential.level_names else None
+    return Frames(ConcatDataset([train.data, replayed], level), indices, train.cutoff)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,9 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
         setup: of the run.
         total_steps: of the training.
     """
+    if names := setup.potential.level_names:
+        parts = ((name, _of_level(setup, k)) for k, name in enumerate(names))
+        return [f"{name}: {note}" for name, part in parts if part for note in data_notes(part, total_steps)]
     return [
         *_repetitions(setup),
         *label_notes(setup),
@@ -52,6 +56,23 @@ def data_notes(setup: Setup, total_steps: int) -> list[str]:
         *_ignored(setup),
         *_settings(setup, total_steps),
     ]
+
+
+def _of_level(setup: Setup, level: int) -> Setup | None:
+    """What belongs to one level of theory; None without training frames."""
+    frames = {}
+    for name, part in setup.frames.items():  # each once: a source with a share repeats some
+        _, first = np.unique(part.indices, return_index=True)
+        frames[name] = part.of(np.intersect1d(first, np.flatnonzero(part.levels == level)))
+    frames = {name: part for name, part in frames.items() if len(part)}
+    if "train" not in frames:
+        return None
+    return replace(
+        setup,
+        potential=setup.potential.at_level(setup.potential.level_names[level]),
+        frames=frames,
+        statistics={name: statistics(part.data, part.indices) for name, part in frames.items()},
+    )
 
 
 def _repetitions(setup: Setup) -> Iterator[str]:

@@ -291,7 +291,8 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
     if trainer.packed is not None:
         trainer.packed.forget_graphs()  # their memory is needed
     subsets = [name for name in SUBSETS[1:] if name in setup.frames] or ["train"]
-    evaluations = {name: evaluate_saved(folder / BEST, setup, setup.frames[name]) for name in subsets}
+    frames = {name: part for subset in subsets for name, part in _by_level(setup, subset)}
+    evaluations = {name: evaluate_saved(folder / BEST, setup, part) for name, part in frames.items()}
     errors = {name: evaluation.errors for name, evaluation in evaluations.items()}
 
     best = checkpoint.load(folder / BEST)
@@ -302,7 +303,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
             title=folder.name,
             history=trainer.history,
             evaluations=evaluations,
-            frames=setup.frames,
+            frames={**setup.frames, **frames},
             potential=checkpoint.load(folder / BEST, device=setup.potential.device, dtype=torch.float64),
             properties=setup.properties,
             config=config.to_dict(),
@@ -312,7 +313,7 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
         )
         write_report(folder, report)
         atomic_write(folder / "card.md", model_card(best.config, metadata, title=folder.name))
-    for name in subsets:
+    for name in evaluations:
         log.say(f"{name}: {in_words(errors[name])}")
         for note in unlearned(evaluations[name]):
             log.say(f"note: {name}: {note}")
@@ -321,6 +322,16 @@ def finish(setup: Setup, trainer: Trainer, folder: Path, log: TrainingLog) -> di
         log.say(f"report: {folder / 'report.html'}")
     log.say(f"model: {folder / BEST}")
     return errors
+
+
+def _by_level(setup: Setup, subset: str) -> Iterator[tuple[str, Frames]]:
+    """The frames of a subset, level by level where there are several."""
+    frames, names = setup.frames[subset], setup.potential.level_names
+    for k, name in enumerate(names):
+        if (frames.levels == k).any():
+            yield f"{subset}, {name}", frames.of(frames.levels == k)
+    if not names:
+        yield subset, frames
 
 
 def unlearned(evaluation: Evaluation) -> Iterator[str]:
@@ -374,6 +385,8 @@ def _peak_memory(device: torch.device) -> float:
 def evaluate_saved(path: Path, setup: Setup, frames: Frames) -> Evaluation:
     """Errors of the model file, in float64, so that whoever recomputes them finds the same numbers."""
     potential = checkpoint.load(path, device=setup.potential.device, dtype=torch.float64)
+    if potential.level_names:  # the frames are of one
+        potential = potential.at_level(potential.level_names[int(frames.levels[0])])
     # plain PyTorch in float64 needs far more memory for a frame than the steps that the batches were made for
     batches = [
         list(batch[first : first + _AT_ONCE])
@@ -399,7 +412,8 @@ def describe(setup: Setup, trainer: Trainer) -> dict[str, Any]:
             "files": setup.digests,
             "frames": {name: len(frames) for name, frames in setup.frames.items()},
             "split": _split_text(config),
-            "level_of_theory": config.data.level_of_theory,
+            "level_of_theory": (config.data.levels or [config.data.level_of_theory])[0],
+            **({"levels": setup.potential.level_names} if setup.potential.level_names else {}),
             "licence": config.data.licence,
             "citation": config.data.citation,
             "elements": facts["elements"],

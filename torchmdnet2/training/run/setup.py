@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,16 +19,26 @@ from ...potential.potential import SYMBOLS, Potential
 from ...potentials import find_model
 from ..config.build_potential import load_priors
 from ..config.config import Config
-from ..config.sections import FRAME_LABELS, label_keys, label_units, predicted_shapes, property_of
+from ..config.sections import (
+    FRAME_LABELS,
+    DataConfig,
+    LevelConfig,
+    label_keys,
+    label_units,
+    predicted_shapes,
+    property_of,
+)
 from ..steps.batches import Frames, require_known
 from ..steps.distributed import local_rank, world_size
 from ..steps.trainer import Properties
 from .fine_tuning import fine_tuned, freeze, refit_references, with_replay
+from .levels import LevelData, by_level, fitted_levels, level_config, levels_of, refit_level
 from .references import atom_files, potential_config, reference_notes, trusted, with_isolated, with_pair_fit
 from .subsets import (
     SUBSETS,
     file_digests,
     files_of,
+    joined,
     labels_of,
     open_subsets,
     require_searchable,
@@ -81,9 +92,14 @@ def make_setup(config: Config) -> Setup:
     require_precision(config)
     untrained = config.untrained()
     shapes = predicted_shapes(untrained)
-    keys = {**label_keys(config.data.keys.model_dump(), shapes), **weight_keys(config)}
-    keys = labels_of(config.data, keys)
-    data = open_subsets(config.data, keys, label_units(config.data.units.model_dump(), shapes))
+    keys, levels = labels_of(config.data, _keys_of(config, config.data, shapes)), levels_of(config)
+    parts = [
+        open_subsets(
+            part, labels_of(part, _keys_of(config, part, shapes)), label_units(part.units.model_dump(), shapes)
+        )
+        for part in config.data.parts
+    ]
+    data = parts[0] if config.data.sources is None else joined(parts, config.data.sources, levels)
     frames = {name: Frames(dataset, indices, untrained.cutoff) for name, (dataset, indices) in data.items()}
     for part in frames.values():
         require_searchable(part)
@@ -98,23 +114,29 @@ def make_setup(config: Config) -> Setup:
             f"model.max_z: {symbol} is in the training frames, which needs {needed} at least, got {largest}"
         )
     _require_known_to_baselines(config, facts["elements"])
-    known, atoms = with_isolated(config, data["train"][0], facts["elements"])
-    known = with_pair_fit(known, frames["train"], facts["elements"])
-    facts["isolated"] = {} if atoms is None else trusted(atoms, facts["elements"])
+    own, further = by_level(config, frames["train"], facts, levels)
+    known, atoms = with_isolated(config, own.dataset, facts["elements"])
+    known = with_pair_fit(known, own.frames, facts["elements"])
+    own.facts["isolated"] = {} if atoms is None else trusted(atoms, own.facts["elements"])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.training.seed)
         if config.init is None:
-            fitted = potential_config(known, frames["train"], facts, device_of(config.training.device))
+            fitted = potential_config(known, own.frames, own.facts, device_of(config.training.device))
+            fitted |= fitted_levels(known, fitted, levels, further)
             potential = Potential.from_config(fitted, config.take_network())
             load_priors(potential, config.priors)
         else:
-            potential, begun = from_base_model(known, frames["train"], facts)
+            potential, begun = from_base_model(known, own, levels, further, facts)
             notes += begun
             if config.init.replay is not None:
-                own = len(frames["train"])
+                count = len(frames["train"])
                 frames["train"] = with_replay(frames["train"], config.init.replay, potential)
                 found["train"] = statistics(frames["train"].data, frames["train"].indices)
-                notes.append(f"replay: {len(frames['train']) - own} structures, labelled by the model as it starts")
+                notes.append(f"replay: {len(frames['train']) - count} structures, labelled by the model as it starts")
+    if len(levels) > 1:
+        counts = np.bincount(frames["train"].levels, minlength=len(levels)).tolist()
+        listed = ", ".join(f"{name} ({n} training frames)" for name, n in zip(levels, counts, strict=True))
+        notes.append(f"levels of theory: {listed}; the first is the default of the model")
     notes += [] if atoms is None else reference_notes(atoms, facts["elements"])
     if potential.determined is not None:
         notes.append(f"note: {potential.determined.sentence(potential.elements)}")
@@ -123,10 +145,16 @@ def make_setup(config: Config) -> Setup:
             if strange:
                 notes.append(f"note: {strange} {name} frames are of such other compositions: their errors mean nothing")
     potential = potential.to(device_of(config.training.device), DTYPES[config.training.precision])
-    splits = {
-        name: splits_entry(dataset, indices, files_of(config.data, name, dataset))
-        for name, (dataset, indices) in data.items()
+    splits: dict[str, Any] = {
+        name: [
+            splits_entry(*subsets[name], files_of(section, name, subsets[name][0]))
+            for subsets, section in zip(parts, config.data.parts, strict=True)
+            if name in subsets
+        ]
+        for name in data
     }
+    if config.data.sources is None:
+        splits = {name: entries[0] for name, entries in splits.items()}
     digests = file_digests(config.data, {name: dataset for name, (dataset, _) in data.items()})
     models = [prior["file"] for prior in config.priors if "file" in prior]
     given = [config.init.file if config.init else None, config.data.split.file]
@@ -140,6 +168,10 @@ def make_setup(config: Config) -> Setup:
         if name not in ("charge", "spin", "numbers", "positions", *FRAME_LABELS)
     ]
     return Setup(config, potential, frames, splits, properties, facts, digests, found, asked, notes)
+
+
+def _keys_of(config: Config, data: DataConfig, shapes: Mapping[str, str]) -> dict[str, str]:
+    return {**label_keys(data.keys.model_dump(), shapes), **weight_keys(config, data.keys)}
 
 
 def _stated(frames: Mapping[str, Frames]) -> Iterator[str]:
@@ -169,15 +201,33 @@ def require_precision(config: Config) -> None:
         raise BadConfig("training.precision: tf32 needs an NVIDIA GPU, and this training runs on the CPU; take float32")
 
 
-def from_base_model(config: Config, frames: Frames, facts: dict[str, Any]) -> tuple[Potential, list[str]]:
-    """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words."""
+def from_base_model(
+    config: Config, own: LevelData, levels: list[str], further: Mapping[str, LevelData], facts: dict[str, Any]
+) -> tuple[Potential, list[str]]:
+    """Fine-tuning: the potential of the file of `init`, fitted to the new data, and what was done, in words.
+
+    Args:
+        config: of the run.
+        own: frames of the first level of theory, to which the reference energies are fitted.
+        levels: names; empty for data of one level.
+        further: level -> its frames. That of structures that the model labels itself has none.
+        facts: of all frames.
+    """
     base = config.base()
     assert config.init is not None and base is not None
-    told = (facts[name] for name in ("elements", "isolated", "charges", "odd_electrons"))
+    told = (facts["elements"], own.facts["isolated"], facts["charges"], facts["odd_electrons"])
     potential, notes = fine_tuned(base, config.parts(), *told)
-    if any(prior.get("energies") in ("auto", "fit") for prior in config.priors):
+    begun = [copy.deepcopy(prior) for prior in potential.config["priors"]]
+    fits = any(prior.get("energies") in ("auto", "fit") for prior in config.priors)
+    if fits:
         potential = potential.to(device_of(config.training.device))
-        notes.append(refit_references(potential, frames, facts, 32, facts["isolated"], base.elements))
+        notes.append(refit_references(potential, own.frames, own.facts, 32, own.facts["isolated"], base.elements))
+    if len(levels) > 1:
+        potential.set_levels(levels[0], {name: level_config(config, name, {**potential.config, "priors": begun})
+                                         for name in levels[1:]})  # fmt: skip
+        for name, part in further.items():
+            if fits and config.levels.get(name, LevelConfig()).references == "own":
+                notes.append(f"{name}: {refit_level(potential, name, part, base.elements)}")
     theirs, ours = base.level_of_theory, config.data.level_of_theory
     kept = any(prior.get("energies") == "keep" for prior in config.priors)
     if kept and ours != NOT_STATED and theirs not in (None, ours):
@@ -219,8 +269,19 @@ def require_usable(setup: Setup) -> None:
     A spin that the model does not know is a ValueError, as in evaluation.
     """
     loss = setup.config.training.loss
+    names, potential = setup.potential.level_names, setup.potential
+    for subset, frames in setup.frames.items() if names else ():
+        for number in np.unique(frames.levels).tolist():
+            part = frames.of(frames.levels == number)
+            of_level = set(statistics(part.data, part.indices).elements)
+            unknown = [SYMBOLS[z] for z in of_level - set(potential.at_level(names[number]).elements)]
+            if unknown:
+                raise BadData(
+                    f"{subset} frames of {names[number]} hold {', '.join(unknown)}, which no training frame of this "
+                    "level does: their energies cannot be predicted"
+                )
     for subset, found in setup.statistics.items():
-        unknown = [SYMBOLS[z] for z in found.elements if z not in setup.potential.elements]
+        unknown = [SYMBOLS[z] for z in found.elements if z not in potential.elements_of_levels]
         if unknown:
             raise BadData(
                 f"{subset} frames hold {', '.join(unknown)}, which no training frame does: their energies cannot be "
@@ -228,15 +289,13 @@ def require_usable(setup: Setup) -> None:
             )
         if max(found.spins) > 2 and not setup.potential.representation.reads_spin:
             require_known(setup.potential, setup.frames[subset], range(len(setup.frames[subset])))
-        final = [name for name in found.labelled if loss.final.weight(name)]
+        final = [name for name in found.labelled if loss.final.uses(name)]
         if subset != "test" and not final:
             raise BadData(
                 f"none of the {'training' if subset == 'train' else subset} frames has a label to train on; see "
                 "data.keys and training.loss"
             )
-    absent = [
-        name for name in setup.asked if name not in setup.statistics["train"].labelled and loss.final.weight(name)
-    ]
+    absent = [name for name in setup.asked if name not in setup.statistics["train"].labelled and loss.final.uses(name)]
     if absent:
         name = property_of(absent[0])
         raise BadData(

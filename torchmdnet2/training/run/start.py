@@ -216,13 +216,13 @@ def _measure(trainer: Trainer) -> tuple[float, float]:
         seconds = min(last, seconds) / len(order)
         if trainer.device.type == "cuda":
             return seconds, _device_memory(trainer.device)
-        return seconds, _activation_bytes(trainer, list(trainer.train_loader(order)))
-    batches = [batch.to(trainer.device) for batch in trainer.train_loader(order)]
+        return seconds, _activation_bytes(trainer, [[batch] for batch in trainer.train_loader(order)])
+    batches = list(trainer.batches(order))
     memory = _activation_bytes(trainer, batches)
     times = []
     for batch in batches[:_STEPS]:
         start = time.perf_counter()
-        trainer.step(batch)  # its float(loss) waits for the device
+        trainer.step(*batch)  # its float(loss) waits for the device
         times.append(time.perf_counter() - start)
     return min(times), memory
 
@@ -253,10 +253,10 @@ def _device_memory(device: torch.device, reset: bool = False) -> float:
 
 def _activation_bytes(trainer: Trainer, batches: list) -> float:
     """Tensors kept for the gradient of the largest of the batches, or the device's own count."""
-    largest = max(batches, key=lambda batch: batch.neighbors.num_edges)
+    largest = max(batches, key=lambda parts: sum(part.neighbors.num_edges for part in parts))
     if trainer.device.type == "cuda":
         _device_memory(trainer.device, reset=True)
-        trainer.step(largest)
+        trainer.step(*largest)
         return _device_memory(trainer.device)
     seen: dict[int, int] = {}
 
@@ -266,7 +266,7 @@ def _activation_bytes(trainer: Trainer, batches: list) -> float:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        trainer.step(largest)
+        trainer.step(*largest)
     return float(sum(seen.values()))
 
 

@@ -11,23 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...data import Dataset, Statistics, make_splits, open_dataset, read_splits
+from ...data import ConcatDataset, Dataset, Statistics, make_splits, open_dataset, read_splits
 from ...data.cache import CachedDataset
 from ...data.datasets import make_published, open_published
 from ...data.formats import find_format
 from ...data.label_checks import Usual
-from ...data.labels import CONFIG_TYPE, kind_code
+from ...data.labels import CONFIG_TYPE, GROUP, LEVEL, kind_code
 from ...data.sources import file_facts
 from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
 from ...registry import did_you_mean
 from ...system import System
-from ..config.sections import FRAME_LABELS, LOSS_WEIGHT, DataConfig
+from ..config.sections import FRAME_LABELS, LOSS_WEIGHT, DataConfig, KeysConfig, SourceConfig
 from ..steps.batches import Frames, in_order
 
 __all__ = [
-    "SUBSETS", "file_digests", "files_of", "labels_of", "open_subsets", "periodic_heights", "require_searchable",
-    "survey", "weight_keys", "weight_notes",
+    "SUBSETS", "Subsets", "file_digests", "files_of", "joined", "labels_of", "open_subsets", "periodic_heights",
+    "require_searchable", "survey", "weight_keys", "weight_notes",
 ]  # fmt: skip
 
 
@@ -35,9 +35,56 @@ _MOST_NEIGHBORS = 10_000
 TEST_SHARE = 0.1  # of the frames, where `split.test` is not given
 
 
-def open_subsets(
-    config: DataConfig, keys: dict[str, str], units: dict[str, str]
-) -> dict[str, tuple[Dataset, list[int]]]:
+Subsets = dict[str, tuple[Dataset, list[int]]]
+"""subset -> (data set, indices of its frames)"""
+
+
+def joined(parts: Sequence[Subsets], sources: Sequence[SourceConfig], levels: Sequence[str]) -> Subsets:
+    """The subsets of several sources, whose frames have their level of theory, and their weight, as labels.
+
+    Training frames of a source with a share are repeated, so that none is left out.
+
+    Args:
+        parts: subsets of each source.
+        sources: as in the configuration.
+        levels: names, whose places are the labels.
+    """
+    found: Subsets = {}
+    for name in SUBSETS:
+        chosen = [(part[name], source) for part, source in zip(parts, sources, strict=True) if name in part]
+        if not chosen:
+            continue
+        labels = [
+            {LEVEL: float(levels.index(source.level)), **({} if source.weight == 1 else {LOSS_WEIGHT: source.weight})}
+            for _, source in chosen
+        ]
+        data = ConcatDataset([dataset for (dataset, _), _ in chosen], labels)
+        starts = np.cumsum([0, *(len(dataset) for (dataset, _), _ in chosen)]).tolist()
+        counts = [len(indices) for (_, indices), _ in chosen]
+        shares = [source.share for _, source in chosen]
+        wanted = _with_shares(counts, shares) if name == "train" else counts
+        indices: list[int] = []
+        for ((_, own), _), start, number in zip(chosen, starts, wanted, strict=False):
+            indices += [start + own[k % len(own)] for k in range(number)]
+        found[name] = data, indices
+    if "train" not in found:
+        raise BadConfig("data.split: no frame is left for training")
+    return found
+
+
+def _with_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list[int]:
+    """Frames of each source in an epoch: the shares hold, and no source has fewer than it has frames.
+
+    Sources without a share divide what the others leave, by their frames.
+    """
+    rest = 1 - sum(share for share in shares if share is not None)
+    others = sum(n for n, share in zip(counts, shares, strict=True) if share is None)
+    parts = [rest * n / others if share is None else share for n, share in zip(counts, shares, strict=True)]
+    total = max(n / part for n, part in zip(counts, parts, strict=True))
+    return [max(n, round(total * part)) for n, part in zip(counts, parts, strict=True)]
+
+
+def open_subsets(config: DataConfig, keys: dict[str, str], units: dict[str, str]) -> Subsets:
     """subset -> (data set, indices of its frames); validation and test have own files or are split from train's.
 
     Raises:
@@ -123,6 +170,8 @@ def _read_split(config: DataConfig, main: Dataset) -> dict[str, list[int]]:
 
 def files_of(config: DataConfig, subset: str, dataset: Dataset) -> list[str]:
     """The data files that a subset comes from, patterns resolved as `open_dataset` does."""
+    if config.sources is not None:
+        return [file for part in config.parts for file in files_of(part, subset, dataset)]
     paths = getattr(config, subset) if getattr(config, subset) is not None else config.train
     if paths is None or _named(config, subset):
         return _sources(dataset)
@@ -261,10 +310,16 @@ _AT_ONCE = 1024  # frames
 _TOLD = 20  # words in a message
 
 
-def weight_keys(config: Config) -> dict[str, str]:
-    """What is read of the data for the weights of frames: label -> its name there."""
-    keys, loss = config.data.keys, config.training.loss
+def weight_keys(config: Config, keys: KeysConfig | None = None) -> dict[str, str]:
+    """What is read of the data for weights and groups of frames: label -> its name there.
+
+    Args:
+        config: of the run.
+        keys: of one source; None: `data.keys`.
+    """
+    keys, loss = keys or config.data.keys, config.training.loss
     found = {} if keys.weight is None else {LOSS_WEIGHT: keys.weight}
+    found |= {} if keys.group is None else {GROUP: keys.group}
     return {**found, CONFIG_TYPE: keys.config_type} if loss.config_weights else found
 
 
@@ -278,7 +333,7 @@ def weight_notes(config: Config, subsets: Mapping[str, Frames]) -> Iterator[str]
     kinds = {kind_code(word): word for word in config.training.loss.config_weights}
     counts = {name: dict.fromkeys(kinds, 0) for name in subsets}
     own = 0
-    if not weight_keys(config):
+    if not any(weight_keys(config, part.keys) for part in config.data.parts):
         return
     for name, frames in subsets.items():
         for part in in_order(len(frames), _AT_ONCE):
@@ -306,4 +361,6 @@ def weight_notes(config: Config, subsets: Mapping[str, Frames]) -> Iterator[str]
     parts = [f"{config.training.loss.config_weights[word]:g} for {word} ({counts['train'][code]} frames)"
             for code, word in kinds.items()]  # fmt: skip
     parts += [f"their own for {own} frames"] if own else []
+    if not parts:
+        return
     yield f"weights in the loss: {', '.join(parts)}; 1 for all others"

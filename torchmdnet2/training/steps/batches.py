@@ -16,6 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 from ...data import Dataset, Sample
 from ...data.cache import CachedDataset, CachedEdges
 from ...data.edges import EdgeMemory, FrameEdges
+from ...data.labels import GROUP, LEVEL
 from ...data.splits import epoch_batches, epoch_order, in_order
 from ...neighbors import NeighborList
 from ...potential.potential import Potential
@@ -148,6 +149,37 @@ class Frames(TorchDataset):
                   for part in in_order(len(self), 256)]  # fmt: skip
         return np.concatenate([np.zeros(0, dtype=np.int64), *counts])
 
+    @cached_property
+    def levels(self) -> np.ndarray:
+        """Place of the level of theory of each frame in the list of their names, [len(self)]; 0 without levels."""
+        return np.nan_to_num(self._labels(LEVEL)).astype(np.int64)
+
+    @cached_property
+    def groups(self) -> np.ndarray:
+        """A number for the group of each frame, [len(self)]: frames without one are alone, as are repeated ones."""
+        groups = self._labels(GROUP)
+        alone = np.isnan(groups)
+        _, found = np.unique(np.stack([groups[~alone], self.levels[~alone]]), axis=1, return_inverse=True)
+        numbers = np.arange(len(self)) + len(self)
+        numbers[~alone] = found.reshape(-1)
+        return numbers
+
+    def _labels(self, name: str) -> np.ndarray:
+        """A label of each frame, [len(self)]; NaN where there is none."""
+        parts = []
+        for part in in_order(len(self), 1024):
+            labels = self.data.batch(self.indices[part]).labels
+            parts.append(labels[name].numpy() if name in labels else np.full(len(part), np.nan))
+        return np.concatenate([np.zeros(0), *parts])
+
+    def of(self, chosen: np.ndarray) -> Frames:
+        """Some of the frames.
+
+        Args:
+            chosen: [len(self)] which, or their positions.
+        """
+        return Frames(self.data, self.indices[chosen], self.cutoff)
+
     def name(self, item: int) -> str:
         """Where a frame comes from, by its position."""
         return self.data.name(int(self.indices[item]))
@@ -191,6 +223,8 @@ def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list
         BadData: a frame alone is larger than the budget.
     """
     budget = config.max_atoms is not None or config.max_edges is not None
+    if config.loss.relative_energy or config.loss.final.relative_energy:
+        return _batches_of_groups(frames, config, epoch)
     return epoch_batches(
         frames.atoms,
         frames.edges,
@@ -203,11 +237,42 @@ def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list
     )
 
 
+def _batches_of_groups(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
+    """As `training_batches`, with the frames of a group in one batch; groups larger than a batch are divided."""
+    pieces = _groups(frames, config)
+    atoms = np.array([frames.atoms[piece].sum() for piece in pieces])
+    edges = np.array([frames.edges[piece].sum() for piece in pieces])
+    most = {"max_atoms": config.max_atoms, "max_edges": config.max_edges}
+    if config.max_atoms is None and config.max_edges is None:  # a budget of frames
+        atoms, most = np.array([len(piece) for piece in pieces]), {"max_atoms": config.batch_size, "max_edges": None}
+
+    def name(piece: int) -> str:
+        return frames.name(int(pieces[piece][0]))
+
+    batches = epoch_batches(atoms, edges, seed=config.seed, epoch=epoch, name=name, **most)
+    return [np.concatenate([pieces[k] for k in batch]).tolist() for batch in batches]
+
+
+def _groups(frames: Frames, config: TrainingConfig) -> list[np.ndarray]:
+    """Positions of the frames of each group, in parts that fit into a batch."""
+    order = np.argsort(frames.groups, kind="stable")
+    starts = np.flatnonzero(np.diff(frames.groups[order])) + 1
+    pieces: list[np.ndarray] = []
+    for group in np.split(order, starts):
+        budgets = [(config.max_atoms, frames.atoms), (config.max_edges, frames.edges)]
+        given = [int(np.floor(most / max(1, values[group].max()))) for most, values in budgets if most is not None]
+        most = max(1, min(given)) if given else config.batch_size
+        pieces += np.array_split(group, -(-len(group) // most))
+    return pieces
+
+
 def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
     """Frames in order, for errors: twice of what a training step has, since forces are not differentiated.
 
     A frame that is larger than the budget is alone.
     """
+    if config.loss.relative_energy or config.loss.final.relative_energy:  # whole groups, as training has them
+        return _batches_of_groups(frames, config, 0)
     budgets = [(2 * most, what) for most, what in ((config.max_atoms, "atoms"), (config.max_edges, "edges")) if most]
     if not budgets:
         return in_order(len(frames), 2 * config.batch_size)

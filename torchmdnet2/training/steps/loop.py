@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...data.dataset import Sample, select
 from ...data.edges import EdgeMemory, in_threads
-from ...data.labels import LABELS, label_names
+from ...data.labels import LABELS, LEVEL, label_names
 from ...engine.graph import GraphMemory
 from ...engine.select import fast_path
 from ...models.heads import EquivariantScalarHead, ScalarCoulombHead, ScalarHead
@@ -103,7 +104,7 @@ def pack(
 
     def part(positions: Sequence[int]) -> Part:
         made = pack_part(frames.batch(positions), potential, stress, loss, labels, one)
-        made.flatten(potential.elements)
+        made.flatten(potential.elements_of_levels)
         return made
 
     order, device = in_order(len(frames), _AT_ONCE), potential.device
@@ -111,7 +112,9 @@ def pack(
         parts: Iterable[Part] = map(part, order)
     else:
         parts = in_threads(part, order, partial(torch.cuda.set_device, device) if device.type == "cuda" else None)
-    return PackedFrames(parts, potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
+    return PackedFrames(
+        parts, potential.elements_of_levels, potential.cutoff, potential.device, potential.dtype, stress
+    )
 
 
 def pack_part(
@@ -124,7 +127,7 @@ def pack_part(
 ) -> Part:
     """Some frames; arguments as of `pack`; one: a lock, held while the priors are evaluated."""
     with one or nullcontext():
-        energy, forces, tension = _baseline(batch.sample.system, potential)
+        energy, forces, tension = _baselines(batch.sample, potential)
     system, labels = batch.sample.system, batch.sample.labels
 
     weight = frame_weights(labels, loss)
@@ -149,6 +152,8 @@ def pack_part(
 
 
 def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> FurtherPart | None:
+    if potential.level_names:  # by which the network chooses read-outs
+        names = [*names, LEVEL]
     readers = [prior for prior in potential.priors if prior.uses_charges]
     read = [potential.head.pair_cutoff if potential.head else None, *(prior.cutoff for prior in readers)]
     cutoffs = {cutoff for cutoff in read if cutoff is not None}
@@ -174,6 +179,21 @@ def _further(batch: Batch, potential: Potential, names: Sequence[str]) -> Furthe
         pbc=system.pbc.numpy(),
         lists={cutoff: edges(cutoff) for cutoff in sorted(cutoffs)},
     )
+
+
+def _baselines(sample: Sample, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_baseline`, for each frame at its level of theory."""
+    if not potential.level_names:
+        return _baseline(sample.system, potential)
+    system, levels = sample.system, sample.labels[LEVEL].long()
+    energy = torch.zeros(system.num_systems, dtype=torch.float64)
+    forces, stress = torch.zeros(system.num_atoms, 3, dtype=torch.float64), energy.new_zeros(len(energy), 3, 3)
+    for level in levels.unique().tolist():
+        chosen = levels == level
+        part = select(sample, chosen.nonzero()[:, 0].numpy()).system
+        alone = potential.at_level(potential.level_names[level])
+        energy[chosen], forces[chosen[system.batch]], stress[chosen] = _baseline(part, alone)
+    return energy, forces, stress
 
 
 def _baseline(system: System, potential: Potential) -> tuple[Tensor, Tensor, Tensor]:
@@ -223,6 +243,8 @@ def pack_trainer(trainer: Trainer, devices: Devices | None = None) -> str | None
 def unsupported_training(trainer: Trainer) -> str | None:
     """Why a training cannot be packed on its device, in words; None when it can."""
     reason = unsupported_reason(trainer.potential)
+    if trainer.config.loss.relative_energy:
+        reason = "energies relative to the mean of a group"
     if reason is None and not isinstance(trainer.optimizer, AdamW | Muon):
         reason = f"the optimizer {type(trainer.optimizer).__name__}"
     if reason is None:
@@ -282,7 +304,7 @@ class PackedLoop:
         self.check_every = _CHECK_EVERY if cuda else 1  # a CPU need not be waited for
         self._memory = GraphMemory(trainer.device) if cuda else None
         stress = trainer.properties.stress
-        elements, labels = len(trainer.potential.elements), _further_labels(trainer)
+        elements, labels = len(trainer.potential.elements_of_levels), _further_labels(trainer)
 
         def network(potential: Potential) -> PackedNetwork:
             return PackedNetwork(potential, elements, trainer.properties.forces, stress, kernels, labels)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...data.labels import CONFIG_TYPE, LABELS, kind_code
+from ...data.labels import CONFIG_TYPE, GROUP, LABELS, kind_code
 from ...potential.potential import SYMBOLS, Result
 from ...system import System
-from ..config.sections import LOSS_WEIGHT, LossConfig, prediction, property_of, unit_of
+from ..config.sections import LOSS_WEIGHT, RELATIVE, LossConfig, prediction, property_of, unit_of
 
 __all__ = [
     "NUM_ELEMENTS", "UNITS", "ErrorSums", "Residual", "atoms_per_system", "frame_weights", "in_words", "penalty",
@@ -59,7 +59,20 @@ def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residua
             present = present.all(dim=tuple(range(1, label.ndim)), keepdim=True).expand_as(label)
         error = torch.where(present, predicted - torch.where(present, label, 0), 0)
         found[name] = Residual(error, present)
+    if GROUP in labels and "energy" in found:
+        found[RELATIVE] = _relative(found["energy"], labels[GROUP])
     return found
+
+
+def _relative(energy: Residual, group: Tensor) -> Residual:
+    """Errors of energies less the mean of their group; absent for frames that are alone."""
+    present = energy.present & ~torch.isnan(group)
+    _, number = torch.unique(torch.where(present, group, torch.inf), return_inverse=True)
+    zeros = energy.error.new_zeros(len(group))
+    count = zeros.index_add(0, number, present.to(zeros))[number]
+    mean = zeros.index_add(0, number, torch.where(present, energy.error, 0.0))[number] / count.clamp(min=1)
+    present = present & (count > 1)
+    return Residual(torch.where(present, energy.error - mean, 0.0), present)
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -118,7 +131,7 @@ def penalty_sums(
             losses = penalty(error, config.kind_of(name), config.huber_delta)
             if weights is not None:
                 own = weights.to(losses.dtype)
-                own = own[system.batch] if LABELS[name].per_atom else own
+                own = own[system.batch] if name != RELATIVE and LABELS[name].per_atom else own
                 losses = losses * own.reshape(-1, *[1] * (losses.ndim - 1))
             sums[name] = (losses.sum(), residual.present.sum())
     return sums
@@ -142,7 +155,12 @@ def total_loss(sums: Mapping[str, tuple[Tensor, Tensor]], config: LossConfig) ->
 NUM_ELEMENTS = len(SYMBOLS) + 10
 """Rows of a table by atomic number: with room for numbers without a symbol."""
 
-UNITS = {"energy": "eV", "energy_per_atom": "eV/atom", **{name: spec.unit for name, spec in LABELS.items()}}
+UNITS = {
+    "energy": "eV",
+    "energy_per_atom": "eV/atom",
+    RELATIVE: "eV",
+    **{name: spec.unit for name, spec in LABELS.items()},
+}
 """Property -> unit of its errors; vectors and tensors by component."""
 
 

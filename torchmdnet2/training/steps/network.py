@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
+from ...data.labels import LEVEL
 from ...engine.graph import ForbidHostSync, HostSync
 from ...engine.select import fast_path
 from ...kernels.interfaces import PairBatch, PairNetwork
@@ -21,7 +22,8 @@ from ...kernels.pair_ops import MultilinearOp, PairSum, SegmentSum, one_hot
 from ...neighbors.neighbor_list import safe_norm
 from ...neighbors.pairs import PairLists
 from ...potential.derivatives import with_leaves
-from ...potential.graph import Features, Graph
+from ...potential.graph import Features, Graph, Head
+from ...potential.levels import Level
 from ...potential.potential import Potential, Result
 from ...system import System
 from ..config.sections import DIPOLE_NORM, property_of
@@ -149,20 +151,35 @@ class PackedNetwork:
 
     def _energies(self, features: Features, graph: Graph, batch: PackedBatch, system: System | None) -> Tensor:
         """energy_scale · (ε_i − ε_i⁰) of all atoms, [M] float64."""
-        head = self.potential.head
-        if head is None:
+        potential = self.potential
+        if potential.head is None:
             return torch.zeros(len(batch.z), dtype=torch.float64, device=batch.z.device)
+        default = self._energies_of(potential.head, features, graph, batch, system)
+        energies = default * potential.energy_scale
+        for number, level in enumerate(potential.levels, 1):  # all of them for all atoms: heads are small
+            assert isinstance(level, Level) and batch.further is not None
+            own = default if level.head is None else self._energies_of(level.head, features, graph, batch, system)
+            frames = batch.further.labels[LEVEL] == number  # [B + 1]; single atoms come after them
+            chosen = frames.index_select(0, batch.structure.clamp(max=len(frames) - 1).long())
+            energies = torch.where(chosen, own * level.scale(potential.energy_scale), energies)
+        return energies
+
+    def _energies_of(
+        self, head: Head, features: Features, graph: Graph, batch: PackedBatch, system: System | None
+    ) -> Tensor:
+        """ε_i − ε_i⁰ of all atoms by a head, [M] float64 in its unit."""
         energies = head(features, graph).double()
         if self.pair_cutoff is not None:
-            energies = torch.cat([self._energies_of_pairs(features, batch, system), energies[batch.forces.shape[0] :]])
+            of_pairs = self._energies_of_pairs(head, features, batch, system)
+            energies = torch.cat([of_pairs, energies[batch.forces.shape[0] :]])
         if self.potential.subtract_isolated:
             kinds = one_hot(batch.element, self.num_elements, energies.dtype)
             energies = energies - kinds @ energies[-self.num_elements :]
-        return energies * self.potential.energy_scale
+        return energies
 
-    def _energies_of_pairs(self, features: Features, batch: PackedBatch, system: System | None) -> Tensor:
+    def _energies_of_pairs(self, head: Head, features: Features, batch: PackedBatch, system: System | None) -> Tensor:
         """Of a head that reads pairs: the atoms of the frames [N], whose pairs it is given."""
-        assert self.potential.head is not None and batch.further is not None and system is not None
+        assert batch.further is not None and system is not None
         num = batch.forces.shape[0]
         of_frames = {
             name: None if x is None else torch.cat([x[:num], x.new_zeros(1, *x.shape[1:])])
@@ -180,7 +197,7 @@ class PackedNetwork:
             system=system,
             pairs=PairLists(system, batch.further.lists),
         )
-        return self.potential.head(Features(**of_frames), graph)[:num].double()  # type: ignore[arg-type]
+        return head(Features(**of_frames), graph)[:num].double()  # type: ignore[arg-type]
 
     def _properties(
         self, features: Features, graph: Graph, batch: PackedBatch
@@ -245,11 +262,12 @@ def uncapturable_reason(
         part: a frame, packed.
         forces, stress, labels: as for `PackedNetwork`.
     """
-    store = PackedFrames([part], potential.elements, potential.cutoff, potential.device, potential.dtype, stress)
+    elements = potential.elements_of_levels
+    store = PackedFrames([part], elements, potential.cutoff, potential.device, potential.dtype, stress)
     need = store.size([0])
     room = Capacity(2, need.atoms + 4, need.pairs + 8, tuple(n + 8 for n in need.edges))
     batch = store.batch(torch.tensor([0, -1], device=potential.device), room)
-    network = PackedNetwork(potential, len(potential.elements), forces, stress, False, labels)
+    network = PackedNetwork(potential, len(elements), forces, stress, False, labels)
     if network.has_variant(batch) and not (network.heads or network.priors or network.pair_cutoff):
         return None
     parameters = [p for p in potential.parameters() if p.requires_grad]

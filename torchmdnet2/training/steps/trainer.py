@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ...core.files import atomic_write
+from ...data.labels import LEVEL
 from ...errors import BadCheckpoint
 from ...neighbors.pairs import PairLists
 from ...potential.potential import Potential, Result
@@ -446,34 +449,58 @@ class Trainer:
         if self.packed is not None:
             yield from self.packed.steps(order)
         else:
-            for batch in self.train_loader(order):
-                yield self.step(batch.to(self.device))
+            for parts in self.batches(order):
+                yield self.step(*parts)
 
-    def step(self, batch: Batch) -> float:
-        """One step of the optimizer; returns the loss."""
+    def batches(self, order: Sequence[Sequence[int]]) -> Iterator[list[Batch]]:
+        """Training frames on the device, for each batch in parts that are of one level of theory."""
+        return self._in_levels(self.train, self.train_loader, order)
+
+    def _in_levels(self, frames: Frames, loader: Loader, order: Sequence[Sequence[int]]) -> Iterator[list[Batch]]:
+        parts = [[list(positions)] for positions in order]
+        if self.potential.level_names:
+            parts = [_divided(positions, frames.levels) for positions in order]
+        read = iter(loader([part for batch in parts for part in batch]))
+        for batch in parts:
+            yield [next(read).to(self.device) for _ in batch]
+
+    def step(self, *parts: Batch) -> float:
+        """One step of the optimizer; returns the loss.
+
+        Args:
+            parts: a batch, or its parts by level of theory.
+        """
         set_rate(self.optimizer, self.learning_rate.rate(self.step_count))
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self.backward(batch)
+        loss = self.backward(*parts)
         largest = self.config.gradient_clipping or math.inf
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, largest)
         value = float(loss)
         if not (math.isfinite(value) and math.isfinite(float(norm))):
-            raise TrainingDiverged(self._blame(batch, value))
+            raise TrainingDiverged(self._blame(parts, value))
         self.optimizer.step()
         update_average(self.average, self.potential, self.learning_rate.average_share(self.step_count))
         return value
 
-    def backward(self, batch: Batch) -> Tensor:
-        """The loss of a batch, its gradients added to the parameters' and its errors to the epoch's."""
-        result = predict(self.potential, batch, self.properties, create_graph=True)
-        found = residuals(result, batch.sample.labels)
+    def backward(self, *parts: Batch) -> Tensor:
+        """The loss of a batch, its gradients added to the parameters' and its errors to the epoch's.
+
+        Args:
+            parts: as of `step`.
+        """
         loss_config = self.loss
-        weights = frame_weights(batch.sample.labels, loss_config)
-        sums = penalty_sums(found, batch.sample.system, loss_config, weights)
+        sums: dict[str, tuple[Tensor, Tensor]] = {}
+        for batch in parts:
+            result = predict(self.potential, batch, self.properties, create_graph=True)
+            found = residuals(result, batch.sample.labels)
+            weights = frame_weights(batch.sample.labels, loss_config)
+            for name, (total, count) in penalty_sums(found, batch.sample.system, loss_config, weights).items():
+                known = sums.get(name)
+                sums[name] = (total, count) if known is None else (known[0] + total, known[1] + count)
+            self.sums.add(found, batch.sample.system, weights)
         loss = total_loss(sums, loss_config) if sums else torch.zeros(())
         if sums:
             loss.backward()
-            self.sums.add(found, batch.sample.system, weights)
         for p in self.parameters:  # nothing to learn: gradients of zero, as in a packed step, where momentum goes on
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
@@ -514,8 +541,7 @@ class Trainer:
         if self.packed is not None:
             return self.packed.validate(order)
         sums = ErrorSums(self.config.loss.final, self.device)
-        for batch in self.validation_loader(order):
-            batch = batch.to(self.device)
+        for batch in chain.from_iterable(self._in_levels(self.validation, self.validation_loader, order)):
             result = predict(self.average, batch, self.properties)
             labels = batch.sample.labels
             sums.add(residuals(result, labels), batch.sample.system, frame_weights(labels, sums.loss_config))
@@ -523,17 +549,19 @@ class Trainer:
 
     def blame(self, positions: Sequence[int], loss: float) -> NoReturn:
         """Raise TrainingDiverged for a batch of these frames."""
-        batch = next(iter(self.train_loader([list(positions)])))
-        raise TrainingDiverged(self._blame(batch.to(self.device), loss))
+        raise TrainingDiverged(self._blame(next(self.batches([positions])), loss))
 
-    def _blame(self, batch: Batch, loss: float) -> str:
-        """Which frames of the batch have predictions or labels that are not finite; all of them when none has."""
-        result = predict(self.potential, batch, self.properties)
-        bad = ~torch.isfinite(result.energy)
-        if result.forces is not None:
-            rows = (~torch.isfinite(result.forces)).any(1)
-            bad = bad.index_put((batch.sample.system.batch[rows],), torch.ones_like(rows[rows]))
-        chosen = [index for index, wrong in zip(batch.frames, bad.tolist(), strict=True) if wrong] or batch.frames
+    def _blame(self, parts: Sequence[Batch], loss: float) -> str:
+        """Which frames of a batch have predictions or labels that are not finite; all of them when none has."""
+        chosen: list[int] = []
+        for batch in parts:
+            result = predict(self.potential, batch, self.properties)
+            bad = ~torch.isfinite(result.energy)
+            if result.forces is not None:
+                rows = (~torch.isfinite(result.forces)).any(1)
+                bad = bad.index_put((batch.sample.system.batch[rows],), torch.ones_like(rows[rows]))
+            chosen += [index for index, wrong in zip(batch.frames, bad.tolist(), strict=True) if wrong]
+        chosen = chosen or [index for batch in parts for index in batch.frames]
         names = "; ".join(self.train.data.name(index) for index in chosen)
         return (
             f"step {self.step_count}, epoch {self.epoch + 1}: the loss ({loss}) or its gradient is not finite in "
@@ -590,11 +618,21 @@ class Trainer:
             torch.cuda.set_rng_state(tensors["rng.cuda"], self.device)
 
 
+def _divided(positions: Sequence[int], levels: np.ndarray) -> list[list[int]]:
+    """Positions of frames by their level, the first level first."""
+    found: dict[int, list[int]] = {}
+    for position in positions:
+        found.setdefault(int(levels[position]), []).append(position)
+    return [found[level] for level in sorted(found)]
+
+
 def predict(potential: Potential, batch: Batch, properties: Properties, create_graph: bool = False) -> Result:
-    """Energy, and forces and stress where the labels need them.
+    """Energy, and forces and stress where the labels need them, at the level of theory of the batch.
 
     Structures are not checked: a training may have any charge, and its data were checked before.
     """
+    if potential.level_names and LEVEL in batch.sample.labels:
+        potential = potential.at_level(potential.level_names[int(batch.sample.labels[LEVEL][0])])
     system = batch.sample.system
     stress = properties.stress and "stress" in batch.sample.labels
     if stress:

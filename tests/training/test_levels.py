@@ -1,0 +1,303 @@
+"""Several levels of theory in one training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ase.calculators.singlepoint import SinglePointCalculator
+from ase.io import read, write
+
+import torchmdnet2
+from torchmdnet2 import checkpoint
+from torchmdnet2.adapters.ase import TorchMDNet2Calculator
+from torchmdnet2.data.labels import LEVEL
+from torchmdnet2.errors import BadConfig, UnknownElement
+from torchmdnet2.potential.potential import Potential
+from torchmdnet2.system import System
+from torchmdnet2.training.config.config import parse_config
+from torchmdnet2.training.reporting.report import model_card
+from torchmdnet2.training.run.run import run_training
+from torchmdnet2.training.run.setup import make_setup
+from torchmdnet2.training.run.start import make_trainer
+from torchmdnet2.training.run.subsets import _with_shares
+from torchmdnet2.training.steps.batches import training_batches
+from torchmdnet2.training.steps.loop import pack_trainer
+
+from .conftest import REFERENCES, make_frames
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
+
+
+def other_level(frames, factor=1.1, shift=5.0):
+    """The frames at another level of theory: stronger bonds, and other energies of atoms."""
+    for atoms in frames:
+        own = sum(REFERENCES[z] for z in atoms.numbers)
+        energy = own + factor * (atoms.get_potential_energy() - own) + shift * len(atoms)
+        atoms.calc = SinglePointCalculator(atoms, energy=energy, forces=factor * atoms.get_forces())
+    return frames
+
+
+@pytest.fixture
+def two(raw_config, tmp_path):
+    """A configuration with two sources, the second of fewer frames."""
+    write(tmp_path / "a.xyz", make_frames(24), format="extxyz")
+    write(tmp_path / "b.xyz", other_level(make_frames(12, seed=1)), format="extxyz")
+    raw = {**raw_config, "data": {"split": {"validation": 4, "test": 4}}}
+    raw["data"]["sources"] = [
+        {"train": str(tmp_path / "a.xyz"), "level": "A/TZ(1.0)"},
+        {"train": str(tmp_path / "b.xyz"), "level": "B", "share": 0.4, "weight": 2.0},
+    ]
+    return raw
+
+
+def trainer_of(raw, packed=False):
+    raw = {**raw, "training": {**raw["training"], "precision": "float64"}}
+    trainer = make_trainer(make_setup(parse_config(raw)), None)
+    if packed:
+        assert pack_trainer(trainer) is None
+    return trainer
+
+
+def test_a_training_and_what_it_leaves(two, tmp_path):
+    """The file lists its levels, a level is an ordinary model, and errors are stated by level."""
+    path = run_training(parse_config(two))
+    errors = json.loads((path.parent / "metrics.json").read_text())
+    assert set(errors) == {f"{subset}, {level}" for subset in ("validation", "test") for level in ("A/TZ(1.0)", "B")}
+    whole = torchmdnet2.load(path, dtype="float64")
+    assert whole.level_names == ["A/TZ(1.0)", "B"] and whole.level_of_theory == "A/TZ(1.0)"
+    assert "A/TZ(1.0), B" in model_card(whole.config, whole.metadata)
+
+    splits = json.loads((path.parent / "splits.json").read_text())
+    for k, (name, file) in enumerate((("A/TZ(1.0)", "a.xyz"), ("B", "b.xyz"))):
+        frames = [read(tmp_path / file, ":")[i] for i in splits["test"][k]["indices"]]
+        potential = torchmdnet2.load(path, dtype="float64", level=name)
+        checkpoint.save(potential, tmp_path / "one.tmn")
+        alone = torchmdnet2.load(tmp_path / "one.tmn")
+        assert alone.level_of_theory == name and alone.level_names == []
+        for found in (potential, alone.double()):
+            result = [found(System.from_ase(atoms)) for atoms in frames]
+            misses = [float(r.energy) - atoms.get_potential_energy() for r, atoms in zip(result, frames, strict=True)]
+            assert np.abs(misses).mean() == pytest.approx(errors[f"test, {name}"]["energy"]["mae"], rel=1e-6)
+        atoms = frames[0].copy()
+        atoms.calc = TorchMDNet2Calculator(path, dtype="float64", level=name)
+        assert atoms.get_potential_energy() == pytest.approx(float(result[0].energy), abs=1e-9)
+    with pytest.raises(ValueError, match=r"no level 'C'.*It has A/TZ\(1\.0\), B"):
+        torchmdnet2.load(path, level="C")
+    with pytest.raises(ValueError, match="one level of theory, B, and 'A' is asked for"):
+        torchmdnet2.load(tmp_path / "one.tmn", level="A")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"readout": "shared", "scale": "own"},
+        {"references": "shared"},
+    ],
+)
+def test_packed_steps_are_the_same(two, settings):
+    """Read-outs and scales by level, in float64; the optimizer divides by small gradients, which enlarges rounding."""
+    two["levels"] = {"B": settings}
+    found = []
+    for packed in (False, True):
+        trainer = trainer_of(two, packed)
+        for _ in trainer.steps(training_batches(trainer.train, trainer.config, 0)):
+            trainer.step_count += 1
+        if packed:
+            trainer.packed.check()
+        found.append((trainer.potential.state_dict(), trainer.sums.row("train") | trainer.validate().row("validation")))
+    (plain, rows), (weights, same) = found
+    assert max(float((value - weights[name]).abs().max()) for name, value in plain.items()) < 1e-8
+    assert same == pytest.approx(rows, rel=1e-8)
+
+
+def test_levels_share_what_they_are_asked_to(two):
+    potential = trainer_of(two).potential
+    a, b = (potential.at_level(name) for name in potential.level_names)
+    assert a.head is not b.head and a.representation is b.representation
+    table = [next(p for p in x.priors if hasattr(p, "table")).table for x in (a, b)]
+    assert float((table[1] - table[0])[[1, 6, 8]].mean()) == pytest.approx(5.0, abs=1.0)
+    two["levels"] = {"B": {"readout": "shared", "references": "shared"}}
+    potential = trainer_of(two).potential
+    a, b = (potential.at_level(name) for name in potential.level_names)
+    assert a.head is b.head and all(x is y for x, y in zip(a.priors, b.priors, strict=True))
+
+
+def test_shares():
+    assert _with_shares([800, 80], [None, 0.5]) == [800, 800]
+    assert _with_shares([10, 30, 5], [None, None, 0.2]) == [10, 30, 10]
+    assert _with_shares([10, 90], [0.5, 0.5]) == [90, 90]
+    assert _with_shares([40, 10], [0.2, None]) == [40, 160]  # no frame is left out
+    assert _with_shares([7, 9], [None, None]) == [7, 9]
+
+
+def test_weights_and_levels_of_frames(two):
+    trainer = trainer_of(two)
+    frames = trainer.train
+    assert np.bincount(frames.levels).tolist() == [16, 11]
+    for parts in trainer.batches([list(range(len(frames)))]):
+        assert [float(p.sample.labels[LEVEL].unique()) for p in parts] == [0.0, 1.0]
+        assert "scalar:loss_weight" not in parts[0].sample.labels
+        assert (parts[1].sample.labels["scalar:loss_weight"] == 2).all()
+
+
+def test_sources_without_forces_and_elements_of_one_level(two, tmp_path):
+    """Energies alone at one level; an element that only the other one knows is refused there."""
+    frames = [atoms for atoms in make_frames(60, seed=2) if 6 not in atoms.numbers[:4]]
+    for atoms in frames:
+        own = atoms.get_potential_energy()
+        atoms.calc = SinglePointCalculator(atoms, energy=own)
+    write(tmp_path / "b.xyz", frames, format="extxyz")
+    two["data"]["sources"][1] |= {"keys": {"forces": None}, "split": {"validation": 1, "test": 1}}
+    potential = trainer_of(two).potential
+    assert 6 in potential.at_level("A/TZ(1.0)").elements and potential.at_level("B").elements == [1, 8]
+    with pytest.raises(UnknownElement):
+        potential.eval().at_level("B")(System.from_ase(make_frames(1)[0]))
+
+
+FAULTS = {
+    "no level": (lambda raw: raw["data"]["sources"][0].pop("level"), r"sources\.0\.level: is required"),
+    "train too": (lambda raw: raw["data"].update(train="a.xyz"), "exclude each other"),
+    "another level": (lambda raw: raw.update(levels={"A/TZ": {}}), "no source has this level, did you mean"),
+    "the first": (lambda raw: raw.update(levels={"A/TZ(1.0)": {}}), "is the first level"),
+    "no sources": (lambda raw: raw["data"].update(sources=None, train="a.xyz") or raw.update(levels={"B": {}}),
+                   "levels.B: no source has this level"),
+    "shares": (lambda raw: raw["data"]["sources"][0].update(share=0.7), r"add up to 1\.1"),
+    "a level of all": (lambda raw: raw["data"].update(level_of_theory="A"), "each of data.sources has its level"),
+    "a key of one": (lambda raw: raw["data"]["sources"][0].update(keys={"stress": "s"}), "give data.keys.stress too"),
+    "no group": (lambda raw: raw["training"]["loss"].update(relative_energy=1.0), "needs data.keys.group"),
+    "nothing": (lambda raw: raw["data"].update(sources=[]), "at least one source"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_refusals(two, fault):
+    change, message = FAULTS[fault]
+    two["training"]["loss"] = {"energy": 1.0, "forces": 1.0}
+    change(two)
+    with pytest.raises(BadConfig, match=message):
+        parse_config(two)
+
+
+def test_relative_energies(two, tmp_path):
+    """Frames of a group are in one batch, and a shift of a group's energies changes neither loss nor gradient."""
+    found = []
+    for shift in (0.0, 3.0):
+        frames = sorted(make_frames(90), key=lambda atoms: str(atoms.symbols))
+        chosen = [frames[k : k + 4] for k in range(0, 86, 4) if str(frames[k].symbols) == str(frames[k + 3].symbols)][
+            :6
+        ]
+        frames = [atoms for group in chosen for atoms in group]
+        for k, atoms in enumerate(frames):
+            energy = atoms.get_potential_energy() + shift * (k // 4)
+            atoms.calc = SinglePointCalculator(atoms, energy=energy)
+            atoms.info["scan"] = f"molecule {k // 4}"
+        write(tmp_path / "a.xyz", frames, format="extxyz")
+        raw = {**two, "data": {"train": str(tmp_path / "a.xyz"), "split": {"validation": 0, "test": 0}}}
+        raw["data"]["keys"] = {"energy": "energy", "forces": None, "group": "scan"}
+        raw["training"] = {**raw["training"], "batch_size": 9, "energy_scale": 1.0}
+        raw["training"]["loss"] = {"energy": 0, "relative_energy": 1.0}
+        trainer = trainer_of(raw)
+        order = training_batches(trainer.train, trainer.config, 3)
+        assert sorted(k for batch in order for k in batch) == list(range(24))
+        for batch in order:
+            assert all(len(set(range(4 * (k // 4), 4 * (k // 4) + 4)) - set(batch)) == 0 for k in batch)
+        assert pack_trainer(trainer) == "energies relative to the mean of a group"
+        batch = next(trainer.batches(order))
+        loss = float(trainer.backward(*batch))
+        gradient = torch.cat([p.grad.reshape(-1) for p in trainer.parameters])
+        result = trainer.potential.compute(batch[0].sample.system, _lists(batch[0]), False, False)
+        miss = result.energy - batch[0].sample.labels["energy"]
+        groups = batch[0].sample.labels["scalar:group"]
+        miss = torch.stack([miss[k] - miss[groups == groups[k]].mean() for k in range(len(miss))])
+        assert loss == pytest.approx(float(miss.square().mean()), rel=1e-9)
+        found.append((loss, gradient))
+    assert gradient.abs().max() > 0
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
+    assert torch.allclose(found[1][1], found[0][1], rtol=1e-5, atol=1e-8)
+
+
+def _lists(batch):
+    from torchmdnet2.neighbors.pairs import PairLists
+
+    return PairLists(batch.sample.system, {batch.neighbors.cutoff: batch.neighbors})
+
+
+def test_fine_tuning_with_replay(two, raw_config, tmp_path):
+    """Structures that the starting model labels keep its level; that of the user's frames is the default."""
+    first = run_training(parse_config({**raw_config, "data": {**raw_config["data"], "level_of_theory": "A/TZ(1.0)"}}))
+    write(tmp_path / "general.xyz", make_frames(6, seed=5), format="extxyz")
+    base = checkpoint.load(first, dtype="float64")
+    two["data"]["sources"] = two["data"]["sources"][1:]
+    two["data"]["sources"][0].pop("share")
+    two["init"] = {"file": str(first), "replay": str(tmp_path / "general.xyz")}
+    two.pop("model")
+    two["output"] = {**two.get("output", {}), "folder": str(tmp_path / "fine")}
+    trainer = trainer_of(two)
+    assert trainer.potential.level_names == ["B", "A/TZ(1.0)"]
+    frames = trainer.train
+    replayed = np.flatnonzero(frames.levels == 1)
+    assert len(replayed) == 6 and np.bincount(frames.levels).tolist() == [4, 6]
+    system = frames.batch(replayed).sample.system
+    kept = trainer.potential.eval().double().at_level("A/TZ(1.0)")
+    assert torch.allclose(kept(system).energy, base(system).energy, rtol=0, atol=1e-4)
+    assert torch.allclose(frames.batch(replayed).sample.labels["energy"], base(system).energy, rtol=0, atol=1e-4)
+    path = run_training(parse_config(two))
+    names = torchmdnet2.load(path).level_names
+    assert names == ["B", "A/TZ(1.0)"]
+    from_level = {**two, "init": {"file": str(path), "level": "A/TZ(1.0)"}}
+    assert parse_config(from_level).base().level_of_theory == "A/TZ(1.0)"
+    with pytest.raises(BadConfig, match=r"init\.level: the model has no level 'C'"):
+        parse_config({**two, "init": {"file": str(path), "level": "C"}})
+
+
+def test_a_level_with_elements_of_its_own():
+    config = {
+        "model": {"name": "tensornet", "hidden_channels": 8, "num_layers": 1, "num_rbf": 8, "cutoff": 4.0},
+        "priors": [{"name": "atomref", "energies": {"1": -13.0, "8": -2000.0}}],
+        "elements": [1, 8],
+        "level": "A",
+        "levels": {"B": {"energies": {"1": -12.0}, "elements": [1], "readout": True, "energy_scale": 2.0}},
+    }
+    potential = Potential.from_config(config)
+    assert potential.elements_of_levels == [1, 8] and potential.at_level("B").elements == [1]
+    assert potential.at_level("B").energy_scale == 2.0 and potential.at_level("A").energy_scale == 1.0
+    with pytest.raises(ValueError, match="no prior atomref"):
+        Potential.from_config({**config, "priors": []})
+
+
+@pytest.mark.slow
+def test_two_levels_are_no_worse_than_each_alone(tmp_path):
+    """GFN2-xTB and GFN1-xTB of ethanol, with a tenth of the labels at the second level; as many steps alone."""
+    sources = {
+        name: {"train": str(EXAMPLES / file), "split": {"train": n, "validation": v, "test": t, "seed": 1}}
+        for name, file, n, v, t in (
+            ("GFN2-xTB", "ethanol_gfn2.xyz", 300, 50, 200),
+            ("GFN1-xTB", "ethanol_gfn1.xyz", 30, 20, 100),
+        )
+    }
+    epochs = {"GFN2-xTB": 20, "GFN1-xTB": 187}  # 750 steps
+
+    def errors(levels, epochs):
+        given = [{"level": name, **sources[name]} for name in levels]
+        if len(levels) > 1:
+            given[1]["share"] = 0.3
+        raw = {
+            "data": {"sources": given},
+            "model": {"name": "tensornet", "hidden_channels": 16, "num_layers": 1, "num_rbf": 16, "cutoff": 4.5},
+            "training": {"seed": 1, "num_threads": 1, "device": "cpu", "batch_size": 8, "max_epochs": epochs,
+                         "lr": 1e-2, "warmup_steps": 50, "loss": {"energy": 1.0, "forces": 1.0}},
+            "output": {"folder": str(tmp_path / "-".join(levels)), "report": False},
+        }  # fmt: skip
+        found = json.loads((run_training(parse_config(raw)).parent / "metrics.json").read_text())
+        return {(name, what): found[f"test, {name}" if len(levels) > 1 else "test"][what]["rmse"]
+                for name in levels for what in ("energy", "forces")}  # fmt: skip
+
+    both = errors(["GFN2-xTB", "GFN1-xTB"], 20)
+    for name, number in epochs.items():
+        for key, alone in errors([name], number).items():
+            assert both[key] <= alone, (key, both[key], alone)

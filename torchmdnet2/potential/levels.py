@@ -1,0 +1,108 @@
+"""Levels of theory of one potential: what each has apart from the network that they share."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..registry import PRIORS, did_you_mean
+from .graph import Head
+from .prior import Prior
+
+__all__ = ["Level", "build_levels", "chosen_level"]
+
+
+class Level(nn.Module):
+    """A level of theory beside the default one.
+
+    Args:
+        head: read-out of this level; None: that of the default level.
+        atomref: reference energies of this level; None: those of the default level.
+        config: "energy_scale", "elements", "total_charges", "compositions" of `Potential.from_config` at this level;
+            what is absent is that of the default level. "readout": whether there is a head, "energies": the reference
+            energies, element -> eV.
+    """
+
+    def __init__(self, head: Head | None, atomref: Prior | None, config: dict[str, Any]):
+        super().__init__()
+        self.head, self.atomref = head, atomref
+        self.config = config
+
+    def scale(self, default: float) -> float:
+        """eV per unit of the head.
+
+        Args:
+            default: of the default level.
+        """
+        return float(self.config.get("energy_scale", default))
+
+    def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """The configuration of a potential of this level alone.
+
+        Args:
+            config: of the potential with all levels.
+        """
+        own = {name: value for name, value in self.config.items() if name not in ("readout", "energies")}
+        energies = self.config.get("energies")
+        priors = [
+            {**prior, "energies": dict(energies)} if energies is not None and prior["name"] == "atomref" else prior
+            for prior in config.get("priors") or []
+        ]
+        return {**config, **own, "priors": priors}
+
+    def priors(self, shared: Iterable[Prior], names: Sequence[str]) -> list[Prior]:
+        """Priors of this level.
+
+        Args:
+            shared: those of the default level.
+            names: of these, as in the configuration.
+        """
+        return [
+            self.atomref if self.atomref is not None and name == "atomref" else prior
+            for prior, name in zip(shared, names, strict=True)
+        ]
+
+
+def build_levels(config: Mapping[str, Any], head: Head | None) -> dict[str, Level]:
+    """The levels of a configuration, by name; see `Potential.from_config`.
+
+    Args:
+        config: "levels": name -> configuration of a `Level`.
+        head: of the default level; read-outs of the others begin as copies of it.
+
+    Raises:
+        ValueError: reference energies of a level without a prior atomref.
+    """
+    levels = {}
+    for name, given in (config.get("levels") or {}).items():
+        atomref = None
+        if given.get("energies") is not None:
+            arguments = next((dict(p) for p in config.get("priors") or [] if p["name"] == "atomref"), None)
+            if arguments is None:
+                raise ValueError(f"levels.{name}: has reference energies, and there is no prior atomref to hold them")
+            atomref = PRIORS[arguments.pop("name")](**{**arguments, "energies": given["energies"]})
+        levels[name] = Level(copy.deepcopy(head) if given.get("readout") else None, atomref, given)
+    return levels
+
+
+def chosen_level(name: str, names: Sequence[str], only: str | None) -> str:
+    """The name of a level, checked.
+
+    Args:
+        name: that is asked for.
+        names: of the levels of the model; empty for a model of one level.
+        only: what a model of one level states.
+
+    Raises:
+        ValueError: the model does not have it.
+    """
+    if name in names or (not names and name == only):
+        return name
+    if names:
+        raise ValueError(f"level: the model has no level '{name}'{did_you_mean(name, names) or '.'} "
+                         f"It has {', '.join(names)}")  # fmt: skip
+    raise ValueError(f"level: the model has one level of theory, {only or 'not stated'}, and '{name}' is asked for: "
+                     "leave the level out")  # fmt: skip
