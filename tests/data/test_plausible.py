@@ -6,7 +6,7 @@ import torch
 from ase.build import bulk, molecule
 
 from torchmdnet2.data import InMemoryDataset, Sample, statistics
-from torchmdnet2.data.plausible import bond_scale, resolution, spread_out, stress_size, zeros
+from torchmdnet2.data.label_checks import bond_scale, resolution, spread_out, stress_size, zeros
 from torchmdnet2.system import System
 
 

@@ -105,7 +105,7 @@ def _is_ours(error: Exception) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     from ..version import __version__
-    from . import bench, calibrate, convert, evaluate, lammps, md, models, relax, scan, stability, train
+    from . import bench, calibrate, convert, evaluate, lammps, md, models, relax, scan, train
 
     parser = argparse.ArgumentParser(
         prog="torchmdnet2", description="Neural-network potentials: train them, test them, run molecular dynamics."
@@ -120,6 +120,6 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(run=run)
         return added
 
-    for module in (train, evaluate, relax, calibrate, md, lammps, stability, scan, convert, models, bench):
+    for module in (train, evaluate, relax, calibrate, md, lammps, scan, convert, models, bench):
         module.add(command)
     return parser

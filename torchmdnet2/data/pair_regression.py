@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ..neighbors import neighbor_list
 from .dataset import Dataset, Sample
-from .evidence import LinearFit, Solution
-from .hypotheses import Fault, energy_fault, force_fault
+from .hypotheses import Fault, LinearFit, Solution, energy_fault, force_fault
 from .statistics import Statistics
 
 __all__ = ["Factor", "Regression", "regression"]

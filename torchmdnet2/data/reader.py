@@ -54,7 +54,7 @@ class Reader(ABC):
         available: names of all labels seen.
         stated: what frames state themselves of charge, spin and units, by other entries than those of `keys`: name ->
             the statement.
-        doubts: sentences on entries that put the labels in doubt (see `doubts.py`).
+        doubts: sentences on entries that put the labels in doubt (see `ase_formats.Doubts`).
         kinds: words seen as the kind of a frame, the first 1,000 of them.
         num_frames: frames seen.
     """

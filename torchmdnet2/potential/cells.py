@@ -6,15 +6,12 @@ Shapes: N atoms, B structures.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from torch import Tensor
 
 from ..system import System
 from .output import RESULTS, Output
-
-if TYPE_CHECKING:
-    from .potential import Potential
 
 __all__ = ["CoulombInCells", "Portion", "coulomb_in_cells", "divided", "evaluate_portions", "is_mixed"]
 
@@ -23,7 +20,13 @@ CoulombInCells = Literal["pme", "dsf"]
 """How Coulomb energies over all pairs are summed in periodic cells."""
 
 
-def coulomb_in_cells(name: str, potential: Potential | None = None) -> CoulombInCells:
+class _InCells(Protocol):
+    """A Potential; its module imports this one."""
+
+    def in_cells(self, coulomb: CoulombInCells | None = None) -> Any: ...
+
+
+def coulomb_in_cells(name: str, potential: _InCells | None = None) -> CoulombInCells:
     """The same, checked.
 
     Args:

@@ -11,9 +11,18 @@ import numpy as np
 
 from ...data import CachedDataset, ConcatDataset, Dataset, HDF5Dataset, Statistics, statistics
 from ...data.edges import EdgeMemory
-from ...data.label_checks import Agreement, Usual, agreement, stress_agreement
+from ...data.label_checks import (
+    Agreement,
+    Usual,
+    agreement,
+    bond_scale,
+    resolution,
+    spread_out,
+    stress_agreement,
+    stress_size,
+    zeros,
+)
 from ...data.pair_regression import EVIDENCE, ORDERS, PLAIN, VASP, Factor, Regression, regression
-from ...data.plausible import bond_scale, resolution, spread_out, stress_size, zeros
 from ...potential.potential import SYMBOLS
 from ..config.sections import epoch_of
 from ..steps.batches import Frames
