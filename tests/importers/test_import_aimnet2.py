@@ -17,6 +17,7 @@ from torchmdnet2.cli import main
 from torchmdnet2.errors import BadCheckpoint, BadConfig
 from torchmdnet2.importers.aimnet2 import import_aimnet2
 from torchmdnet2.importers.source_files import is_torchscript, read_torchscript
+from torchmdnet2.importers.torchmd_net import read_checkpoint
 from torchmdnet2.training.config.build_potential import open_base
 
 CHANNELS, RADIAL, VECTORS, HIDDEN = 2, 4, 3, 8
@@ -198,6 +199,9 @@ def test_other_files_are_no_torchscript(tmp_path):
     for name in ("a.ckpt", "b.jpt"):
         with pytest.raises(BadCheckpoint, match="TorchScript"):
             read_torchscript(tmp_path / name)
+    torch.save({"format_version": 2, "model_yaml": "class: AIMNet2", "state_dict": {}}, tmp_path / "d.pt")
+    with pytest.raises(BadCheckpoint, match=r"second format, which is not read: import the TorchScript file"):
+        read_checkpoint(tmp_path / "d.pt")
     other = write(nn.Linear(2, 2), tmp_path / "c.jpt")
     with pytest.raises(BadCheckpoint, match="holds a Linear, and no AIMNet2"):
         import_aimnet2(other)

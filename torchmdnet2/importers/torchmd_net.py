@@ -258,6 +258,11 @@ def read_checkpoint(path: str | os.PathLike) -> tuple[dict[str, Any], dict[str, 
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path}: no such checkpoint")
     content = read_tensor_file(path)
+    if isinstance(content, dict) and "model_yaml" in content:
+        raise BadCheckpoint(
+            f"{path}: a model of the package aimnet in its second format, which is not read: import the TorchScript "
+            "file (.jpt) of the same model"
+        )
     if not isinstance(content, dict) or not {"hyper_parameters", "state_dict"} <= content.keys():
         raise BadCheckpoint(f"{path}: not a Lightning checkpoint of TorchMD-Net (no hyper_parameters and state_dict)")
     args, state = content["hyper_parameters"], content["state_dict"]
