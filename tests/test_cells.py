@@ -223,6 +223,22 @@ def test_supercells(kind, coulomb):
 
 
 @pytest.mark.parametrize("kind", CHARGED)
+def test_a_structure_that_becomes_periodic_in_place(kind):
+    potential, system = model(kind), atoms(6, CUBE, 2, pbc=[False] * 3)
+    evaluator = Evaluator(potential)
+    molecule = evaluator(system).energy
+    for periodic in (True, False, True):
+        system.pbc.fill_(periodic)
+        found, expected = evaluator(system).energy, Evaluator(potential)(system).energy
+        assert float((found - expected).abs()) < 1e-9 and (float((found - molecule).abs()) > 1e-6) == periodic
+    with torch.inference_mode():
+        system = system.replace(pbc=system.pbc.clone())
+        for periodic in (False, True):
+            system.pbc.fill_(periodic)
+            assert (float((evaluator(system).energy - molecule).abs()) > 1e-6) == periodic
+
+
+@pytest.mark.parametrize("kind", CHARGED)
 def test_batches_of_molecules_and_cells(kind):
     """The same as one by one, whatever the order of the atoms, by autograd and in an Evaluator."""
     potential = model(kind)

@@ -51,6 +51,44 @@ def test_readme_python(tmp_path, monkeypatch):
     exec(compile(code, "README.md", "exec"), {"__name__": "docs"})
 
 
+def test_messages_in_the_faq_are_messages():
+    """A user searches the page for what the program has said."""
+    from ase import Atoms
+    from ase.build import molecule
+    from commands import MODEL
+
+    from torchmdnet2 import Potential, System
+    from torchmdnet2.errors import needs_extra
+    from torchmdnet2.md.guard import Limits, check_overlaps
+
+    known = {"model": {**MODEL, "name": "tensornet2", "q_dim": 2}, "elements": [1, 5, 6, 8]}
+    tiny = Potential.from_config({**known, "total_charges": [-1, 0, 1], "closed_shell": True})
+    extra = needs_extra("smiles")
+
+    def import_what_is_missing():
+        with extra:
+            raise ModuleNotFoundError("no", name="rdkit")
+
+    faults = [
+        lambda: tiny(System.from_ase(Atoms("Fe"))),
+        lambda: tiny(System.from_ase(Atoms("O", info={"charge": 5}))),
+        lambda: tiny(System.from_ase(molecule("OH"))),
+        import_what_is_missing,
+        lambda: check_overlaps(System.from_ase(Atoms("OH", [[0, 0, 0], [0, 0, 0.1]]))),
+    ]
+    said = [Limits().violation(300.0, 300.0, 0.0)]
+    for fault in faults:
+        with pytest.raises((ValueError, RuntimeError, ImportError)) as caught:
+            fault()
+        said.append(str(caught.value))
+    headings = re.findall(r"^###.*", (ROOT / "docs" / "faq.md").read_text(encoding="utf-8"), re.MULTILINE)
+    quoted = [text for heading in headings for text in re.findall(r'"(.+?)"', heading)]
+    assert len(quoted) == len(said)
+    for text in quoted:
+        pieces = [piece.rstrip(",. ") for piece in re.split("…|, …", text)]
+        assert any(all(piece in message for piece in pieces) for message in said), (text, said)
+
+
 def run_blocks(page: str, names: dict) -> dict:
     """Run all Python blocks of a page one after another, on the CPU; gives what they leave behind."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)

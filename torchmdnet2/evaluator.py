@@ -13,12 +13,12 @@ import copy
 import logging
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, ValuesView
 from itertools import chain
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import checkpoint
 from .core.devices import ProcessLock, refuse_forked_gpu
@@ -160,10 +160,11 @@ class Evaluator:
             summing = self.potential.in_cells()
             self._summing = None if summing is self.potential else summing
             self._cells: Evaluator | None = None
+            self._last_pbc: tuple[Tensor | None, int, bool] = None, 0, False
 
     def _cells_of(self, system: System) -> Evaluator | None:
         """What evaluates periodic structures, where there are some and the model sums over all pairs of molecules."""
-        if self._summing is None or not bool(require_system(system).pbc.any()):
+        if self._summing is None or not self._is_periodic(require_system(system).pbc):
             return None
         with self._lock:
             if self._task.is_changed:
@@ -172,6 +173,14 @@ class Evaluator:
                 self._cells = Evaluator(self._summing, self.precision, self.graphs, self.stress)
                 _LOGGER.info("periodic cells: %s", describe_cells(self._summing))
             return self._cells
+
+    def _is_periodic(self, pbc: Tensor) -> bool:
+        """Whether a structure is: that a GPU is waited for is spared where the last call had the same tensor."""
+        seen, version, found = self._last_pbc
+        if pbc is not seen or pbc.is_inference() or pbc._version != version:  # inference tensors count no changes
+            found = bool(pbc.any())
+            self._last_pbc = pbc, 0 if pbc.is_inference() else pbc._version, found
+        return found
 
     def _first(self, system: System, action: Callable[[Backend], _Found], differentiated: bool = False) -> _Found:
         """What the first backend gives that takes the system; what is differentiated goes to the potential itself."""
@@ -278,6 +287,10 @@ def load(
     return potential
 
 
+_END = object()
+_ENDS = (_END,)  # where one of two sequences is shorter, its end meets something else
+
+
 class FastCalls:
     """Calls of one potential on an Evaluator, which is made when it is first needed. Thread-safe.
 
@@ -287,9 +300,9 @@ class FastCalls:
     def __init__(self) -> None:
         self._lock = ProcessLock()
         self._evaluator: Evaluator | None = None
-        self._tables: list[dict[str, Any]] = []  # what the potential is made of, table by table
+        self._tables: list[ValuesView[Any]] = []  # what the potential is made of, table by table
         self._hooks: list[dict[int, Any]] = []
-        self._parts: list[Any] = []
+        self._parts: list[Any] = []  # of all tables, `_END` last
 
     def __call__(self, potential: Potential, system: System, forces: bool, stress: bool) -> Result | None:
         """As the Evaluator; None where the potential itself must be called.
@@ -300,7 +313,7 @@ class FastCalls:
             forces, stress: whether to compute them.
         """
         with self._lock:
-            if self._evaluator is None or not self._holds(self._parts):
+            if self._evaluator is None or not self._holds():
                 if any(not isinstance(p, nn.Parameter) for p in potential.parameters()):
                     return None  # tensors that stand for weights during one call: torch.func.functional_call
                 self._make(potential)
@@ -315,20 +328,20 @@ class FastCalls:
         containers = (nn.ModuleList, nn.ModuleDict)  # may be empty, and filled later
         self._tables, self._hooks = [], []
         for module in potential.modules():
-            tables = [table for table in (module._parameters, module._buffers) if table]
-            self._tables += [*tables, *([module._modules] if module._modules or isinstance(module, containers) else [])]
+            tables: list[Any] = [table for table in (module._parameters, module._buffers) if table]
+            tables += [module._modules] if module._modules or isinstance(module, containers) else []
+            self._tables += map(dict.values, tables)
             if module is not potential:
                 self._hooks += [module._forward_hooks, module._forward_pre_hooks]
-        self._parts = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._parts = [*chain.from_iterable(self._tables), _END]
         # not of the potential itself: a circle of references would keep the memory of both after their last use
         part = copy.copy(potential)
         part.fast_calls = None
         self._evaluator = Evaluator(part)
 
-    def _holds(self, parts: list[Any]) -> bool:
+    def _holds(self) -> bool:
         """Whether no parameter, buffer or module was replaced, added or removed."""
-        found = list(chain.from_iterable(map(dict.values, self._tables)))
-        return len(found) == len(parts) and all(map(operator.is_, found, parts))
+        return all(map(operator.is_, chain(chain.from_iterable(self._tables), _ENDS), self._parts))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastCalls:
         return FastCalls()

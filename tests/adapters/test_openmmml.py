@@ -137,6 +137,19 @@ def test_plugin_says_whether_images_are_summed_over(method, tmp_path):
         assert TorchMDNet2Impl(tmp_path / "model.tmn").getMLLongRange() is expected
 
 
+def test_imported_before_openmm_ml(plugin_folder):
+    """openmm-ml then asks for the factory while the module is still being imported."""
+    pytest.importorskip("openmmml")
+    code = (
+        "import torchmdnet2.adapters.openmmml as ours\n"
+        "from openmmml import MLPotential\n"
+        "assert isinstance(MLPotential('torchmdnet2', modelPath='x.tmn')._impl, ours.TorchMDNet2Impl)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(plugin_folder), str(ROOT)])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+
+
 def test_entry_point_and_import_without_torch(plugin_folder):
     """`import openmmml` finds the plug-in, does not import torch, and works when torch cannot be imported."""
     pytest.importorskip("openmmml")

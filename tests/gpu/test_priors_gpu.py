@@ -109,6 +109,13 @@ def test_all_pairs_of_molecules():
     assert_same(Evaluator(potential)(cell), exact(cell.to(dtype=torch.float64)))
 
 
+def test_whether_structures_are_periodic_is_asked_once():
+    evaluator, system = Evaluator(model([CHARGES])[0]), random_atoms(22)
+    evaluator(system)
+    with no_waiting():
+        assert evaluator._cells_of(system.at(system.pos + 0.01)) is None
+
+
 def test_overflow_of_each_list_under_replay(monkeypatch):
     monkeypatch.setattr("torchmdnet2.engine.step.next_capacity", lambda edges: max(16, -(-edges // 16) * 16))
     potential, exact = model([D2, FIELD])

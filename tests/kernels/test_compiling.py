@@ -33,7 +33,7 @@ key, table = np.zeros(2, np.int64), np.ones((1, 3))
 def step():
     sums = np.zeros(2), np.zeros((2, 3)), np.zeros((2, 9)), np.zeros(2)
     for kernel in (_d2, _zbl):
-        kernel(row_ptr, sender, vec, key, table, 1.0, 5.0, (1.0,) * 6, 0, *sums)
+        kernel(2, row_ptr, sender, vec, key, table, 1.0, 5.0, (1.0,) * 6, 0, *sums)
     return sums
 
 numba_compiling.compile_side_by_side(step)

@@ -7,7 +7,21 @@ import pytest
 
 pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 
-from torchmdnet2.models.tensornet.numba_kernels import LANES, ROWS, dense, mix, panels
+from numba import njit
+
+from torchmdnet2.models.tensornet import numba_kernels
+from torchmdnet2.models.tensornet.numba_kernels import LANES, ROWS, panels
+
+
+@njit
+def dense(*arguments):
+    numba_kernels.dense(*arguments)
+
+
+@njit
+def mix(*arguments):
+    numba_kernels.mix(*arguments)
+
 
 RANDOM = np.random.default_rng(0)
 

@@ -276,6 +276,13 @@ def test_without_strain_it_is_constant_volume():
     torch.testing.assert_close(found[0].cell, crystal_of(3).cell, rtol=0, atol=1e-18)
 
 
+def test_a_barostat_needs_the_stress():
+    step, atoms = crystal_of(1), replicas_of(8, 1)
+    step.stress = None
+    with pytest.raises(ValueError, match="constant pressure needs a step that computes the stress"):
+        HostEngine(step, Langevin(atoms, 1.0, KELVIN, 50.0, [0], Barostat(atoms, 1.0, KELVIN, 1.0, [0])))
+
+
 # --- multiple time steps ---------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,8 @@ from ase.io import read, write
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, guard, run_md
-from torchmdnet2.md.guard import check_overlaps, closest_pair
+from torchmdnet2.md.engine import HostEngine
+from torchmdnet2.md.guard import Limits, check_overlaps, closest_pair
 from torchmdnet2.system import System
 
 
@@ -97,6 +98,38 @@ def test_explosion_stops_with_the_last_good_frame(potential, water, tmp_path, mo
     monkeypatch.undo()
     healthy = run_md(potential, water, options(tmp_path, 33, "healthy"))
     np.testing.assert_allclose(frames[-1].positions, healthy.atoms.positions, atol=1e-7)
+
+
+def test_limits_are_those_of_the_page():
+    """Automatic stops: 200 eV/Å, 5,000 K or ten times the target, 0.5 eV per atom, a volume ten times as large."""
+    usual, hot = Limits.for_temperature(300.0), Limits.for_temperature(600.0)
+    for limits, temperature, force, energy, words in [
+        (usual, 4999.0, 199.0, 0.49, None), (usual, 4999.0, 199.0, -0.49, None), (hot, 5999.0, 0.0, 0.0, None),
+        (usual, 5001.0, 0.0, 0.0, "temperature of 5e"), (hot, 6001.0, 0.0, 0.0, "temperature of 6e"),
+        (usual, 300.0, 201.0, 0.0, "force of 201 eV/Å (limit 200)"),
+        (usual, 300.0, 0.0, 0.51, "conserved energy is off by 0.51"), (usual, 300.0, 0.0, -0.51, "off by -0.51"),
+    ]:  # fmt: skip
+        found = limits.violation(temperature, force, energy)
+        assert found is None if words is None else words in found
+    for volume, passed in ((99.0, True), (101.0, False), (1.01, True), (0.99, False)):
+        found = usual.volume_violation(volume, 10.0)
+        assert (found is None) == passed and (passed or "volume of the cell" in found)
+
+
+@pytest.mark.parametrize("factor", [2.2, 0.46])
+def test_a_cell_that_swells_or_shrinks_stops_a_run(potential, tmp_path, monkeypatch, factor):
+    advance = HostEngine.advance
+
+    def wrong(self, steps):
+        for _ in range(steps):
+            advance(self, 1)
+            if self._state.step == 3:
+                self._state.cell.mul_(factor)
+
+    monkeypatch.setattr(HostEngine, "advance", wrong)
+    atoms = molecule("H2O", cell=[12.0] * 3, pbc=True)
+    with pytest.raises(Unphysical, match=r"step 3: .*the volume of the cell is .* and was 1.73e\+03 .*limit 10 times"):
+        run_md(potential, atoms, options(tmp_path, 6, every=1, ensemble="npt"))
 
 
 def test_a_long_timestep_is_noticed(potential, tmp_path):

@@ -240,6 +240,24 @@ def test_a_reference_that_does_not_converge_is_a_gap():
     json.dumps(report.to_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    ("energy", "far"),
+    [
+        (morse, []),
+        (lambda d: 1.3 * morse(d), []),
+        (lambda d: 1.45 * morse(d), ["1.5×"]),
+        (lambda d: 1.6 * morse(d), ["0.7×", "1.5×"]),
+        (lambda d: 0.45 * morse(d), ["0.7×", "1.5×"]),
+    ],
+)
+def test_energies_that_differ_from_the_reference(energy, far):
+    """By more than a half at 0.7 times the length of a bond, or by 40 % at 1.5 times."""
+    report = scan(energy, reference=ModelSurface(potential(morse)))
+    assert kinds_of(report) == ["reference"] * len(far) and report.passed == (not far)
+    for (_, finding), place in zip(report.findings, far, strict=True):
+        assert f"eV at {place}, the reference has" in finding.text
+
+
 def test_the_charge_reaches_a_calculator_by_name_or_is_refused():
     cation = System(z=torch.tensor([8, 1]), pos=torch.eye(3)[:2], charge=torch.ones(1), spin=torch.tensor([3]))
     open_reference("lj").check(cation.replace(charge=torch.zeros(1), spin=torch.tensor([1])))

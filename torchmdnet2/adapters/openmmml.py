@@ -14,6 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import StructureWarning, needs_extra
 
+
+class _Factory:
+    """The factory below, for openmm-ml that asks for it before it is there."""
+
+    def createImpl(self, *given: Any, **named: Any) -> TorchMDNet2Impl:
+        return TorchMDNet2Factory().createImpl(*given, **named)
+
+
+def __getattr__(name: str) -> Any:
+    # where this module is imported before openmm-ml, the next lines import openmm-ml, which looks here at once
+    if name == "TorchMDNet2Factory":
+        return _Factory
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 with needs_extra("openmm"):
     from openmmml.mlpotential import MLPotentialImpl, MLPotentialImplFactory
 

@@ -9,8 +9,9 @@ import math
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 
+from ..kernels.compiling_cpu import kernel
 from ..neighbors.reference import complete_cell
 from ..system import System
 
@@ -113,13 +114,13 @@ class CellSearch:
         atoms = self._batch, box, self._pbc, grid, self._bin_of, self._wrapped
         bins = *atoms, first, start, self._order, self._sorted, self._cutoff * self._cutoff
         self.row_ptr[0] = 0
-        _count(*bins, self.row_ptr, self.sender, self.vectors)
+        _count(len(pos), *bins, self.row_ptr, self.sender, self.vectors)
         np.cumsum(self.row_ptr, out=self.row_ptr)
         found = int(self.row_ptr[-1])
         if found > len(self.sender):
             room = found + found // 8
             self.sender, self.vectors = np.empty(room, np.int64), np.empty((room, 3), np.float32)
-        _fill(*bins, self.row_ptr, self.sender, self.vectors)
+        _fill(len(pos), *bins, self.row_ptr, self.sender, self.vectors)
         return True
 
 
@@ -255,19 +256,23 @@ def _row(i, batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered
     return found if fill else found - 1  # without the atom itself
 
 
-@njit(parallel=True, cache=True)
-def _count(batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, row_ptr, sender, vectors):
+@kernel
+def _count(
+    begin, stop, batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, row_ptr, sender, vectors
+):
     """Write the number of edges of atom i to row_ptr[i + 1]."""
-    for i in prange(len(batch)):
+    for i in range(begin, stop):
         row_ptr[i + 1] = _row(
             i, batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, False, 0, sender, vectors
         )
 
 
-@njit(parallel=True, cache=True)
-def _fill(batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, row_ptr, sender, vectors):
+@kernel
+def _fill(
+    begin, stop, batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, row_ptr, sender, vectors
+):
     """Write the edges of atom i to the places row_ptr[i] … row_ptr[i + 1] − 1 of sender and vectors."""
-    for i in prange(len(batch)):
+    for i in range(begin, stop):
         _row(
             i, batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, True, row_ptr[i], sender,
             vectors,

@@ -15,20 +15,110 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from numba import types
+from llvmlite import ir
+from numba import extending, njit, prange, types
+from numba.core import cgutils
 from numba.core.dispatcher import Dispatcher
 
 from ..core.devices import ProcessLock
 from .notice import announce, usable_cores
 
-__all__ = ["OPTIONS", "PARALLEL", "compile_side_by_side", "finding", "kernel_family", "serve"]
+__all__ = ["INNER", "OPTIONS", "compile_side_by_side", "finding", "kernel", "kernel_family", "serve"]
 
 
 OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
+INNER: dict[str, Any] = {**OPTIONS, "no_cpython_wrapper": True}
+"""Of functions that only kernels call: Python must not."""
+
+
+# --- Kernels: loops that threads share ---
+#
+# numba compiles the body of a loop over prange four times: as a function, within two wrappers of it, and within the
+# function that has the loop. Here a kernel is a function of a range of the loop, compiled once by itself and once with
+# what calls it. The loop over prange, `_on_threads`, is one for all kernels: it calls them by their addresses.
+
+_PARTS = 256
+"""Of a loop at most: more than there are threads."""
+
 _OFF = "comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion"
-PARALLEL: dict[str, Any] = {"parallel": {**dict.fromkeys(_OFF, False), "prange": True}, "cache": True}
-"""Of kernels that are loops over prange, and parallel nowhere else: to look for more takes a tenth of the time."""
+_PARALLEL: dict[str, Any] = {"parallel": {**dict.fromkeys(_OFF, False), "prange": True}, "cache": True}
+_INDEX, _NONE = ir.IntType(64), ir.VoidType()
+_loops: dict[str, Any] = {}
+_intrinsic: Any = extending.intrinsic  # by its type, callers would have to give the context too
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Decorator of function(begin, stop, *arguments), which runs the passes begin … stop − 1 of a loop.
+
+    Returns:
+        kernel(count, *arguments): all passes, shared out among numba's threads; kept in numba's cache on disk. The
+        function gives nothing back and raises nothing, and closes over nothing but numbers.
+    """
+    # what is in numba's cache is loaded by names of symbols, which must differ where the numbers do
+    function.__qualname__ += "".join(f"_{int(cell.cell_contents)}" for cell in function.__closure__ or ())
+    key = f"{function.__module__}.{function.__qualname__}"
+    _loops[key] = njit(**INNER)(function)
+
+    def launch(count: int, *arguments: Any) -> None:
+        _share(key, count, arguments)
+
+    # numba keeps it beside the file, and for the version of the file, that the function is in
+    code = function.__code__
+    launch.__code__ = launch.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+    launch.__module__, launch.__qualname__ = function.__module__, function.__qualname__
+    launch.__name__, launch.__doc__ = function.__name__, function.__doc__
+    found = njit(cache=True, **OPTIONS)(launch)
+    found.loop = _loops[key]
+    return found
+
+
+@_intrinsic
+def _enter(_typing, entry, begin, stop, data):
+    """Call the function at an address."""
+
+    def generate(context, builder, _signature, arguments):
+        address, *given = arguments
+        kind = ir.FunctionType(_NONE, [_INDEX] * 3)
+        builder.call(builder.inttoptr(address, kind.as_pointer()), given)
+        return context.get_dummy_value()
+
+    return types.void(entry, begin, stop, data), generate
+
+
+@njit(**_PARALLEL, **INNER)
+def _on_threads(entry, count, data):
+    parts = min(count, _PARTS)
+    for part in prange(parts):
+        _enter(entry, count * part // parts, count * (part + 1) // parts, data)
+
+
+@_intrinsic(prefer_literal=True)
+def _share(typing, key, count, arguments):
+    """Run the loop of this name: its arguments lie on the stack, and `entry` takes them from there in each thread."""
+    loop, place = _loops[key.literal_value], types.intp
+    of_loop = typing.resolve_function_type(types.Dispatcher(loop), (place, place, *arguments), {})
+    of_threads = typing.resolve_function_type(types.Dispatcher(_on_threads), (place,) * 3, {})
+
+    def generate(context, builder, _signature, values):
+        compiled = loop.overloads[tuple(of_loop.args)]
+        context.active_code_library.add_linking_library(compiled.library)
+        memory = cgutils.alloca_once_value(builder, values[2])
+        name = builder.module.get_unique_name("entry")
+        entry = ir.Function(builder.module, ir.FunctionType(_NONE, [_INDEX] * 3), name)
+        entry.linkage = "internal"
+        inside = ir.IRBuilder(entry.append_basic_block())
+        begin, stop, data = entry.args
+        packed = inside.load(inside.inttoptr(data, memory.type))
+        given = [inside.extract_value(packed, k) for k in range(len(arguments))]
+        context.call_internal_no_propagate(inside, compiled.fndesc, of_loop, [begin, stop, *given])
+        inside.ret_void()
+        run = context.get_function(types.Dispatcher(_on_threads), of_threads)
+        context.add_linking_libs(run.libs)
+        run(builder, [builder.ptrtoint(entry, _INDEX), values[1], builder.ptrtoint(memory, _INDEX)])
+        return context.get_dummy_value()
+
+    return types.void(key, place, arguments), generate
 
 
 # --- Compile the kernels of the CPU side by side: numba compiles one at a time in a process, so there are several ---
@@ -39,7 +129,7 @@ PARALLEL: dict[str, Any] = {"parallel": {**dict.fromkeys(_OFF, False), "prange":
 #
 # Importing this needs numba.
 
-_SECONDS = 3.0
+_SECONDS = 1.8
 """That a kernel takes to compile, on one core, in the mean."""
 
 _START = 1.5
@@ -99,7 +189,7 @@ def _compile_side_by_side(step: Callable[[], Any]) -> None:
     if not missing:
         return
     # large ones first, so that none begins when the others end
-    missing.sort(key=lambda one: len(one.kernel.py_func.__code__.co_code), reverse=True)
+    missing.sort(key=lambda one: len(one.kernel.loop.py_func.__code__.co_code), reverse=True)
     folder = _folder(missing[0])
     helpers = min(usable_cores(), len(missing), _MOST_HELPERS + 1) - 1 if folder and _has_python() else 0
     seconds = _SECONDS * len(missing) / (helpers + 1) + (_START if helpers else 0)
@@ -146,8 +236,8 @@ def _kernels_wanted() -> Iterator[list[_Wanted]]:
 
 
 def _is_kernel(dispatcher: Any) -> bool:
-    """Those of parallel loops give nothing back, so that a step goes on without them."""
-    return _has_kernels(dispatcher.py_func.__module__) and bool(dispatcher.targetoptions.get("parallel"))
+    """They give nothing back, so that a step goes on without them."""
+    return hasattr(dispatcher, "loop") and _has_kernels(dispatcher.py_func.__module__)
 
 
 def _has_kernels(module: str) -> bool:

@@ -56,11 +56,6 @@ except ModuleNotFoundError as error:
 CELLS_FROM = 2000
 """Atoms per structure from which cell lists are faster than testing all pairs, on one NVIDIA H200."""
 
-_IMAGES_FROM = 512
-_MANY_IMAGES = 0.2, 0.8
-"""Times the cube of the cutoff in Å: between these numbers of atoms a cubic cell of a liquid, 0.1 atoms/Å³, is wider
-than the cutoff and narrower than two. Of its 27 images cell lists test a third."""
-
 _ATOM_BLOCK = 128
 _ZERO_BLOCK = 1024
 _BIN_BLOCK = 4096
@@ -175,10 +170,7 @@ class TritonNeighborSearch:
         if method not in ("auto", "pairs", "cells"):
             raise ValueError(f"unknown method '{method}', known: auto, pairs, cells")
         if method == "auto":
-            few, many = (factor * cutoff**3 for factor in _MANY_IMAGES)
-            images = num_systems == 1 and num_atoms >= _IMAGES_FROM and few <= num_atoms < many
-            cells = (num_atoms >= CELLS_FROM * num_systems or images) and not thin
-            method = "cells" if cells else "pairs"
+            method = "cells" if num_atoms >= CELLS_FROM * num_systems and not thin else "pairs"
         self.num_atoms, self.num_systems = num_atoms, num_systems
         self.cutoff, self.method, self.device, self.dtype = float(cutoff), method, device, dtype
         self._ordered = ordered

@@ -5,7 +5,6 @@ Shapes: N atoms in B structures, E directed edges, A features, R radial function
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
 from ...kernels.numba_pool import run_on_threads
 from ...kernels.thread_tuner import ThreadChoice
-from .numba_kernels import convolve, convolve_gradient, find_edges, spread_gradient
+from .numba_kernels import convolve, convolve_gradient, find_edges, gelu, spread_gradient
 from .weights import FrozenAIMNet2, Layer
 
 __all__ = ["CpuAIMNet2"]
@@ -65,7 +64,7 @@ class CpuAIMNet2(CpuChargeNetwork):
         size, place = w.features, 2 * w.features + w.channels * w.num_vectors
         radial, slope = (np.empty((found, w.num_rbf), np.float32) for _ in range(2))
         direction = np.empty((found, 4), np.float32)
-        find_edges(rows.row_ptr, rows.vectors, self._shifts, w.eta, w.cutoff, radial, slope, direction)
+        find_edges(n, rows.row_ptr, rows.vectors, self._shifts, w.eta, w.cutoff, radial, slope, direction)
         edges = rows.row_ptr, rows.sender, radial
         values, charges = self._embedding[atoms.z], None
         sums: list[list[_Sums]] = []
@@ -128,7 +127,7 @@ class CpuAIMNet2(CpuChargeNetwork):
         n, size = values.shape
         sums, squares = np.empty((n, size), np.float32), np.empty((n, combine.shape[0] * combine.shape[2]), np.float32)
         vectors = np.empty((n, 3, squares.shape[1]), np.float32)
-        convolve(*edges, direction, values, combine, sums, squares, vectors)
+        convolve(n, *edges, direction, values, combine, sums, squares, vectors)
         out[:, :size], out[:, size:] = sums, squares
         return _Sums(values, vectors, combine)
 
@@ -139,8 +138,8 @@ class CpuAIMNet2(CpuChargeNetwork):
         n, size = sums.values.shape
         gradient = np.empty((n, 4, size), np.float32)
         by_sums, by_squares = np.ascontiguousarray(dx[:, :size]), np.ascontiguousarray(dx[:, size:])
-        spread_gradient(by_sums, by_squares, sums.vectors, sums.combine, gradient)
-        convolve_gradient(*edges, sums.values, gradient, by_values, forces, virial)
+        spread_gradient(n, by_sums, by_squares, sums.vectors, sums.combine, gradient)
+        convolve_gradient(n, *edges, sums.values, gradient, by_values, forces, virial)
 
     def _equilibrate(self, charges: Array, weights: Array, atoms: CpuAtoms) -> tuple[Array, _Stage]:
         f, size = weights.astype(np.float64), len(atoms.total_charge)
@@ -164,9 +163,8 @@ def _forward(layers: list[Layer], x: Tensor) -> tuple[Tensor, list[Tensor]]:
         h = torch.addmm(layer.bias, x, layer.weight)
         x, slope = h, torch.ones(1)
         if layer.activated:
-            below = (h * math.sqrt(0.5)).erf_().add_(1).mul_(0.5)
-            slope = (h * h).mul_(-0.5).exp_().mul_(h).mul_((2 * math.pi) ** -0.5).add_(below)
-            x = h.mul_(below)
+            slope = torch.empty_like(h)
+            gelu(len(h), h.numpy(), slope.numpy())
         slopes.append(slope)
     return x, slopes
 

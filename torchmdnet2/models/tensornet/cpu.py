@@ -229,7 +229,7 @@ class CpuTensorNet(CpuChargeNetwork):
             _send(exchange, r.y[i], n)
             after = min(i + 1, layers - 1)
             self.kernels.interaction(
-                *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_out[i][0],
+                chunks(r), *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_out[i][0],
                 self.mix_in[after][0], i + 1 == layers, r.x[i], r.y[i], r.m[i], r.d[i], r.x[i + 1], r.inverse[i + 1],
                 r.y[after],
             )  # fmt: skip
@@ -245,7 +245,7 @@ class CpuTensorNet(CpuChargeNetwork):
             _send(exchange, r.dm[i], edges.num_atoms)
             before = max(i - 1, 0)
             self.kernels.message_backward(
-                *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_in[i][1],
+                chunks(r), *edges, r.knot, r.offset, self.layer_tables[i], self.layer_self[i], r.q, self.mix_in[i][1],
                 self.linear[i], self.mix_out[before][1], i == 0, r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy,
                 r.slope, r.g, r.d[before], r.y[before], r.m[before], r.dm[before],
             )  # fmt: skip
@@ -262,16 +262,16 @@ class CpuTensorNet(CpuChargeNetwork):
         if exchange is not None:
             sender = np.where(sender < n, sender, sender + (padded - n))
         self.kernels.embedding(
-            n, rows.row_ptr, sender, rows.vectors, r.z, self.knots, self.decay, self.scale, self.embedding_table,
-            self.embedding_self, self.z_receiver, self.z_sender, *self.gate_norm, *self.gate, self.embedding_mix[0],
-            self.mix_in[0][0], r.knot, r.offset, r.unit, r.length, r.x0, r.hidden, r.gate, r.mixed, r.x[0],
-            r.inverse[0], r.y[0],
+            chunks(r), n, rows.row_ptr, sender, rows.vectors, r.z, self.knots, self.decay, self.scale,
+            self.embedding_table, self.embedding_self, self.z_receiver, self.z_sender, *self.gate_norm,
+            *self.gate, self.embedding_mix[0], self.mix_in[0][0], r.knot, r.offset, r.unit, r.length, r.x0, r.hidden,
+            r.gate, r.mixed, r.x[0], r.inverse[0], r.y[0],
         )  # fmt: skip
         return Edges(n, rows.row_ptr, sender), r
 
     def _read_out(self, r: CpuBuffers) -> Array:
         """[N, K] what the heads give."""
-        self.kernels.readout(*self.out_norm, *self.readout, *self.heads, r.x[-1], r.readout, r.out)
+        self.kernels.readout(chunks(r), *self.out_norm, *self.readout, *self.heads, r.x[-1], r.readout, r.out)
         return r.out
 
     def _linear_energies(self, r: CpuBuffers, num_atoms: int) -> Array | np.float32:
@@ -294,7 +294,7 @@ class CpuTensorNet(CpuChargeNetwork):
             r.out_slope[:n, 1] = charge_slope - _mean(charge_slope, atoms)[atoms.batch]
         w2, b2, w3, _b3 = self.heads
         self.kernels.readout_backward(
-            self.out_norm[0], self.out_norm[2], w2, b2, w3, self.readout_t, self.heads_t, self.linear[-1],
+            chunks(r), self.out_norm[0], self.out_norm[2], w2, b2, w3, self.readout_t, self.heads_t, self.linear[-1],
             self.mix_out[-1][1], descends, r.q, r.x[-1], r.d[-1], r.y[-1], r.m[-1], r.readout, r.out_slope, r.g,
             r.dm[-1], r.dy,
         )  # fmt: skip
@@ -310,17 +310,22 @@ class CpuTensorNet(CpuChargeNetwork):
     def _embedding_backward(self, edges: Edges, r: CpuBuffers) -> None:
         """dE/dvec of the edges, from the gradient of the embedding and the slopes of the messages."""
         self.kernels.embedding_backward(
-            *edges, r.z, r.knot, r.offset, r.unit, r.length, self.embedding_table, self.z_receiver, self.z_sender,
-            self.gate_norm[0], self.gate_norm[2], *self.gate_t, self.embedding_mix[1], r.x0, r.hidden, r.gate,
-            r.mixed, r.g, r.slope, r.gradient,
+            chunks(r), *edges, r.z, r.knot, r.offset, r.unit, r.length, self.embedding_table, self.z_receiver,
+            self.z_sender, self.gate_norm[0], self.gate_norm[2], *self.gate_t, self.embedding_mix[1], r.x0,
+            r.hidden, r.gate, r.mixed, r.g, r.slope, r.gradient,
         )  # fmt: skip
 
     def _forces(self, edges: Edges, rows: CpuRows, r: CpuBuffers) -> tuple[Array, Array]:
         """Forces and virials."""
         n, row_ptr, sender = edges
         force, virial = np.empty((n, 3), np.float32), np.empty((n, 9), np.float32)
-        forces(row_ptr, sender, rows.vectors, r.gradient, force, virial)
+        forces(n, row_ptr, sender, rows.vectors, r.gradient, force, virial)
         return force, virial
+
+
+def chunks(r: CpuBuffers) -> int:
+    """How many times ROWS atoms there are."""
+    return len(r.q) // ROWS
 
 
 def _send(exchange: Exchange | None, field: Array, num_local: int) -> None:

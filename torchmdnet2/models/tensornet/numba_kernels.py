@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import extending, njit, types
 from numba.core import cgutils
 
-from ...kernels.compiling_cpu import OPTIONS
+from ...kernels.compiling_cpu import INNER
 
 __all__ = [
     "LANES", "ROWS", "add", "add_square_adjoint", "ascend", "call", "dense", "descend", "edge_gradients", "embed",
@@ -25,8 +25,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-inline = njit(forceinline=True, **OPTIONS)
-call = njit(**OPTIONS)
+inline = njit(forceinline=True, **INNER)
+call = njit(**INNER)
 
 HALF, ONE, TWO, THREE = np.float32(0.5), np.float32(1), np.float32(2), np.float32(3)
 THIRD, FOUR, SIX = np.float32(1 / 3), np.float32(4), np.float32(6)

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
 
-from ...kernels.compiling_cpu import OPTIONS, PARALLEL, kernel_family
+from ...kernels.compiling_cpu import kernel, kernel_family
 from .numba_kernels import (
     ONE,
     ROWS,
@@ -71,14 +70,15 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
     """
     H = F // 2
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def embedding(
+        begin, stop,
         n, row_ptr, sender, vec, z, knots, decay, scale, table, self_filter, z_receiver, z_sender,
         gamma, beta, eps, w1, b1, w2, b2, w_mix, w_in, knot, offset, unit, length, x0, hidden, gate, mixed, x, inverse,
         y,
     ):  # fmt: skip
         """X⁰ from the edges, its gate, X = gate ⊙ mix(X⁰), X/(‖X‖²+1), and Y of the first layer."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             norm, normed = np.empty((ROWS, F), np.float32), np.empty((ROWS, F), np.float32)
             active, opened = np.empty((ROWS, 2 * F), np.float32), np.empty((ROWS, 3 * F), np.float32)
@@ -114,13 +114,14 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     store9_scaled(x_row, c, F, x9, f)
             mix(x, first, w_in, y, first, F)
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def interaction(
+        begin, stop,
         n, row_ptr, sender, knot, offset, table, self_filter, charge_factor, w_out, w_next, last,
         x, y, m, d, x_next, inverse_next, y_next,
     ):  # fmt: skip
         """M, P, D, X' = X + D + q D²; then X'/(‖X'‖²+1) and Y of the next layer, or X' itself after the last."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             for r in range(ROWS):
                 i = first + r
@@ -132,10 +133,10 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                     gather(row_ptr[i], row_ptr[i + 1], sender, knot, offset, table, y, m_row, F)
             ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
-    @njit(**PARALLEL, **OPTIONS)
-    def readout(gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, hidden, out):
+    @kernel
+    def readout(begin, stop, gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, hidden, out):
         """What the K heads give: out [N, K]; w2 [K, F, H], w3 [K, H]. The features are silu(hidden)."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             normed, active = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, F), np.float32)
             half, s = np.empty((ROWS, H), np.float32), np.empty(H, np.float32)
@@ -160,15 +161,16 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
                         total += s[c] * w3[k, c]
                     out[first + r, k] = total
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def readout_backward(
+        begin, stop,
         gamma, eps, w2, b2, w3, w1t, w2t, linear, w_out_t, descends, charge_factor, x, d, y, m, hidden, slope, g, dm, dy
     ):  # fmt: skip
         """From slope [N, K], dE/d(out) of `readout`: g in X; if it `descends`, also dM and the product's part of dY.
 
         linear [F]: the slope of the linear read-out, in the isotropic part of X.
         """
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             active, total = np.empty((ROWS, F), np.float32), np.zeros((ROWS, F), np.float32)
             half, dhalf = np.empty((ROWS, H), np.float32), np.empty((ROWS, H), np.float32)
@@ -206,13 +208,14 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
             if descends:
                 descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def message_backward(
+        begin, stop,
         n, row_ptr, sender, knot, offset, table, self_filter, charge_factor, w_in_t, linear, w_out_t, is_first,
         x, inverse, y, dm, dy, slope, g, d_before, y_before, m_before, dm_before,
     ):  # fmt: skip
         """dY from the dM around, then g: the gradient of X before this layer; dM and dY of the layer before."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             dx = np.empty((ROWS, 9 * F), np.float32)
             for r in range(ROWS):
@@ -235,13 +238,14 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
             if not is_first:
                 descend(first, g, d_before, w_out_t, y_before, m_before, charge_factor, dm_before, dy, F, o3)
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def embedding_backward(
+        begin, stop,
         n, row_ptr, sender, z, knot, offset, unit, length, table, z_receiver, z_sender, gamma, eps, w1t, w2t, w_mix_t,
         x0, hidden, gate, mixed, g, slope, gradient,
     ):  # fmt: skip
         """From g, the gradient of gate ⊙ mix(X⁰): dE/dvec of each directed edge, the messages' slopes included."""
-        for chunk in prange(x0.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             dgate, dhidden = np.empty((ROWS, 3 * F), np.float32), np.empty((ROWS, 2 * F), np.float32)
             dnorm, dx = np.empty((ROWS, F), np.float32), np.empty((ROWS, 9 * F), np.float32)
@@ -285,8 +289,8 @@ def kernels(F: int, o3: bool, log: bool) -> Kernels:
     return Kernels(embedding, interaction, readout, readout_backward, message_backward, embedding_backward)
 
 
-@njit(**PARALLEL, **OPTIONS)
-def forces(row_ptr, sender, vec, gradient, force, virial):
+@kernel
+def forces(begin, stop, row_ptr, sender, vec, gradient, force, virial):
     """Forces [N, 3] and row virials [N, 9] from dE/dvec of the directed edges [E, 3]."""
-    for i in prange(row_ptr.shape[0] - 1):
+    for i in range(begin, stop):
         row_force(i, row_ptr, sender, vec, gradient, force[i], virial[i])

@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ...kernels.interfaces import Array, CpuAtoms, CpuOutputs, CpuRows, ReadCharges
-from ..tensornet.cpu import BufferPool, CpuBuffers, CpuTensorNet, Shape
+from ..tensornet.cpu import BufferPool, CpuBuffers, CpuTensorNet, Shape, chunks
 from ..tensornet.numba_kernels import panels
 from .numba_kernels import charge_rows, equilibrate, equilibrate_adjoint, gather_slopes, kernels, prepare_edges
 from .weights import FrozenTensorNet2
@@ -61,16 +61,16 @@ class CpuTensorNet2(CpuTensorNet):
         edges, r = self._begin(atoms, rows)
         n, found = edges.num_atoms, int(rows.row_ptr[-1])
         r.charges[n:], r.gradient_of_charges[n:] = 0, 0
-        prepare_edges(*edges[1:], rows.vectors, self.cutoff, r.receiver, r.reverse, r.envelope, r.envelope_slope)
+        prepare_edges(n, *edges[1:], rows.vectors, self.cutoff, r.receiver, r.reverse, r.envelope, r.envelope_slope)
         structures = [np.empty((2, len(atoms.total_charge), self.charge_channels)) for _ in range(layers + 1)]
         charges = self._predict(r, atoms, structures, 0)
         for i in range(layers):
             after = min(i + 1, layers - 1)
-            charge_rows(r.charges, self.filters[i].charges, r.by_charge[i])
+            charge_rows(len(r.charges), r.charges, self.filters[i].charges, r.by_charge[i])
             k.interaction(
-                *edges, r.receiver, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q, self.mix_out[i][0],
-                self.mix_in[after][0], i + 1 == layers, with_forces and r.kept[i] > 0, r.x[i], r.y[i], r.m[i], r.d[i],
-                r.x[i + 1], r.inverse[i + 1], r.y[after], r.kept2[i], r.kept3[i],
+                chunks(r), *edges, r.receiver, r.envelope, r.knot, r.offset, *self._filters(r, i), r.q,
+                self.mix_out[i][0], self.mix_in[after][0], i + 1 == layers, with_forces and r.kept[i] > 0,
+                r.x[i], r.y[i], r.m[i], r.d[i], r.x[i + 1], r.inverse[i + 1], r.y[after], r.kept2[i], r.kept3[i],
             )  # fmt: skip
             charges = self._predict(r, atoms, structures, i + 1)
         energy = self._read_out(r)[:n, 0].copy()
@@ -91,11 +91,12 @@ class CpuTensorNet2(CpuTensorNet):
             self._update_backward(r, i + 1, slope is not None or i + 1 < layers)
             f = self.filters[i]
             k.message_backward(
-                *edges, r.receiver, r.reverse, r.envelope, r.envelope_slope, r.knot, r.offset, *self._filters(r, i),
-                f.second_t, f.third_t, f.charges_t, self.mix_in[i][1], r.kept[i] > 0, r.kept2[i], r.kept3[i], r.x[i],
-                r.inverse[i], r.y[i], r.dm[i], r.dy, r.slope, r.g, r.own_slope, r.pair_slope,
+                chunks(r), *edges, r.receiver, r.reverse, r.envelope, r.envelope_slope, r.knot, r.offset,
+                *self._filters(r, i), f.second_t, f.third_t, f.charges_t, self.mix_in[i][1], r.kept[i] > 0,
+                r.kept2[i], r.kept3[i], r.x[i], r.inverse[i], r.y[i], r.dm[i], r.dy, r.slope, r.g, r.own_slope,
+                r.pair_slope,
             )  # fmt: skip
-            gather_slopes(rows.row_ptr, r.reverse, r.own_slope, r.pair_slope, r.charge_slope)
+            gather_slopes(n, rows.row_ptr, r.reverse, r.own_slope, r.pair_slope, r.charge_slope)
             self._charge_gradient(r, atoms, structures, i)
         self._update_backward(r, 0, True)
         self._embedding_backward(edges, r)
@@ -110,8 +111,9 @@ class CpuTensorNet2(CpuTensorNet):
         """Charges of a stage into r.charges; their means over the channels."""
         net = self.charge_networks[stage]
         self.own.predict(
-            net.gamma, net.beta, self.norm_eps, net.first, net.first_bias, net.second, net.second_bias, net.third,
-            net.third_bias, r.x[stage], r.inverse[stage], r.in_hidden[stage], r.out_hidden[stage], r.predicted[stage],
+            chunks(r), net.gamma, net.beta, self.norm_eps, net.first, net.first_bias, net.second, net.second_bias,
+            net.third, net.third_bias, r.x[stage], r.inverse[stage], r.in_hidden[stage], r.out_hidden[stage],
+            r.predicted[stage],
         )  # fmt: skip
         weight, missing = structures[stage]
         return equilibrate(
@@ -130,7 +132,7 @@ class CpuTensorNet2(CpuTensorNet):
         """The gradient through the charges of a stage, then that of the products of the layer before."""
         net, before = self.charge_networks[stage], max(stage - 1, 0)
         self.own.update_backward(
-            net.gamma, self.norm_eps, net.first_t, net.second_t, net.third_t, charged, stage > 0,
+            chunks(r), net.gamma, self.norm_eps, net.first_t, net.second_t, net.third_t, charged, stage > 0,
             r.gradient_of_charges, r.in_hidden[stage], r.out_hidden[stage], r.x[stage], r.inverse[stage], r.g,
             self.mix_out[before][1], r.q, r.d[before], r.y[before], r.m[before], r.dm[before], r.dy,
         )  # fmt: skip

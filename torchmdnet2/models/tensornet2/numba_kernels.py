@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from ...kernels.compiling_cpu import OPTIONS, PARALLEL, kernel_family
+from ...kernels.compiling_cpu import kernel, kernel_family
 from ..tensornet.numba_kernels import (
     ONE,
     ROWS,
@@ -244,10 +244,10 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     What they close over are numbers: numba finds no kernel on disk that closes over a compiled function.
     """
 
-    @njit(**PARALLEL, **OPTIONS)
-    def predict(gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, inverse, h1, h2, out):
+    @kernel
+    def predict(begin, stop, gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, inverse, h1, h2, out):
         """What charges are made of, out [N, 2C], from X; h1, h2 [N, F] are what the activations act on."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             features, normed = np.empty(3 * F, np.float32), np.empty((ROWS, 3 * F), np.float32)
             active = np.empty((ROWS, F), np.float32)
@@ -262,14 +262,15 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                 silu(h2[first + r], active[r], F)
             dense(active, 0, w3, b3, out, first, F, 2 * C)
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def interaction(
+        begin, stop,
         n, row_ptr, sender, receiver, envelope, knot, offset, table, self_first, by_charge, w2, b2, w3, b3,
         charge_factor, w_out, w_next, last, kept, x, y, m, d, x_next, inverse_next, y_next, kept2, kept3,
     ):  # fmt: skip
         """M with filters that depend on the charges, then as TensorNet's. `kept`: h2 [E, 2F], h3 [E, 3F] of the
         filters are stored."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
             h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
@@ -298,14 +299,15 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
                         kept3[e, :] = h3[s]
             ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def update_backward(
+        begin, stop,
         gamma, eps, w1t, w2t, w3t, charged, descends, gradient, h1, h2, x, inverse, g, w_out_t, charge_factor, d, y, m,
         dm, dy,
     ):  # fmt: skip
         """To g, the gradient of X, that through the charges predicted from it, by the gradient [N, 2C] of what they are
         made of; then, if it `descends`, dM and the product's share of dY of the layer before."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             if charged:
                 da, db = np.empty((ROWS, F), np.float32), np.empty((ROWS, F), np.float32)
@@ -330,15 +332,16 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
             if descends:
                 descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
 
-    @njit(**PARALLEL, **OPTIONS)
+    @kernel
     def message_backward(
+        begin, stop,
         n, row_ptr, sender, receiver, reverse, envelope, envelope_slope, knot, offset, table, self_first, by_charge,
         w2, b2, w3, b3, w2t, w3t, charges_t, w_in_t, kept, kept2, kept3, x, inverse, y, dm, dy, slope, g, own_slope,
         pair_slope,
     ):  # fmt: skip
         """dY from the dM around, then g, the gradient of X before this layer. For dE/dq: own_slope [N, C], and
         pair_slope [E, C] of the other atom of each edge."""
-        for chunk in prange(x.shape[0] // ROWS):
+        for chunk in range(begin, stop):
             first = chunk * ROWS
             h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
             h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
@@ -395,10 +398,10 @@ def kernels(F: int, C: int, o3: bool) -> Kernels:
     return Kernels(predict, interaction, update_backward, message_backward)
 
 
-@njit(**PARALLEL, **OPTIONS)
-def prepare_edges(row_ptr, sender, vec, cutoff, receiver, reverse, envelope, envelope_slope):
+@kernel
+def prepare_edges(begin, stop, row_ptr, sender, vec, cutoff, receiver, reverse, envelope, envelope_slope):
     """Receiver and reverse edge of each edge, the cutoff function and its slope; see `row_force` for the reverse."""
-    for i in prange(row_ptr.shape[0] - 1):
+    for i in range(begin, stop):
         first, end = row_ptr[i], row_ptr[i + 1]
         while first < end:
             j, beyond = sender[first], first + 1
@@ -415,10 +418,10 @@ def prepare_edges(row_ptr, sender, vec, cutoff, receiver, reverse, envelope, env
             first = beyond
 
 
-@njit(**PARALLEL, **OPTIONS)
-def charge_rows(charges, weights, out):
+@kernel
+def charge_rows(begin, stop, charges, weights, out):
     """out [N, 2F] = charges [N, C] @ weights [C, 2F]: what they add to the first layer of the filters."""
-    for i in prange(charges.shape[0]):
+    for i in range(begin, stop):
         row = out[i]
         row[:] = ZERO
         for k in range(charges.shape[1]):
@@ -427,10 +430,10 @@ def charge_rows(charges, weights, out):
                 row[c] += q * w[c]
 
 
-@njit(**PARALLEL, **OPTIONS)
-def gather_slopes(row_ptr, reverse, own_slope, pair_slope, slope):
+@kernel
+def gather_slopes(begin, stop, row_ptr, reverse, own_slope, pair_slope, slope):
     """slope [N, C] float64: dE/dq from what `message_backward` left."""
-    for i in prange(row_ptr.shape[0] - 1):
+    for i in range(begin, stop):
         row = slope[i]
         for k in range(row.shape[0]):
             row[k] = own_slope[i, k]

@@ -73,10 +73,12 @@ class CpuPairTermOf(CpuTermOf):
         last = sums.energy, sums.forces, sums.virial, slope
         if rows is None:
             assert self._all is not None
-            KERNELS[p.radial](*self._all, pos, self._key, self._table, p.strength, self._constants, p.mode, *last)
+            KERNELS[p.radial](
+                len(pos), *self._all, pos, self._key, self._table, p.strength, self._constants, p.mode, *last
+            )
         else:
             KERNELS[p.radial](
-                rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, p.strength,
+                len(rows.row_ptr) - 1, rows.row_ptr, rows.sender, rows.vectors, self._key, self._table, p.strength,
                 _limit(rows, p.cutoff), self._constants, p.mode, *last,
             )  # fmt: skip
 
@@ -120,7 +122,7 @@ class CpuD3TermOf(CpuTermOf):
             pairs = *self._all, self._none, np.asarray(pos, np.float64), False
         else:
             pairs = rows.row_ptr[:-1], rows.row_ptr[1:], rows.sender, rows.vectors, self._none64, True
-        edges = *pairs, self._z, self._elements
+        edges = len(pairs[0]), *pairs, self._z, self._elements
         limits = _FAR if rows is None else _limit(rows, p.cutoff), p.start, p.inverse
         coordination(*edges, self._reference, self._c6, *limits, self._weights, self._mixed)
         _send(exchange, self._weights)

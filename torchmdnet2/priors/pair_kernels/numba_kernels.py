@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
-from ...kernels.compiling_cpu import OPTIONS, PARALLEL
+from ...kernels.compiling_cpu import INNER, kernel
 
 __all__ = [
     "KERNELS", "MIN_DISTANCE", "NOTHING", "add_edge", "add_row", "all_pairs", "coordination", "coordination_forces",
@@ -19,7 +19,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-inline = njit(forceinline=True, **OPTIONS)
+inline = njit(forceinline=True, **INNER)
 
 
 @inline
@@ -196,39 +196,45 @@ def _listed(g_of, row_ptr, sender, vec, key, table, strength, cutoff, constants,
     return strength * s[0]
 
 
-@njit(**PARALLEL, **OPTIONS)
-def _zbl(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
-    for i in prange(len(row_ptr) - 1):
+@kernel
+def _zbl(
+    begin, stop, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
+):
+    for i in range(begin, stop):
         slope[i] += _listed(
             zbl, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces, virial
         )
 
 
-@njit(**PARALLEL, **OPTIONS)
-def _d2(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
-    for i in prange(len(row_ptr) - 1):
+@kernel
+def _d2(
+    begin, stop, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
+):
+    for i in range(begin, stop):
         slope[i] += _listed(
             d2, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces, virial
         )
 
 
-@njit(**PARALLEL, **OPTIONS)
+@kernel
 def _reaction_field(
+    begin, stop,
     row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
 ):  # fmt: skip
-    for i in prange(len(row_ptr) - 1):
+    for i in range(begin, stop):
         slope[i] += _listed(
             reaction_field, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces,
             virial,
         )  # fmt: skip
 
 
-@njit(**PARALLEL, **OPTIONS)
+@kernel
 def _shifted_force(
+    begin, stop,
     row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
 ):  # fmt: skip
     alone = strength * (constants[2] / math.sqrt(math.pi) + constants[3] / 2)
-    for i in prange(len(row_ptr) - 1):
+    for i in range(begin, stop):
         a = table[key[i], 0]
         energy[i] -= alone * a * a
         slope[i] -= 2 * alone * a
@@ -238,10 +244,12 @@ def _shifted_force(
         )  # fmt: skip
 
 
-@njit(**PARALLEL, **OPTIONS)
-def _all_pairs(first, last, members, pos, key, table, strength, constants, mode, energy, forces, virial, slope):
+@kernel
+def _all_pairs(
+    begin, stop, first, last, members, pos, key, table, strength, constants, mode, energy, forces, virial, slope
+):
     """Atom i with members[first[i] … last[i] − 1], the atoms of its structure."""
-    for i in prange(len(pos)):
+    for i in range(begin, stop):
         own, s = table[key[i]], NOTHING
         for k in range(first[i], last[i]):
             j = members[k]
@@ -255,9 +263,11 @@ def _all_pairs(first, last, members, pos, key, table, strength, constants, mode,
         slope[i] += strength * s[0]
 
 
-@njit(**PARALLEL, **OPTIONS)
-def _pair_potential(row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope):
-    for i in prange(len(row_ptr) - 1):
+@kernel
+def _pair_potential(
+    begin, stop, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, energy, forces, virial, slope
+):
+    for i in range(begin, stop):
         slope[i] += _listed(
             pair_potential, row_ptr, sender, vec, key, table, strength, cutoff, constants, mode, i, energy, forces,
             virial,
@@ -304,12 +314,28 @@ def _pair(listed, vec, pos, e, i, j):
     return x, y, z, (x * x + y * y + z * z if listed or i != j else np.inf)
 
 
-@njit(**PARALLEL, **OPTIONS)
+@kernel
 def coordination(
-    first, last, sender, vec, pos, listed, z, elements, reference, c6, cutoff, start, inverse, weights, mixed
+    begin,
+    stop,
+    first,
+    last,
+    sender,
+    vec,
+    pos,
+    listed,
+    z,
+    elements,
+    reference,
+    c6,
+    cutoff,
+    start,
+    inverse,
+    weights,
+    mixed,
 ):
     """Weights [N, 8] of the references and mixed [N, T, 2, 8]: C6 with each element's references, and its slope."""
-    for i in prange(len(first)):
+    for i in range(begin, stop):
         radius, kind, count = elements[z[i], 0], int(elements[z[i], 2]), 0.0
         for e in range(first[i], last[i]):
             _x, _y, _z, square = _pair(listed, vec, pos, e, i, sender[e])
@@ -339,13 +365,14 @@ def coordination(
                     row[1, b] += dw[a] * c6[kind, t, a, b]
 
 
-@njit(**PARALLEL, **OPTIONS)
+@kernel
 def dispersion(
+    begin, stop,
     first, last, sender, vec, pos, listed, z, elements, weights, mixed, cutoff, start, inverse, s6, s8, a1, a2, energy,
     forces, virial, by_coordination,
 ):  # fmt: skip
     """Energies, forces at fixed coordination numbers, and by_coordination [N] = dE/dCN."""
-    for i in prange(len(first)):
+    for i in range(begin, stop):
         own, s, turn = elements[z[i], 1], NOTHING, 0.0
         for e in range(first[i], last[i]):
             x, y, z_vec, square = _pair(listed, vec, pos, e, i, sender[e])
@@ -373,12 +400,28 @@ def dispersion(
         add_row(s, 1.0, i, energy, forces, virial)
 
 
-@njit(**PARALLEL, **OPTIONS)
+@kernel
 def coordination_forces(
-    first, last, sender, vec, pos, listed, z, elements, by_coordination, cutoff, start, inverse, energy, forces, virial
+    begin,
+    stop,
+    first,
+    last,
+    sender,
+    vec,
+    pos,
+    listed,
+    z,
+    elements,
+    by_coordination,
+    cutoff,
+    start,
+    inverse,
+    energy,
+    forces,
+    virial,
 ):
     """Add the forces through the coordination numbers."""
-    for i in prange(len(first)):
+    for i in range(begin, stop):
         radius, s = elements[z[i], 0], NOTHING
         for e in range(first[i], last[i]):
             x, y, z_vec, square = _pair(listed, vec, pos, e, i, sender[e])
