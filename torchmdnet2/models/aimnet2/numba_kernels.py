@@ -149,7 +149,10 @@ def convolve_gradient(
             j = sender[e]
             other, n = values[j], gradient[j]
             n0, nx, ny, nz = n[0], n[1], n[2], n[3]
-            along, px, py, pz = ZERO, ZERO, ZERO, ZERO
+            # Atom j adds g·v_j to the sums of i and g·v_j·u to its vectors; i adds g·v_i and −g·v_i·u to those of j.
+            # Each row takes the gradient of both, so that it writes its own forces only: the edge of row j that is
+            # the reverse has the same pair with the other sign.
+            along, px, py, pz = ZERO, ZERO, ZERO, ZERO  # dE/dd at fixed u, dE/du
             for c in range(size):
                 from_other = n0[c] - (ux * nx[c] + uy * ny[c] + uz * nz[c])
                 from_own = m0[c] + ux * mx[c] + uy * my[c] + uz * mz[c]
@@ -158,6 +161,7 @@ def convolve_gradient(
                 px += g[c] * (other[c] * mx[c] - own[c] * nx[c])
                 py += g[c] * (other[c] * my[c] - own[c] * ny[c])
                 pz += g[c] * (other[c] * mz[c] - own[c] * nz[c])
+            # du/dvec = (1 − u uᵀ)/d; vec points from i to j, so that dE/dvec is the force on i
             px, py, pz = px * inverse, py * inverse, pz * inverse
             along -= ux * px + uy * py + uz * pz
             gx, gy, gz = along * ux + px, along * uy + py, along * uz + pz
@@ -165,7 +169,7 @@ def convolve_gradient(
             f[1] += gy
             f[2] += gz
             if inverse > ZERO:
-                half = HALF / inverse
+                half = HALF / inverse  # of the virial, of which row j adds as much
                 x, y, z = ux * half, uy * half, uz * half
                 v[0] += gx * x
                 v[1] += gx * y

@@ -454,7 +454,7 @@ def edge_gradients(
             dx, table[knot[e]], offset[e], z_here, z_sender[z[sender[e]]], ux, uy, uz, F
         )
         along += slope[e]
-        dot = tx * ux + ty * uy + tz * uz
+        dot = tx * ux + ty * uy + tz * uz  # du/dvec = (1 − u uᵀ)/d: what lies along u does not turn it
         gradient[e, 0] = along * ux + (tx - dot * ux) * inverse[e]
         gradient[e, 1] = along * uy + (ty - dot * uy) * inverse[e]
         gradient[e, 2] = along * uz + (tz - dot * uz) * inverse[e]
