@@ -108,7 +108,7 @@ def test_existing_files_are_kept(capsys, folder):
         ["evaluate", "m.tmn", "data.xyz", "--output", "out.xyz"],
     ):
         code, _, err = run(capsys, *arguments)
-        assert code == 0 and f"note: the earlier {arguments[-1]} is now {arguments[-1]}.old" in err
+        assert code == 0 and f"note: the earlier {arguments[-1]} was renamed to {arguments[-1]}.old" in err
         assert (folder / f"{arguments[-1]}.old").read_text() == "mine"
     assert load("back.tmn") is not None and len(read("out.xyz", ":")) == 6
     names = ["md.xyz", "md.csv", "md.png", "md.restart"]

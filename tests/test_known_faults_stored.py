@@ -63,7 +63,7 @@ def test_neighbor_lists_of_a_cache_are_of_the_cutoff_asked_for(frames, tmp_path)
     assert [int(data.edges(cutoff).count[0]) for cutoff in (1.2, 3.0)] == [4, 6]
     folder = data.folder / "neighbors-3.0"
     write_index(folder, {**read_index(folder), "cutoff": 1.2})
-    with pytest.raises(BadData, match=r"neighbors-3\.0: these neighbor lists are of the cutoff 1\.2 Å"):
+    with pytest.raises(BadData, match=r"neighbors-3\.0: these neighbor lists have the cutoff 1\.2 Å"):
         data.edges(3.0)
 
 

@@ -57,7 +57,7 @@ def test_nothing_is_shipped_yet(capsys):
         assert header["metadata"]["licence"] and header["metadata"]["data"]["level_of_theory"]
         assert file.stat().st_size < 9e6
     code, out, _ = run(capsys, "models")
-    assert code == 0 and ("No potential is shipped" in out) == (not named_models())
+    assert code == 0 and ("This version ships no potential" in out) == (not named_models())
 
 
 def test_every_entry_takes_the_name(shipped, capsys):

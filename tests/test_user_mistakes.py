@@ -52,7 +52,7 @@ def folder(tmp_path, monkeypatch):
         (["train", "my.yaml", "--set", "data.units={energy:eV}"], "a space after the colon, as in {energy: eV}"),
         (["card", "weights.pt"], "`torchmdnet2 import` converts checkpoints of TorchMD-Net"),
         (["md", "m.tmn", "data"], "data is a folder; name a file in it"),
-        (["md", "data.xyz", "m.tmn"], "m.tmn is a model file, and a structure is needed here: the model comes first"),
+        (["md", "data.xyz", "m.tmn"], "m.tmn is a model file, but a structure is expected here: the model comes first"),
         (["scan", "data.xyz", "m.tmn"], "the model comes first"),
         (["train", "data"], "data is a folder; name a configuration file in it"),
         (["evaluate", "m.tmn", "data.xyz", "--energy-key", "null", "--forces-key", "null"], "no labels are left"),
@@ -70,9 +70,9 @@ def folder(tmp_path, monkeypatch):
         (["learn", "data.xyz"], "data.xyz: not a configuration: that is a YAML file with sections (start, labels,"),
         (["train", "none.yaml"], "no such configuration file; `torchmdnet2 config --help` says how to print one"),
         (["train", "my.yaml", "--set", "init=a_run"], "a_run is a folder, and a model file is needed: give a_run/best"),
-        (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which was asked for as energy, nor any other label"),
+        (["train", "bare.yaml"], "bare.xyz: no frame has 'energy', which is given as energy, nor any other label"),
         (["evaluate", "m.tmn", "bare.xyz"], "nor any other label: these are structures only"),
-        (["evaluate", "data.xyz", "m.tmn"], "m.tmn is a model, and data are needed there: the model comes first"),
+        (["evaluate", "data.xyz", "m.tmn"], "m.tmn is a model, but data are expected there: the model comes first"),
         (["evaluate", "ensemble.json", "data.xyz"], "not an ensemble file, as `torchmdnet2 train --members` writes"),
         (["evaluate", "m.tmn", "data.xyz", "--split", "ensemble.json"], "not a file of splits, as a training writes"),
         (["md", "m.tmn", "hh.xyz"], "hh.xyz: cannot be read as a structure: atom 1: there is no element 'HH'"),
@@ -85,7 +85,7 @@ def folder(tmp_path, monkeypatch):
         (["stability", "m.tmn", "data.xyz", "--timestep", "0"], "timestep: must be a positive number, got 0.0"),
         (["import", "ours.yaml", "x.yaml"], "model: should be the name of a model of TorchMD-Net"),
         (["config", "--from-torchmd-net", "l.ckpt"], "l.ckpt: not a text file"),
-        (["export", "m.tmn", "x.pt"], "'x.pt' is one for LAMMPS, which needs --to lammps"),
+        (["export", "m.tmn", "x.pt"], "'x.pt' is a file for LAMMPS, which needs --to lammps"),
         (["bench", "m.tmn", "--seconds", "-1"], "--seconds: must be a positive number, got -1.0"),
     ],
 )
@@ -185,7 +185,7 @@ def test_variables_of_the_shell_that_are_not_set(capsys, folder, arguments, name
     """Read as a path, an empty text is the working folder; and `info ""` would tell of something else."""
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "") and err == (
-        f"torchmdnet2 {arguments[0]}: {name}: is empty; is a variable of the shell not set?\n"
+        f"torchmdnet2 {arguments[0]}: {name}: is empty; is a shell variable not set?\n"
     )
 
 
@@ -217,11 +217,11 @@ def test_from_python(folder):
     ("arguments", "words"),
     [
         (["none.tmn", "in.script"], "none.tmn: no such model file"),
-        (["in.script", "m.tmn"], "m.tmn is a model file, and a script is needed there: the model comes first"),
+        (["in.script", "m.tmn"], "m.tmn is a model file, but a script is expected there: the model comes first"),
         (["m.tmn", "in.script", "--dtype", "half"], "dtype must be float32 or float64, got half"),
         (["m.tmn", "in.script", "--device", "gpu"], "device 'gpu' cannot be used here"),
         (["m.tmn", "in.script", "--log", "none/x.log"], "--log: there is no folder none"),
-        (["m.tmn", "l.ckpt"], "l.ckpt: not a text file, and an input script of LAMMPS is needed"),
+        (["m.tmn", "l.ckpt"], "l.ckpt: not a text file; an input script of LAMMPS is expected"),
     ],
 )
 def test_lammps_says_it_before_the_simulation(capsys, folder, arguments, words):
@@ -355,4 +355,4 @@ def test_the_log_of_lammps_replaces_no_input(capsys, folder, log):
     assert code == 2 and "is read by this command and would be written too: choose another --log" in err
     assert before == {name: (folder / name).read_bytes() for name in before}
     code, _, err = run(capsys, "lammps", "m.tmn", "none.script", "--elements", "H,O")
-    assert code == 1 and "none.script: no such script" in err and not (folder / "log.lammps").exists()
+    assert code == 1 and "there is no script none.script" in err and not (folder / "log.lammps").exists()

@@ -60,7 +60,7 @@ def test_what_is_global_is_refused(simulation, config, words):
 
 def test_bad_arguments_are_named(simulation):
     lmp, potential = simulation(), make(total_charges=[0])
-    with pytest.raises(BadConfig, match=r"2 given \(H,C\), and the simulation has 3 atom types"):
+    with pytest.raises(BadConfig, match=r"2 given \(H,C\), but the simulation has 3 atom types"):
         attach(lmp, potential, ["H", "C"])
     with pytest.raises(BadConfig, match="'Hx' is not an element"):
         attach(lmp, potential, ["Hx", "C", "O"])
@@ -182,14 +182,14 @@ def test_lost_atoms_are_an_error_of_lammps(simulation):
 def test_a_mass_of_another_element_is_warned_of(simulation):
     lmp = simulation()
     attached = attach(lmp, make(), ["O", "C", "H"])
-    with pytest.warns(UserWarning, match=r"type 1 has the mass 1.008, and is given as O, whose mass is 15.999"):
+    with pytest.warns(UserWarning, match=r"type 1 has the mass 1.008, but is given as O, whose mass is 15.999"):
         attached._check_masses()
 
 
 def test_a_ghost_without_owner_is_named():
     from mpi4py import MPI
 
-    with pytest.raises(ValueError, match="the atom 9 has copies, and no process has the atom itself"):
+    with pytest.raises(ValueError, match="the atom 9 has ghosts, but no process has the atom itself"):
         MpiExchange(MPI.COMM_SELF, np.array([1, 2, 3]), np.array([2, 9]))
 
 
@@ -200,7 +200,7 @@ def test_identifiers_far_from_each_other():
     far = 10**15
     exchange = MpiExchange(MPI.COMM_SELF, np.array([7, far, 5]), np.array([5, far, far, 7]))
     assert exchange.row_of.tolist() == [0, 1, 2, 2, 1, 1, 0]
-    with pytest.raises(ValueError, match="the atom 6 has copies"):
+    with pytest.raises(ValueError, match="the atom 6 has ghosts"):
         MpiExchange(MPI.COMM_SELF, np.array([7, far, 5]), np.array([6]))
 
 

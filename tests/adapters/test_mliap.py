@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused():
     data = Data(scattered(5, PRISM, True, 1), list(elements), 3.5)
     with pytest.raises(RuntimeError, match="LAMMPS runs on the CPU"):
         MliapModel(blob, elements, 0.0, "metal", False).compute_forces(data)
-    with pytest.raises(RuntimeError, match="gives ML-IAP no exchange"):
+    with pytest.raises(RuntimeError, match="has no exchange for ML-IAP"):
         MliapModel(blob, elements, 0.0, "metal", True).compute_forces(object())
     with pytest.raises(BadConfig, match="metal or real"):
         MliapModel(blob, elements, 0.0, "lj", True)

@@ -79,7 +79,7 @@ def test_bad_input(model_file, tmp_path):
         system = openmm.System()
         for _ in range(particles):
             system.addParticle(1.0)
-        with pytest.raises(BadData, match=f"the System has {particles} particles, and the topology 9 atoms"):
+        with pytest.raises(BadData, match=f"the System has {particles} particles, but the topology 9 atoms"):
             add_force(system, model_file, topology_of(ethanol()), subset)
     with pytest.raises(FileNotFoundError):
         create_force(tmp_path / "none.tmn", topology_of(ethanol()))

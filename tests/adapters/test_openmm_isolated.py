@@ -279,7 +279,9 @@ def test_charges_of_the_force_field(charged_file, solvated):
         system = mixed(charged_file, solvated, charge=charge)
         energies.append(ml_energy(context_of(system, where, "CPU"), system))
     assert energies[0] == energies[1]
-    with pytest.warns(StructureWarning, match="sum to -1 e over the atoms of the model, and charge=0 is given"):
+    with pytest.warns(
+        StructureWarning, match="sum to -1 e over the atoms of the model, but the given charge=0 is used"
+    ):
         system = mixed(charged_file, solvated, charge=0)
     assert ml_energy(context_of(system, where, "CPU"), system) != pytest.approx(energies[0], rel=1e-6)
 
@@ -309,7 +311,7 @@ def test_formal_charges_beside_the_force_field(charged_file, solvated, monkeypat
         with pytest.raises(BadData, match=found):
             mixed(charged_file, (topology, positions, system), charge=given)
         return
-    with pytest.warns(StructureWarning, match="sum to -1 e .* charge=0 is given") if given == 0 else nullcontext():
+    with pytest.warns(StructureWarning, match="sum to -1 e .* given charge=0 is used") if given == 0 else nullcontext():
         mixed(charged_file, (topology, positions, system), charge=given)
     assert taken == [found]
 

@@ -47,7 +47,7 @@ def test_ani(tmp_path, species, group):
         assert data[1].labels["energy"].item() == -75.25 * HARTREE
         assert np.array_equal(data[1].labels["forces"], FORCES[1] * HARTREE)
         assert np.array_equal(data[1].system.pos, POS[1])
-    with pytest.raises(BadData, match="has no attribute 'units'; declare units"):
+    with pytest.raises(BadData, match="has no attribute 'units'; give units"):
         open_dataset(path)
 
 
@@ -238,7 +238,7 @@ def test_units_in_the_names_of_labels(tmp_path, form, energy, forces, units, exp
     if form != "xyz":
         units = EV if units is None and expected == (1.0, 1.0) else {"length": "angstrom", **(units or {})}
     if expected is None:
-        with pytest.raises(BadData, match="units given"):
+        with pytest.raises(BadData, match="given unit is"):
             open_dataset(path, keys, units)
         return
     labels = open_dataset(path, keys, units)[0].labels

@@ -140,7 +140,7 @@ def test_stress_of_the_right_and_the_wrong_sign_and_unit():
     right = found_stress(strained())
     assert abs(right.slope - 1) < 0.15 and right.correlation > 0.9 and right.fault is None
     assert "stresses have the wrong sign" in found_stress(strained(sign=-1.0)).fault
-    assert "stresses make: are the units right" in found_stress(strained(size=160.2)).fault
+    assert "follow from the stresses: are the units right" in found_stress(strained(size=160.2)).fault
 
 
 def test_stress_of_molecules_or_one_cell_says_nothing():

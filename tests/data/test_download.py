@@ -64,13 +64,13 @@ def test_downloaded_once(tmp_path, server, source, checksums):
 def test_without_a_checksum_the_sha256_is_told(tmp_path, source):
     said = []
     fetch(source(), tmp_path, say=said.append)
-    assert f"f.npz: it cannot be verified, as no checksum of it is known; its sha256 is {SHA256}" in said[-1]
+    assert f"f.npz: it cannot be verified, because no checksum is published; its sha256 is {SHA256}" in said[-1]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_going_on_after_a_break(tmp_path, server, source, ranges):
     server.stop_after = 500_000
-    with pytest.raises(OSError, match=r"broke off after 500000 of 1280000 bytes; try again, .*f\.npz yourself"):
+    with pytest.raises(OSError, match=r"broke off after 500000 of 1280000 bytes; try again, .*f\.npz"):
         fetch(source(sha256=SHA256), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["f.npz.part"]
     server.stop_after, server.ranges = None, ranges
@@ -95,7 +95,7 @@ def test_what_cannot_be_downloaded(tmp_path, source):
         fetch(source("other"), tmp_path)
     with pytest.raises(BadData, match="only http and https"):
         fetch(DownloadFile("file:///etc/passwd", "f"), tmp_path)
-    with pytest.raises(FileNotFoundError, match="it comes from http"):
+    with pytest.raises(FileNotFoundError, match="it can be downloaded from http"):
         fetch(source(), tmp_path, download=False)
 
 

@@ -133,7 +133,7 @@ def test_further_arrays_of_hdf5_and_mixed_sets(tmp_path):
     dpdata.MultiSystems(system).to("deepmd/npy/mixed", str(tmp_path / "mixed"))
     (place,) = (tmp_path / "mixed").rglob("set.*")
     np.save(place / "charge.npy", np.array([[-2.0]]))
-    with pytest.warns(StructureWarning, match="charge of mixed sets are not read"):
+    with pytest.warns(StructureWarning, match="charge of mixed sets cannot be read"):
         open_dataset(tmp_path / "mixed", KEYS, format="dpdata/deepmd/npy/mixed")
 
 
@@ -271,7 +271,7 @@ def test_energies_forces_and_the_sign_of_the_stress(tmp_path, name, write, file,
     frames = [alloy(seed) for seed in range(count)]
     write(tmp_path / file, frames)
     assert_frames(open_dataset(tmp_path / file, KEYS, format=f"dpdata/{name}"), frames, atol=3e-7)
-    with pytest.raises(BadData, match="dpdata gives eV and Å"):
+    with pytest.raises(BadData, match="dpdata converts to eV and Å"):
         open_dataset(tmp_path / file, KEYS, {"energy": "hartree"}, format=f"dpdata/{name}")
 
 
@@ -309,7 +309,7 @@ def test_the_charge_that_dpdata_drops_is_read(tmp_path):
 def test_names_of_formats(tmp_path, monkeypatch):
     with pytest.raises(BadData, match=r"unknown data format 'dpdata/deepmd/npi', did you mean 'deepmd/npy'"):
         open_dataset("missing", format="dpdata/deepmd/npi")
-    with pytest.raises(BadData, match=r"say which, as in dpdata/deepmd/npy\. There are: .*vasp/outcar"):
+    with pytest.raises(BadData, match=r"name the format to read, as in dpdata/deepmd/npy\. Known: .*vasp/outcar"):
         open_dataset("missing", format="dpdata")
     (tmp_path / "OUTCAR").write_text("")
     with pytest.raises(BadData, match="OUTCAR"):

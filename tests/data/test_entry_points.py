@@ -98,7 +98,7 @@ def test_a_key_chooses_among_statements(written, info, keys, expected):
         (
             {"energy_unit": "hartree"},
             {"energy": "kcal/mol"},
-            "states energy_unit=hartree, and the units given say kcal",
+            "states energy_unit=hartree, but the given unit is kcal",
         ),
         ({"energy_unit": "hartree"}, None, "and not the unit of its forces"),
         ({"pos_unit": "bohr"}, None, "and not the unit of its forces"),

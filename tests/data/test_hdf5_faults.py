@@ -17,7 +17,7 @@ def read_all(path, **options):
 
 def test_missing_units(tmp_path):
     write_peer(tmp_path / "a.h5")
-    with pytest.raises(BadData, match=r"a\.h5, group 'a', dataset 'pos': it has no attribute 'units'; declare"):
+    with pytest.raises(BadData, match=r"a\.h5, group 'a', dataset 'pos': it has no attribute 'units'; give"):
         read_all(tmp_path / "a.h5")
     with pytest.raises(BadData, match=r"dataset 'energy': it has no attribute 'units'"):
         read_all(tmp_path / "a.h5", units={"length": "angstrom"})
@@ -46,7 +46,7 @@ def test_wrong_keys(tmp_path):
     write_peer(tmp_path / "a.h5")
     with pytest.raises(BadData, match=r"no frame has 'enery'.*did you mean 'energy'.*partial_charges"):
         HDF5Dataset(tmp_path / "a.h5", {"energy": "enery"}, EV)
-    with pytest.raises(BadData, match=r"no frame has 'stress', which was asked for as stress"):
+    with pytest.raises(BadData, match=r"no frame has 'stress', which is given as stress"):
         open_dataset(tmp_path / "a.h5", {"energy": "energy", "stress": "stress"}, EV)
     with pytest.raises(BadData, match="no frame has 'virial'"):
         HDF5Dataset(tmp_path / "a.h5", {"virial": "virial"}, EV)
@@ -58,10 +58,10 @@ BAD = [
     ({"types": np.array([8, 1])}, r"group 'a', frame 0: 3 positions, but atomic numbers"),
     ({"types": np.array([8.0, 1, 1])}, r"group 'a', frame 0: 3 positions, but atomic numbers are float64"),
     ({"types": np.array([8, 0, 1])}, r"group 'a', frame 0: atom 1 has the atomic number 0"),
-    ({"types": np.tile([8, 1, 1], (3, 1))}, r"group 'a', dataset 'types': its shape \(3, 3\) does not fit to 4 frames"),
+    ({"types": np.tile([8, 1, 1], (3, 1))}, r"group 'a', dataset 'types': its shape \(3, 3\) does not fit 4 frames"),
     ({"pos": np.zeros((FRAMES, 3, 2))}, r"group 'a', frame 0: pos has the shape \(3, 2\), not \(3, 3\)"),
     ({"pos": np.full((FRAMES, 3, 3), np.nan)}, r"group 'a', frame 0: atom 0: its position is not finite"),
-    ({"energy": np.zeros(3)}, r"group 'a', dataset 'energy': its shape \(3,\) does not fit to 4 frames"),
+    ({"energy": np.zeros(3)}, r"group 'a', dataset 'energy': its shape \(3,\) does not fit 4 frames"),
     ({"energy": 1.0}, r"group 'a', dataset 'energy': its shape \(\) does not fit"),
     ({"energy": np.zeros((FRAMES, 2))}, r"group 'a', frame 0: energy has the shape \(2,\)"),
     ({"energy": np.array([0, 1, -np.inf, 3])}, r"group 'a', frame 2: energy is infinite"),

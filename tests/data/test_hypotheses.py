@@ -51,7 +51,7 @@ def test_right_labels_have_no_fault(right):
         (lambda k, f, _: f[:, [2, 1, 0]], "have x and z exchanged"),
         (lambda k, f, _: f[:, [1, 2, 0]], "have the axes in the order y, z, x"),
         (lambda k, f, _: f * torch.tensor([1.0, -1, 1]), "have the wrong sign of y"),
-        (next_of_its_size, "are those of the frame after"),
+        (next_of_its_size, "belong to the frame after"),
     ],
 )
 def test_a_fault_of_the_forces_of_all_frames(right, change, name):
@@ -91,7 +91,7 @@ def test_a_fault_of_the_energies_of_some(right, factor):
 def test_labels_of_another_frame(right, label, step):
     wrong = changed(right, label, lambda k, _, everything: everything[(k + step) % len(everything)])
     result = found(wrong)
-    name = f"are those of the frame {'after' if step == 1 else 'before'}"
+    name = f"belong to the frame {'after' if step == 1 else 'before'}"
     if label == "energy":
         assert result.energies.name == name
     else:

@@ -49,7 +49,7 @@ def test_units_that_the_file_states(tmp_path):
     sample = open_dataset(path, KEYS)[0]
     np.testing.assert_allclose(sample.system.pos, POS[0] * BOHR, rtol=1e-15)
     np.testing.assert_allclose(sample.labels["forces"], FORCES[0] * HARTREE / BOHR, rtol=1e-14)
-    with pytest.raises(BadData, match="state no units; declare them"):
+    with pytest.raises(BadData, match="state no units; give them"):
         open_dataset(written(tmp_path, {**SGDML, "e_unit": "N/A", "r_unit": "Ang"}), KEYS)
 
 

@@ -28,7 +28,7 @@ def test_format_follows_the_extension(folder):
     assert isinstance(open_dataset(str(folder / "d.h5"), format="auto"), HDF5Dataset)
     (folder / "d.dat").write_bytes((folder / "d.h5").read_bytes())
     assert isinstance(open_dataset(folder / "d.dat", format="hdf5"), HDF5Dataset)
-    with pytest.raises(BadData, match=r"extension '\.dat' does not tell its format.*extxyz"):
+    with pytest.raises(BadData, match=r"extension '\.dat' does not determine its format.*extxyz"):
         open_dataset(folder / "d.dat")
     (folder / "a.xzy").write_text("")
     with pytest.raises(BadData, match="did you mean 'xyz'"):

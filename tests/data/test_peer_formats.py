@@ -176,9 +176,9 @@ def test_bad_ace(tmp_path):
 @pytest.mark.parametrize(
     ("name", "values", "message"),
     [
-        ("atomic_numbers", [7.5, 1, 1, 1, 1], "dataset 'atomic_numbers' must be made of whole numbers"),
-        ("formal_charges", [0.9, 0, 0, 0, 0], "dataset 'formal_charges' must be made of whole numbers"),
-        ("formal_charges", [np.nan, 0, 0, 0, 0], "dataset 'formal_charges' must be made of whole numbers"),
+        ("atomic_numbers", [7.5, 1, 1, 1, 1], "dataset 'atomic_numbers' must hold whole numbers"),
+        ("formal_charges", [0.9, 0, 0, 0, 0], "dataset 'formal_charges' must hold whole numbers"),
+        ("formal_charges", [np.nan, 0, 0, 0, 0], "dataset 'formal_charges' must hold whole numbers"),
         ("formal_charges", [1, 0], "5 formal charges are expected"),
     ],
 )

@@ -48,7 +48,7 @@ def test_n2p2(tmp_path):
     ("old", "new", "words"),
     [
         ("charge 0.0\nend\n", "", "the file ends without 'end'"),
-        ("lattice 0.0 1.0 12.0\n", "", "a lattice is three vectors"),
+        ("lattice 0.0 1.0 12.0\n", "", "three lattice vectors are expected"),
         ("0.02 0.03\n", "0.02\n", "atom 0 has 8 of 9 columns"),
         ("energy -75.5", "enrgy -75.5", "'enrgy' is not one of"),
         ("O -0.8", "Ox -0.8", "frame 0: .*atom 0: there is no element 'Ox'"),

@@ -312,7 +312,7 @@ def test_every_data_set_says_where_it_comes_from(name):
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"md17_uracil\.npz is not there; it comes from http"):
+    with pytest.raises(FileNotFoundError, match=r"md17_uracil\.npz does not exist; it can be downloaded from http"):
         opened(tmp_path, "md17", molecule="uracil")
 
 

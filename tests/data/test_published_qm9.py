@@ -88,7 +88,7 @@ def test_qm9_of_moleculenet(raw, tmp_path):
     assert near(data[1].labels["energy"], [-40.4 * HARTREE]) and near(data[1].labels["scalar:gap"], [0.25 * HARTREE])
     assert near(data[0].labels["scalar:mu"], [1.5 * factor("dipole", "debye")]) and "charges" not in data[0].labels
     (raw("qm9") / "gdb9.sdf").write_text(SDF.format(1) + SDF.format(3))
-    with pytest.raises(BadData, match=r"gdb9\.sdf, gdb_2: the molecule is not there"):
+    with pytest.raises(BadData, match=r"gdb9\.sdf, gdb_2: the molecule is missing"):
         opened(tmp_path, "qm9", energy="U")
 
 

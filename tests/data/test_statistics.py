@@ -81,5 +81,5 @@ def test_neighbors():
 
 
 def test_no_frames():
-    with pytest.raises(BadData, match="no frames"):
+    with pytest.raises(BadData, match="at least one frame"):
         statistics(InMemoryDataset([]))

@@ -97,11 +97,11 @@ def test_all_molecules_of_an_sdf_are_read_each_with_its_charge(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (v2000(symbols=["C", "C", "O", "O", "O", "R#"]), "atom 5 is 'R#', which is no element"),
+        (v2000(symbols=["C", "C", "O", "O", "O", "R#"]), "atom 5 is 'R#', which is not an element"),
         (v2000("M  CHG  2   4  -1\n"), "has fewer than 2 pairs"),
-        (v2000("M  CHG  1   9  -1\n"), "about atom 9, and there are 6"),
+        (v2000("M  CHG  1   9  -1\n"), "names atom 9, but there are 6"),
         (v2000()[:200], "it ends after . of its 6 atoms|not a molfile"),
-        (v3000().replace("COUNTS 6", "COUNTS 7"), "not as many atoms"),
+        (v3000().replace("COUNTS 6", "COUNTS 7"), "number of atoms differs"),
     ],
 )
 def test_damaged_molfiles_are_named(tmp_path, text, words):
@@ -362,7 +362,7 @@ def test_stated_units_hold_for_positions_and_labels_whoever_reads_the_file(tmp_p
     assert float(sample.labels["forces"][0, 0]) == pytest.approx(0.01 * HARTREE / BOHR, rel=1e-6)
     assert float(sample.system.pos[1, 2]) == pytest.approx(1.8 * BOHR, rel=1e-6)
     assert int(sample.system.charge[0]) == -1
-    with pytest.raises(BadData, match=r"energy_unit=hartree.*units given say eV"):
+    with pytest.raises(BadData, match=r"energy_unit=hartree.*given unit is eV"):
         open_dataset(path, format=given if given == "ase" else None, units={"energy": "eV"})
 
 
@@ -423,7 +423,7 @@ DUMP = (
         ),
         ("a.pdb", pdb_atom(" O  ", " O", "A") + pdb_atom(" O  ", " O", "B", 3.0, 2), ["O", "O"], None),
         ("a.gro", GRO, ["H", "Cl", "Na", "C", "O", "X"], "H1 → H, CL → Cl, NA → Na, CA → C, OW → O, MW → X"),
-        ("a.cif", CIF.format("0.5"), ["Na", "Cl"], r"a.cif: sites are occupied in part \(Na 0.5\)"),
+        ("a.cif", CIF.format("0.5"), ["Na", "Cl"], r"a.cif: sites are partly occupied \(Na 0.5\)"),
         ("a.cif", CIF.format("1.0"), ["Na", "Cl"], None),
     ],
 )

@@ -197,7 +197,7 @@ def test_faults_of_axes_frames_and_some_labels(raw_config, tmp_path):
             "forces of 13 of 40 training frames looked at have the sign opposite to that of the others (the first: ",
         ),
         (hartree, "energies of 10 of 40 training frames looked at are 1/27.2 of the others"),
-        (moved, "energies of 40 of 40 training frames looked at are those of the frame after"),
+        (moved, "energies of 40 of 40 training frames looked at belong to the frame after"),
         (unrelated, "do forces, positions and elements belong together?"),
     ):
         found = planted(raw_config, tmp_path, fault)
@@ -274,7 +274,7 @@ def test_entries_that_put_labels_in_doubt(raw_config, tmp_path, cache):
         atoms.info["scf_converged"] = k not in (3, 9)
     free, scf = notes(written(raw, tmp_path, frames))
     assert "'free_energy' differs from it in 31 frames, by up to 0.031 eV" in free and "energy: free_energy" in free
-    assert "'scf_converged' says that 2 frames of" in scf and "the first: frame 3" in scf
+    assert "'scf_converged' states that 2 frames of" in scf and "the first: frame 3" in scf
     raw["data"]["keys"] = {"energy": "free_energy", "forces": "forces"}
     assert len(notes(written(raw, tmp_path, frames))) == 1
 
@@ -350,9 +350,9 @@ def test_stress_of_another_sign_unit_or_order(raw_config, tmp_path):
     (note,) = said(lambda k, s, volume: samples[0].labels["stress"][0].numpy())
     assert "the same stress is in 30 of 30" in note
     (note,) = said(lambda k, s, volume: samples[(k + 1) % 30].labels["stress"][0].numpy())
-    assert "stresses are those of the frame after" in note
+    assert "stresses belong to the frame after" in note
     (note,) = said(lambda k, s, volume: s, forces=23.06)  # the stress fits the energies
-    assert "forces make: are the units right? The ratio is that of kcal/mol." in note
+    assert "follow from the forces: are the units right? The ratio is that of kcal/mol." in note
 
 
 def _symmetric(xx, yy, zz, yz, zx, xy):

@@ -118,7 +118,7 @@ def test_bootstrap_draws_with_repetition(raw_config, tmp_path, capsys):
     assert not set(own[0]) & set(drawn[0]["test"]["indices"])
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(raw_config))
     assert main(["train", str(tmp_path / "c.yaml"), "--bootstrap"]) == 2
-    assert "give --members too" in capsys.readouterr().err
+    assert "also give --members" in capsys.readouterr().err
     assert main(["train", str(tmp_path / "c.yaml"), "--members", "1"]) == 2
     assert "at least two members" in capsys.readouterr().err
     assert main(["train", str(tmp_path / "c.yaml"), "--members", "4", "--check"]) == 0

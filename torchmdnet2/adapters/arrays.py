@@ -1,4 +1,4 @@
-"""NumPy arrays in, NumPy arrays out: what the adapters run on.
+"""Evaluation of NumPy arrays, shared by the adapters.
 
 Shapes: N atoms, B structures.
 """
@@ -29,7 +29,7 @@ _PER_ATOM = {"energies", *(name for name, output in RESULTS.items() if output.pe
 
 
 class NonFiniteResult(ValueError):
-    """A result that is not a number.
+    """A result of the model is not finite.
 
     Args:
         name: of the result.
@@ -48,7 +48,7 @@ class NonFiniteResult(ValueError):
 
 @dataclass(eq=False, frozen=True)
 class Structure:
-    """All of a structure that enters into a model, in memory that nobody else writes to.
+    """A copy of everything in a structure that enters the model.
 
     Attributes:
         numbers: [N] atomic numbers.
@@ -68,20 +68,20 @@ class Structure:
 
     @property
     def composition(self) -> tuple[bytes, bytes, int, int]:
-        """Everything but positions and cell, to be compared."""
+        """Return everything but positions and cell, for comparison."""
         return self.numbers.tobytes(), self.pbc.tobytes(), self.charge, self.spin
 
     @property
     def has_volume(self) -> bool:
-        """Whether the cell has a volume, which the stress needs."""
+        """True if the cell has a volume, which the stress needs."""
         return abs(float(np.linalg.det(self.cell))) > 0
 
     def differences(self, other: Structure) -> list[str]:
-        """Names of what differs in any bit."""
+        """Return the names of entries that differ in any bit."""
         return [f.name for f in fields(self) if not _same(getattr(self, f.name), getattr(other, f.name))]
 
     def to_system(self, device: torch.device) -> System:
-        """As tensors on a device; positions and cell in float64."""
+        """Return the structure as tensors on a device; positions and cell in float64."""
         return System(
             z=torch.tensor(self.numbers, dtype=torch.long, device=device),
             pos=torch.tensor(self.positions, dtype=torch.float64, device=device),
@@ -93,7 +93,7 @@ class Structure:
 
 
 class ArrayEvaluator:
-    """Evaluates structures one after another, or in batches. Not locked: its owner is.
+    """Evaluates structures one after another, or in batches. It has no lock; the adapter that owns it has one.
 
     From the second evaluation of a composition on, a bound step runs over static buffers: its composition is not looked
     at again; on a GPU, positions go in by one copy from pinned memory, all results come back by one copy, and the host
@@ -117,7 +117,7 @@ class ArrayEvaluator:
         self._steps: dict[bool, _HostStep | None] = {}  # with and without stress; None: evaluated once
 
     def __call__(self, structure: Structure, stress: bool = False) -> dict[str, Any]:
-        """Results of one structure.
+        """Return the results of one structure.
 
         Returns:
             "energy" (float, eV), "forces" [N, 3] (eV/Å), "energies" [N] (eV), "stress" [3, 3] (eV/Å³) if asked for,
@@ -133,9 +133,9 @@ class ArrayEvaluator:
         return self._complete(_one(values, 0, slice(None)), structure)
 
     def batch(self, structures: Sequence[Structure], stress: bool = False) -> Iterator[dict[str, Any]]:
-        """Results of each of several structures, evaluated as one batch; as a call.
+        """Evaluate several structures as one batch; return the results of each, as a call does.
 
-        Where the stress is asked for, that of structures without a volume is NaN; they are a batch of their own.
+        Where the stress is asked for, structures without a volume have NaN and are evaluated in a separate batch.
         """
         solid = [stress and s.has_volume for s in structures]
         batches = {
@@ -160,7 +160,7 @@ class ArrayEvaluator:
             yield {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in found.items()}
 
     def _complete(self, found: dict[str, Any], structure: Structure) -> dict[str, Any]:
-        """The same, with the dipole of charges; NonFiniteResult when a number is not finite."""
+        """Add the dipole of the charges to the results; raise NonFiniteResult if a number is not finite."""
         if self._has_charges and not self._has_dipole and not structure.pbc.any():
             found["dipole"] = molecule_dipole(found["charges"], structure.numbers, structure.positions)
         return _finite(found)
@@ -190,7 +190,7 @@ class ArrayEvaluator:
             return None
 
     def _system(self, structure: Structure) -> System:
-        """The structure as tensors; the same ones for what has not changed, which the evaluator then need not check."""
+        """Return the structure as tensors; unchanged parts keep their tensors, which the evaluator need not check."""
         assert self._template is not None
         cell = structure.cell.tobytes()
         if cell != self._cell:
@@ -200,7 +200,7 @@ class ArrayEvaluator:
 
 
 class _HostStep:
-    """A bound step that is fed from the host and read there."""
+    """A bound step with inputs and results in host memory."""
 
     def __init__(self, bound: BoundStep | EnsembleBoundStep):
         self._bound = bound
@@ -211,7 +211,7 @@ class _HostStep:
         self._entered = b""
 
     def __call__(self, structure: Structure) -> Result:
-        """Results in memory that the next call overwrites."""
+        """Return results in memory that the next call overwrites."""
         bound = self._bound
         self._pos_array[...] = structure.positions
         bound.pos.copy_(self._pos, non_blocking=True)
@@ -232,7 +232,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _to_numpy(result: Result, dipole: bool) -> dict[str, np.ndarray]:
-    """ASE's names; fresh float64 arrays of the shapes of the batch. The dipole if it is of a head."""
+    """Return results under ASE's names, as new float64 arrays; a dipole only if a head predicts it."""
     tensors: dict[str, Tensor | None] = {name: result.properties.get(name) for name in SPREADS}
     tensors |= {
         "forces": result.forces,
@@ -255,7 +255,7 @@ def _to_numpy(result: Result, dipole: bool) -> dict[str, np.ndarray]:
 
 
 def _one(values: dict[str, np.ndarray], b: int, atoms: slice) -> dict[str, Any]:
-    """One structure of a batch."""
+    """Return the results of one structure of a batch."""
     results: dict[str, Any] = {}
     for name, value in values.items():
         if name.removesuffix("_std") in _PER_ATOM:
@@ -266,7 +266,7 @@ def _one(values: dict[str, np.ndarray], b: int, atoms: slice) -> dict[str, Any]:
 
 
 def _finite(results: dict[str, Any]) -> dict[str, Any]:
-    """The same; NonFiniteResult when something is not finite."""
+    """Return the results unchanged; raise NonFiniteResult if one is not finite."""
     for name, value in results.items():
         if not (math.isfinite(value) if isinstance(value, float) else np.isfinite(value).all()):
             per_atom = name.removesuffix("_std") in _PER_ATOM

@@ -1,4 +1,4 @@
-"""ASE calculators: a potential, several as one with their disagreement, and second derivatives of the energy."""
+"""ASE calculators for a potential and for a committee, and second derivatives of the energy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["CommitteeCalculator", "NoStress", "TorchMDNet2Calculator", "hessian"
 
 
 def hessian(potential: Potential, system: System) -> Tensor:
-    """∂²E/∂pos∂pos of one structure, exact, by differentiating the forces: 3N backward passes, O(N²) time and memory.
+    """Compute ∂²E/∂pos∂pos of one structure exactly, by 3N derivatives of the forces; O(N²) time and memory.
 
     Args:
         potential: any; its precision is that of the result, and float64 is worth its time here.
@@ -46,7 +46,7 @@ def hessian(potential: Potential, system: System) -> Tensor:
         ValueError, UnknownElement: as the Potential; ValueError for several structures.
     """
     if system.num_systems != 1:
-        raise ValueError(f"a Hessian is that of one structure, and these are {system.num_systems}")
+        raise ValueError(f"a Hessian needs one structure, got {system.num_systems}")
     with torch.inference_mode(False), torch.enable_grad():
         pos = system.pos.detach().clone().requires_grad_()
         forces = potential.reference(system.replace(pos=pos), create_graph=True).forces
@@ -65,11 +65,11 @@ def hessian(potential: Potential, system: System) -> Tensor:
 
 
 class NoStress(PropertyNotImplementedError, ValueError):
-    """The stress of a structure that has no cell with a volume."""
+    """The stress was requested of a structure whose cell has no volume."""
 
 
 class TorchMDNet2Calculator(Calculator):
-    """Energy (eV), forces (eV/Å), stress (eV/Å³, Voigt order xx yy zz yz xz xy, tensile positive) for ASE.
+    """ASE calculator: energy (eV), forces (eV/Å), stress (eV/Å³, Voigt xx yy zz yz xz xy, tensile positive).
 
     Also `free_energy` (= energy), `energies` [N] (eV, their sum is the energy) and, where the model has them,
     `charges` [N] (e) and `dipole` (e·Å). Models with charges and without a dipole give that of their charges, about the
@@ -144,12 +144,12 @@ class TorchMDNet2Calculator(Calculator):
         return Evaluator(self._potentials[0])
 
     def _names(self) -> list[str]:
-        """Of what this model gives."""
+        """Properties that this model provides."""
         extra = [_extra_properties(p) for p in self._potentials]
         return [*type(self).implemented_properties, *(name for name in extra[0] if all(name in e for e in extra))]
 
     def _look(self, structure: Structure, asked: bool) -> dict[str, np.ndarray]:
-        """The novelty, largest of all members, when it is asked for or due."""
+        """Compute the novelty, the largest of all members, when it is requested or due."""
         if any(potential.calibration is None for potential in self._potentials):
             return {}
         atoms = structure.numbers.tobytes()
@@ -167,14 +167,14 @@ class TorchMDNet2Calculator(Calculator):
 
     @property
     def potential(self) -> Potential:
-        """The calculator's own copy of the potential, frozen."""
+        """The calculator's frozen copy of the potential."""
         return self._potentials[0]
 
     # --- what ASE calls ------------------------------------------------------------------------------------------
 
     @property
     def atoms(self) -> Atoms | None:
-        """What entered into the last calculation, as an Atoms object of its own."""
+        """The structure of the last calculation, as a new Atoms object."""
         last = self._entered
         if last is None:
             return None
@@ -187,7 +187,7 @@ class TorchMDNet2Calculator(Calculator):
         self._entered = None if atoms is None else self._structure(atoms)
 
     def get_property(self, name: str, atoms: Atoms | None = None, allow_calculation: bool = True) -> Any:
-        """ASE's entry: from the cache when nothing that enters has changed, else computed; arrays are fresh.
+        """Return a property for ASE: stored if the input is unchanged, else computed. Arrays are new.
 
         Args:
             name: of the property, as in `implemented_properties`.
@@ -196,7 +196,7 @@ class TorchMDNet2Calculator(Calculator):
         """
         if name not in self.implemented_properties:
             raise PropertyNotImplementedError(
-                f"this model does not give '{name}'; it gives {', '.join(self.implemented_properties)}"
+                f"this model does not provide '{name}'; it provides {', '.join(self.implemented_properties)}"
             )
         with self._lock:
             changes = self.check_state(atoms) if atoms is not None else []
@@ -218,7 +218,7 @@ class TorchMDNet2Calculator(Calculator):
             return value.copy() if isinstance(value, np.ndarray) else value
 
     def check_state(self, atoms: Atoms, tol: float = 1e-15) -> list[str]:
-        """What of the model's input differs, in any bit, from the last calculation; "charge" and "spin" as used.
+        """Return which inputs differ, in any bit, from the last calculation; "charge" and "spin" as used.
 
         Args:
             atoms: the structure to compare.
@@ -248,7 +248,7 @@ class TorchMDNet2Calculator(Calculator):
         with self._lock:
             structure = self._entered if atoms is None else self._structure(atoms)
             if structure is None:
-                raise CalculatorSetupError("there is no structure to calculate: give the calculator's method one")
+                raise CalculatorSetupError("no structure was given to the calculator: pass one to its method")
             self.reset()
             asked = not {"stress", "stress_std"}.isdisjoint(properties or [])
             # a barostat or cell optimiser asks for forces, then for stress, at every step: do it in one go
@@ -256,10 +256,10 @@ class TorchMDNet2Calculator(Calculator):
             if stress and not structure.has_volume:
                 if asked:
                     if self.isolated:
-                        raise NoStress("an isolated molecule has no stress: do not ask for it, or leave isolated out")
+                        raise NoStress("an isolated molecule has no stress: do not request it, or leave isolated out")
                     raise NoStress(
                         "the stress needs a cell with a volume, and this structure has none: set all three lattice "
-                        "vectors (atoms.cell), or do not ask for the stress"
+                        "vectors (atoms.cell), or do not request the stress"
                     )
                 stress = False
             found = self._evaluate(structure, stress)
@@ -268,7 +268,7 @@ class TorchMDNet2Calculator(Calculator):
             self._stress_wanted = asked
 
     def set(self, **given: Any) -> dict[str, int | None]:
-        """Change `charge` or `spin` of the constructor; returns what is new. A charge of None takes it back.
+        """Change `charge` or `spin`; return what has changed. A charge of None removes it.
 
         Raises:
             TypeError: any other name.
@@ -276,7 +276,7 @@ class TorchMDNet2Calculator(Calculator):
         """
         unknown = sorted(given.keys() - {"charge", "spin"})
         if unknown:
-            raise TypeError(f"only charge and spin can be set, not {', '.join(unknown)}: make another calculator")
+            raise TypeError(f"only charge and spin can be changed, not {', '.join(unknown)}: create a new calculator")
         new = {
             name: None if name == "charge" and value is None else whole_number(value, name)
             for name, value in given.items()
@@ -286,7 +286,7 @@ class TorchMDNet2Calculator(Calculator):
         return new
 
     def todict(self, skip_default: bool = True) -> dict[str, Any]:
-        """Which model this is, as plain data; ASE stores it in databases and trajectories.
+        """Identify the model in plain data; ASE stores it in databases and trajectories.
 
         Args:
             skip_default: for ASE, ignored.
@@ -304,11 +304,11 @@ class TorchMDNet2Calculator(Calculator):
         return {"models": models, **options, "torchmdnet2": __version__}
 
     def reset(self) -> None:
-        """Forget the last result."""
+        """Discard the last result."""
         self._entered, self.results = None, {}
 
     def get_hessian(self, atoms: Atoms) -> np.ndarray:
-        """Second derivatives of the energy, exact, [3N, 3N] eV/Å²; of a committee the mean.
+        """Return the exact second derivatives of the energy, [3N, 3N] eV/Å²; of a committee the mean.
 
         `ase.vibrations.VibrationsData.from_2d(atoms, calc.get_hessian(atoms))` gives frequencies and modes. Take
         dtype=torch.float64: frequencies are differences of large numbers. Constraints are not looked at.
@@ -329,7 +329,7 @@ class TorchMDNet2Calculator(Calculator):
     # --- many structures at once ----------------------------------------------------------------------------------
 
     def evaluate(self, frames: Iterable[Atoms], batch_size: int = 64, stress: bool = False) -> Iterator[dict[str, Any]]:
-        """Results of many structures, computed in batches; the calculator's own last result is not touched.
+        """Compute results of many structures in batches; the stored last result stays unchanged.
 
         Args:
             frames: structures of any size and composition; they are not changed.
@@ -357,7 +357,7 @@ class TorchMDNet2Calculator(Calculator):
             first += len(batch)
 
     def _blame(self, batch: list[Atoms], first: int, stress: bool) -> None:
-        """Raise the error of the first structure that cannot be evaluated alone, by its number in all."""
+        """Raise the error of the first structure that cannot be evaluated alone, with its number in the list."""
         for k, atoms in enumerate(batch):
             try:
                 list(self._evaluate.batch([self._structure(atoms)], stress))
@@ -437,7 +437,7 @@ def _in_ase_form(results: dict[str, Any]) -> dict[str, Any]:
 
 
 class CommitteeCalculator(TorchMDNet2Calculator):
-    """An Ensemble for ASE: the mean of several potentials, as TorchMDNet2Calculator gives it for one, and their spread.
+    """ASE calculator of an ensemble: the mean of several potentials and their spread.
 
     The spread is the sample standard deviation over the members (divided by members − 1): `energy_std` (eV),
     `energies_std` [N] (eV), `forces_std` [N, 3] (eV/Å) and `stress_std` (eV/Å³, Voigt order), by
@@ -480,7 +480,7 @@ class CommitteeCalculator(TorchMDNet2Calculator):
 
     @property
     def potentials(self) -> list[Potential]:
-        """The members, in the order given."""
+        """The members, in the given order."""
         return list(self._potentials)
 
     def _evaluator(self) -> Ensemble:

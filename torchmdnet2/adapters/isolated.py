@@ -1,4 +1,4 @@
-"""A molecule that is alone in the world for the model, and whose atoms its host may wrap into a periodic box.
+"""Isolated molecules: made whole where a host program wraps their atoms into a periodic box.
 
 It is made whole by the nearest images of its atoms to the first one. That is the molecule along its bonds: where all of
 its distances are below half of the shortest width of the box, no pair has another image that near, whichever atom one
@@ -23,7 +23,7 @@ _CHUNK = 1024  # atoms whose distances to all others are in memory at once
 
 
 def made_whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
-    """Positions of a molecule without jumps between its atoms; the first one stays where it is.
+    """Return the positions of a molecule made whole across the box; the first atom does not move.
 
     Args:
         positions: [N, 3] Å, each atom in any periodic image.
@@ -45,7 +45,7 @@ def made_whole(positions: np.ndarray, cell: np.ndarray, pbc: np.ndarray) -> np.n
 
 
 def isolate(system: System) -> System:
-    """Each structure of a batch as a molecule in vacuum, as `made_whole`; on the device of the batch.
+    """Return each structure of a batch as a molecule in vacuum, made whole, on the device of the batch.
 
     Args:
         system: N atoms in B structures; not changed.
@@ -75,7 +75,7 @@ def isolate(system: System) -> System:
 
 @lru_cache(maxsize=16)
 def _lattice(cell: bytes, pbc: bytes) -> tuple[np.ndarray, np.ndarray, float]:
-    """Lattice vectors [3, 3] of the periodic directions, the others zero; what gives fractional coordinates along
+    """Return lattice vectors [3, 3], zero in other directions; the matrix that gives fractional coordinates along
     them; and half of the shortest width."""
     lattice = np.frombuffer(cell).reshape(3, 3) * np.frombuffer(pbc, dtype=bool)[:, None]
     inverse = np.linalg.pinv(lattice)
@@ -88,6 +88,6 @@ def _refuse_long(whole: torch.Tensor, half: float, name: str) -> None:
         if bool((torch.cdist(part, whole, compute_mode="donot_use_mm_for_euclid_dist") >= half).any()):
             raise BadData(
                 f"{name}the isolated molecule is longer than half of the shortest width of the periodic box, "
-                f"{half:.2f} Å, so that its images cannot be told from its own atoms: take a larger box (if these are "
-                "several molecules that have moved apart, make each a part of its own)"
+                f"{half:.2f} Å, so that nearest images are ambiguous: take a larger box (if these are "
+                "several molecules that have moved apart, make each a separate part)"
             )

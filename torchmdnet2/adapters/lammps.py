@@ -1,4 +1,4 @@
-"""LAMMPS: a potential of this package as the forces of a simulation, on one process or on many.
+"""LAMMPS: forces of a potential in a simulation, on one process or on many.
 
 LAMMPS keeps atoms, domains, ghosts and integration, and asks for forces through its `fix external`. Features of ghost
 atoms are exchanged between the processes in every layer. Needs LAMMPS's Python package and mpi4py.
@@ -51,11 +51,11 @@ _UNITS = {"metal": 1.0, "real": KCAL_MOL}
 
 
 _SKIN = 2.0
-"""Å, LAMMPS's default `neighbor` distance in these units. It cannot be asked for another."""
+"""Å, LAMMPS's default `neighbor` distance in these units; the library interface does not return another."""
 
 
 class LammpsError(RuntimeError):
-    """LAMMPS stopped, or cannot do what is asked of it here."""
+    """LAMMPS stopped, or does not support what the script or the options request."""
 
 
 def attach(
@@ -68,7 +68,7 @@ def attach(
     allow_untrained_charge: bool = False,
     fix: str = "torchmdnet2",
 ) -> Attached:
-    """Let a model act on all atoms of a simulation, by a `fix external` that is made here.
+    """Let a model act on all atoms of a simulation, through a new `fix external`.
 
     Call it on all processes, when the simulation box exists and before fixes that change forces (`fix setforce`). Where
     the simulation has no pair style yet, it gets `pair_style zero` with the model's cutoff, so that there are ghosts;
@@ -100,12 +100,12 @@ def attach(
         raise LammpsError("attach needs a simulation box: call it after read_data, read_restart or create_box")
     units = lmp.extract_global("units")
     if units not in _UNITS:
-        raise LammpsError(f"the simulation is in units {units}, and the model's can be converted to metal or real")
+        raise LammpsError(f"the simulation has units {units}, but the model supports metal and real only")
     types = lmp.extract_setting("ntypes")
     if len(elements) != types:
         raise BadConfig(
-            f"elements: {len(elements)} given ({','.join(elements)}), and the simulation has {types} atom types: give "
-            "the element of each type, in their order"
+            f"elements: {len(elements)} given ({','.join(elements)}), but the simulation has {types} atom types: give "
+            "the element of each type, in order"
         )
     potential, _ = open_model(model, device, dtype, allow_untrained_charge)
     numbers = atomic_numbers(elements)
@@ -122,14 +122,14 @@ def attach(
 
 
 def _ghost_commands(cutoff: float, on_gpu: bool) -> list[str]:
-    """What makes LAMMPS have ghosts within a cutoff in Å."""
+    """Return the commands by which LAMMPS keeps ghosts within a cutoff in Å."""
     if on_gpu:  # pair_style zero lists pairs that nobody reads, which takes LAMMPS longer than a GPU takes for a step
         return [f"comm_modify cutoff {cutoff + _SKIN:.17g}"]
     return [f"pair_style zero {cutoff:.17g}", "pair_coeff * *"]
 
 
 def end_all(comm: MPI.Comm, error: BaseException) -> None:
-    """Print an error and end all processes. Errors that all of them meet are printed once, by the first."""
+    """Print an error and end all processes; the first process prints an error that all of them raise."""
     if comm.rank:
         time.sleep(1.0)
     words = str(error) or type(error).__name__
@@ -163,7 +163,7 @@ def _wait_for_readers(seconds: float = 10.0) -> None:
 
 
 class Attached:
-    """What LAMMPS calls in every step; made by `attach`.
+    """The callback of LAMMPS's `fix external`, run in every step; made by `attach`.
 
     Args:
         lmp: the running LAMMPS.
@@ -193,13 +193,13 @@ class Attached:
         self._watch = Watch()
 
     def report(self) -> str:
-        """How the model runs, in words."""
+        """Describe how the model runs."""
         count = f"{self._comm.size} {'process' if self._comm.size == 1 else 'processes'}"
         carrier = "" if self._group is None else ", rows of ghosts by NCCL"
         return f"{self.domain.describe()}, on {count}{carrier}"
 
     def __call__(self, caller: Any, step: int, num_local: int, tag: Any, pos: Any, forces: Any) -> None:
-        """Fill `forces` [n, 3], and give energy and virial to LAMMPS. An error here ends all processes."""
+        """Fill `forces` [n, 3] and pass energy and virial to LAMMPS. An error ends all processes."""
         try:
             if self.error is None:
                 self._compute(num_local, forces)
@@ -225,7 +225,7 @@ class Attached:
         self._give(sums, values.energies / self._unit, virial)
 
     def _give(self, sums: np.ndarray, energies: np.ndarray, virial: np.ndarray) -> None:
-        """Energies and virials, to LAMMPS: sums over all processes, and those of the local atoms."""
+        """Pass energies and virials to LAMMPS: sums over all processes, and values of the local atoms."""
         lmp, name = self._lmp, self.fix
         lmp.fix_external_set_energy_global(name, (sums[0] + self.domain.potential.energy_shift) / self._unit)
         lmp.fix_external_set_virial_global(name, sums[1:].tolist())
@@ -238,7 +238,7 @@ class Attached:
         lmp.lib.lammps_fix_external_set_virial_peratom(lmp.lmp, name.encode(), pointers)
 
     def _look(self, step: int) -> None:
-        """At the novelty of a calibrated model, when it is due; by the first process, which gets all atoms."""
+        """Compute the novelty of a calibrated model when it is due, on the first process, with all atoms."""
         d, lmp = self.domain, self._lmp
         if d.potential.calibration is None or not self._watch.due(lmp.get_natoms()):
             return
@@ -262,7 +262,7 @@ class Attached:
         )  # fmt: skip
 
     def _take_atoms(self, n: int, total: int) -> None:
-        """LAMMPS has made new domains, ghosts and neighbors."""
+        """Take over LAMMPS's new domains, ghosts and neighbors."""
         lmp = self._lmp
         if self._exchange is None:
             self._check_masses()
@@ -285,7 +285,7 @@ class Attached:
             raise LammpsError("atoms could leave the neighbor lists: use neigh_modify every 1 delay 0 check yes")
 
     def _check_masses(self) -> None:
-        """Warn where a type has the mass of another element."""
+        """Warn if a type has the mass of another element."""
         from ase.data import atomic_masses
 
         masses = self._lmp.numpy.extract_atom("mass")
@@ -295,13 +295,13 @@ class Attached:
             mass, usual = float(np.ravel(masses)[kind]), float(atomic_masses[number])
             if abs(mass - usual) > 0.1 * usual and not (number == 1 and 0.9 < mass < 4.1):
                 warnings.warn(
-                    f"atom type {kind} has the mass {mass:g}, and is given as {SYMBOLS[number]}, whose mass is "
+                    f"atom type {kind} has the mass {mass:g}, but is given as {SYMBOLS[number]}, whose mass is "
                     f"{usual:g}: are the elements in the order of the types?",
                     stacklevel=2,
                 )
 
     def _check_charges(self, n: int) -> None:
-        """Refuse a total charge that is not the sum of the charges of LAMMPS's atoms, where these have any."""
+        """Refuse a total charge that differs from the sum of the charges of LAMMPS's atoms, if they have charges."""
         own = self._lmp.numpy.extract_atom("q", nelem=n) if self._lmp.extract_setting("q_flag") else None
         charges: np.ndarray = np.zeros(0) if own is None else np.asarray(own).reshape(-1)[:n]
         largest = self._comm.allreduce(float(np.abs(charges).max(initial=0.0)), MPI.MAX)
@@ -349,7 +349,7 @@ class Attached:
         lmp.lib.lammps_force_timeout(lmp.lmp)
 
     def _explained(self, error: BaseException) -> BaseException:
-        """Where memory ended: on which process, with how much to do."""
+        """Return an error for exhausted memory that names the process and its atoms."""
         if not isinstance(error, MemoryError | torch.OutOfMemoryError):
             return error
         d = self.domain
@@ -364,7 +364,7 @@ class Attached:
 
 
 def _is_active(lmp: lammps.lammps, category: str, name: str) -> bool:
-    """LAMMPS's own function of variables."""
+    """True if LAMMPS lists the name as active, by its function of variables."""
     lmp.command(f"variable torchmdnet2_active equal is_active({category},{name})")
     found = bool(lmp.extract_variable("torchmdnet2_active"))
     lmp.command("variable torchmdnet2_active delete")
@@ -375,7 +375,7 @@ def _is_active(lmp: lammps.lammps, category: str, name: str) -> bool:
 
 
 def open_lammps(options: Sequence[str]) -> lammps.lammps:
-    """A LAMMPS of all processes.
+    """Start LAMMPS on all processes.
 
     Args:
         options: of LAMMPS's command line, such as -log and -var.
@@ -395,7 +395,7 @@ def open_lammps(options: Sequence[str]) -> lammps.lammps:
 
 
 def local_process() -> tuple[int, int]:
-    """This process among those of its host, and how many these are."""
+    """Return the rank of this process on its host, and the number of processes there."""
     host = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     found = host.rank, host.size
     host.Free()
@@ -403,7 +403,7 @@ def local_process() -> tuple[int, int]:
 
 
 def run_script(lmp: lammps.lammps, script: str | os.PathLike, attach: Callable[[lammps.lammps], Attached]) -> Attached:
-    """Run a script; the model is attached as soon as the simulation box exists, before the commands that follow.
+    """Run a script; the model is attached as soon as the simulation box exists.
 
     Args:
         lmp: without a box yet.
@@ -432,15 +432,15 @@ def run_script(lmp: lammps.lammps, script: str | os.PathLike, attach: Callable[[
         raise
     if attached is None:
         raise LammpsError(
-            f"{script}: no simulation box was made (read_data, read_restart, create_box): nothing was run"
+            f"{script}: the script creates no simulation box (read_data, read_restart, create_box): nothing was run"
         )
     if not lmp.has_id("fix", attached.fix):
-        raise LammpsError(f"{script}: the model was removed before the end, by clear, or unfix {attached.fix}")
+        raise LammpsError(f"{script}: clear or unfix {attached.fix} removed the model before the end")
     return attached
 
 
 class _Commands:
-    """The commands of a script one by one, those of included files too."""
+    """Yield the commands of a script one by one, also those of included files."""
 
     def __init__(self, comm: MPI.Comm, script: Path):
         self._comm = comm
@@ -461,7 +461,7 @@ class _Commands:
                 yield line
 
     def rest(self) -> str:
-        """What has not been given yet."""
+        """Yield the commands that have not run yet."""
         return "\n".join(self._lines) + "\n"
 
     def _read(self, path: Path) -> list[str]:
@@ -472,7 +472,7 @@ class _Commands:
             except OSError as error:
                 text = error
             except UnicodeDecodeError:
-                text = LammpsError(f"{path}: not a text file, and an input script of LAMMPS is needed")
+                text = LammpsError(f"{path}: not a text file; an input script of LAMMPS is expected")
         text = self._comm.bcast(text)
         if not isinstance(text, str):
             assert text is not None
@@ -482,7 +482,7 @@ class _Commands:
 
 @contextmanager
 def _file(comm: MPI.Comm, text: str) -> Iterator[str]:
-    """The name of a temporary file with a text, the same on all processes; the first one reads it."""
+    """Return the name of a temporary file with a text; it is the same on all processes."""
     name = None
     if comm.rank == 0:
         handle, name = tempfile.mkstemp(suffix=".in", prefix="torchmdnet2_")

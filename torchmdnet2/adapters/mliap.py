@@ -1,4 +1,4 @@
-"""LAMMPS builds with Kokkos and ML-IAP: a potential for `pair_style mliap unified`. Data stay on the GPU.
+"""LAMMPS builds with Kokkos and ML-IAP: potentials for `pair_style mliap unified`, with data on the GPU.
 
 LAMMPS unpickles the file that it is given. What `export_mliap` writes holds the name of the class `MliapModel`, the
 bytes of a .tmn file and plain options; like every file of that kind, it is to be read only from people that one trusts.
@@ -62,7 +62,7 @@ def export_mliap(
 
 
 class MliapModel:
-    """What `pair_style mliap unified` calls.
+    """The object that `pair_style mliap unified` calls.
 
     Pickles to the bytes of a .tmn file and plain options.
 
@@ -113,20 +113,20 @@ class MliapModel:
         return MliapModel, self._arguments
 
     def compute_descriptors(self, data: Any) -> None:
-        """There are none."""
+        """Compute nothing: there are no descriptors."""
 
     def compute_gradients(self, data: Any) -> None:
-        """There are none."""
+        """Compute nothing: there are no descriptors."""
 
     def compute_forces(self, data: Any) -> None:
-        """Give energies and dE/drij to LAMMPS. Takes part in all exchanges also where there are no atoms.
+        """Pass energies and dE/drij to LAMMPS. A process without atoms takes part in all exchanges, too.
 
         Raises:
             RuntimeError: LAMMPS has no exchange, or computes on the CPU.
         """
         if not hasattr(data, "forward_exchange"):
             raise RuntimeError(
-                "this LAMMPS gives ML-IAP no exchange: a build with Kokkos of 2025 or later is needed, started with "
+                "this LAMMPS has no exchange for ML-IAP: a build with Kokkos of 2025 or later is needed, started with "
                 "-k on g 1 -sf kk; or use `torchmdnet2 lammps`, which needs no build"
             )
         vectors = torch.as_tensor(data.rij).reshape(-1, 3)
@@ -157,7 +157,7 @@ class MliapModel:
 
 
 class _Exchange:
-    """ML-IAP's exchange of rows, which are those of all atoms on both sides."""
+    """Exchange of rows through ML-IAP; both sides hold rows of all atoms."""
 
     def __init__(self, data: Any, device: torch.device):
         self._data, self._device = data, device
@@ -172,7 +172,7 @@ class _Exchange:
         return out[: self.num_local].reshape(self.num_local, *rows.shape[1:])
 
     def _call(self, exchange: Any, rows: Tensor, first: int) -> Tensor:
-        """Rows from `first` on; the others are zero."""
+        """Set the rows from `first` on; the others are zero."""
         width = rows.shape[1:].numel()
         given = rows.new_zeros(self.num_local + self.num_ghosts, width)
         given[first : first + rows.shape[0]] = rows.detach().reshape(rows.shape[0], width)

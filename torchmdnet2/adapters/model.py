@@ -1,4 +1,4 @@
-"""How an adapter gets hold of a potential: from a model file or from memory, as its own frozen copy."""
+"""How an adapter obtains a potential: a frozen copy, from a model file or from memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ModelSource", "atomic_numbers", "device_of", "dtype_name", "dtype_of
 
 
 def atomic_numbers(symbols: Iterable[str]) -> list[int]:
-    """8 of O; BadConfig names what is not an element."""
+    """Return the atomic number of a symbol; BadConfig names an unknown symbol."""
     found = [symbol.strip() for symbol in symbols]
     for symbol in found:
         if symbol not in SYMBOLS[1:]:
@@ -30,7 +30,7 @@ def atomic_numbers(symbols: Iterable[str]) -> list[int]:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model can be had again, in plain data: this is what pickles and XML files hold.
+    """The source of a model in plain data, which pickles and XML files hold to load it again.
 
     Attributes:
         path: absolute path of the model file, or name of a potential; None for a model in memory.
@@ -47,7 +47,7 @@ class ModelSource:
     def open(
         self, device: str, dtype: str | None, allow_untrained_charge: bool = False, coulomb: str | None = None
     ) -> Potential:
-        """The potential, frozen and in evaluation mode.
+        """Load the potential, frozen and in evaluation mode.
 
         Raises:
             FileNotFoundError: the file is gone.
@@ -60,8 +60,8 @@ class ModelSource:
             found = read_header(self.path)["sha256"]
             if found != self.sha256:
                 raise BadCheckpoint(
-                    f"{self.path}: its checksum is {found[:12]}…, and the model that was used here is "
-                    f"{str(self.sha256)[:12]}…: the file was replaced; put the original back or set the model up again"
+                    f"{self.path}: its checksum is {found[:12]}…, but that of the model used before is "
+                    f"{str(self.sha256)[:12]}…: the file was replaced; restore the original or create the adapter again"
                 )
             blob = find_model(self.path).read_bytes()
         potential = _freeze(from_bytes(blob, torch_device, torch_dtype, name=self.path or "model in memory"))
@@ -80,7 +80,7 @@ def open_model(
     coulomb: str | None = None,
     level: str | None = None,
 ) -> tuple[Potential, ModelSource | None]:
-    """A potential of the adapter's own, and where to find it again (None for a potential in memory).
+    """Return an adapter's copy of a potential, and its source (None for a potential in memory).
 
     Args:
         model: path of a .tmn file, name of a potential, or a Potential, which is copied: later changes to it have no
@@ -115,7 +115,7 @@ def open_model(
 
 
 def in_memory(potential: Potential) -> ModelSource:
-    """A source that carries the weights with it.
+    """A source that holds the weights.
 
     Raises:
         ValueError: the potential was not built by `Potential.from_config`.

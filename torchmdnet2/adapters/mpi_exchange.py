@@ -1,4 +1,4 @@
-"""A group of torch.distributed for processes that MPI started, each with a GPU of its own: NCCL. Needs mpi4py."""
+"""A group of torch.distributed for processes that MPI started, one GPU for each: NCCL. Needs mpi4py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TIMEOUT = timedelta(minutes=5)
 
 
 def gpu_group(comm: MPI.Comm, device: torch.device) -> dist.ProcessGroup | None:
-    """The group of all processes of a communicator; all of them call this. MPI is used to set it up, and no more.
+    """Return the NCCL group of all processes of a communicator, set up by MPI. All processes call it.
 
     Args:
         comm: MPI's.
@@ -55,14 +55,14 @@ def gpu_group(comm: MPI.Comm, device: torch.device) -> dist.ProcessGroup | None:
 
 
 def _leave(comm: MPI.Comm) -> None:
-    """Before the interpreter ends: nobody goes while others still exchange."""
+    """Wait, before the interpreter ends, until no process exchanges data."""
     if dist.is_initialized():
         comm.Barrier()
         dist.destroy_process_group()
 
 
 def _can_join(comm: MPI.Comm) -> bool:
-    """Whether there is a group of the same processes with NCCL, or one can be made."""
+    """True if a group of the same processes with NCCL exists or can be made."""
     if not (dist.is_available() and dist.is_nccl_available()):
         return False
     if not dist.is_initialized():
@@ -71,7 +71,7 @@ def _can_join(comm: MPI.Comm) -> bool:
 
 
 def _store(comm: MPI.Comm, hosts: list[str]) -> dist.TCPStore:
-    """Where NCCL finds the processes: served by the first one, on a port that is free there."""
+    """Return the store of NCCL, served by the first process on a free port."""
     first = "127.0.0.1" if len(set(hosts)) == 1 else hosts[0]
     if comm.rank == 0:
         store = dist.TCPStore(first, 0, comm.size, True, _TIMEOUT, wait_for_workers=False)
@@ -147,13 +147,13 @@ class MpiExchange:
         return other
 
     def _send_on(self, device: torch.device) -> Tensor:
-        """The local atoms whose rows are sent, on the device of the rows."""
+        """Return the local atoms whose rows are sent, on the device of the rows."""
         if self._send.device != device:
             self._send = self._send.to(device)
         return self._send
 
     def _carry(self, rows: Tensor, back: bool) -> Tensor:
-        """Rows that are sent → rows that are received; `back`: from ghosts to the atoms that they are copies of."""
+        """Return the received rows for rows sent; `back`: from ghosts to the atoms that they copy."""
         sizes = self._sizes[1 - back], self._sizes[back]
         if self._group is not None:
             received = rows.new_empty(sum(sizes[1]), rows.shape[1])
@@ -165,7 +165,7 @@ class MpiExchange:
         return self._transfer(rows.cpu(), *parts, sum(sizes[1])).to(rows.device)
 
     def _transfer(self, rows: Tensor, to: _Parts, of: _Parts, count: int) -> Tensor:
-        """Send rows to the processes of `to` and receive those of `of`: only neighbors talk to each other."""
+        """Send rows to the processes `to` and receive rows from `of`; only neighbors exchange data."""
         received = rows.new_empty(count, rows.shape[1])
         given, taken = rows.contiguous().numpy(), received.numpy()
         waiting = [self._comm.Irecv(taken[first:end], source=rank) for rank, first, end in of]
@@ -174,7 +174,7 @@ class MpiExchange:
         return received
 
     def _owners(self, local_ids: Array, wanted: Array) -> tuple[Array, Array]:
-        """Process of each wanted identifier, and its place among the local atoms there."""
+        """Return the process of each identifier, and its place among the local atoms there."""
         comm = self._comm
         if comm.size == 1:
             known, whom, places = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -190,7 +190,7 @@ class MpiExchange:
         found = [here.of(q) for q in queries]
         lost = [q[place < 0] for q, place in zip(queries, found, strict=True)]
         if any(map(len, lost)):
-            raise ValueError(f"the atom {np.concatenate(lost)[0]} has copies, and no process has the atom itself")
+            raise ValueError(f"the atom {np.concatenate(lost)[0]} has ghosts, but no process has the atom itself")
         ranks = _alltoall(comm, [whom[place] for place in found])
         indices = _alltoall(comm, [places[place] for place in found])
         rank, index = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
@@ -201,10 +201,10 @@ class MpiExchange:
 
 
 _SPARSE = 64
-"""Entries of a table for each identifier in it, at most."""
+"""Largest number of table entries per identifier."""
 
 _Parts = list[tuple[int, int, int]]
-"""Process, first row and end of its rows; those that have none are left out."""
+"""Process, first and last + 1 of its rows; processes without rows are left out."""
 
 
 def _parts(sizes: Sequence[int] | Array) -> _Parts:
@@ -213,7 +213,7 @@ def _parts(sizes: Sequence[int] | Array) -> _Parts:
 
 
 def _alltoall(comm: MPI.Comm, given: Sequence[Array]) -> list[Array]:
-    """Integers for each process → those that each process has for this one."""
+    """Send integers to each process and return those received from each."""
     counts = np.array([len(part) for part in given], dtype=np.int64)
     other = np.empty_like(counts)
     comm.Alltoall(counts, other)
@@ -224,7 +224,7 @@ def _alltoall(comm: MPI.Comm, given: Sequence[Array]) -> list[Array]:
 
 
 class _Places:
-    """Where unique identifiers are in an array: by a table of all numbers between them, unless it would be long."""
+    """Finds identifiers in an array, by a table of all numbers between them unless it would be long."""
 
     def __init__(self, ids: Array):
         ids = np.asarray(ids, dtype=np.int64)
@@ -239,7 +239,7 @@ class _Places:
             self._ascending = ids[self._order]
 
     def of(self, wanted: Array) -> Array:
-        """Places of identifiers, −1 of those that are not in the array."""
+        """Return the places of identifiers in the array; −1 for those that are missing."""
         wanted = np.asarray(wanted, dtype=np.int64)
         if self._table is not None:
             at = wanted - self._first

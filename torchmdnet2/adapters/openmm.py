@@ -1,4 +1,4 @@
-"""OpenMM force: a potential of this package as an openmm.PythonForce, for a whole system or a part of it."""
+"""OpenMM: a potential as an openmm.PythonForce, for a whole system or a part of it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def add_force(
     force_group: int = 0,
     **options: Any,
 ) -> None:
-    """Add the energy of a model to a System: `create_force`, and `bonds_force` for what OpenMM takes for a molecule.
+    """Add a model to a System: `create_force`, and `bonds_force` so that OpenMM knows its molecules.
 
     Args:
         system: the System; its particles are the atoms of the topology.
@@ -65,8 +65,8 @@ def add_force(
     particles, size = system.getNumParticles(), topology.getNumAtoms()
     if particles and (particles < size or (chosen is None and particles != size)):  # 0: they are added later
         raise BadData(
-            f"the System has {particles} particles, and the topology {size} atoms: give those that belong together, or "
-            "the indices of the model's atoms (atoms)"
+            f"the System has {particles} particles, but the topology {size} atoms: give the topology of this System, "
+            "or the indices of the model's atoms (atoms)"
         )
     forces = [create_force(model, topology, chosen, periodic, **options), bonds_force(topology, chosen, periodic)]
     for force in forces if forces[1].getNumBonds() else forces[:1]:
@@ -77,7 +77,7 @@ def add_force(
 def bonds_force(
     topology: Topology, atoms: Iterable[int] | None = None, periodic: bool | None = None
 ) -> openmm.HarmonicBondForce:
-    """Bonds of zero strength, by which OpenMM knows which atoms are a molecule.
+    """Return bonds of zero strength, from which OpenMM knows which atoms form a molecule.
 
     OpenMM finds molecules by the bonds of forces, and a PythonForce has none: without these, each atom of the model is
     a molecule, and reporters and barostats, which move whole molecules, tear it.
@@ -117,7 +117,7 @@ def create_force(
     coulomb: str | None = None,
     level: str | None = None,
 ) -> openmm.PythonForce:
-    """A force to add to an openmm.System: the energy of the model for some or all of its atoms.
+    """Return a force for an openmm.System: the energy of the model for some or all of its atoms.
 
     `add_force` adds it together with the bonds by which OpenMM knows the molecules of these atoms.
 
@@ -163,7 +163,7 @@ def create_force(
     everyone = list(topology.atoms())
     chosen = list(range(len(everyone))) if atoms is None else _indices(atoms, len(everyone))
     if not chosen:
-        raise BadData("there are no atoms for the model to act on")
+        raise BadData("the model has no atoms to act on")
     numbers = []
     for i in chosen:
         if everyone[i].element is None:
@@ -184,7 +184,7 @@ def create_force(
     if isolated:
         _LOGGER.warning(
             "the model evaluates %d of %d atoms as an isolated molecule: made whole by nearest images at each step, "
-            "without periodic images, with the energy in vacuum",
+            "with the energy in vacuum",
             len(chosen), len(everyone),
         )  # fmt: skip
     options = {
@@ -215,18 +215,18 @@ def create_force(
 
 
 def _has_all_pairs(potential: Potential) -> bool:
-    """Whether a part of it, or of a potential below it, has pairs at any distance."""
+    """True if a potential, or one that it contains, has pairs at any distance."""
     return any(getattr(part, "cutoff", None) == math.inf for part in potential.modules())
 
 
 def has_box(topology: Topology) -> bool:
-    """Whether a topology has a periodic box, and not the dummy of a PDB file."""
+    """True if a topology has a periodic box that is not the dummy box of a PDB file."""
     vectors = topology.getPeriodicBoxVectors()
     return vectors is not None and not no_cell([list(v.value_in_unit(openmm.unit.angstrom)) for v in vectors])
 
 
 def formal_charge(atoms: Sequence[Any]) -> Statement | None:
-    """What formal charges of atoms of a topology sum to; None: they state nothing, as zeros of some atoms do."""
+    """Return the sum of formal charges in a topology; None if they state nothing, as zeros of some atoms."""
     known = [int(q) for atom in atoms if (q := getattr(atom, "formalCharge", None)) is not None]
     if not any(known) and len(known) < len(atoms):
         return None
@@ -234,7 +234,7 @@ def formal_charge(atoms: Sequence[Any]) -> Statement | None:
 
 
 def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
-    """The charge given, or what formal charges of the atoms sum to."""
+    """Return the given charge, or the sum of the atoms' formal charges."""
     stated = formal_charge(atoms)
     known = sum(getattr(atom, "formalCharge", None) is not None for atom in atoms)
     if stated and given is None and known < len(atoms):
@@ -248,7 +248,7 @@ def _total_charge(atoms: Sequence[Any], given: int | None) -> int:
 
 
 class TorchMDNet2Energy:
-    """What OpenMM calls: a state's positions and box → energy and forces.
+    """The callback of OpenMM: energy and forces from the positions and box of a state.
 
     Pickles to plain data only, and opens the model file when it is first called after that.
 
@@ -273,7 +273,7 @@ class TorchMDNet2Energy:
         self._arrays = None if potential is None else ArrayEvaluator(Evaluator(potential), potential.device)
 
     def __call__(self, state: openmm.State) -> tuple[float, np.ndarray]:
-        """Energy in kJ/mol and forces [N, 3] in kJ/mol/nm.
+        """Return the energy in kJ/mol and forces [N, 3] in kJ/mol/nm.
 
         Raises:
             RuntimeError: with the whole story in its message, as that is all OpenMM hands on.
@@ -315,19 +315,19 @@ class TorchMDNet2Energy:
         return results["energy"] / KJ_MOL, results["forces"] / _KJ_MOL_NM
 
     def _look(self, potential: Potential, structure: Structure) -> None:
-        """At the novelty of a calibrated model, when it is due."""
+        """Compute the novelty of a calibrated model when it is due."""
         if potential.calibration is not None and self._watch.due(len(self._numbers)):
             system = structure.to_system(potential.device)
             self._watch(potential.novelty(system), system, atom_name=self._name)
 
     def _name(self, atom: int) -> str:
-        """An atom of the model by its index in the OpenMM system."""
+        """Name an atom of the model by its index in the OpenMM system."""
         particle = atom if self.options["particles"] is None else self.options["particles"][atom]
         return f"particle {particle} ({SYMBOLS[self.options['numbers'][atom]]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.source is None:
-            raise ValueError("a force with a model in memory cannot be written: save the model to a .tmn file first")
+            raise ValueError("a force with a model in memory cannot be serialized: save the model to a .tmn file first")
         return _from_plain_data, (self.source.path, self.source.sha256, self.options)
 
 
@@ -339,7 +339,7 @@ def _indices(atoms: Iterable[int], total: int) -> Sequence[int]:
     chosen = [whole_number(i, "an index in atoms") for i in atoms]
     for i in chosen:
         if not 0 <= i < total:
-            raise BadData(f"atoms: index {i} is not of this topology, which has {total} atoms")
+            raise BadData(f"atoms: index {i} is outside this topology, which has {total} atoms")
     if len(set(chosen)) != len(chosen):
         raise BadData("atoms: an index is given twice")
     return chosen

@@ -50,7 +50,7 @@ _ROUNDING = 0.01  # e, of the charges of a molecule in force fields
 
 
 class TorchMDNet2Factory(MLPotentialImplFactory):
-    """Makes the implementation; registered under the entry point `openmmml.potentials`."""
+    """Creates the implementation; registered under the entry point `openmmml.potentials`."""
 
     def createImpl(  # the interface's name and arguments
         self, name: str, modelPath: str | os.PathLike | None = None, **args: Any
@@ -66,12 +66,12 @@ class TorchMDNet2Factory(MLPotentialImplFactory):
         if modelPath is None:
             raise ValueError('give the path of a model file: MLPotential("torchmdnet2", modelPath="model.tmn")')
         if args:
-            raise ValueError(f"MLPotential('torchmdnet2') takes only modelPath, got also {', '.join(args)}")
+            raise ValueError(f"MLPotential('torchmdnet2') takes only modelPath, but also got {', '.join(args)}")
         return TorchMDNet2Impl(modelPath)
 
 
 class TorchMDNet2Impl(MLPotentialImpl):
-    """The potential of a model file for openmm-ml, alone or mixed with a force field.
+    """Implements openmm-ml's interface for a model file, alone or mixed with a force field.
 
     Args:
         path: of the .tmn file, or a name.
@@ -96,7 +96,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         level: str | None = None,
         **args: Any,
     ) -> None:
-        """Add the model's force, and the bonds by which OpenMM knows the molecules of its atoms.
+        """Add the model's force, and the bonds from which OpenMM knows the molecules of its atoms.
 
         Arguments after `forceGroup` are those of createSystem and createMixedSystem.
 
@@ -136,7 +136,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         )  # fmt: skip
 
     def getSupportedEmbeddings(self) -> list[str]:
-        """openmm-ml's mechanical embedding; it comes by `createMixedSystem` here, which looks at the force field."""
+        """Return the one embedding: mechanical, by `createMixedSystem`, which reads the force field."""
         return ["mechanical"]
 
     def createMixedSystem(
@@ -150,7 +150,7 @@ class TorchMDNet2Impl(MLPotentialImpl):
         returnInfo: bool = False,
         **args: Any,
     ) -> openmm.System | dict[str, Any]:
-        """A mixed system by openmm-ml's own mechanical embedding, with what `addForces` cannot see.
+        """Return a mixed system by openmm-ml's mechanical embedding, with facts that `addForces` lacks.
 
         That is the box, where only the force field's System has it, and the charges of the force field: where neither
         `charge` nor the topology states the total charge of the model's atoms, it is the sum of these. A `charge` that
@@ -180,8 +180,8 @@ class TorchMDNet2Impl(MLPotentialImpl):
             args["charge"] = agreed(stated, "charge", "of the model's atoms, ", remedy)
         elif expected is not None and given != expected:
             warnings.warn(
-                f"the charges of the force field sum to {expected} e over the atoms of the model, and charge={given} "
-                "is given, with which it is evaluated",
+                f"the charges of the force field sum to {expected} e over the atoms of the model, but the given "
+                f"charge={given} is used",
                 StructureWarning,
                 stacklevel=3,
             )
@@ -190,14 +190,14 @@ class TorchMDNet2Impl(MLPotentialImpl):
         )
 
     def getMLLongRange(self) -> bool:
-        """Whether the model sums electrostatics over all periodic images; by its file."""
+        """True if the model, by its file, sums electrostatics over all periodic images."""
         from ..checkpoint import read_header
 
         return _sums_over_images(read_header(self.path)["config"])
 
 
 def _force_field_charge(system: openmm.System, atoms: Iterable[int]) -> int | None:
-    """What the charges of these atoms sum to in e; None: no whole number, as of a part of a molecule, or none."""
+    """Return the sum of the atoms' charges in e; None without charges, or if it is no whole number."""
     import openmm
 
     for force in system.getForces():
@@ -208,7 +208,7 @@ def _force_field_charge(system: openmm.System, atoms: Iterable[int]) -> int | No
 
 
 def _sums_over_images(config: Mapping[str, Any]) -> bool:
-    """Whether a potential has a term that does, or has another such potential below it."""
+    """True if a potential, or one that it contains, sums over all periodic images."""
     parts = [config["model"], config.get("head"), *(config.get("priors") or [])]
     return any(
         part.get("method") in ("ewald", "pme") or ("potential" in part and _sums_over_images(part["potential"]))

@@ -1,4 +1,4 @@
-"""torch-sim: a potential as a model for batched simulations on the device. Needs Python 3.12 and torch-sim-atomistic.
+"""torch-sim: a potential as a model of batched simulations. Needs Python 3.12 and torch-sim-atomistic.
 
 Shapes: N atoms, B structures.
 """
@@ -29,7 +29,7 @@ __all__ = ["TorchMDNet2Model"]
 
 
 class TorchMDNet2Model(ModelInterface):
-    """Energy (eV), forces (eV/Å) and stress (eV/Å³, tensile positive) for torch-sim.
+    """Model for torch-sim: energy (eV), forces (eV/Å) and stress (eV/Å³, tensile positive).
 
     Runs on the Evaluator. Total charges and multiplicities 2S+1 are those of the state's system extras `charge` and
     `spin` [B], or of their other names (`total_charge`, `multiplicity`), else 0. Structures without a cell have no
@@ -86,7 +86,7 @@ class TorchMDNet2Model(ModelInterface):
         self._compute_stress = value
 
     def forward(self, state: SimState, **kwargs: Any) -> dict[str, Tensor]:
-        """Energies and, as set, forces and stress of all structures of a state; the state is not changed.
+        """Return energies and, if enabled, forces and stress of all structures; the state stays unchanged.
 
         Args:
             state: N atoms in B structures, on the model's device.
@@ -119,14 +119,14 @@ class TorchMDNet2Model(ModelInterface):
         return {name: value.detach() for name, value in output.items()}
 
     def _alone(self, system: System) -> System:
-        """The same tensors as before for what has not changed, as `_system`."""
+        """Return the previous tensors for unchanged parts, as `_system` does."""
         if self._isolated is None or self._isolated[0] is not self._template:
             self._isolated = (self._template, system)
         return self._isolated[1].replace(pos=system.pos)
 
     @staticmethod
     def _stated(state: SimState, quantity: str) -> Any:
-        """The system extra that states it, under any of its names (`stated.kind_of`); None: there is none.
+        """Return the system extra that states a quantity under any of its names (`stated.kind_of`), or None.
 
         Raises:
             BadData: there are two, and they differ.
@@ -139,7 +139,7 @@ class TorchMDNet2Model(ModelInterface):
         return found[0][1] if found else None
 
     def _system(self, state: SimState) -> System:
-        """The state as a System; the same tensors for what has not changed, which the evaluator then need not check."""
+        """Return the state as a System; unchanged parts keep their tensors, which the evaluator need not check."""
         charge, spin = self._stated(state, "charge"), self._stated(state, "spin")
         pbc = torch.as_tensor(state.pbc, device=self._device)
         given = [t for t in (state.atomic_numbers, state.system_idx, charge, spin) if t is not None]

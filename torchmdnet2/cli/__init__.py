@@ -18,12 +18,12 @@ from .common import steady_streams
 __all__ = ["main"]
 
 _SMALLER = {
-    "train": "lower training.batch_size, or set training.max_atoms in its place",
+    "train": "lower training.batch_size, or set training.max_atoms instead",
     "md": "take fewer --replicas or fewer atoms, or --device cpu",
     "stability": "take fewer --replicas, or --device cpu",
     "": "take fewer atoms at a time, or run on the CPU",
 }
-"""What to do where the memory of a GPU is not enough."""
+"""Remedy, by command, if the memory of a GPU is not enough."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,16 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_empty(options: argparse.Namespace) -> None:
-    """An empty text is that of a variable of the shell that is not set; as a path it would be the working folder."""
+    """Refuse empty texts: they come from unset shell variables, and as a path mean the working folder."""
     from ..errors import BadConfig
 
     for name, value in vars(options).items():
         if "" in (value if isinstance(value, list) else [value]):
-            raise BadConfig(f"{name}: is empty; is a variable of the shell not set?")
+            raise BadConfig(f"{name}: is empty; is a shell variable not set?")
 
 
 class _Warnings:
-    """A warning is one line, without the place in our source that it comes from, and is shown once."""
+    """Print a warning once, as one line without the source code that it comes from."""
 
     def __init__(self) -> None:
         self._shown: set[str] = set()
@@ -98,7 +98,7 @@ class _Warnings:
 
 
 def _is_ours(error: Exception) -> bool:
-    """Whether the message is meant for users; anything else keeps its traceback."""
+    """True if the message is meant for users; other errors keep their traceback."""
     here = type(error).__module__.partition(".")[0] == __name__.partition(".")[0]
     return here or isinstance(error, ValueError | OSError)
 
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, run: Any, help: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
-        added.add_argument("--traceback", action="store_true", help="on an error, show where it arose")
+        added.add_argument("--traceback", action="store_true", help="show the traceback of an error")
         added.set_defaults(run=run)
         return added
 

@@ -16,17 +16,17 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    bench = command("bench", _bench, "time steps of a model on this machine, on boxes of water")
+    bench = command("bench", _bench, "time the steps of a model on this machine, for boxes of water")
     bench.add_argument("model", nargs="?", help=".tmn file, or a name that `torchmdnet2 models` lists (default: the "
                        "model of docs/performance.md, random weights)")  # fmt: skip
     bench.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
     bench.add_argument("--sides", type=_sides, default="2,4,7,15,32", help="molecules along each side of the boxes, "
                        "separated by commas (default: 2,4,7,15,32: 24 to 98,304 atoms)")  # fmt: skip
-    bench.add_argument("--seconds", type=float, default=60.0, help="time for all boxes but the first, which also "
-                       "compiles kernels; what would take longer is left out (default: 60)")  # fmt: skip
+    bench.add_argument("--seconds", type=float, default=60.0, help="time limit for all boxes but the first, which also "
+                       "compiles kernels; larger boxes are left out (default: 60)")  # fmt: skip
     bench.add_argument("--output", metavar="PREFIX", help="also write PREFIX.json and the plot PREFIX.png")
 
-    warm = command("warm", _warm, "compile the kernels of a model now, so that its first result comes soon")
+    warm = command("warm", _warm, "compile the kernels of a model in advance")
     warm.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     warm.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, … (default: auto)")
     warm.add_argument("--atoms", type=_sides, default="22,200,2000", help="sizes of the structures, separated by "
@@ -34,13 +34,13 @@ def add(command: Command) -> None:
 
 
 def _sides(text: str) -> list[int]:
-    """Numbers, such as the sides of the boxes in molecules."""
+    """Parse numbers, such as the sides of the boxes in molecules."""
     try:
         sides = [int(side) for side in text.split(",")]
     except ValueError:
         sides = []
     if not sides or min(sides) < 1:
-        raise argparse.ArgumentTypeError(f"must be whole numbers, at least 1, separated by commas, got '{text}'")
+        raise argparse.ArgumentTypeError(f"must be whole numbers of at least 1, separated by commas, got '{text}'")
     return sides
 
 

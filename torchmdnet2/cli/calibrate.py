@@ -22,18 +22,18 @@ _RATE = 0.02  # of false alarms
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    fit = command("calibrate", _calibrate, "let a model warn about structures that are unlike its training frames")
+    fit = command("calibrate", _calibrate, "let a model warn of structures that are unlike its training frames")
     fit.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; never changed")
     fit.add_argument("output", nargs="?", help=".tmn file to write: the same model with its calibration")
     fit.add_argument("--train", nargs="+", metavar="FILE", help="frames that the model was trained on")
-    fit.add_argument("--validation", nargs="+", metavar="FILE", help="frames of the same kind, not trained on")
-    fit.add_argument("--format", help="of these files, as data.format of a training (default: auto, by their names)")
+    fit.add_argument("--validation", nargs="+", metavar="FILE", help="frames of the same kind, not used in training")
+    fit.add_argument("--format", help="format of these files, as data.format (default: auto, by their names)")
     fit.add_argument("--split", metavar="FILE", help="splits.json of the training: both are chosen from --train")
     fit.add_argument("--rate", type=float, help=f"accepted false alarms per structure (default: {_RATE})")
-    fit.add_argument("--frames", type=int, default=20000, help="of each kind at most, evenly spread (default: 20000)")
+    fit.add_argument("--frames", type=int, default=20000, help="most frames of each kind (default: 20000)")
     fit.add_argument(
         "--test", nargs=2, metavar=("KNOWN", "UNKNOWN"),
-        help="print how many structures of two files have a score above 1: false alarms, and recall",
+        help="print the shares of structures with a score above 1 in two files: false alarms, and recall",
     )  # fmt: skip
     add_device(fit, dtype=None)
 
@@ -60,8 +60,8 @@ def _calibrate(options: argparse.Namespace) -> None:
         Path(f).resolve() for f in _files(options.validation or [], options.format)
     }:
         raise BadConfig(
-            f"--validation: {min(shared)} is among the files of --train, and frames of the training tell nothing about "
-            "others: give other frames, or --split"
+            f"--validation: {min(shared)} is among the files of --train, but training frames cannot stand for "
+            "other frames: give other frames, or --split"
         )
     inputs = [options.model, *_files(files, options.format), *([options.split] if options.split else [])]
     output = output_file(options.output, (".tmn",), inputs, "output") if fits else None
@@ -86,7 +86,7 @@ def _calibrate(options: argparse.Namespace) -> None:
 
 
 def _subsets(potential: Potential, options: argparse.Namespace) -> tuple[Iterator[System], Iterator[System]]:
-    """Batches of the training and of the validation frames."""
+    """Return batches of the training frames and of the validation frames."""
     from ..data import read_splits
     from ..errors import BadData
 
@@ -127,7 +127,7 @@ def _files(paths: list[str], format: str | None) -> list[str]:
 
 
 def _dataset(potential: Potential, paths: list[str], format: str | None) -> Dataset:
-    """Structures with their charges; labels are not read. Names and units are those of the training."""
+    """Read structures and charges without labels, with names and units as in the training."""
     from ..data import open_dataset
     from ..errors import BadData
 
@@ -144,12 +144,12 @@ def _dataset(potential: Potential, paths: list[str], format: str | None) -> Data
 
 
 def _spread(indices: list[int], most: int) -> list[int]:
-    """Up to so many of them, evenly spread."""
+    """Return up to `most` of them, evenly spread."""
     return [indices[k * len(indices) // most] for k in range(most)] if len(indices) > most else indices
 
 
 def _batches(potential: Potential, data: Dataset, indices: list[int]) -> Iterator[System]:
-    """Checked structures on the potential's device."""
+    """Return checked structures on the potential's device."""
     from ..potential.refusals import rename
 
     for first in range(0, len(indices), _BATCH):

@@ -1,4 +1,4 @@
-"""Standard output and error that take whatever a command prints."""
+"""Parts that the commands share: options, output files, tables, structures of files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLAIN = {"−": "-", "–": "-", "→": "->", "≤": "<=", "≥": ">=", "·": "
 
 
 def steady_streams() -> None:
-    """No character ends a command, in an ASCII terminal either, nor does a stream that the shell has closed (>&-)."""
+    """Let no character, and no stream that the shell has closed (>&-), end a command; ASCII terminals included."""
     codecs.register_error("torchmdnet2.nearest", _nearest)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -36,7 +36,7 @@ def steady_streams() -> None:
 
 
 def _nearest(error: UnicodeError) -> tuple[str | bytes, int]:
-    """What is printed for characters that the stream's encoding lacks: A for Å, 3 for ³, else ?."""
+    """Replace characters that the stream's encoding lacks: A for Å, 3 for ³, else ?."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     character = error.object[error.start]
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
 
 
 Command = Callable[..., argparse.ArgumentParser]
-"""Makes the parser of a command: name, function that runs it, one line of help."""
+"""Creates the parser of a command: name, function that runs it, one line of help."""
 
 
 def add_charges(parser: argparse.ArgumentParser) -> None:
-    """--charge and --spin of the structures, --allow-untrained-charge."""
+    """Declare --charge and --spin of the structures, and --allow-untrained-charge."""
     parser.add_argument("--charge", type=int, help="total charge in e, where a structure states none (default: 0)")
     parser.add_argument("--spin", type=int, help="multiplicity 2S+1, where a structure states none")
     add_allow_untrained_charge(parser)
 
 
 def refuse_other_charge(options: argparse.Namespace, atoms: Atoms, source: str) -> None:
-    """Refuse a --charge or --spin that is not what the file states, by name of both.
+    """Refuse a --charge or --spin that differs from the file's; the message names both values.
 
     Args:
         options: of `add_charges`.
@@ -106,12 +106,12 @@ def refuse_idle(options: argparse.Namespace, names: Iterable[str], why: str) -> 
 
 
 def add_allow_untrained_charge(parser: argparse.ArgumentParser) -> None:
-    told = "evaluate total charges that the model was not trained on or does not use, which is refused otherwise"
+    told = "evaluate total charges that the model was not trained on or does not use, which are refused otherwise"
     parser.add_argument("--allow-untrained-charge", action="store_true", help=told)
 
 
 def add_coulomb(parser: argparse.ArgumentParser) -> None:
-    """--coulomb of models that sum over all pairs of a molecule."""
+    """Declare --coulomb, for models that sum over all pairs of a molecule."""
     parser.add_argument(
         "--coulomb", choices=("pme", "dsf"), default="pme",
         help="sum of Coulomb energies in periodic cells: particle-mesh Ewald, or damped shifted force (default: pme)",
@@ -147,7 +147,7 @@ def device_name(name: str) -> str:
 
 
 def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], name: str) -> Path:
-    """A file that a command is to write, checked before anything is computed.
+    """Check, before anything is computed, that a command can write a file.
 
     Args:
         path: as the user wrote it.
@@ -172,7 +172,7 @@ def output_file(path: str, suffixes: tuple[str, ...], inputs: Iterable[str], nam
 
 
 def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]], inputs: Iterable[str]) -> Path:
-    """The prefix of the files that a command is to write, none of which it reads.
+    """Check the prefix of the files that a command will write; it reads none of them.
 
     Args:
         output: as the user wrote it: a prefix, or a folder for files of this name.
@@ -197,7 +197,7 @@ def output_prefix(output: str, name: str, files: Callable[[Path], Iterable[Path]
 
 
 def print_table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]], left: Iterable[int] = ()) -> None:
-    """A table of numbers on the console; columns in `left` are text."""
+    """Print a table of numbers; columns in `left` are text."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -211,29 +211,29 @@ def print_table(title: str, heads: Iterable[str], rows: Iterable[Sequence[str]],
 
 
 def print_json(facts: Any) -> None:
-    """Plain data as JSON; where the output is not in Unicode, other characters are escaped."""
+    """Print plain data as JSON; characters that the output cannot encode are escaped."""
     unicode = (getattr(sys.stdout, "encoding", None) or "").lower().startswith("utf")
     print(json.dumps(facts, indent=1, ensure_ascii=not unicode))
 
 
 def note(text: str) -> None:
-    """A line beside the output, which scripts may read."""
+    """Print a line to the standard error; scripts may read the output."""
     print(f"note: {text}", file=sys.stderr)
 
 
 @contextmanager
 def keeping(path: Path) -> Iterator[None]:
-    """Tell, after the block has written a file with keep=True, what became of one that was there already."""
+    """Report, after the block has written a file with keep=True, the new name of an earlier file."""
     from ..core.files import old_name
 
     existed = path.exists()
     yield
     if existed:
-        note(f"the earlier {path} is now {old_name(path)}")
+        note(f"the earlier {path} was renamed to {old_name(path)}")
 
 
 def split_index(path: str) -> tuple[str, str | None]:
-    """File and index of file@index; a name with an @ is taken unchanged where there is such a file."""
+    """Return file and index of file@index; a name with an @ stays unchanged if such a file exists."""
     folder, name = os.path.split(path)
     if "@" not in name or Path(path).is_file():
         return path, None
@@ -242,7 +242,7 @@ def split_index(path: str) -> tuple[str, str | None]:
 
 
 def read_structure(path: str) -> Atoms:
-    """The last structure in a file, or that of file@index.
+    """Read the last structure of a file, or that of file@index.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -253,9 +253,9 @@ def read_structure(path: str) -> Atoms:
     file, index = split_index(path)
     found = _read(file, index)
     if len(found.numbers) != 1:
-        raise BadData(f"{path}: names several structures; choose one, as in file.xyz@0")
+        raise BadData(f"{path} selects several structures; choose one, as in file.xyz@0")
     if index is None and found.in_file > 1:
-        note(f"{file} holds {found.in_file} structures, and the last is taken; choose another as {file}@0")
+        note(f"{file} holds {found.in_file} structures, the last is used; choose another as {file}@0")
     (atoms,) = found.atoms
     if atoms.info.get("charge") or atoms.info.get("spin", 0) > 1:
         spin = f", multiplicity {atoms.info['spin']}" if atoms.info.get("spin") else ""
@@ -264,7 +264,7 @@ def read_structure(path: str) -> Atoms:
 
 
 def read_frames(path: str) -> tuple[list[Atoms], list[int]]:
-    """All structures in a file, or those of file@index, and their numbers in the file, from 0 on.
+    """Read all structures of a file, or those of file@index, and their numbers in the file, from 0.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -277,7 +277,7 @@ def read_frames(path: str) -> tuple[list[Atoms], list[int]]:
 
 
 class _Read(NamedTuple):
-    """Structures of a file, their numbers in it, and how many it has."""
+    """Structures of a file, their numbers in it, and the size of the file."""
 
     atoms: list[Atoms]
     numbers: list[int]
@@ -285,7 +285,7 @@ class _Read(NamedTuple):
 
 
 def _read(file: str, index: str | None) -> _Read:
-    """Those of an index; None: the last."""
+    """Return the structures of an index; None: the last."""
     from ..data.structures import open_structures, reason
     from ..errors import BadConfig, BadData
 
@@ -293,7 +293,7 @@ def _read(file: str, index: str | None) -> _Read:
     if Path(file).is_dir():
         raise BadData(f"{file} is a folder; name a file in it")
     if file.endswith(".tmn"):
-        raise BadData(f"{file} is a model file, and a structure is needed here: the model comes first")
+        raise BadData(f"{file} is a model file, but a structure is expected here: the model comes first")
     if not Path(file).is_file():
         raise FileNotFoundError(f"{name}: no such file")
     try:
@@ -311,7 +311,7 @@ def _read(file: str, index: str | None) -> _Read:
 
 
 def frame_numbers(file: str, index: str | None, count: int) -> list[int]:
-    """The frames of a file that file@index means, by its count: from 0 on, -1 is the last.
+    """Return the frames that file@index selects: from 0 on; -1 is the last.
 
     Args:
         file: its name, for messages.

@@ -21,19 +21,19 @@ _ABOUT_MODELS = ("energy_unit", "elements", "layout", "member", "ignore")
 def add(command: Command) -> None:
     """Declare the arguments."""
     other = command("import", _import, "convert a model of AIMNet2, TorchMD-Net or matgl, or a YAML of TorchMD-Net")
-    other.add_argument("theirs", help="a .jpt, a .ckpt, a folder of matgl's (nothing in them is run), or a .yaml")
+    other.add_argument("theirs", help=".jpt, .ckpt, folder of matgl (no code in them is run), or .yaml")
     other.add_argument("ours", help=".tmn or .yaml file to write")
     other.add_argument("--energy-unit", help="unit of its training energies (default: eV)")
-    other.add_argument("--elements", help="symbols that it was trained on, as in H,C,N,O (default: all supported)")
-    other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, where the file cannot tell")
+    other.add_argument("--elements", help="elements that it was trained on, as in H,C,N,O (default: all supported)")
+    other.add_argument("--layout", choices=["2.x", "3.x"], help="version that wrote it, if the file does not state it")
     other.add_argument("--member", type=int, metavar="K", help="one of an ensemble of AIMNet2, from 0 (default: all)")
-    other.add_argument("--ignore", help="hyper-parameters to disregard, as in name,name")
+    other.add_argument("--ignore", help="hyper-parameters to ignore, as in name,name")
 
     back = command("export", _export, "turn a model file into a TorchMD-Net 3.x checkpoint, or one for LAMMPS's ML-IAP")
     back.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     back.add_argument("checkpoint", help=".ckpt file to write; .pt for LAMMPS")
     back.add_argument("--to", choices=["torchmd-net", "lammps"], default="torchmd-net", help="(default: torchmd-net)")
-    back.add_argument("--elements", help="for LAMMPS: symbols that pair_coeff may name, as in H,O")
+    back.add_argument("--elements", help="for LAMMPS: elements that pair_coeff may name, as in H,O")
     back.add_argument("--charge", type=float, default=0.0, help="for LAMMPS: total charge in e (default: 0)")
     back.add_argument("--units", default="metal", help="for LAMMPS: metal or real (default: metal)")
     back.add_argument("--host", action="store_true", help="for LAMMPS: run where Kokkos computes on the CPU too")
@@ -41,9 +41,9 @@ def add(command: Command) -> None:
 
     fetch = command("fetch", _fetch, "download the files of a model from the Hugging Face hub (needs the extra 'hub')")
     fetch.add_argument("model", help="ACCOUNT/MODEL")
-    fetch.add_argument("files", nargs="*", help="files to download; without any, those that there are are listed")
+    fetch.add_argument("files", nargs="*", help="files to download; without any, the files are listed")
     fetch.add_argument("--revision", help="branch, tag or commit (default: the newest)")
-    fetch.add_argument("--output", default=".", metavar="FOLDER", help="where the files go (default: here)")
+    fetch.add_argument("--output", default=".", metavar="FOLDER", help="folder of the files (default: here)")
 
 
 def _import(options: argparse.Namespace) -> None:
@@ -71,7 +71,7 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def _reader(theirs: str) -> Callable[[argparse.Namespace], Potential]:
-    """What reads models of this kind."""
+    """Return the importer for this kind of model."""
     from ..importers.matgl import is_matgl
     from ..importers.source_files import is_torchscript
 
@@ -95,12 +95,12 @@ def _aimnet2(options: argparse.Namespace) -> Potential:
 
 
 def _refuse_others(options: argparse.Namespace, program: str) -> None:
-    """Refuse options for models that do not say all of themselves."""
+    """Refuse options that are only for checkpoints with missing facts."""
     from ..errors import BadConfig
 
     for name in ("elements", "layout", "ignore"):
         if getattr(options, name) is not None:
-            raise BadConfig(f"--{name} is for checkpoints of TorchMD-Net: a model of {program} says itself what it is")
+            raise BadConfig(f"--{name} is for checkpoints of TorchMD-Net: a model of {program} states this itself")
     if options.energy_unit not in (None, "eV"):
         raise BadConfig(f"--energy-unit is for checkpoints of TorchMD-Net: models of {program} are in eV")
     if options.member is not None and program != "AIMNet2":
@@ -128,7 +128,7 @@ def _export(options: argparse.Namespace) -> None:
         return
     _refuse_lammps_options(options)
     if options.checkpoint.endswith(".pt"):
-        raise BadConfig(f"checkpoint: '{options.checkpoint}' is one for LAMMPS, which needs --to lammps")
+        raise BadConfig(f"checkpoint: '{options.checkpoint}' is a file for LAMMPS, which needs --to lammps")
     from ..importers.torchmd_net import export_checkpoint
 
     checkpoint = output_file(options.checkpoint, (".ckpt",), [options.model], "checkpoint")

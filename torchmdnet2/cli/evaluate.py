@@ -36,13 +36,13 @@ _LABELS = ("energy", "forces", "stress", "virial", "charges", "dipole")
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    test = command("evaluate", _evaluate, "errors of a potential on labelled frames, by property and element")
+    test = command("evaluate", _evaluate, "compute errors on labelled frames, by property and element")
     test.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists; or an ensemble.json")
     test.add_argument(
         "data",
         nargs="+",
-        help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5. Further .tmn files before them "
-        "are members of an ensemble",
+        help="data files: extended XYZ, HDF5, ASE databases …; some frames as file@0:5. More .tmn files before them "
+        "form an ensemble",
     )
     test.add_argument(
         "--format", help="format of the data, as data.format of a training (default: auto, by the name of a file)"
@@ -53,8 +53,8 @@ def add(command: Command) -> None:
         test.add_argument(f"--{name}-unit", metavar="UNIT", help=f"unit of {name} in the data (default: as trained)")
     test.add_argument("--split", metavar="FILE", help="splits.json of a training run: only its test frames")
     test.add_argument("--subset", choices=["train", "validation", "test"], help="frames of --split (default: test)")
-    test.add_argument("--batch-size", type=int, default=32, help="frames at a time (default: 32)")
-    test.add_argument("--output", metavar="FILE", help=".xyz file with the predictions, labels as reference_…")
+    test.add_argument("--batch-size", type=int, default=32, help="frames of a batch (default: 32)")
+    test.add_argument("--output", metavar="FILE", help=".xyz file to write: predictions, and labels as reference_…")
     test.add_argument("--unlabelled", action="store_true", help="the data have no labels: only predict, to --output")
     test.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_coulomb(test)
@@ -164,7 +164,7 @@ def _models(options: argparse.Namespace) -> list[str]:
     while options.data and (options.data[0].endswith(".tmn") or is_name(options.data[0])):
         models.append(options.data.pop(0))
     if not options.data and not (options.model.endswith((".tmn", ".json")) or is_name(options.model)):
-        raise BadConfig(f"{models[1]} is a model, and data are needed there: the model comes first")
+        raise BadConfig(f"{models[1]} is a model, but data are expected there: the model comes first")
     if not options.data:
         raise BadConfig("only models are given: name the data too")
     if len(models) == 1 and options.model.endswith(".json"):
@@ -173,13 +173,13 @@ def _models(options: argparse.Namespace) -> list[str]:
 
 
 def _given(options: argparse.Namespace, kind: str) -> dict[str, str | None]:
-    """Keys or units that the command line says."""
+    """Return the keys or units of the command line."""
     named = {name: getattr(options, f"{name}_{kind}", None) for name in ("energy", "length", *_LABELS)}
     return {name: None if value == "null" else value for name, value in named.items() if value is not None}
 
 
 def _keys(options: argparse.Namespace, trained: dict[str, Any]) -> dict[str, Any]:
-    """What the command line says, else what the model was trained with; stress and virial stand for each other."""
+    """Return the command line's value, else that of the training; stress and virial replace each other."""
     given = _given(options, "key")
     other = {"stress": "virial", "virial": "stress"}
     replaced = [other[name] for name in given if name in other and given[name] is not None]
@@ -187,7 +187,7 @@ def _keys(options: argparse.Namespace, trained: dict[str, Any]) -> dict[str, Any
 
 
 def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str], units: dict[str, str]) -> Dataset:
-    """The data; labels that the model was trained with, other than energy and forces, need not be there.
+    """Open the data; labels of the training other than energy and forces may be missing.
 
     Raises:
         BadData: a label is not there that the command line named, or none at all is.
@@ -210,7 +210,7 @@ def _opened(options: argparse.Namespace, files: list[str], keys: dict[str, str],
 
 
 def _frames(dataset: Dataset, sources: Sequence[tuple[str, str | None]], files: Sequence[list[str]]) -> list[int]:
-    """Indices in the data set of the frames that file@index chooses, of all files one after the other.
+    """Return the indices of the frames that file@index selects, over all files in order.
 
     Raises:
         BadConfig: an index is none, or of no frame.
@@ -235,13 +235,13 @@ def _frames_of_split(options: argparse.Namespace, dataset: Dataset) -> list[int]
     from ..errors import BadConfig
 
     if options.split is None:
-        raise BadConfig("--subset chooses from a split: give --split too")
+        raise BadConfig("--subset chooses from a split: also give --split")
     if any(index is not None for _, index in map(split_index, options.data)):
         raise BadConfig("--split chooses the frames: name the files without @")
     subset = options.subset or "test"
     found = read_splits(options.split, dataset, options.data)
     if subset not in found:
-        raise BadConfig(f"{options.split}: no '{subset}' frames of these data in it; there are {', '.join(found)}")
+        raise BadConfig(f"{options.split}: it has no '{subset}' frames of these data, only {', '.join(found)}")
     return found[subset]
 
 
@@ -258,7 +258,7 @@ def _print_errors(errors: dict[str, Any], title: str) -> None:
 
 
 def _print_members(models: Sequence[str], found: EnsembleEvaluation) -> None:
-    """RMSE of each member, and the spread beside the error of the mean."""
+    """Print the RMSE of each member, and the spread beside the error of the mean."""
     from ..training.steps.loss import shown
 
     names = [name for name in found.errors if name != "forces_by_element"]

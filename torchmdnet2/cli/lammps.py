@@ -21,10 +21,10 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    it = command("lammps", _lammps, "run an input script of LAMMPS with a model, under mpiexec on many processes")
+    it = command("lammps", _lammps, "run an input script of LAMMPS with a model, on many processes under mpiexec")
     it.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     it.add_argument("script", help="input of LAMMPS, units metal or real; no pair_style is needed")
-    it.add_argument("--elements", required=True, help="symbols of LAMMPS's atom types 1, 2, …, as in H,C,O")
+    it.add_argument("--elements", required=True, help="elements of LAMMPS's atom types 1, 2, …, as in H,C,O")
     it.add_argument("--charge", type=float, default=0.0, help="total charge in e (default: 0)")
     it.add_argument("--device", default="auto", help="auto (a GPU for each process, where there are any), cpu or cuda")
     it.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
@@ -83,14 +83,14 @@ def _lammps(options: argparse.Namespace) -> None:
 
 
 def _spare_inputs(options: argparse.Namespace) -> None:
-    """LAMMPS writes its log file over what is there, before it reads the script."""
+    """Refuse to overwrite files: LAMMPS opens its log before it reads the script."""
     from ..core.files import spare_inputs
     from ..errors import BadConfig
 
     if Path(options.script).suffix == ".tmn":
-        raise BadConfig(f"{options.script} is a model file, and a script is needed there: the model comes first")
+        raise BadConfig(f"{options.script} is a model file, but a script is expected there: the model comes first")
     if not Path(options.script).is_file():
-        raise FileNotFoundError(f"{options.script}: no such script")
+        raise FileNotFoundError(f"there is no script {options.script}")
     if options.log != "none":
         if not Path(options.log).parent.is_dir():
             raise FileNotFoundError(f"--log: there is no folder {Path(options.log).parent}")
@@ -98,7 +98,7 @@ def _spare_inputs(options: argparse.Namespace) -> None:
 
 
 def _variables(given: list[str]) -> list[str]:
-    """As on LAMMPS's own command line."""
+    """Parse a variable as LAMMPS's command line does."""
     from ..errors import BadConfig
 
     found: list[str] = []
@@ -111,7 +111,7 @@ def _variables(given: list[str]) -> list[str]:
 
 
 def _device(name: str) -> str:
-    """Of this process; it also leaves the cores of the host to all of its processes alike."""
+    """Return the device of this process; the processes of a host share its cores equally."""
     import torch
 
     from ..adapters.lammps import local_process

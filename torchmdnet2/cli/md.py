@@ -35,7 +35,7 @@ def add(command: Command) -> None:
     md = command("md", _md, "run molecular dynamics")
     md.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     md.add_argument(
-        "start", nargs="?", help="structure, any format of ASE; of several frames the last, or file@0, file@1, …"
+        "start", nargs="?", help="structure in any format of ASE; of several frames the last, or file@0, file@1, …"
     )
     md.add_argument("--smiles", help="start from this molecule instead of a file (needs the extra 'smiles')")
     length = md.add_mutually_exclusive_group()
@@ -47,11 +47,11 @@ def add(command: Command) -> None:
         "--ensemble", default="nve",
         help="nve: constant energy; nvt: Langevin; npt: Langevin at constant pressure (default: nve)",
     )  # fmt: skip
-    md.add_argument("--friction", type=float, help="1/ps, of Langevin dynamics (default: 1)")
+    md.add_argument("--friction", type=float, help="friction of Langevin dynamics, 1/ps (default: 1)")
     md.add_argument("--pressure", type=float, metavar="BAR", help="of npt (default: 1)")
     md.add_argument(
         "--barostat", metavar="KIND",
-        help="what changes of the cell in npt: isotropic, semi-isotropic (xy, z), anisotropic (x, y, z) or flexible "
+        help="what varies of the cell in npt: isotropic, semi-isotropic (xy, z), anisotropic (x, y, z) or flexible "
         "(angles too) (default: isotropic)",
     )  # fmt: skip
     md.add_argument("--barostat-time", type=float, metavar="PS", help="in which the volume relaxes (default: 1)")
@@ -63,10 +63,10 @@ def add(command: Command) -> None:
         "--remove-drift", type=int, metavar="STEPS",
         help="remove the motion of the centre of mass every so many steps (default: never)",
     )  # fmt: skip
-    md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="take mass for hydrogens from what they bind to")
+    md.add_argument("--hydrogen-mass", type=float, metavar="AMU", help="move mass to hydrogens from their neighbors")
     md.add_argument("--inner", metavar="MODEL", help="'springs', or a faster model: its forces act in short steps")
-    md.add_argument("--inner-steps", type=int, metavar="N", help="of these in each time step (default: 4)")
-    md.add_argument("--seed", type=int, default=0, help="of velocities and noise (default: 0)")
+    md.add_argument("--inner-steps", type=int, metavar="N", help="inner steps of each time step (default: 4)")
+    md.add_argument("--seed", type=int, default=0, help="seed of velocities and noise (default: 0)")
     md.add_argument("--replicas", type=int, default=1, help="replicas in one batch; the k-th has seed + k (default: 1)")
     md.add_argument("--every", type=int, help="steps between frames (default: a thousandth of all, 10 to 100)")
     md.add_argument("--output", default="md", help="prefix of the files, or a folder (default: md)")
@@ -74,25 +74,27 @@ def add(command: Command) -> None:
         "--trajectory", action="append", default=[], metavar="FILE",
         help=".xyz, .extxyz, .traj, .dcd or .xtc, repeatable (default: the prefix + .xyz)",
     )  # fmt: skip
-    md.add_argument("--isolated", action="store_true", help="one molecule in a periodic cell: whole, without the cell")
+    md.add_argument("--isolated", action="store_true", help="simulate one molecule without its periodic cell")
     md.add_argument("--minimize", action="store_true", help="relax the start structure first")
     md.add_argument("--report", action="store_true", help="write a page with a movie and plots: prefix + .html")
     md.add_argument("--restart", action="store_true", help="continue from the prefix + .restart")
-    md.add_argument("--restart-every", type=int, metavar="STEPS", help="between restart files (default: a 20th of all)")
-    md.add_argument("--stop-if-unknown", action="store_true", help="stop where a calibrated model would warn")
+    md.add_argument(
+        "--restart-every", type=int, metavar="STEPS", help="steps between restart files (default: 1/20 of all)"
+    )
+    md.add_argument("--stop-if-unknown", action="store_true", help="stop when a calibrated model warns")
     add_coulomb(md)
     add_level(md)
     add_charges(md)
     add_device(md, dtype=None)
-    check = command("stability", _stability, "whether a model survives dynamics: replicas at several temperatures")
+    check = command("stability", _stability, "test a model in dynamics: replicas at several temperatures")
     check.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
     check.add_argument("frames", help="structures to start from, any format of ASE; some of them as file@10:20")
-    check.add_argument("--temperatures", default="300,600", metavar="K,K", help="K, with commas (default: 300,600)")
+    check.add_argument("--temperatures", default="300,600", metavar="K,K", help="K, comma-separated (default: 300,600)")
     check.add_argument("--time", type=float, default=10.0, help="length of each run in ps (default: 10)")
     check.add_argument("--replicas", type=int, default=8, help="runs at each temperature, side by side (default: 8)")
     check.add_argument("--timestep", type=float, default=0.5, help="fs (default: 0.5)")
-    check.add_argument("--friction", type=float, help="1/ps, of Langevin dynamics (default: 1)")
-    check.add_argument("--seed", type=int, default=0, help="of velocities and noise; run k has seed + k (default: 0)")
+    check.add_argument("--friction", type=float, help="friction of Langevin dynamics, 1/ps (default: 1)")
+    check.add_argument("--seed", type=int, default=0, help="seed of the noise; run k has seed + k (default: 0)")
     check.add_argument("--output", default="stability", help="prefix of the files, or a folder (default: stability)")
     add_coulomb(check)
     add_level(check)
@@ -180,7 +182,7 @@ def _md(options: argparse.Namespace) -> None:
 
 
 def _start(options: argparse.Namespace) -> Atoms:
-    """The start structure, from a file or from --smiles."""
+    """Return the start structure, from a file or from --smiles."""
     from ..errors import BadConfig
 
     if (options.start is None) == (options.smiles is None):
@@ -203,7 +205,7 @@ def _start(options: argparse.Namespace) -> Atoms:
 
 
 def _spare_inputs(options: MDOptions, model: str, start: str | None) -> None:
-    """Refuse to write where the model or the start structure is."""
+    """Refuse to overwrite the model or the start structure."""
     from ..core.files import spare_inputs
 
     # a restart goes on in the same files, and may take elements and cell from its own trajectory
@@ -212,7 +214,7 @@ def _spare_inputs(options: MDOptions, model: str, start: str | None) -> None:
 
 
 def _steps(time: float | None, timestep: float) -> int:
-    """Steps that make up a time in ps, 1 ps when None."""
+    """Return the number of steps of a time in ps, 1 ps if None."""
     from ..errors import BadConfig
 
     time = 1.0 if time is None else time
@@ -262,9 +264,7 @@ def _temperatures(text: str) -> list[float]:
     try:
         return [float(word) for word in text.split(",")]
     except ValueError:
-        raise BadConfig(
-            f"--temperatures: must be numbers with commas between them, as in 300,600, got {text}"
-        ) from None
+        raise BadConfig(f"--temperatures: must be numbers separated by commas, as in 300,600, got {text}") from None
 
 
 def _print(report: StabilityReport, title: str) -> None:

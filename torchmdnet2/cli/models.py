@@ -17,21 +17,21 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    listed = command("models", _models, "list the potentials that can be used by name instead of a model file")
+    listed = command("models", _models, "list the potentials that can be used by name")
     listed.add_argument("name", nargs="?", help="print the model card of this one")
     listed.add_argument("--json", action="store_true", help="print JSON")
 
     card = command("card", _card, "print the model card of a model file, as Markdown")
     card.add_argument("model", help=".tmn file, or a name that `torchmdnet2 models` lists")
 
-    info = command("info", _info, "print versions, devices and backends, or what a model file holds")
+    info = command("info", _info, "print versions, devices and backends, or the contents of a model file")
     info.add_argument("model", nargs="?", help=".tmn file, or a name that `torchmdnet2 models` lists")
     info.add_argument("--json", action="store_true", help="print JSON")
 
     config = command("config", _config, "print a training configuration with every key explained")
-    config.add_argument("file", nargs="?", help="a configuration: print it with all defaults filled in instead")
+    config.add_argument("file", nargs="?", help="a configuration: print it with all defaults filled in")
     config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with a file: change one key")
-    config.add_argument("--model", default="tensornet", help="whose keys are listed (default: tensornet)")
+    config.add_argument("--model", default="tensornet", help="model model whose keys are listed (default: tensornet)")
     config.add_argument("--learn", action="store_true", help="print a configuration of `torchmdnet2 learn` instead")
     config.add_argument("--from-torchmd-net", metavar="YAML", help="convert a training YAML of TorchMD-Net")
 
@@ -53,12 +53,12 @@ def _models(options: argparse.Namespace) -> None:
     elif found:
         _print(found)
     else:
-        print("No potential is shipped with this version, and no installed package brings one.")
-        print("A trained or imported model is used by the path of its file: docs/models.md says where to get one.")
+        print("This version ships no potential, and no installed package provides one.")
+        print("A trained or imported model is used by the path of its file; docs/models.md names sources.")
 
 
 def _facts(model: NamedModel) -> dict[str, Any]:
-    """What the file says; an error in its place where it cannot be read."""
+    """Return the entries of a model file, or the error if it cannot be read."""
     from ..checkpoint import read_header
     from ..potential.potential import SYMBOLS
 
@@ -98,7 +98,7 @@ def _card(options: argparse.Namespace) -> None:
 
 
 def _print_card(name: str, model: str | os.PathLike) -> None:
-    """The card of a model.
+    """Print the card of a model.
 
     Args:
         name: for the messages and, without suffix, the title.
@@ -117,7 +117,7 @@ def _print_card(name: str, model: str | os.PathLike) -> None:
     except (AttributeError, LookupError, TypeError, ValueError) as error:  # anything may stand there
         raise BadCheckpoint(
             f"{name}: there is no card of such metadata ({type(error).__name__}: {error}); "
-            f"`torchmdnet2 info {name}` prints them as they are"
+            f"`torchmdnet2 info {name}` prints them unchanged"
         ) from error
     print(card)
 
@@ -147,7 +147,7 @@ def _config(options: argparse.Namespace) -> None:
     ways = ["FILE"] * bool(options.file) + ["--learn"] * options.learn
     ways += ["--from-torchmd-net"] * bool(options.from_torchmd_net) + ["--model"] * (options.model != "tensornet")
     if len(ways) > 1:
-        raise BadConfig(f"{' and '.join(ways)} print different configurations: give one of them")
+        raise BadConfig(f"{' and '.join(ways)} print different configurations: give only one")
     if options.set and not options.file:
         raise BadConfig("--set changes a configuration file: name one")
     if options.from_torchmd_net:

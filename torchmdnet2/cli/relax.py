@@ -16,17 +16,17 @@ def add(command: Command) -> None:
     _add_files(relax)
     relax.add_argument("--fmax", type=float, default=0.02, help="largest force at the end, eV/Å (default: 0.02)")
     relax.add_argument("--steps", type=int, default=1000, help="most steps of each structure (default: 1000)")
-    relax.add_argument("--conformers", type=int, metavar="N", help="make N of each molecule by RDKit, keep the lowest")
-    relax.add_argument("--window", type=float, help="conformers up to eV above the lowest (default: 0.26)")
-    relax.add_argument("--rmsd", type=float, help="conformers closer than Å are the same (default: 0.25)")
+    relax.add_argument("--conformers", type=int, metavar="N", help="make N conformers by RDKit, keep the lowest")
+    relax.add_argument("--window", type=float, help="energy above the lowest conformer, eV (default: 0.26)")
+    relax.add_argument("--rmsd", type=float, help="closer conformers are the same, Å (default: 0.25)")
     relax.add_argument("--keep", type=int, metavar="N", help="most conformers of each molecule (default: all)")
-    relax.add_argument("--seed", type=int, default=0, help="of the conformers (default: 0)")
-    relax.add_argument("--cell", action="store_true", help="relax the cells too, one structure at a time")
+    relax.add_argument("--seed", type=int, default=0, help="seed of the conformers (default: 0)")
+    relax.add_argument("--cell", action="store_true", help="also relax the cells, one structure at a time")
     _add_devices(relax)
-    score = command("score", _score, "energies, forces, charges and novelty of many structures")
+    score = command("score", _score, "compute compute energies, forces, charges and novelty of many structures")
     _add_files(score)
     score.add_argument("--no-novelty", action="store_true", help="do not compute the novelty, which takes time")
-    score.add_argument("--seed", type=int, default=0, help="of the conformers of SMILES (default: 0)")
+    score.add_argument("--seed", type=int, default=0, help="seed of the conformers of SMILES (default: 0)")
     _add_devices(score)
 
 
@@ -37,9 +37,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_devices(parser: argparse.ArgumentParser) -> None:
-    meaning = "auto, all, or names with commas between, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
+    meaning = "auto, all, or names separated by commas, as cuda:0,cuda:1 or cpu,cpu: a process for each (default: auto)"
     parser.add_argument("--devices", default="auto", help=meaning)
-    parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster, whose workers compute")
+    parser.add_argument("--dask", metavar="ADDRESS", help="scheduler of a dask cluster that computes")
     parser.add_argument("--report", action="store_true", help="also write a page with plots and pictures")
     parser.add_argument("--dtype", help="float32 or float64, of the network (default: as stored)")
     add_allow_untrained_charge(parser)

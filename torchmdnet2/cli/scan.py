@@ -27,17 +27,15 @@ __all__ = ["add"]
 
 def add(command: Command) -> None:
     """Declare the arguments."""
-    scan = command("scan", _scan, "walls, minima and jumps along the bonds, torsions and contacts of a molecule")
+    scan = command("scan", _scan, "find walls, minima and jumps along the bonds, torsions and contacts of a molecule")
     scan.add_argument(
         "model",
         nargs="+",
-        help=".tmn file, or a name that `torchmdnet2 models` lists; an ensemble.json; several of them",
+        help=".tmn files, names that `torchmdnet2 models` lists, or an ensemble.json",
     )
     scan.add_argument("molecule", help="a structure near its equilibrium, any format of ASE; one of them as file@3")
-    scan.add_argument("--only", metavar="KINDS", help="bond, torsion, contact; several with commas (default: all)")
-    scan.add_argument(
-        "--reference", metavar="NAME", help="to compare with: gfn2-xtb, gfn1-xtb, a model, a calculator of ASE"
-    )
+    scan.add_argument("--only", metavar="KINDS", help="bond, torsion, contact, separated by commas (default: all)")
+    scan.add_argument("--reference", metavar="NAME", help="reference: gfn2-xtb, gfn1-xtb, a model, a calculator of ASE")
     scan.add_argument("--output", default="scan", help="prefix of the files, or a folder (default: scan)")
     add_charges(scan)
     scan.add_argument("--fail", action="store_true", help="exit with 1 when something is found, for scripts")

@@ -13,17 +13,17 @@ __all__ = ["add"]
 def add(command: Command) -> None:
     """Declare the arguments."""
     train = command("train", _train, "train a potential from a YAML configuration")
-    train.add_argument("config", help="YAML file; `torchmdnet2 config` prints one to start from")
+    train.add_argument("config", help="YAML file; `torchmdnet2 config` prints a template")
     train.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, repeatable")
     train.add_argument("--check", action="store_true", help="run all checks and write nothing")
     train.add_argument(
         "--resume", choices=["auto", "must"], help="auto: continue an unfinished run if there is one; must: or fail"
     )
     train.add_argument("--members", type=int, metavar="N", help="train an ensemble: N models, different random seeds")
-    train.add_argument("--bootstrap", action="store_true", help="with --members: each on frames drawn with repetition")
+    train.add_argument("--bootstrap", action="store_true", help="with --members: train each on resampled frames")
 
-    learn = command("learn", _learn, "active learning: dynamics, labels and training in turn, until models are stable")
-    learn.add_argument("config", help="YAML file; `torchmdnet2 config --learn` prints one to start from")
+    learn = command("learn", _learn, "active learning: dynamics, labelling and training, until models are stable")
+    learn.add_argument("config", help="YAML file; `torchmdnet2 config --learn` prints a template")
     learn.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change one key, repeatable")
     learn.add_argument(
         "--resume", choices=["auto", "must"], help="auto: continue an unfinished run if there is one; must: or fail"
@@ -37,7 +37,7 @@ def _train(options: argparse.Namespace) -> None:
 
     config = load_config(options.config, options.set)
     if options.bootstrap and options.members is None:
-        raise BadConfig("--bootstrap is for ensembles: give --members too")
+        raise BadConfig("--bootstrap is for ensembles: also give --members")
     protect_config(Path(config.output.folder), options.config)
     if options.members is None:
         from ..training.run.run import run_training

@@ -122,7 +122,7 @@ def _on_disk(paths: Sequence[str]) -> int:
 
 
 def _in_memory(readers: Sequence[Reader]) -> int:
-    """Bytes that HDF5 files, which may be compressed, take when they are read."""
+    """Estimate the bytes that HDF5 files take in memory; their datasets may be compressed."""
     return sum(int((reader.sizes() * 50 + 150).sum()) for reader in readers if isinstance(reader, HDF5Dataset))
 
 

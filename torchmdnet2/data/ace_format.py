@@ -44,7 +44,7 @@ _FAULT = "it is damaged or not of the Ace layout"
 
 
 def is_ace(path: str | PathLike) -> bool:
-    """Whether an HDF5 file says that it has this layout; a file that cannot be read has not."""
+    """True if the attributes of an HDF5 file name this layout; False for a file that cannot be read."""
     h5py = load_h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -55,7 +55,7 @@ def is_ace(path: str | PathLike) -> bool:
 
 @register_format("ace")
 class AceReader(Reader):
-    """Frames of such a file.
+    """Reads the frames of a file in the Ace layout.
 
     Args:
         path: the file.
@@ -150,7 +150,7 @@ class AceReader(Reader):
         return Chunk(check_batch(Sample(system, labels), where, first), where, first)
 
     def _values(self, dataset: h5py.Dataset, name: str, where: str, single: bool) -> torch.Tensor:
-        """Numbers in the package's units, [S, …]."""
+        """Return a label in the package's units, [S, …]."""
         stated, kind = dataset.attrs.get("units"), _UNIT_KIND.get(name, name)
         unit = "length" if name == "pos" else name
         label = dataset.name.rsplit("/", 1)[-1]
@@ -159,7 +159,7 @@ class AceReader(Reader):
         elif unit in self._declared:
             by = self._declared[unit]
         else:
-            raise BadData(f"{where}: dataset '{label}' has no attribute 'units'; declare units")
+            raise BadData(f"{where}: dataset '{label}' has no attribute 'units'; give units")
         values = torch.from_numpy(np.array(dataset[()], dtype=np.float64)) * by
         return values[None] if single else values
 
@@ -167,7 +167,7 @@ class AceReader(Reader):
 def _whole(dataset: h5py.Dataset, where: str) -> np.ndarray:
     values = np.asarray(dataset[()])
     if values.dtype.kind not in "iuf" or (values != np.round(values)).any():
-        raise BadData(f"{where}: dataset '{dataset.name.rsplit('/', 1)[-1]}' must be made of whole numbers")
+        raise BadData(f"{where}: dataset '{dataset.name.rsplit('/', 1)[-1]}' must hold whole numbers")
     return values.astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""Files that ASE reads: extended XYZ, ase.db, trajectories, and whatever else ase.io knows.
+"""Readers of the files that ASE reads: extended XYZ, ase.db, trajectories and the other formats of ase.io.
 
 `AseDataset` reads them once and keeps them in memory, packed; the readers pass them on to a cache.
 """
@@ -57,7 +57,7 @@ _LISTED = re.compile(r"\s*[\[({][-+\d.eE\s,;\[\](){}naNif]*[\])}]\s*")
 
 
 class FrameReader(Reader):
-    """Frames that a format gives one by one; see `AseDataset` for the arguments.
+    """Base of the readers that read one frame at a time; see `AseDataset` for the arguments.
 
     A format derives from it and defines `frames`; keys, units, shapes, charges and checks are done here.
 
@@ -94,7 +94,7 @@ class FrameReader(Reader):
 
     @abstractmethod
     def frames(self) -> Iterator[Frame]:
-        """The frames of `path` in order, in `default_units` unless the user gives others.
+        """Yield the frames of `path` in order, in `default_units` unless the user gives others.
 
         Whatever it raises besides BadData becomes a BadData that names the file and the frame.
         """
@@ -157,7 +157,7 @@ class FrameReader(Reader):
         return row
 
     def _state(self, frame: Frame, where: str) -> dict[str, int]:
-        """Charge and spin that the frame states by any name, or by the charges and magnetic moments of its atoms."""
+        """Return the charge and spin that a frame states, by name or by charges and magnetic moments of its atoms."""
         if not self._anywhere:
             return {}
         entries = frame.entries
@@ -179,7 +179,7 @@ class FrameReader(Reader):
         return {name: value for name, value in values.items() if value is not None}
 
     def _factors_of(self, entries: Mapping[str, Any], read: Mapping[str, Any], where: str) -> Mapping[str, float]:
-        """What labels and lengths are multiplied by: with units that the frame states, or refused if others are given.
+        """Return the factors of labels and lengths. The frame's units are used, and different given units are refused.
 
         Raises:
             BadData: a statement is not known or differs from `units`; or a unit is stated without that of the labels
@@ -199,14 +199,14 @@ class FrameReader(Reader):
             given = self._units.get({"virial": "energy", "cell": "length"}.get(name, name))
             if given is not None and not np.isclose(factor(kind, given), sizes[name], rtol=1e-6):
                 raise BadData(
-                    f"{where}: states {unit.source}, and the units given say {given}: remove the one that is wrong"
+                    f"{where}: states {unit.source}, but the given unit is {given}: remove the one that is wrong"
                 )
         self._refuse_half(stated, read, where)
         self.stated |= {f"unit of {name}": unit.source for name, unit in stated.items()}
         return {**self._factors, **sizes}
 
     def _refuse_half(self, stated: Mapping[str, StatedUnit], read: Mapping[str, Any], where: str) -> None:
-        """Refuse another unit than eV or Å where those of the forces and the stress are left open."""
+        """Refuse a stated unit other than eV or Å if the units of forces and stress are not given."""
         for base in ("energy", "length"):
             if base in stated and abs(stated[base].size - 1) > 1e-6 and base not in self._units:
                 for name in ("forces", "stress", "virial", *(["dipole"] if base == "length" else [])):
@@ -228,7 +228,7 @@ class FrameReader(Reader):
 
 @register_format("extxyz")
 class ExtxyzReader(FrameReader):
-    """Extended XYZ, which may be compressed."""
+    """Reads extended XYZ files, also compressed ones."""
 
     extensions = ("xyz", "extxyz")
 
@@ -238,7 +238,7 @@ class ExtxyzReader(FrameReader):
 
 @register_format("ase")
 class AseReader(FrameReader):
-    """Whatever ase.io reads.
+    """Reads every other format of ase.io.
 
     Args:
         path, keys, units: see `AseDataset`.
@@ -273,7 +273,7 @@ class AseReader(FrameReader):
 
 @register_format("traj")
 class TrajReader(AseReader):
-    """Trajectories of ASE."""
+    """Reads trajectories of ASE."""
 
     extensions = ("traj",)
 
@@ -284,7 +284,7 @@ class TrajReader(AseReader):
 
 @register_format("db")
 class DatabaseReader(FrameReader):
-    """Databases of ASE: rows with their key-value pairs, which ase.io.read leaves out."""
+    """Reads databases of ASE with the key-value pairs of their rows, which ase.io.read leaves out."""
 
     extensions = ("db",)
 
@@ -293,7 +293,7 @@ class DatabaseReader(FrameReader):
 
 
 class AseDataset(LoadedDataset):
-    """Frames of one file that ase.io reads.
+    """Yield the frames of one file that ase.io reads.
 
     A label is looked for in `atoms.info`, `atoms.arrays` and in the results of the frame's calculator: ase.io moves
     entries called energy, forces, stress, dipole or charges there. For ase.db also among the key-value pairs and data.
@@ -347,7 +347,7 @@ def _frame(found: Found) -> Frame:
 
 
 def _entries(atoms: Atoms) -> dict[str, Any]:
-    """Everything that is stored with a frame, besides its structure."""
+    """Return all entries of a frame besides its structure."""
     entries = dict(atoms.calc.results) if atoms.calc is not None else {}
     entries.update({key: value for key, value in atoms.arrays.items() if key not in STRUCTURE})
     return {**entries, **atoms.info}
@@ -365,7 +365,7 @@ def _array(value: Any, key: str, where: str) -> np.ndarray:
 
 
 def _shaped(name: str, value: np.ndarray, num_atoms: int) -> np.ndarray:
-    """The label in its shape where only the writing differs; anything else is left for check_sample to refuse."""
+    """Return the label in its shape; other shapes are returned unchanged, and `check_sample` refuses them."""
     if name == "stress" and value.shape == (6,):
         return full_tensor(value)[None]
     shape = LABELS[name].shape(num_atoms)
@@ -387,7 +387,7 @@ _DIFFERENT = 1e-4  # eV
 
 
 class Doubts:
-    """What is seen in the entries of one frame after the other.
+    """Collects doubts about labels from the entries of frames.
 
     Args:
         path: of the file, for messages.
@@ -399,7 +399,7 @@ class Doubts:
         self._unconverged: dict[str, tuple[int, int]] = {}  # name -> frames, the first of them
 
     def see(self, entries: Mapping[str, Any], energy: str | None, factor: float, frame: int) -> None:
-        """Look at a frame.
+        """Inspect the entries of a frame.
 
         Args:
             entries: name -> value.
@@ -419,7 +419,7 @@ class Doubts:
                     self._other[str(energy), name] = max(most, difference), count + 1
 
     def __iter__(self) -> Iterator[str]:
-        """Sentences."""
+        """Return the warnings as sentences."""
         for (read, other), (most, count) in self._other.items():
             yield (
                 f"'{read}' is read as the energy from {self._path}, and '{other}' differs from it in {count} frames, "
@@ -428,13 +428,13 @@ class Doubts:
             )
         for name, (count, first) in self._unconverged.items():
             yield (
-                f"'{name}' says that {count} frames of {self._path} did not converge (the first: frame {first}): leave "
-                "them out, or compute them again"
+                f"'{name}' states that {count} frames of {self._path} did not converge (the first: frame {first}): "
+                "leave them out, or compute them again"
             )
 
 
 def _flag(value: Any) -> bool | None:
-    """What a word or number says; None where it is neither yes nor no."""
+    """Read a word or number as yes or no; None if it is neither."""
     word = str(value).strip().lower()
     return True if word in ("t", "true", "1", "yes") else False if word in ("f", "false", "0", "no") else None
 

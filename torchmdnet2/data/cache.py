@@ -1,4 +1,4 @@
-"""Folders written atomically: complete or absent, with an index.json that has a checksum; locks between processes."""
+"""Caches on disk: folders that are complete or absent, an index.json with a checksum, locks between processes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ __all__ = [
 
 
 CACHE_FORMAT = "torchmdnet2 cache 2"
-"""Another one where readers give other numbers for the same file: older caches are then not looked at."""
+"""Raise it when readers return different numbers for the same file; older caches are then ignored."""
 _ABANDONED = 3600.0  # s
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Within the block, no other process or thread is in a block of this file, which is made.
+    """Hold a lock file: one process or thread at a time is inside the block. The file is created if needed.
 
     Where there are no locks (Windows, some network file systems), the same work may be done twice.
     """
@@ -55,7 +55,7 @@ def locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def build_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder that replaces `folder` when the block ends, and vanishes when it raises.
+    """Yield a temporary folder. It replaces `folder` when the block ends and is deleted if the block raises.
 
     Those that killed processes left behind are removed after an hour.
     """
@@ -80,7 +80,7 @@ def build_folder(folder: Path) -> Iterator[Path]:
 
 
 def _last_change(folder: Path) -> float:
-    """When the folder, or a file in it, was last written."""
+    """Return the time at which the folder, or a file in it, was last written."""
     times = []
     for path in (folder, *folder.rglob("*")):
         with suppress(OSError):  # gone by now
@@ -89,14 +89,14 @@ def _last_change(folder: Path) -> float:
 
 
 def write_index(folder: Path, content: dict[str, Any]) -> None:
-    """index.json with a checksum of itself."""
+    """Write index.json with its checksum."""
     text = json.dumps({"format": CACHE_FORMAT, **content}, ensure_ascii=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
     atomic_write(folder / "index.json", json.dumps({"sha256": digest, "content": text}))
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """What `write_index` wrote.
+    """Read and check what `write_index` wrote.
 
     Raises:
         BadData: it is missing, damaged, or of another version.
@@ -130,7 +130,7 @@ _COLUMNS = {
 
 
 def write_facts(folder: Path, data: Dataset) -> None:
-    """Find the facts of all frames and write them, all or nothing.
+    """Compute the facts of all frames and write them, all or nothing.
 
     Args:
         folder: where; one that is there is replaced.
@@ -155,7 +155,7 @@ def write_facts(folder: Path, data: Dataset) -> None:
 
 
 def stored_facts(folder: Path) -> FrameFacts:
-    """What `write_facts` wrote.
+    """Read what `write_facts` wrote.
 
     Raises:
         BadData: a file of it is missing or damaged.
@@ -215,7 +215,7 @@ def write_edges(folder: Path, data: Dataset, cutoff: float) -> None:
 
 
 class CachedEdges:
-    """Neighbor lists of a `CachedDataset`, mapped into memory.
+    """Neighbor lists of a `CachedDataset`, read through memory maps.
 
     Args:
         folder: that `write_edges` made.
@@ -240,7 +240,7 @@ class CachedEdges:
         return CachedEdges, self._made_of
 
     def gather(self, frames: np.ndarray) -> FrameEdges:
-        """The edges of some frames."""
+        """Return the edges of some frames."""
         count, first = self.count[frames], self._starts[frames]
         index = expand(first, count)
         shift = self._columns["shift"].ranges(first, count, index) if len(self._columns["shift"]) else None
@@ -266,7 +266,7 @@ _FRAME = {"cell": ("f8", (3, 3)), "pbc": ("u1", (3,)), "charge": ("i4", ()), "sp
 
 
 class CacheWriter:
-    """Writes frames to an empty folder, chunk by chunk; memory does not grow with their number.
+    """Writes frames to an empty folder in chunks, so that memory does not grow with their number.
 
     Args:
         folder: where the files go.
@@ -319,7 +319,7 @@ class CacheWriter:
 
     def _open_label(self, name: str) -> None:
         if len(self.labels) == 32:
-            raise BadData("a cache has room for 32 different labels")
+            raise BadData("a cache holds at most 32 different labels")
         self.labels.append(name)
         self._columns[self._column_of(name)] = ColumnWriter(self.folder, self._column_of(name), "f8", LABELS[name].row)
 
@@ -361,7 +361,7 @@ class CacheWriter:
 
 
 def write_cache(folder: Path, chunks: Iterable[Chunk], facts: Callable[[], dict[str, Any]] = dict) -> None:
-    """Make a cache of chunks, all or nothing.
+    """Write a cache from chunks of frames, all or nothing.
 
     Args:
         folder: the cache; one that is there is replaced.
@@ -379,7 +379,7 @@ def write_cache(folder: Path, chunks: Iterable[Chunk], facts: Callable[[], dict[
 
 
 class CachedDataset(Dataset):
-    """Frames of a cache folder, mapped into memory.
+    """A data set in a cache folder, read through memory maps.
 
     Processes share the pages of the files; a worker opens them again.
 
@@ -418,7 +418,7 @@ class CachedDataset(Dataset):
         self._names = state["names"]
 
     def with_labels(self, names: Mapping[str, str]) -> CachedDataset:
-        """The same frames with some of their labels, by other names.
+        """Return the same frames with a selection of their labels, under other names.
 
         Args:
             names: label in the cache -> what it is to be called; both of the same shape.
@@ -474,7 +474,7 @@ class CachedDataset(Dataset):
         return Sample(system, labels)
 
     def edges(self, cutoff: float) -> CachedEdges:
-        """The neighbor lists of all frames; made on first use and kept with the cache.
+        """Return the neighbor lists of all frames; computed on first use and stored with the cache.
 
         Raises:
             OSError: they are not there, and the folder cannot be written.
@@ -484,11 +484,11 @@ class CachedDataset(Dataset):
         self._once(folder, lambda: write_edges(folder, self, float(cutoff)))
         edges = CachedEdges(folder, self._starts)
         if edges.cutoff != float(cutoff):
-            raise BadData(f"{folder}: these neighbor lists are of the cutoff {edges.cutoff} Å. Delete the folder")
+            raise BadData(f"{folder}: these neighbor lists have the cutoff {edges.cutoff} Å. Delete the folder")
         return edges
 
     def facts_of(self, frames: np.ndarray) -> FrameFacts:
-        """What some frames contribute to `statistics`; found on first use and kept with the cache, for all frames."""
+        """Return what some frames contribute to `statistics`; computed for all on first use, stored with the cache."""
         folder = self.folder / "statistics"
         other = any(new in ("energy", "forces") and name != new for name, new in self._names.items())
         few = 4 * len(frames) < len(self) and not (folder / "index.json").is_file()
@@ -507,7 +507,7 @@ class CachedDataset(Dataset):
         return replace(facts, labelled=labelled)
 
     def _once(self, folder: Path, make: Callable[[], None]) -> None:
-        """Make a folder that is not there; one process at a time."""
+        """Make a folder that does not exist; one process at a time."""
         if not (folder / "index.json").is_file():
             with locked(self.folder / ".lock"):
                 if not (folder / "index.json").is_file():

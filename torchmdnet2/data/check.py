@@ -58,7 +58,7 @@ def check_sample(sample: Sample, where: str) -> Sample:
 
 
 def check_batch(batch: Sample, where: str, first: int = 0) -> Sample:
-    """The same for several structures at once, much faster.
+    """Check several structures at once, which is much faster.
 
     Args:
         batch: B structures, atoms in order.
@@ -81,7 +81,7 @@ def _rounded(sample: Sample) -> Sample:
 
 
 def _passes(batch: Sample) -> bool:
-    """Whether nothing looks suspicious; False may also be a false alarm, since only some cases are fast."""
+    """True if nothing looks suspicious. False may be a false alarm: only the common cases are fast."""
     system = batch.system
     if not bool((system.atom_counts > 0).all()):
         return False
@@ -126,12 +126,12 @@ def _check_label(name: str, value: Tensor, system: System, where: str) -> None:
 
 
 def _short(system: System) -> Tensor:
-    """Which lattice vectors, [B, 3], cannot be meant."""
+    """Return which lattice vectors are too short to be meant, [B, 3]."""
     return system.pbc & (system.cell.norm(dim=2) < _SHORTEST)
 
 
 def _skew(stress: Tensor) -> Tensor:
-    """Which of the stresses, [B, 3, 3], are not symmetric."""
+    """Return which stresses [B, 3, 3] are not symmetric, [B]."""
     size, skew = (x.abs().nan_to_num().flatten(1).amax(1) for x in (stress, stress - stress.transpose(1, 2)))
     return skew > 1e-3 * size
 

@@ -26,7 +26,7 @@ _STEP = re.compile(r"\bi = +(\d+).*\bE = +([-+.\dEe]+)")
 
 @register_format("cp2k")
 class Cp2kReader(FrameReader):
-    """Frames of a trajectory of CP2K; labels are called energy, forces and stress.
+    """Reads a trajectory of CP2K; the labels are energy, forces and stress.
 
     The variant "none" says that the structures have no cell: `cp2k/none`.
     """
@@ -83,14 +83,14 @@ class Cp2kReader(FrameReader):
             yield Frame(numbers_of(symbols), positions, cell, pbc, entries)
 
     def _table(self, kind: str, width: int) -> dict[int, np.ndarray]:
-        """step -> numbers in a file of CP2K, whose lines have the step, the time and these."""
+        """Return step -> numbers of a file of CP2K whose lines hold step, time and numbers."""
         if kind not in self._beside:
             return {}
         rows = np.loadtxt(self._beside[kind], ndmin=2)
         return {int(row[0]): row[2 : 2 + width] for row in rows}
 
     def _stated(self) -> dict[str, int]:
-        """Total charge and multiplicity that NAME-1.restart states."""
+        """Return the total charge and multiplicity that NAME-1.restart states."""
         if "restart" not in self._beside:
             return {}
         found = program_statements("cp2k-restart", self._beside["restart"].read_text(errors="replace"))
@@ -99,7 +99,7 @@ class Cp2kReader(FrameReader):
     def _fixed_cell(self) -> tuple[np.ndarray, np.ndarray]:
         if "restart" not in self._beside:
             names = f"{_beside(self.path, 'cell').name} nor {_beside(self.path, 'restart').name}"
-            raise BadData(f"{self.path}: there is neither {names} beside it, which say what the cell is; for molecules "
+            raise BadData(f"{self.path}: there is neither {names} beside it, which state the cell; for molecules "
                           "without one, name the format cp2k/none")  # fmt: skip
         from ase.io import read
 
@@ -108,14 +108,14 @@ class Cp2kReader(FrameReader):
 
 
 def _beside(path: str, kind: str) -> Path:
-    """The file of another quantity that belongs to NAME-pos-1.xyz."""
+    """Return the file of another quantity that belongs to NAME-pos-1.xyz."""
     name = Path(path).name
     other = name.replace("-pos-", "-frc-") if kind == "frc" else re.sub(r"-pos-(\d+)\.xyz$", rf"-\1.{kind}", name)
     return Path(path).with_name(other if other != name else f"{Path(path).stem}.{kind}")
 
 
 def _steps(path: str) -> Iterator[tuple[int, float, list[str], np.ndarray]]:
-    """Step, energy, symbols and vectors [N, 3] of each frame of an XYZ file of CP2K."""
+    """Yield step, energy, symbols and vectors [N, 3] of each frame of an XYZ file of CP2K."""
     with open(path, encoding="utf-8-sig") as file:
         for head in file:
             if not head.strip():

@@ -1,4 +1,4 @@
-"""Columns: flat little-endian arrays in files, written row by row and read through memory maps.
+"""Data sets in memory and the columns that they are stored in: flat little-endian arrays in files, memory-mapped.
 
 A column `name` is the file name.bin (its rows, nothing else) and the file name.crc with the CRC-32 of every 64 KiB.
 A block is checked when it is first read, so that opening costs nothing and damage is never taken for data.
@@ -38,7 +38,7 @@ _REMEDY = "Delete the folder, and it is made again"
 
 
 def expand(first: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Indices of several ranges, one after the other: [2, 7], [3, 1] -> [2, 3, 4, 7].
+    """Return the indices of several ranges, one after the other: [2, 7], [3, 1] -> [2, 3, 4, 7].
 
     Args:
         first: [B] where each range begins.
@@ -83,12 +83,12 @@ class ColumnWriter:
                 self._sum = self._filled = 0
 
     def fill(self, rows: int, value: float = np.nan) -> None:
-        """Add rows of one value until there are so many in all."""
+        """Append rows of one value up to a number of rows."""
         while self.rows < rows:
             self.append(np.full((min(rows - self.rows, 65_536), *self.row), value, dtype=self.dtype))
 
     def finish(self) -> dict[str, Any]:
-        """Flush to disk, and what `Column` needs to read it again, as plain data."""
+        """Flush to disk and return what `Column` needs to read the file, as plain data."""
         if self._filled:
             self._sums.append(self._sum)
         self._file.flush()
@@ -111,7 +111,7 @@ class ColumnWriter:
 
 
 class Column:
-    """Rows of a column, read through a memory map.
+    """Reads rows of a column through a memory map.
 
     Args:
         folder: where its files are.
@@ -147,7 +147,7 @@ class Column:
         self._made_of = (folder, name, dict(facts))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By its name: another process maps the file again instead of being sent its content."""
+        """Pickle the file name only: another process maps the file again."""
         return Column, self._made_of
 
     def __len__(self) -> int:
@@ -158,17 +158,17 @@ class Column:
         return len(self._bytes)
 
     def all(self) -> np.ndarray:
-        """Every row, checked; a view of the file."""
+        """Return all rows, checked; a view of the file."""
         self.check(np.zeros(1, dtype=np.int64), np.array([len(self)]))
         return self._rows
 
     def rows(self, index: np.ndarray) -> np.ndarray:
-        """Single rows, [len(index), *row]."""
+        """Return single rows, [len(index), *row]."""
         self.check(index, np.ones_like(index))
         return self._rows.take(index, axis=0)
 
     def ranges(self, first: np.ndarray, count: np.ndarray, index: np.ndarray | None = None) -> np.ndarray:
-        """The rows of several ranges, one after the other, [sum(count), *row].
+        """Return the rows of several ranges, one after the other, [sum(count), *row].
 
         Args:
             first, count: [B] as for `expand`.
@@ -178,7 +178,7 @@ class Column:
         return self._rows.take(expand(first, count) if index is None else index, axis=0)
 
     def check(self, first: np.ndarray, count: np.ndarray) -> None:
-        """Raise BadData when one of the rows is damaged; each block is looked at once."""
+        """Raise BadData if one of the rows is damaged; each block is checked once."""
         if not count.all():
             first, count = first[count > 0], count[count > 0]
         low = first * self._row_bytes // BLOCK
@@ -216,7 +216,7 @@ class Sample:
     labels: dict[str, Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sample:
-        """The same on another device or in another floating-point type; energies stay in float64.
+        """Return a copy on a device or in a floating-point type; energies stay in float64.
 
         A total energy of −10⁴ eV has an error of 10⁻³ eV in float32, which is as large as what is to be learned.
 
@@ -235,7 +235,7 @@ class Sample:
 
 
 def collate(samples: Sequence[Sample]) -> Sample:
-    """One batch that holds the samples in order.
+    """Join samples, in order, into one batch.
 
     Args:
         samples: at least one, each with B ≥ 1 structures.
@@ -258,7 +258,7 @@ def collate(samples: Sequence[Sample]) -> Sample:
 
 
 def select(batch: Sample, frames: np.ndarray, starts: np.ndarray | None = None) -> Sample:
-    """Some structures of a batch, in the order given.
+    """Return some structures of a batch, in the given order.
 
     Args:
         batch: B structures whose atoms follow each other.
@@ -298,7 +298,7 @@ _ODD = [0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB866
 
 @dataclass(frozen=True, eq=False)
 class FrameFacts:
-    """Numbers of each frame.
+    """Facts of each frame: sizes, elements, which labels it has.
 
     Attributes:
         elements: [K] atomic numbers, ascending.
@@ -321,7 +321,7 @@ class FrameFacts:
     keys: np.ndarray
 
     def of(self, frames: np.ndarray) -> FrameFacts:
-        """Those of some frames, in the order given; elements and labels that none of them has are left out."""
+        """Return the facts of some frames, in the given order, without elements and labels that none of them has."""
         counts = self.counts[frames]
         there = counts.any(0)
         labelled = {name: has[frames] for name, has in self.labelled.items()}
@@ -333,7 +333,7 @@ class FrameFacts:
 
     @classmethod
     def joined(cls, parts: Sequence[FrameFacts]) -> FrameFacts:
-        """Those of several runs of frames, one after the other."""
+        """Join the facts of several runs of frames, one after the other."""
         elements = np.unique(np.concatenate([part.elements for part in parts]))
         sizes = [len(part.energies) for part in parts]
         counts = np.zeros((sum(sizes), len(elements)), dtype=np.int32)
@@ -353,7 +353,7 @@ class FrameFacts:
 
 
 def read_facts(read: Callable[[np.ndarray], Sample], frames: np.ndarray) -> FrameFacts:
-    """Read them from the frames.
+    """Compute the facts of frames.
 
     Args:
         read: the frames of given numbers as one batch: `Dataset.batch`.
@@ -395,7 +395,7 @@ def _facts(batch: Sample) -> FrameFacts:
 
 
 def structure_keys(batch: Sample) -> np.ndarray:
-    """A number for each structure, the same where elements, positions (to 1e-5 Å), cell, charge and spin are the same.
+    """Return a number per structure; equal for equal elements, positions (to 1e-5 Å), cell, charge and spin.
 
     Different structures have different numbers but for one pair in 2⁶⁴; two that are the same but for rounding at
     the last of these digits are taken for different ones.
@@ -422,7 +422,7 @@ def _whole(lengths: np.ndarray) -> np.ndarray:
 
 
 def _mixed(rows: np.ndarray) -> np.ndarray:
-    """A well spread number for each row of integers, [n]."""
+    """Return a hash of each row of integers, [n]."""
     found = np.zeros(len(rows), dtype=np.uint64)
     for k, column in enumerate(rows.T):
         found = (found ^ column.astype(np.int64).view(np.uint64)) * np.uint64(_ODD[k % len(_ODD)])
@@ -434,7 +434,7 @@ def _mixed(rows: np.ndarray) -> np.ndarray:
 
 
 class Dataset(ABC):
-    """Samples by index; all in the package's units, in float64.
+    """A sequence of samples, in the package's units and in float64.
 
     Attributes:
         kinds: words that the source has as the kind of a frame, where they are known (see `labels.py`).
@@ -447,7 +447,7 @@ class Dataset(ABC):
 
     @abstractmethod
     def __getitem__(self, index: int) -> Sample:
-        """Sample `index`, counted from the end where negative.
+        """Return sample `index`; negative indices count from the end.
 
         Raises:
             IndexError: there is no such sample.
@@ -456,14 +456,14 @@ class Dataset(ABC):
 
     @abstractmethod
     def name(self, index: int) -> str:
-        """Where a sample comes from, for messages: "train.xyz, frame 12".
+        """Return where a sample comes from, for messages: "train.xyz, frame 12".
 
         Args:
             index: of the sample, from 0.
         """
 
     def batch(self, indices: Sequence[int] | np.ndarray) -> Sample:
-        """Samples in the order given, as one batch; at least one.
+        """Return samples in the given order as one batch; at least one.
 
         The result is that of `collate`; data sets that keep their frames packed are much faster.
 
@@ -473,11 +473,11 @@ class Dataset(ABC):
         return collate([self[int(i)] for i in indices])
 
     def sizes(self) -> np.ndarray:
-        """Number of atoms of every sample, [len(self)]."""
+        """Return the number of atoms of each sample, [len(self)]."""
         return np.array([self[i].system.num_atoms for i in range(len(self))], dtype=np.int64)
 
     def facts_of(self, frames: np.ndarray) -> FrameFacts:
-        """What some frames, [S], contribute to `statistics`.
+        """Return what some frames [S] contribute to `statistics`.
 
         Args:
             frames: indices of the frames, [S].
@@ -488,7 +488,7 @@ class Dataset(ABC):
         return read_facts(self.batch, frames)
 
     def summary(self) -> str:
-        """What is in the data set and what is not, in words."""
+        """Describe in words what the data set contains and what it lacks."""
         return f"{len(self)} frames"
 
     def __iter__(self) -> Iterator[Sample]:
@@ -496,7 +496,7 @@ class Dataset(ABC):
 
 
 class Subset(Dataset):
-    """Some samples of a data set, in a given order.
+    """A selection of the samples of a data set, in a given order.
 
     Args:
         dataset: the whole.
@@ -529,7 +529,7 @@ class Subset(Dataset):
 
 
 class ConcatDataset(Dataset):
-    """Several data sets one after the other.
+    """Several data sets, one after the other, as one.
 
     Args:
         datasets: at least one.
@@ -583,7 +583,7 @@ class ConcatDataset(Dataset):
 
 
 def checked_index(index: int, length: int) -> int:
-    """The index counted from the start.
+    """Return the index counted from the start.
 
     Raises:
         IndexError: it is outside −length … length − 1.

@@ -1,4 +1,4 @@
-"""What dpdata reads: DeePMD folders, outputs of VASP, CP2K, ABACUS, Quantum Espresso, Gaussian, ….
+"""Readers of the formats of dpdata: DeePMD folders, outputs of VASP, CP2K, ABACUS, Quantum Espresso, Gaussian, ….
 
 dpdata gives eV and Å. Its virials are −volume × stress, but for those of SIESTA, which it takes over with the sign of
 the stress; of formats that are in no list below, the sign is not known to us and virials are left out.
@@ -38,7 +38,7 @@ _VIRIAL = {"deepmd": 1.0, "vasp": 1.0, "outcar": 1.0, "xml": 1.0, "qe": 1.0, "ab
 
 @register_format("dpdata")
 class DpdataReader(FrameReader):
-    """Frames of a file or folder that dpdata reads; labels are called energy, forces, virial and stress.
+    """Reads a file or folder by dpdata; the labels are energy, forces, virial and stress.
 
     Args:
         path, keys, units: see `AseDataset`.
@@ -62,7 +62,7 @@ class DpdataReader(FrameReader):
         self._variant = variant
         stated = label_factors(self.default_units, self.path)
         if not variant.startswith("deepmd") and any(stated.get(k, f) != f for k, f in self._factors.items()):
-            raise BadData(f"{self.path}: dpdata gives eV and Å, whatever the file has: leave out units, or name these")
+            raise BadData(f"{self.path}: dpdata converts to eV and Å: leave units out, or give eV and angstrom")
 
     @classmethod
     def require(cls, variant: str | None) -> None:
@@ -70,7 +70,7 @@ class DpdataReader(FrameReader):
             raise MissingBackend("formats of dpdata need dpdata: pip install 'torchmdnet2[dpdata]'")
         if variant is None:
             names = ", ".join(sorted(cls.variants()))
-            raise BadData(f"data format 'dpdata': say which, as in dpdata/deepmd/npy. There are: {names}")
+            raise BadData(f"data format 'dpdata': name the format to read, as in dpdata/deepmd/npy. Known: {names}")
         super().require(variant)
         from dpdata.system import load_format
 
@@ -94,7 +94,7 @@ class DpdataReader(FrameReader):
                 yield Frame(numbers, positions, cell if pbc[0] else np.zeros((3, 3)), pbc, entries)
 
     def _systems(self) -> Iterator[dict[str, Any]]:
-        """Sets of frames with the same atoms, in the words of dpdata."""
+        """Yield sets of frames with the same atoms, as dictionaries of dpdata."""
         from dpdata.system import LabeledSystem, System, load_format
 
         reader, head = load_format(self._variant), self._variant.partition("/")[0]
@@ -103,7 +103,7 @@ class DpdataReader(FrameReader):
                 unread = sorted({file.stem for file in Path(str(place)).glob("set.*/*.npy")} - _OWN)
                 if unread:
                     warnings.warn(
-                        f"{place}: {', '.join(unread)} of mixed sets are not read, nor used as charges: write sets of "
+                        f"{place}: {', '.join(unread)} of mixed sets cannot be read or used as charges: write sets of "
                         "one composition each, of the format deepmd/npy",
                         StructureWarning,
                         stacklevel=2,
@@ -145,11 +145,11 @@ class DpdataReader(FrameReader):
             remedy = "name a format that states them"
             if self._variant.startswith("deepmd"):
                 remedy = "write type_map.raw beside type.raw: the symbols of types 0, 1, … on a line each"
-            raise BadData(f"{self.path}: it does not say which element '{unknown}' is; {remedy}")
+            raise BadData(f"{self.path}: it does not state which element '{unknown}' is; {remedy}")
         return np.array([atomic_numbers[str(name)] for name in names], dtype=np.int64)
 
     def _labels(self, data: Mapping[str, Any], k: int) -> dict[str, Any]:
-        """What dpdata knows of frame k besides its structure."""
+        """Return the entries of frame k besides its structure."""
         known = {"energies": "energy", "forces": "forces", "virials": "virial"}
         entries = {}
         for name, value in data.items():
@@ -168,7 +168,7 @@ class DpdataReader(FrameReader):
         return entries
 
     def _stated(self) -> dict[str, int]:
-        """Total charge and multiplicity that a program's output states.
+        """Return the total charge and multiplicity that a program's output states.
 
         Raises:
             BadData: it states several.
@@ -186,7 +186,7 @@ _FURTHER = "further:"
 
 
 def _found(reader: DpdataReader, places: Any) -> Iterator[Any]:
-    """The places where frames are, at least one."""
+    """Return the files and folders that hold frames, at least one."""
     some = False
     for place in places:
         some = True
@@ -205,7 +205,7 @@ _OWN = {
 
 
 def _further(variant: str, place: Any, num_frames: int) -> dict[str, np.ndarray]:
-    """Arrays of DeePMD's formats that dpdata does not know, as charge.npy or fparam.npy: name -> [frames, …]."""
+    """Read arrays of DeePMD's formats that dpdata does not know, such as charge.npy: name -> [frames, …]."""
     arrays = {}
     for name, whole in _arrays(variant, place).items():
         if name not in _OWN and np.ndim(whole) and len(whole) == num_frames:
@@ -214,7 +214,7 @@ def _further(variant: str, place: Any, num_frames: int) -> dict[str, np.ndarray]
 
 
 def _arrays(variant: str, place: Any) -> dict[str, np.ndarray]:
-    """All arrays of a set of frames."""
+    """Return all arrays of a set of frames."""
     if isinstance(place, Mapping):  # of deepmd/lmdb
         return {name: value for name, value in place.items() if isinstance(value, np.ndarray)}
     if variant == "deepmd/raw":
@@ -240,7 +240,7 @@ def _arrays(variant: str, place: Any) -> dict[str, np.ndarray]:
 
 @lru_cache(maxsize=1)
 def _formats() -> frozenset[str]:
-    """Formats of dpdata that read files."""
+    """Return the formats of dpdata that read files."""
     import dpdata  # noqa: F401  (it registers them)
     from dpdata.format import Format
 
@@ -252,7 +252,7 @@ _READING = ("from_labeled_system", "from_system", "from_labeled_system_mix")
 
 
 def _defines(reader: Any, method: str) -> bool:
-    """Whether a format of dpdata has a method other than the one that says that it has not."""
+    """True if a format of dpdata implements a method; its base class defines it and raises."""
     from dpdata.format import Format
 
     cls = reader if isinstance(reader, type) else type(reader)

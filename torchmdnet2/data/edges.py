@@ -1,4 +1,4 @@
-"""Work on many frames in several threads: NumPy and PyTorch let others run while they compute."""
+"""Neighbor lists of many frames, searched in several threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Found = TypeVar("_Found")
 def in_threads(
     function: Callable[[_Item], _Found], items: Iterable[_Item], begin: Callable[[], object] | None = None
 ) -> Iterator[_Found]:
-    """What a function gives for each item, in their order; a few items are computed ahead.
+    """Yield a function's results in the order of the items; a few are computed ahead in threads.
 
     Args:
         function: called from several threads at a time.
@@ -70,7 +70,7 @@ class FrameEdges:
     count: np.ndarray
 
     def joined(self, sizes: np.ndarray, cutoff: float) -> NeighborList:
-        """The neighbor list of the batch of these frames.
+        """Return the neighbor list of the batch of these frames.
 
         Args:
             sizes: [B] atoms of each frame.
@@ -92,7 +92,7 @@ class FrameEdges:
 
 
 def search(system: System, cutoff: float) -> FrameEdges:
-    """The edges of a batch of frames, as `neighbor_list` finds them.
+    """Return the edges of a batch of frames, as `neighbor_list` finds them.
 
     Args:
         system: B frames on the CPU, atoms in order.
@@ -111,7 +111,7 @@ def search(system: System, cutoff: float) -> FrameEdges:
 
 
 def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> FrameEdges:
-    """Molecules without periodicity, padded to one size: all pairs of many of them at once."""
+    """Return all pairs of molecules without cells, padded to one size."""
     ends = np.cumsum(sizes)
     degrees, senders, counts = [], [], []
     width = int(sizes.max(initial=1))
@@ -134,11 +134,11 @@ def _search_dense(pos: np.ndarray, sizes: np.ndarray, cutoff: float) -> FrameEdg
 
 
 class EdgeMemory:
-    """Lists that are kept in memory while there is room, and searched again otherwise.
+    """Neighbor lists that are kept in memory up to a limit and searched again beyond it.
 
-    Args:
-        cutoff: Å.
-        room: bytes for all of them.
+        Args:
+            cutoff: Å.
+    room: bytes of memory for all lists.
     """
 
     def __init__(self, cutoff: float, room: int):
@@ -146,7 +146,7 @@ class EdgeMemory:
         self._kept: dict[int, FrameEdges] = {}
 
     def gather(self, frames: np.ndarray, system: System) -> FrameEdges:
-        """The edges of some frames.
+        """Return the edges of some frames.
 
         Args:
             frames: [B] their names: numbers, the same for the same frame.

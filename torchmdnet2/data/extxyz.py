@@ -1,4 +1,4 @@
-"""Extended XYZ, read from front to back: what ase.io gives, in a third of its time and with one frame in memory.
+"""Reader of extended XYZ: the results of ase.io in a third of the time, with one frame in memory.
 
 Format: https://github.com/libAtoms/extxyz. Comment lines are parsed by ASE itself.
 """
@@ -19,10 +19,10 @@ from ..core.stated import Statement
 __all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "with_elements"]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
-"""What ASE keeps of atoms, and is no label."""
+"""Arrays that ASE keeps per atom and that are no labels."""
 
 BOM = "\ufeff"
-"""What some editors put before the first character of a text."""
+"""The byte order mark that some editors put before a text."""
 
 ISOTOPES = {"D": 1, "T": 1}
 """symbol -> atomic number, beside the elements."""
@@ -40,7 +40,7 @@ _READ: dict[str, Callable[[str], Any]] = {"R": float, "I": int, "L": _TRUTH.__ge
 
 
 class Frame(NamedTuple):
-    """One structure and everything that is stored with it, as in the file.
+    """One structure and its entries, as the file has them.
 
     Attributes:
         numbers: [N] atomic numbers.
@@ -63,7 +63,7 @@ class Frame(NamedTuple):
 
 
 def read_extxyz(path: str) -> Iterator[Frame]:
-    """The frames of a file, which may be compressed (.gz, .bz2, .xz). Empty lines between frames are skipped.
+    """Yield the frames of a file, also a compressed one (.gz, .bz2, .xz). Empty lines between frames are skipped.
 
     Raises:
         OSError, EOFError, ValueError, KeyError: the file is damaged or cut off; the message does not name it.
@@ -73,7 +73,7 @@ def read_extxyz(path: str) -> Iterator[Frame]:
 
 
 def raw_frames(path: str) -> Iterator[tuple[str, list[str], int, list[str]]]:
-    """Of each frame the comment line, the lines of atoms, their number, and lattice vectors of ADF; not parsed."""
+    """Yield comment line, lines of atoms, number of atoms and lattice vectors of ADF of each frame, not parsed."""
     from ase.io.formats import open_with_compression
 
     with io.TextIOWrapper(open_with_compression(path, "rb"), encoding="utf-8", errors="replace") as file:
@@ -104,7 +104,7 @@ def _size(line: str) -> int:
 
 
 def _info(comment: str) -> dict[str, Any]:
-    """What a comment line says; a stress or virial that is not nine numbers is kept as it is written."""
+    """Parse a comment line. A stress or virial that is not nine numbers stays unchanged."""
     from ase.io.extxyz import key_val_str_to_dict
 
     quoted = _NESTED.sub(lambda found: found[1] or f'"{found[2]}"', comment)
@@ -124,7 +124,7 @@ class _Column(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _columns(properties: str) -> tuple[_Column, ...]:
-    """What is in the columns of the lines of atoms: name:kind:count:name:kind:count…"""
+    """Parse Properties, the columns of the lines of atoms: name:kind:count:name:kind:count…"""
     fields, found, first = properties.split(":"), [], 0
     if len(fields) % 3 or any(kind not in _READ or not n.isdigit() for kind, n in zip(fields[1::3], fields[2::3])):  # noqa: B905
         raise ValueError(f"Properties={properties} is not a list of NAME:KIND:COLUMNS with the kinds R, I, S, L")
@@ -136,7 +136,7 @@ def _columns(properties: str) -> tuple[_Column, ...]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Nothing may be there twice, or be written so that it would be passed over."""
+    """Refuse names that are given twice, and spellings that would be ignored."""
     for k, name in enumerate(names):
         if name in names[:k]:
             raise ValueError(f"'{name}' is given twice")
@@ -187,7 +187,7 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
 
 
 def with_elements(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> tuple[str, dict[int, str]]:
-    """A raw frame as text for ASE's reader, checked: isotopes as H, and which atoms these were.
+    """Return a checked raw frame as text for ASE's reader, with D and T as H, and the atoms that were D or T.
 
     Raises:
         EOFError, ValueError: the frame is damaged, or states two elements for one atom.
@@ -212,14 +212,14 @@ def with_elements(comment: str, lines: Sequence[str], size: int, vectors: Sequen
 
 
 def _check_last(rows: Sequence[Sequence[str]]) -> None:
-    """A file that was cut within its last number: all others have more digits after the point."""
+    """Refuse a file that was cut within its last number: all others have more decimals."""
     *others, last = (len(word.partition(".")[2]) for row in rows for word in row if "." in word or word is row[-1])
     if len(set(others)) == 1 and last < others[0]:
         raise EOFError(f"its last number, {rows[-1][-1]}, is shorter than all others: the file was cut off")
 
 
 def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
-    """[N], or [N, count] of more than one column."""
+    """Return a column [N], or several columns [N, count]."""
     part, end = column.first, column.first + column.width
     values = np.array([list(map(_READ[column.kind], row[part:end])) for row in rows])
     return values.reshape(len(rows)) if column.width == 1 else values.reshape(len(rows), column.width)
@@ -232,7 +232,7 @@ def _numbers(symbols: np.ndarray | None) -> np.ndarray:
 
 
 def numbers_of(symbols: Sequence[str]) -> np.ndarray:
-    """Atomic numbers [N] of elements, in upper or lower case; D and T are hydrogen.
+    """Return the atomic numbers [N] of symbols in upper or lower case; D and T are hydrogen.
 
     Raises:
         ValueError: one is no element.

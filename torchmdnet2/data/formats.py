@@ -33,7 +33,7 @@ _COMPRESSED = ("gz", "bz2", "xz")
 
 
 def register_format(name: str) -> Callable[[type[Reader]], type[Reader]]:
-    """Decorator: make the class of a data format known under `name`, for `data.format` and `--format`.
+    """Class decorator: register a data format under `name`, for `data.format` and `--format`.
 
     Raises:
         ValueError: another class has this name.
@@ -56,7 +56,7 @@ class Format(NamedTuple):
 
 
 def find_format(name: str | None) -> Format | None:
-    """The data format of a name; None for "auto" and None, which leave it to the extension of each file.
+    """Return the data format with this name; None for "auto" and None: the extension of each file decides.
 
     Raises:
         BadData: there is none; names the closest.
@@ -80,7 +80,7 @@ def find_format(name: str | None) -> Format | None:
 
 
 def format_of(path: str) -> Format:
-    """The format that a file's extension tells, before .gz, .bz2 or .xz.
+    """Return the format for a file's extension, before .gz, .bz2 or .xz.
 
     Raises:
         BadData: it tells none.
@@ -91,8 +91,8 @@ def format_of(path: str) -> Format:
     known = {extension: name for name in reversed(list(FORMATS)) for extension in FORMATS[name].extensions}
     if extension not in known:
         raise BadData(
-            f"{path}: the extension '.{extension}' does not tell its format{did_you_mean(extension, known) or '.'} "
-            f"Known: {', '.join(sorted(known))}; or give the format{_guess(path)}"
+            f"{path}: the extension '.{extension}' does not determine its format{did_you_mean(extension, known) or '.'}"
+            f" Known: {', '.join(sorted(known))}; or give the format{_guess(path)}"
         )
     name = known[extension]
     FORMATS[name].require(None)
@@ -100,7 +100,7 @@ def format_of(path: str) -> Format:
 
 
 def _guess(path: str) -> str:
-    """What ase.io takes a file for, as an example of a format."""
+    """Return the format that ase.io assumes for a file, as an example for messages."""
     from ase.io.formats import UnknownFileTypeError, filetype, ioformats
 
     try:
@@ -116,7 +116,7 @@ def make_readers(
     units: Mapping[str, str | None] | None,
     formats: Sequence[Format],
 ) -> list[Reader]:
-    """Readers of some files, each of its format, in order."""
+    """Return readers of files, in order, each of the format of its file."""
     made: list[Reader] = []
     for chosen, group in groupby(zip(paths, formats, strict=True), key=lambda pair: pair[1]):
         made += chosen.reader.readers([path for path, _ in group], keys, units, chosen.variant)
@@ -124,7 +124,7 @@ def make_readers(
 
 
 def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) -> list[str]:
-    """The files that some names and patterns mean, each once.
+    """Return the files that names and patterns stand for, each once.
 
     Args:
         paths: names of files, or patterns.
@@ -155,5 +155,5 @@ def data_files(paths: Sequence[str | os.PathLike], format: str | None = None) ->
     real = [os.path.realpath(file) for file in files]
     twice = next((file for k, file in enumerate(files) if real[k] in real[:k]), None)
     if twice is not None:
-        raise BadData(f"{twice}: this file is named twice; its frames would count double, and leak between subsets")
+        raise BadData(f"{twice}: this file is named twice; its frames would count double and stand in several subsets")
     return files

@@ -1,4 +1,4 @@
-"""HDF5 files, read frame by frame.
+"""Reader and writer of HDF5 files.
 
 Each group holds frames of one molecule, or of as many atoms; S frames, N atoms. The layouts of `LAYOUTS` are known by
 their datasets, others by the keys `numbers` and `positions`: z [N] or [S, N] as numbers or symbols, pos [S, N, 3],
@@ -113,7 +113,7 @@ _STRUCTURE = frozenset({"cell", "box", "pbc", "charge", "spin"}).union(
 
 @dataclass(frozen=True)
 class Group:
-    """What is known of a group without reading its numbers: dataset names are absolute."""
+    """A group and its datasets, known without reading their numbers; dataset names are absolute."""
 
     name: str
     num_frames: int
@@ -125,7 +125,7 @@ class Group:
 
 @register_format("hdf5")
 class HDF5Dataset(Dataset, Reader):
-    """Frames of an HDF5 file in one of the layouts above.
+    """Reads an HDF5 file in one of the layouts above.
 
     The file is opened by each process when it first reads a frame, so the data set can be pickled and used in workers
     of any start method. Energies are kept in float64.
@@ -209,12 +209,12 @@ class HDF5Dataset(Dataset, Reader):
     # --- what is in the file -------------------------------------------------------------------------------------
 
     def _layout(self, inside: set[str]) -> dict[str, str] | None:
-        """The layout of a group with these datasets."""
+        """Return the layout of a group with these datasets."""
         known = [{**layout, **self._structure} for layout in LAYOUTS.values()] if self._structure else LAYOUTS.values()
         return next((dict(layout) for layout in known if {layout["z"], layout["pos"]} <= inside), None)
 
     def _scan(self, name: str, group: Any, attributes: Mapping[str, Any]) -> Iterator[Group]:
-        """What is in a group, or in the groups within it; attributes of those that it is in hold for it too."""
+        """Yield a group and the groups within it. Attributes of the groups around it apply to it, too."""
         where = f"{self.path}, group '{name}'"
         if not isinstance(group, load_h5py().Group):
             raise BadData(f"{where}: a group of frames is expected at the top level, not a dataset")
@@ -257,7 +257,7 @@ class HDF5Dataset(Dataset, Reader):
         yield Group(name, num_frames, num_atoms, datasets, factors, stated)
 
     def _stated(self, attributes: Mapping[str, Any], datasets: Mapping[str, str], where: str) -> dict[str, int]:
-        """Total charge and spin that attributes state, where neither a key nor a dataset does."""
+        """Return charge and spin that attributes state, if neither a key nor a dataset does."""
         found = {}
         try:
             for quantity, all_of_it in statements(attributes, {}, name="attribute '{}'").items():
@@ -301,7 +301,7 @@ class HDF5Dataset(Dataset, Reader):
                 return self._declared.get(quantity, 1.0)
             if declared not in self._declared:
                 raise BadData(
-                    f"{where}: it has no attribute 'units'; declare units, as in {{energy: hartree, length: bohr}}"
+                    f"{where}: it has no attribute 'units'; give units, as in {{energy: hartree, length: bohr}}"
                 )
             return self._declared[declared]
         unit = stated.decode() if isinstance(stated, bytes) else str(stated)
@@ -392,7 +392,7 @@ class HDF5Dataset(Dataset, Reader):
             self._handles.clear()  # with the chunks that HDF5 keeps for them: this group is done
 
     def _read_many(self, group: Group, first: int, count: int) -> Sample | None:
-        """Frames first … first + count − 1 of a group at once; None when something is not as it mostly is."""
+        """Return frames first … first + count − 1 of a group at once; None for unusual groups, read one by one."""
         if "virial" in group.datasets:
             return None
         num_atoms = group.num_atoms
@@ -471,7 +471,7 @@ class HDF5Dataset(Dataset, Reader):
 
 
 def _attributes(group: Any) -> dict[str, Any]:
-    """Attributes that may state a charge, spin or unit: numbers and texts."""
+    """Return attributes that may state a charge, spin or unit: numbers and texts."""
     found = {}
     for name in group.attrs:
         if kind_of(name):
@@ -496,14 +496,14 @@ def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> 
     if dataset.ndim > _CONSTANT_NDIM.get(quantity, 0 if quantity in _NUMBERS else -1) and (
         dataset.ndim == 0 or len(dataset) not in lengths
     ):
-        raise BadData(f"{where}: its shape {dataset.shape} does not fit to {num_frames} frames")
+        raise BadData(f"{where}: its shape {dataset.shape} does not fit {num_frames} frames")
 
 
 _FORMAL_CHARGE = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 
 
 def formal_charge(smiles: str) -> int:
-    """Sum of the formal charges of a SMILES string, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
+    """Return the sum of the formal charges in a SMILES string, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
     total = 0
     for signs, digits in _FORMAL_CHARGE.findall(smiles):
         total += (1 if signs[0] == "+" else -1) * (int(digits) if digits else len(signs))
@@ -511,7 +511,7 @@ def formal_charge(smiles: str) -> int:
 
 
 def _numbers(z: np.ndarray, where: str) -> np.ndarray:
-    """Atomic numbers, which may be written as symbols."""
+    """Return atomic numbers; symbols are converted."""
     if z.dtype.kind not in "SO":
         return z
     from ase.data import atomic_numbers
@@ -534,7 +534,7 @@ _CHUNK_BYTES = 2**16  # one frame is read at a time, and its whole chunk with it
 
 
 def write_hdf5(path: str | PathLike, samples: Iterable[Sample], max_group: int = 10_000) -> None:
-    """Write samples in the "torchmd-net" layout: with units, with checksums, and all or nothing.
+    """Write samples in the "torchmd-net" layout, with units and checksums, all or nothing.
 
     Consecutive samples with the same atoms share a group, so the order is kept; files are smallest and fastest when
     equal molecules follow each other. HDF5 1.10 or later reads them.

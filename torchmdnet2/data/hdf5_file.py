@@ -1,4 +1,4 @@
-"""HDF5 files opened for reading, by h5py, which is optional. Damage is an error that names the file."""
+"""HDF5 files opened for reading, by h5py, which is optional. A damaged file raises an error with its name."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["DAMAGE", "damage_is_bad_data", "load_h5py", "opened_hdf5"]
 
 DAMAGE = (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError)
-"""What h5py raises on damaged files."""
+"""Errors that h5py raises on damaged files."""
 
 _CACHE_BYTES = 2**20  # of chunks, that HDF5 keeps for each open dataset
 _HEADER_BYTES = 2**21  # of headers, that it keeps for the file; in memory they take ten times as much
 
 
 def load_h5py() -> Any:
-    """The package h5py.
+    """Import h5py, or name the missing extra.
 
     Raises:
         MissingBackend: it is not installed.
@@ -35,7 +35,7 @@ def load_h5py() -> Any:
 
 
 def opened_hdf5(path: str | PathLike) -> h5py.File:
-    """A file to read, of which HDF5 keeps little in memory, however many groups there are.
+    """Open a file for reading with a small cache of HDF5, however many groups there are.
 
     Raises:
         MissingBackend: h5py is not installed.
@@ -50,7 +50,7 @@ def opened_hdf5(path: str | PathLike) -> h5py.File:
 
 @contextmanager
 def damage_is_bad_data(where: str, words: str = "it is damaged") -> Iterator[None]:
-    """Within the block, DAMAGE becomes BadData that says where and what."""
+    """Turn DAMAGE within the block into BadData that names the place and the cause."""
     try:
         yield
     except BadData:

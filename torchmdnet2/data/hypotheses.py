@@ -1,4 +1,4 @@
-"""What may have been done to the labels of all frames, or some: a table of hypotheses, each compared with none.
+"""Faults of labels: a table of hypotheses, each compared with labels without a fault.
 
 A hypothesis undoes a fault. A linear model is fitted to labels of which some frames (or atoms) have the fault undone,
 in turn with the choice of these frames, from two starts: none of them, and all. Right labels are described best as they
@@ -18,7 +18,7 @@ __all__ = ["Fault", "LinearFit", "Solution", "energy_fault", "force_fault"]
 _ROUNDS = 12
 _SHARE, _LEAST = 0.02, 4  # of the frames or atoms, that have the fault
 _CLEAR = 2.0  # times the mean square error of a frame that has the fault, if it is not undone
-_LEFT = 0.85  # of what the model leaves of the labels as they are; 0.87 to 1 in right data
+_LEFT = 0.85  # of the residual of the unchanged labels; 0.87 to 1 in right data
 _MOST_LEFT = 0.5  # the same of energies; moved by one frame, right ones leave 2.4 times as much and more
 _DESCRIBED = 0.5  # of the variance of the forces, once the fault is undone
 _USUAL = 20.0  # times the median square error of energies, three standard deviations; and times the one without fault
@@ -31,7 +31,7 @@ _TINY = 1e-30
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """Of C coefficients.
+    """The fit of C coefficients.
 
     Attributes:
         mean: [C]
@@ -47,7 +47,7 @@ class Solution:
 
 
 class LinearFit:
-    """Fits of several sets of labels to one design.
+    """Fits several sets of labels to one design matrix.
 
     Args:
         design: [n, C]
@@ -59,7 +59,7 @@ class LinearFit:
         self._values = np.maximum(values, 0.0)
 
     def __call__(self, labels: np.ndarray) -> Solution:
-        """Fit labels, [n]."""
+        """Fit labels [n]."""
         values, vectors = self._values, self._vectors
         size, square = len(labels), max(float(labels @ labels), _TINY)
         moment = vectors.T @ (self._design.T @ labels)
@@ -84,7 +84,7 @@ Undo = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Fault:
-    """What describes the labels better than none.
+    """A fault that describes the labels better than no fault.
 
     Attributes:
         name: in the table, a sentence about the labels.
@@ -117,7 +117,7 @@ FORCES: dict[str, Undo] = {
     "have the wrong sign of y": _times(1, -1, 1),
     "have the wrong sign of z": _times(1, 1, -1),
 }
-"""What may be said of the forces -> how it is undone."""
+"""Fault of the forces -> how it is undone."""
 
 UNITS: dict[str, Undo] = {
     "have the sign opposite to that of the others": _times(-1),
@@ -132,13 +132,13 @@ UNITS: dict[str, Undo] = {
     "are 1/27.2 of the others, as if eV and hartree were mixed": _times(27.211),
     "are 1/51.4 of the others, as if eV/Å and hartree/bohr were mixed": _times(51.422),
 }
-"""What may be said of the labels of some frames -> how it is undone."""
+"""Fault of the labels of some frames -> how it is undone."""
 
 
 def force_fault(
     fit: Callable[[np.ndarray], Solution], forces: np.ndarray, owner: np.ndarray, others: dict[str, np.ndarray]
 ) -> Fault | None:
-    """The hypothesis that describes the forces best, if it does so clearly better than none.
+    """Return the fault that describes the forces best, if clearly better than no fault.
 
     Args:
         fit: of a model, to flat labels.
@@ -164,7 +164,7 @@ def force_fault(
 def energy_fault(
     fit: Callable[[np.ndarray], Solution], energies: np.ndarray, others: dict[str, np.ndarray]
 ) -> Fault | None:
-    """The same of energies.
+    """Return the fault that describes the energies best, if clearly better than no fault.
 
     Args:
         fit: of a model.
@@ -186,11 +186,11 @@ def energy_fault(
 
 
 class _Mixture:
-    """Labels of which some groups have a fault.
+    """Labels of which some groups may have a fault.
 
     Args:
         fit: of a model, to flat labels.
-        labels, undone: as they are, and with the fault undone, [n] or [n, 3].
+        labels, undone: unchanged, and with the fault undone, [n] or [n, 3].
         groups: [n] number of the group that has the fault or not, in ascending order.
         relative: errors are compared in units of the labels' size, so that smaller ones are not better for it.
         start: whether all groups have it at the start.
@@ -220,7 +220,7 @@ class _Mixture:
         self, fit: Callable[[np.ndarray], Solution], both: tuple[np.ndarray, np.ndarray], having: np.ndarray,
         groups: np.ndarray, relative: bool,
     ) -> list[np.ndarray]:  # fmt: skip
-        """Sum of the square errors of each group, without the fault and with the fault undone."""
+        """Return the sum of square errors of each group, without the fault and with the fault undone."""
         self.having = having
         self.labels = np.where(having[groups][:, None], both[1], both[0])
         solution = fit(self.labels.reshape(-1))
@@ -231,7 +231,7 @@ class _Mixture:
 
     @classmethod
     def best(cls, fit, labels, undone, groups, *, relative: bool, most: float) -> _Mixture | None:  # type: ignore[no-untyped-def]
-        """From either start; None where too few groups have the fault, or more than a share `most`."""
+        """Fit from either start; None if too few groups have the fault, or more than a share `most`."""
         tried = [cls(fit, labels, undone, groups, relative=relative, start=start) for start in (False, True)]
         tried = [t for t in tried if t.clear.sum() >= max(_LEAST, _SHARE * len(t.having)) and t.having.mean() <= most]
         return min(tried, key=lambda t: t.left, default=None)

@@ -1,4 +1,4 @@
-"""Frames whose labels stand out: many robust standard deviations from what is usual in the data.
+"""Checks of labels: frames that stand out, and energies, forces and stress that do not agree.
 
 A few of them are mistakes of a unit, of a calculation that did not converge, or of a file. Many are a part of the data,
 and are left alone. Robust: by medians, which single wrong labels do not move.
@@ -37,7 +37,7 @@ _FEW = 0.01  # of the frames, and at least three of them
 
 @dataclass(frozen=True, eq=False)
 class Usual:
-    """What labels are usual in some frames, so that others can be compared.
+    """The usual labels of some frames, to which other frames are compared.
 
     Attributes:
         found: statistics of these frames.
@@ -46,7 +46,7 @@ class Usual:
     found: Statistics
 
     def forces(self, other: Statistics) -> np.ndarray:
-        """Positions of frames whose rms force is far above the median, worst first.
+        """Return the positions of frames whose rms force is far above the median, worst first.
 
         Args:
             other: statistics of the frames to look at; `found` for these themselves.
@@ -59,7 +59,7 @@ class Usual:
         return _few(excess, _limit(size, *_FORCES))
 
     def energies(self, other: Statistics) -> np.ndarray:
-        """The same of energies per atom, less references that are fitted without such frames; single atoms aside."""
+        """Return the positions of frames whose energy per atom, minus references, is far from the median."""
         if self._references is None:
             return np.zeros(0, dtype=np.int64)
         own, rest = (_per_atom(each, self._references) for each in (self.found, other))
@@ -68,13 +68,13 @@ class Usual:
 
     @cached_property
     def median_force(self) -> float:
-        """Median of the frames' rms force components, eV/Å."""
+        """Return the median of the frames' rms force components, eV/Å."""
         size = _log_rms(self.found)
         return math.exp(float(np.median(size[np.isfinite(size)])))
 
     @cached_property
     def force_rms(self) -> float | None:
-        """Rms of the force components without frames that stand out, eV/Å; None without forces."""
+        """Return the rms force component without frames that stand out, eV/Å; None without forces."""
         square, count = self.found.force_square, self.found.force_count
         kept = np.ones(len(count), dtype=bool)
         kept[self.forces(self.found)] = False
@@ -83,7 +83,7 @@ class Usual:
 
     @cached_property
     def _references(self) -> dict[int, float] | None:
-        """Element -> eV by least squares, three times, each without the frames that stood out before."""
+        """Return element -> eV by three least-squares fits, each without the frames that stood out before."""
         found = self.found
         chosen = ~np.isnan(found.energies) & (found.sizes > 1)
         for _ in range(3):
@@ -99,25 +99,25 @@ class Usual:
 
 
 def _log_rms(found: Statistics) -> np.ndarray:
-    """Logarithm of the rms force component of each frame, [S]; −inf or NaN where it has none."""
+    """Return the logarithm of the rms force component of each frame, [S]; −inf or NaN where it has none."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return 0.5 * np.log(found.force_square / found.force_count)
 
 
 def _per_atom(found: Statistics, references: dict[int, float]) -> np.ndarray:
-    """(energy − references) / atoms of each frame, [S] eV; NaN without an energy, and of single atoms."""
+    """Return (energy − references) / atoms of each frame, [S] eV; NaN for single atoms and without an energy."""
     alone = found.counts @ np.array([references.get(z, 0.0) for z in found.elements])
     return np.where(found.sizes > 1, (found.energies - alone) / found.sizes, np.nan)
 
 
 def _limit(values: np.ndarray, deviations: float, least: float) -> float:
-    """How far from the median is still usual."""
+    """Return the distance from the median that is still usual."""
     width = 1.4826 * float(np.median(np.abs(values - np.median(values))))  # the standard deviation of a Gaussian
     return max(deviations * width, least)
 
 
 def _few(excess: np.ndarray, limit: float) -> np.ndarray:
-    """Positions above the limit, worst first; none where they are many."""
+    """Return the positions above the limit, worst first; none if there are many."""
     beyond = np.flatnonzero(excess > limit)
     if len(beyond) > max(3, _FEW * len(excess)):
         beyond = beyond[:0]
@@ -134,7 +134,7 @@ _STRAIN = 0.15  # largest component, between two cells that are compared
 
 @dataclass(frozen=True)
 class Agreement:
-    """How changes of the energy follow from the forces, in pairs of similar frames.
+    """How well changes of the energy follow from the forces, in pairs of similar frames.
 
     Attributes:
         slope: of the changes over the work −∫F·dr; about 1 where the labels belong together.
@@ -148,12 +148,14 @@ class Agreement:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong, in words; None where nothing is, or where it cannot be told."""
+        """Return what is wrong, in words; None if nothing is, or if the frames cannot show it."""
         if self.correlation < -0.5:
-            return f"{self.what} have the wrong sign for the energies: are they gradients, or of another convention?"
+            wrong = "have the wrong sign for the energies: are they gradients, or do they follow another convention?"
+            return f"{self.what} {wrong}"
         most = 1.6 if self.correlation > 0.94 else 4.0  # of near frames the slope is exact, and tells a bohr from an Å
         if self.correlation > 0.5 and not 1 / most < self.slope < most:
-            return f"changes of the energy are {self.slope:.3g} times those that {self.what} make: are the units right?"
+            times = f"{self.slope:.3g} times those that follow from the {self.what}"
+            return f"changes of the energy are {times}: are the units right?"
         return None
 
 
@@ -187,7 +189,7 @@ def agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreem
 
 
 def stress_agreement(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Agreement | None:
-    """Compare energies and stress of frames of one crystal in different cells; arguments as `agreement`.
+    """Compare energies and stress of one crystal in different cells; arguments as in `agreement`.
 
     E₂ − E₁ ≈ −(F₁ + F₂)·Δr/2 + (V₁σ₁ + V₂σ₂):ε/2, with ε the strain from one cell to the other and Δr what atoms move
     besides. Tensile stress is positive.
@@ -226,7 +228,7 @@ def _compared(work: np.ndarray, change: np.ndarray) -> Agreement | None:
 
 
 def _similar(dataset: Dataset, frames: np.ndarray, found: Statistics) -> tuple[Sample | None, int]:
-    """Up to 250 frames of the most frequent composition, with energies, as a batch; and their number of atoms."""
+    """Return up to 250 frames with energies of the most frequent composition, as a batch, and their atoms."""
     known = np.flatnonzero(~np.isnan(found.energies))
     if len(known) < _LEAST or found.force_rms is None:
         return None, 0
@@ -242,7 +244,7 @@ def _similar(dataset: Dataset, frames: np.ndarray, found: Statistics) -> tuple[S
 def _pairs(
     pos: np.ndarray, forces: np.ndarray, energy: np.ndarray, cell: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Work of the forces and change of the energy from one frame to another, of half as many similar pairs as frames.
+    """Return work of the forces and change of the energy in similar pairs, half as many as frames.
 
     Args:
         pos, forces: [n, N, 3] Å, eV/Å.
@@ -268,7 +270,7 @@ def _pairs(
 
 
 def _rotations(moved: np.ndarray, fixed: np.ndarray) -> np.ndarray:
-    """[n, 3, 3] rotations R for which moved @ R is nearest to fixed, both [n, N, 3] about their centres."""
+    """Return rotations R [n, 3, 3] for which moved @ R is nearest to fixed, both [n, N, 3] about their centres."""
     left, _, right = np.linalg.svd(moved.transpose(0, 2, 1) @ fixed)
     left[:, :, 2] *= np.sign(np.linalg.det(left) * np.linalg.det(right))[:, None]
     return left @ right
@@ -285,7 +287,7 @@ _NOBLE = (2, 10, 18, 36, 54, 86)
 
 
 class Zeros(NamedTuple):
-    """Labels of exactly zero that cannot be right.
+    """Labels that are exactly zero and cannot be right.
 
     Args:
         looked: frames that were looked at.
@@ -307,13 +309,13 @@ class Zeros(NamedTuple):
 
 
 def spread_out(found: Statistics) -> np.ndarray:
-    """Positions of up to 1,000 frames, evenly spread, of 30,000 atoms together."""
+    """Return the positions of up to 1,000 evenly spread frames, with up to 30,000 atoms together."""
     most = int(max(1, min(_FRAMES, _ATOMS / found.sizes.mean())))
     return np.unique(np.linspace(0, found.num_frames - 1, min(most, found.num_frames)).astype(int))
 
 
 def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
-    """Labels of exactly zero.
+    """Find labels that are exactly zero.
 
     Args:
         batch: frames `chosen`.
@@ -354,7 +356,7 @@ def zeros(batch: Sample, found: Statistics, chosen: np.ndarray) -> Zeros:
 
 
 def resolution(found: Statistics) -> float | None:
-    """The step that energies are multiples of, eV, where they have lost their digits; None where they have not.
+    """Return the step in eV that energies are multiples of, if they have lost digits; None otherwise.
 
     Lost: the step is above 0.5 meV, and above a fiftieth of what energies of one composition differ by, or above
     0.3 meV per atom. Infinite where all energies are the same.
@@ -379,7 +381,7 @@ def resolution(found: Statistics) -> float | None:
 
 
 def stress_size(batch: Sample) -> float | None:
-    """Median over the frames of the largest stress component, eV/Å³; None without stresses."""
+    """Return the median over the frames of the largest stress component, eV/Å³; None without stresses."""
     if "stress" not in batch.labels:
         return None
     largest = batch.labels["stress"].abs().flatten(1).amax(1).numpy()
@@ -388,7 +390,7 @@ def stress_size(batch: Sample) -> float | None:
 
 
 def bond_scale(batch: Sample) -> float | None:
-    """Median over the atoms of the distance to the nearest one over the sum of the covalent radii; None without.
+    """Return the median over atoms of the nearest distance divided by the sum of covalent radii; None without atoms.
 
     It is 0.9 to 1.2 in molecules, crystals and metals. Noble gases, and frames of single atoms, are left out.
     """

@@ -1,4 +1,4 @@
-"""Kinds of frames: the words that extended XYZ files have as config_type, kept as a number that stands for the word.
+"""Labels: their names, shapes and units; kinds of frames (config_type of extended XYZ).
 
 As a number it is a label like others, so that every format, cache and batch can hold it.
 """
@@ -38,7 +38,7 @@ _WHOLE = 2**31
 
 
 def kind_code(word: object) -> float:
-    """The number that stands for a word: a whole number for itself, else 48 bits of the word's SHA-256, from 2³¹ on."""
+    """Return the number of a word: a whole number unchanged, else 48 bits of the word's SHA-256, from 2³¹ on."""
     text = str(word).strip()
     digits = text.removesuffix(".0")
     if digits.isascii() and digits.isdigit() and int(digits) < _WHOLE:
@@ -60,11 +60,11 @@ class LabelShape:
     row: tuple[int, ...]
 
     def of(self, system: System) -> tuple[int, ...]:
-        """The label's shape for these structures."""
+        """Return the label's shape for these structures."""
         return self.shape(system.num_atoms, system.num_systems)
 
     def shape(self, num_atoms: int, num_systems: int = 1) -> tuple[int, ...]:
-        """The same by their numbers."""
+        """Return the label's shape for numbers of structures and atoms."""
         return (num_atoms if self.per_atom else num_systems, *self.row)
 
 
@@ -76,20 +76,20 @@ SHAPES = {
     "atom_vector": LabelShape(True, (3,)),
     "atom_tensor": LabelShape(True, (3, 3)),
 }
-"""shape of a property -> its LabelShape."""
+"""Shape of a property -> its LabelShape."""
 
 
 @dataclass(frozen=True)
 class LabelSpec(LabelShape):
-    """A label.
+    """A label: its shape, its unit, and the key that reads it.
 
-    Attributes:
-        name: in the table, the configuration and reports.
-        kind: of its unit, a key of `units.OWN_UNITS`; None: a plain number.
-        description: what `data.keys` is told to be the name of.
-        default_key: its name in data files, where the configuration gives none; None: not read.
-        default_weight: in the loss.
-        from_head: predicted by an entry of `properties`; False: the energy, or a derivative of it.
+        Attributes:
+            name: in the table, the configuration and reports.
+            kind: of its unit, a key of `units.OWN_UNITS`; None: a plain number.
+    description: of the entry of `data.keys`.
+            default_key: its name in data files, where the configuration gives none; None: not read.
+            default_weight: in the loss.
+            from_head: predicted by an entry of `properties`; False: the energy, or a derivative of it.
     """
 
     name: str
@@ -101,17 +101,17 @@ class LabelSpec(LabelShape):
 
     @property
     def unit(self) -> str:
-        """The unit of its values in this package, as in eV/Å; "" for a plain number."""
+        """Return the unit of its values in this package, as in eV/Å; "" for a plain number."""
         return "" if self.kind is None else OWN_UNITS[self.kind]
 
     @property
     def unit_key(self) -> str | None:
-        """The entry of `units` that is for this label; None for a plain number."""
+        """Return the entry of `units` for this label; None for a plain number."""
         return None if self.kind is None else "charge" if self.kind == "charge" else self.name
 
 
 class LabelTable(dict[str, LabelSpec]):
-    """Label name -> its LabelSpec. Further labels say their shape themselves: "scalar:gap", "atom_scalar:shift"."""
+    """Label name -> its LabelSpec. Names of further labels contain their shape: "scalar:gap", "atom_scalar:shift"."""
 
     def __missing__(self, name: str) -> LabelSpec:
         shape, _, rest = name.partition(":")
@@ -124,15 +124,15 @@ class LabelTable(dict[str, LabelSpec]):
         return super().__contains__(name) or (bool(rest) and shape in SHAPES)
 
     def add(self, spec: LabelSpec) -> None:
-        """Add a label; before anything else of the package is imported, since the configuration is made from these."""
+        """Add a label. Call it before other modules are imported: the configuration is built from the labels."""
         self[spec.name] = spec
 
     def of_energies(self) -> tuple[str, ...]:
-        """Names of the energy and its derivatives."""
+        """Return the names of the energy and its derivatives."""
         return tuple(name for name, spec in self.items() if not spec.from_head)
 
     def of_heads(self) -> tuple[str, ...]:
-        """Names of the others."""
+        """Return the names of all other labels."""
         return tuple(name for name, spec in self.items() if spec.from_head)
 
 
@@ -150,7 +150,7 @@ for _spec in (
 
 
 def label_names(*names: Iterable[str]) -> list[str]:
-    """All given label names once: those of LABELS in its order, then the further ones, sorted."""
+    """Return all label names once: those of LABELS in its order, then the others, sorted."""
     found = set().union(*names)
     return [name for name in LABELS if name in found] + sorted(found - LABELS.keys())
 
@@ -159,18 +159,18 @@ def label_names(*names: Iterable[str]) -> list[str]:
 
 
 def key_names() -> list[str]:
-    """What a key can be given for: the labels, the virial (instead of the stress), total charge and spin."""
+    """Return the names that `keys` knows: the labels, the virial (instead of the stress), charge and spin."""
     return [*(key for name in LABELS for key in ((name, "virial") if name == "stress" else (name,))), "charge", "spin"]
 
 
 def unit_names() -> list[str]:
-    """What a unit can be given for, besides further labels."""
+    """Return the entries that `units` knows, besides further labels."""
     given = [spec.unit_key for spec in LABELS.values() if spec.unit_key is not None]
     return [given[0], "length", *given[1:]]
 
 
 def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
-    """The keys that are not None.
+    """Return the keys that are not None.
 
     Raises:
         BadData: a key is given for something unknown, or both for stress and virial.
@@ -190,14 +190,14 @@ def checked_keys(keys: Mapping[str, str | None], where: str) -> dict[str, str]:
 
 
 def structure_keys(keys: Mapping[str, str | None] | None) -> tuple[dict[str, str | None] | None, dict[str, str]]:
-    """Keys without those of the structures, and these as {"z": …, "pos": …}."""
+    """Return the keys of labels, and those of structures as {"z": …, "pos": …}."""
     names = {"numbers": "z", "positions": "pos"}
     given = {names[name]: key for name, key in (keys or {}).items() if name in names and key is not None}
     return None if keys is None else {name: key for name, key in keys.items() if name not in names}, given
 
 
 def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable[[str], Any]) -> str | None:
-    """What the total charge or the spin multiplicity is called among the names of a file, as "total_charge", "mult".
+    """Return the name of the total charge or multiplicity in a file, such as "total_charge" or "mult".
 
     Args:
         quantity: "charge" or "spin"; of the spin, the number of unpaired electrons may be there instead (`extra_spin`).
@@ -221,12 +221,12 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
 
 
 def extra_spin(name: str | None) -> int:
-    """What is added to the values of this name to have a multiplicity 2S+1: 1 where they count unpaired electrons."""
+    """Return what is added to a name's values to give the multiplicity: 1 if they count unpaired electrons."""
     return int(name is not None and kind_of(name) == "unpaired")
 
 
 def stress_of(virial: np.ndarray, cell: np.ndarray, where: str) -> np.ndarray:
-    """−virial / volume.
+    """Return the stress: −virial / volume.
 
     Args:
         virial: [..., 3, 3], or [..., 6] or [..., 9]; eV.
@@ -243,22 +243,22 @@ def stress_of(virial: np.ndarray, cell: np.ndarray, where: str) -> np.ndarray:
 
 
 def missing_key(name: str, key: str, available: Iterable[str], where: str) -> BadData:
-    """The error for a key that is in no frame."""
+    """Return the error for a key that is in no frame."""
     known, own = sorted(available), name.partition(":")[2] or name
     if not known:
         return BadData(
-            f"{where}: no frame has '{key}', which was asked for as {own}, nor any other label: these are structures "
+            f"{where}: no frame has '{key}', which is given as {own}, nor any other label: these are structures "
             "only, and results of another program are needed beside them (in extended XYZ, energy=… and a column of "
             "forces)"
         )
     return BadData(
-        f"{where}: no frame has '{key}', which was asked for as {own}{did_you_mean(key, known) or '.'} "
+        f"{where}: no frame has '{key}', which is given as {own}{did_you_mean(key, known) or '.'} "
         f"There are: {', '.join(known)}. Set {own} to null if the file has none."
     )
 
 
 def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, float]:
-    """What each quantity is multiplied by to be in eV, Å and e.
+    """Return the factors that convert each quantity to eV, Å and e.
 
     Args:
         units: name -> unit, of "energy", "length" and where they do not follow from these "forces", "stress",
@@ -280,7 +280,7 @@ def label_factors(units: Mapping[str, str | None], where: str) -> dict[str, floa
         elif name not in unit_names():
             known = unit_names()
             raise BadData(
-                f"{where}: unknown entry '{name}' in units{did_you_mean(name, known) or '.'} Known: {', '.join(known)}"
+                f"{where}: unknown name '{name}' in units{did_you_mean(name, known) or '.'} Known: {', '.join(known)}"
             )
     wanted = [("length", "length", "length")]
     wanted += [(spec.unit_key, spec.kind, name) for name, spec in LABELS.items() if spec.unit_key and spec.kind]
@@ -308,14 +308,14 @@ _VOIGT = np.array(((0, 5, 4), (5, 1, 3), (4, 3, 2)))  # where xx, yy, zz, yz, xz
 
 
 def full_tensor(values: np.ndarray) -> np.ndarray:
-    """Stress or virial as [..., 3, 3], where the last dimension has 6 (Voigt's order: xx, yy, zz, yz, xz, xy) or 9."""
+    """Return a stress or virial as [..., 3, 3]; its last dimension has 6 (Voigt: xx, yy, zz, yz, xz, xy) or 9."""
     if values.shape[-1:] == (6,):
         return values[..., _VOIGT]
     return values.reshape(*values.shape[:-1], 3, 3) if values.shape[-1:] == (9,) else values
 
 
 def any_factor(unit: str, where: str) -> float:
-    """Size of a unit of any kind in the package's unit of that kind: "hartree", "bohr", "debye", "kcal/mol/angstrom".
+    """Return the size of a unit in the package's unit of that kind: "hartree", "bohr", "debye", "kcal/mol/angstrom".
 
     Raises:
         BadData: an unknown unit.

@@ -23,7 +23,7 @@ _VOIGT = ["xx", "yy", "zz", "yz", "xz", "xy"]
 
 @register_format("mlip")
 class MlipReader(FrameReader):
-    """Frames of a `.cfg` of MLIP; labels are called energy, forces and virial (its PlusStress, −volume × stress).
+    """Reads a `.cfg` file of MLIP; the labels are energy, forces and virial (its PlusStress, −volume × stress).
 
     Args:
         path, keys, units: see `AseDataset`.
@@ -84,7 +84,7 @@ class MlipReader(FrameReader):
         axes, scale = ("cartes_", np.eye(3)) if "cartes_x" in column else ("direct_", cell)
         types = column["type"].astype(int)
         if types.size and not 0 <= types.min() <= types.max() < len(self._elements):
-            raise ValueError(f"there are types up to {types.max()}, and the elements {', '.join(self._elements)}")
+            raise ValueError(f"there are types up to {types.max()}, but only the elements {', '.join(self._elements)}")
         entries: dict[str, Any] = {}
         if "fx" in column:
             entries["forces"] = _vectors(column, "f")
@@ -100,7 +100,7 @@ class MlipReader(FrameReader):
 
 
 def _vectors(column: Mapping[str, np.ndarray], name: str) -> np.ndarray:
-    """[N, 3] of three columns."""
+    """Return three columns as [N, 3]."""
     names = [name + x for x in "xyz"]
     _require(column, names)
     return np.stack([column[one] for one in names], axis=1)

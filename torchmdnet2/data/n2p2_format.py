@@ -21,7 +21,7 @@ __all__ = ["N2P2Reader"]
 
 @register_format("n2p2")
 class N2P2Reader(FrameReader):
-    """Frames of an `input.data`; labels are called energy, forces and charges, the total charge charge."""
+    """Reads an `input.data`; the labels are energy, forces and charges, the total charge is "charge"."""
 
     default_units: ClassVar = {"energy": "hartree", "length": "bohr"}
 
@@ -55,7 +55,7 @@ class N2P2Reader(FrameReader):
         else:
             raise EOFError("the file ends without 'end': it was cut off")
         if np.shape(lattice) not in ((0,), (3, 3)):
-            raise ValueError(f"a lattice is three vectors, not {lattice}")
+            raise ValueError(f"three lattice vectors are expected, not {lattice}")
         numbers = numbers_of([words[3] for words in atoms])
         values = np.array([[float(w) for k, w in enumerate(words) if k != 3] for words in atoms]).reshape(-1, 8)
         entries["forces"] = values[:, 5:]

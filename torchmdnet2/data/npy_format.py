@@ -1,4 +1,4 @@
-"""Sets of .npy files, one set per molecule, as TorchMD-Net's `Custom` data set has them.
+"""Readers of plain arrays: .npz files, and sets of .npy files as in TorchMD-Net's `Custom` data set.
 
 Coordinates [S, N, 3], atomic numbers [N], energies [S] or [S, 1], forces [S, N, 3] of S frames; the files of each
 quantity are sorted by name and belong together by their order.
@@ -41,27 +41,27 @@ _CHUNK_ATOMS = 65_536  # read at once, at most
 
 
 class ArrayReader(Reader):
-    """What readers of plain arrays share."""
+    """Base of the readers of plain arrays."""
 
     _factors: dict[str, float]
 
     def _read_units(self, units: Mapping[str, str | None], kind: str) -> None:
-        """Take the units of all that is read; `kind` of files is named where they are not known."""
+        """Find the units of all arrays; the error for unknown units names the `kind` of file."""
         self._factors = label_factors(units, self.path)
         for name, unit in ((name, unit_in_name(name, key)) for name, key in self.keys.items() if kind == ".npz"):
             if unit and name in units and not np.isclose(self._factors[name], unit.size, rtol=1e-6):
-                raise BadData(f"{self.path}: its '{unit.source}' states a unit, and the units given say {units[name]}")
+                raise BadData(f"{self.path}: its '{unit.source}' states a unit, but the given unit is {units[name]}")
             if unit:
                 self._factors[name] = unit.size
         for name in ("length", *self.keys):
             if name in LABELS and ":" in name:
                 self._factors.setdefault(name, 1.0)
             if name in (*LABELS, "length", "virial") and name not in self._factors:
-                raise BadData(f"{self.path}: {kind} files state no units; declare them, as in "
+                raise BadData(f"{self.path}: {kind} files state no units; give them, as in "
                               "{energy: kcal/mol, length: angstrom}")  # fmt: skip
 
     def _frames_of(self, where: str, arrays: Mapping[str, tuple[str, np.ndarray]]) -> Iterator[Chunk]:
-        """The frames of one molecule.
+        """Yield the frames of one molecule.
 
         Args:
             where: what they are named after.
@@ -97,7 +97,7 @@ class ArrayReader(Reader):
     def _with_lattice(
         self, where: str, arrays: Mapping[str, tuple[str, np.ndarray]]
     ) -> Mapping[str, tuple[str, np.ndarray]]:
-        """The arrays with a cell [S, 3, 3] and pbc [S, 3] of every frame, and a virial as stress."""
+        """Return the arrays with cell [S, 3, 3] and pbc [S, 3] of each frame, and the virial as stress."""
         arrays, frames = dict(arrays), len(arrays["pos"][1])
         for name, shape in (("cell", (3, 3)), ("pbc", (3,))):
             if name in arrays:
@@ -137,7 +137,7 @@ class ArrayReader(Reader):
 
 @register_format("npy")
 class NpyReader(ArrayReader):
-    """Frames of .npy files, mapped into memory.
+    """Reads sets of .npy files, one set per molecule, through memory maps.
 
     Args:
         coordinates: files of coordinates, in order.
@@ -219,7 +219,7 @@ _NAMES = {"energy": ("E", "energies"), "forces": ("F",)}
 
 @register_format("npz")
 class NpzReader(ArrayReader):
-    """Frames of one .npz file.
+    """Reads one .npz file.
 
     Positions [S, N, 3] are called R, coords or positions; atomic numbers [N] or [S, N] z, nuclear_charges or numbers.
     Others are named by the keys "positions" and "numbers". A cell [3, 3] or [S, 3, 3] is called lattice, cell or box,
@@ -301,14 +301,14 @@ class NpzReader(ArrayReader):
 
 
 def _found(name: str, key: str, inside: set[str]) -> str | None:
-    """What a label is called in the file, None where it is not there."""
+    """Return the name of a label in the file; None if it is missing."""
     if key in inside:
         return key
     return next((other for other in _NAMES.get(name, ()) if key == name and other in inside), None)
 
 
 def _text(content: np.lib.npyio.NpzFile, name: str) -> str | None:
-    """A unit that a file of sGDML states."""
+    """Return the unit that a file of sGDML states."""
     if name not in content.files:
         return None
     value = content[name]

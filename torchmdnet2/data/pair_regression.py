@@ -1,4 +1,4 @@
-"""Do energies, forces and stress of any frames belong together? A fitted pair potential tells, without similar frames.
+"""Check that energies, forces and stress belong together, by a fitted pair potential; needs no similar frames.
 
 A sum of smooth functions of the distance, one for each pair of elements, is fitted to the forces alone, as a Bayesian
 linear regression (MacKay, Neural Comput. 4, 415 (1992)). It predicts energies and stresses with a covariance. What the
@@ -44,14 +44,14 @@ ORDERS = {
     " ".join(["xx yy zz", *(("yz", "zx", "xy")[i] for i in written)]): tuple(written.index(i) for i in range(3))
     for written in permutations(range(3))
 }
-"""Order of six numbers -> which of the components yz, zx, xy, as they are read, each of these is in it."""
+"""Order of six numbers -> the position of each of yz, zx, xy, as read, in it."""
 
 PLAIN, VASP = "xx yy zz yz zx xy", "xx yy zz xy yz zx"
 
 
 @dataclass(frozen=True)
 class Factor:
-    """By what the labels differ from the prediction.
+    """The factor between labels and prediction.
 
     Attributes:
         value: of the largest likelihood.
@@ -68,7 +68,7 @@ class Factor:
     close: float
 
     def beats(self, other: Factor) -> bool:
-        """Whether labels with this factor, which is about 1, are clearly the right ones, and the others are not."""
+        """True if labels with this factor, which is about 1, are clearly right and the others are not."""
         return self.gain - other.gain > EVIDENCE and 0.5 < self.value < 2
 
 
@@ -147,7 +147,7 @@ def regression(dataset: Dataset, frames: np.ndarray, found: Statistics) -> Regre
 
 
 class _Free:
-    """Fits of columns, [m, C], to what of labels, [B], is in the span of `free`, [B, m]; the rest is free."""
+    """Fit columns [m, C] to the part of labels [B] in the span of `free` [B, m]; the rest is not constrained."""
 
     def __init__(self, columns: np.ndarray, free: np.ndarray):
         self._fit, self._free = LinearFit(columns), free
@@ -158,7 +158,7 @@ class _Free:
 
 
 def _moved(dataset: Dataset, indices: np.ndarray) -> dict[str, dict[str, np.ndarray]]:
-    """Label -> what may be said -> labels of the frames, if those of the file were moved by one frame.
+    """Return label -> fault -> labels of the frames, if those of the file were moved by one frame.
 
     Forces are taken to be moved among frames of the same number of atoms.
     """
@@ -173,12 +173,12 @@ def _moved(dataset: Dataset, indices: np.ndarray) -> dict[str, dict[str, np.ndar
         plain = dataset.batch(np.clip(indices + step, 0, len(sizes) - 1)).labels
         for name, labels in {**plain, "forces": dataset.batch(next_alike).labels.get("forces")}.items():
             if name in result and labels is not None and bool(torch.isfinite(labels).all()):
-                result[name][f"are those of the frame {word}"] = labels.double().numpy()
+                result[name][f"belong to the frame {word}"] = labels.double().numpy()
     return result
 
 
 class _Design:
-    """What functions of unit coefficient give, scaled to forces of the same mean square.
+    """Return the labels that functions with unit coefficients give, scaled to forces of the same mean square.
 
     Attributes:
         energies: [B, C] eV.
@@ -215,7 +215,7 @@ class _Design:
         self.energies = 0.5 * self._summed(self._owner, values, system.num_systems) / self._unit
 
     def virials(self, one: int, two: int, num_systems: int) -> np.ndarray:
-        """One component of stress times volume, [B, C] eV."""
+        """Return one component of stress times volume, [B, C] eV."""
         values = self._vectors[:, one, None] * self._vectors[:, two, None] * self._pull
         return 0.5 * self._summed(self._owner, values, num_systems) / self._unit
 
@@ -225,7 +225,7 @@ class _Design:
 
 
 def _functions(distance: Tensor) -> tuple[Tensor, Tensor]:
-    """Gaussians of the logarithm of the distance that end at the cutoff, and their slopes: [E, K], [E, K] 1/Å."""
+    """Return Gaussians of the logarithm of the distance, zero at the cutoff, and their slopes: [E, K], [E, K] 1/Å."""
     far = (distance.log()[:, None] - torch.from_numpy(np.log(_CENTRES))) / _WIDTH
     bell, ratio = torch.exp(-0.5 * far**2), (distance / _CUTOFF)[:, None]
     end = (1 - ratio**2) ** 3
@@ -233,7 +233,7 @@ def _functions(distance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _controls(batch: Sample, counts: np.ndarray) -> np.ndarray:
-    """What energies may depend on besides the distances of atoms, [B, ·]: composition, volume, charge and spin."""
+    """Return what energies may depend on besides distances, [B, ·]: composition, volume, charge and spin."""
     system = batch.system
     sizes = counts.sum(1).astype(np.float64)
     kinds, kind = np.unique(counts, axis=0, return_inverse=True)
@@ -255,7 +255,7 @@ def _controls(batch: Sample, counts: np.ndarray) -> np.ndarray:
 
 
 def _complement(columns: np.ndarray) -> np.ndarray:
-    """An orthonormal basis of what is orthogonal to the columns, [B, ·]."""
+    """Return an orthonormal basis of the space orthogonal to the columns [B, ·]."""
     left, values, _ = np.linalg.svd(columns, full_matrices=True)
     return left[:, int((values > 1e-9 * values[0]).sum()) :]
 
@@ -263,7 +263,7 @@ def _complement(columns: np.ndarray) -> np.ndarray:
 def _of_stresses(
     batch: Sample, moved: dict[str, np.ndarray], design: _Design, mean: np.ndarray, spread: np.ndarray
 ) -> dict[str, Factor]:
-    """Order of the components, or what may be said -> factor. The pressure of metals, not one of pairs, is left out."""
+    """Return order of the components, or fault -> factor. The pressure of metals, not one of pairs, is left out."""
     if "stress" not in batch.labels:
         return {}
     system = batch.system
@@ -293,7 +293,7 @@ def _of_stresses(
 
 
 def _factor(labels: np.ndarray, predicted: np.ndarray, spread: np.ndarray) -> Factor:
-    """The factor for which labels ~ N(factor · predicted, factor² · inflation · spread spreadᵀ + noise) is likeliest.
+    """Return the likeliest factor: labels ~ N(factor · predicted, factor² · inflation · spread spreadᵀ + noise).
 
     Noise and inflation are those of the largest likelihood, for each factor.
     """

@@ -1,4 +1,4 @@
-"""What the texts of programs state, and ASE and dpdata leave out: total charge, multiplicity, unit of lengths."""
+"""Charge, multiplicity and unit of length in texts of programs, which ASE and dpdata leave out."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ _CALLED = {
     "an": "angstrom", "angs": "angstrom", "real": "angstrom", "metal": "angstrom", "au": "bohr", "atomic": "bohr",
     "electron": "bohr", "nano": "nm",
 }  # fmt: skip
-"""What programs call units of length, or systems of units."""
+"""Names that programs give to units of length, or to systems of units."""
 
 _ONCE = ("gaussian-in",)  # only the first match counts: further jobs may follow
 
 
 def states_charges(format: str) -> bool:
-    """Whether texts of this format of ASE or dpdata state charge and multiplicity."""
+    """True if texts of this format of ASE or dpdata state charge and multiplicity."""
     return _pattern(format) is not None
 
 
 def states_more(format: str) -> bool:
-    """Whether texts of this format state what ASE leaves out."""
+    """True if texts of this format state what ASE leaves out."""
     return states_charges(format) or format in _LENGTHS
 
 
 def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
-    """What a text states of total charge and multiplicity, under "charge" and "spin".
+    """Return the total charge and multiplicity that a text states, under "charge" and "spin".
 
     Args:
         format: as ASE or dpdata calls it; of one that is not known, nothing is found.
@@ -99,7 +99,7 @@ def program_statements(format: str, text: str) -> dict[str, list[Statement]]:
 
 
 def length_factor(format: str, text: str) -> float:
-    """What positions and cells that ASE has read from a text are to be multiplied by, to be in Å.
+    """Return the factor that converts positions and cells that ASE has read from a text to Å.
 
     Args:
         format: as ASE calls it.

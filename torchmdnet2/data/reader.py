@@ -1,4 +1,4 @@
-"""Readers: they read a source once, in order, a bounded number of frames at a time."""
+"""Readers: they read a source once, in order, with a bounded number of frames in memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Chunk", "FrameRow", "InMemoryDataset", "LoadedDataset", "Reader", "f
 
 @dataclass(eq=False)
 class Chunk:
-    """Consecutive frames of a source.
+    """A run of consecutive frames of a source.
 
     Attributes:
         sample: B structures, in the package's units, float64 and checked; all of them have the same labels.
@@ -38,7 +38,7 @@ class Chunk:
 
 
 class Reader(ABC):
-    """Frames of one file, or of files that belong together; the class of a data format.
+    """Base class of a data format: reads one file, or files that belong together.
 
     `formats.register_format` makes it known by a name. It is called with a path, `keys` and `units` (see
     `open_dataset`), and with the variant where there are some.
@@ -74,12 +74,12 @@ class Reader(ABC):
 
     @classmethod
     def variants(cls) -> Collection[str]:
-        """What may stand after the name of the format, as "deepmd/npy" in "dpdata/deepmd/npy"; none by default."""
+        """Return the variants of the format, such as "deepmd/npy" in "dpdata/deepmd/npy"; none by default."""
         return ()
 
     @classmethod
     def require(cls, variant: str | None) -> None:
-        """Look whether this format can be read, before any file is.
+        """Check, before a file is read, that this format can be read.
 
         Raises:
             MissingBackend: a package that it needs is not installed.
@@ -100,56 +100,56 @@ class Reader(ABC):
         units: Mapping[str, str | None] | None,
         variant: str | None,
     ) -> list[Reader]:
-        """Readers of some paths; one for each, unless files belong together."""
+        """Return readers of some paths: one per path, unless files belong together."""
         more = {} if variant is None else {"variant": variant}
         return [cls(path, keys, units, **more) for path in paths]  # type: ignore[call-arg]
 
     @classmethod
     def files_of(cls, paths: Sequence[str], keys: Mapping[str, str | None] | None) -> list[str]:
-        """All files that are read where these paths are given."""
+        """Return all files that are read for these paths."""
         return [file for path in paths for file in files_in(path)]
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
-        """All frames in order.
+        """Yield all frames in order.
 
         Raises:
             BadData: a frame is damaged or not usable; names it.
         """
 
     def require_keys(self) -> None:
-        """Raise BadData when a key that was asked for is in no frame seen."""
+        """Raise BadData if a given key is in no frame that was read."""
         for name, key in self.asked.items():
             if not self.counts[name]:
                 raise missing_key(name, key, self.available, self.path)
 
     def unread(self) -> set[str]:
-        """Names of labels that are there and are not read."""
+        """Return the names of labels in the file that are not read."""
         return self.available - set(self.keys.values())
 
     def summary(self) -> str:
-        """What is in the file and what is not, in words."""
+        """Describe in words what the file contains and what it lacks."""
         text = describe(self.path, f"{self.num_frames} frames", self.keys, self.counts, self.asked, self.unread())
         used = ", ".join(f"{name} by {source}" for name, source in self.stated.items())
         return text + (f"; as it states: {used}" if used else "")
 
 
 def files_in(path: str) -> list[str]:
-    """The file, or all files in the folder and the folders in it, sorted."""
+    """Return the file, or all files below the folder, sorted."""
     return sorted(str(file) for file in Path(path).rglob("*") if file.is_file()) if Path(path).is_dir() else [path]
 
 
 def describe(
     path: str, size: str, keys: Iterable[str], counts: Mapping[str, int], asked: Iterable[str], unread: Iterable[str]
 ) -> str:
-    """A data set in words: its size, how many frames have each label, what is not read."""
+    """Describe a data set: its size, how many frames have each label, what is not read."""
     found = [f"{name} in {counts[name]}" for name in keys if counts[name] or name in asked]
     text, rest = f"{path}: {size}; {', '.join(found) or 'no labels'}", sorted(unread)
     return f"{text}; not read: {', '.join(rest)}" if rest else text
 
 
 class FrameRow(NamedTuple):
-    """One structure and its labels, each in its shape (B = 1), before it is checked; in the package's units."""
+    """Return one structure and its labels in their shapes (B = 1) and the package's units, not yet checked."""
 
     z: np.ndarray  # [N]
     pos: np.ndarray  # [N, 3]
@@ -161,7 +161,7 @@ class FrameRow(NamedTuple):
 
 
 def stacked(rows: Sequence[FrameRow]) -> Sample:
-    """Structures with the same labels as one batch."""
+    """Join structures with the same labels into one batch."""
     system = System(
         z=torch.from_numpy(np.concatenate([row.z for row in rows]).astype(np.int64)),
         pos=torch.from_numpy(np.concatenate([row.pos for row in rows])),
@@ -178,7 +178,7 @@ def stacked(rows: Sequence[FrameRow]) -> Sample:
 
 
 def joined(rows: Sequence[FrameRow], where: str, first: int) -> Chunk:
-    """Rows with the same labels as a checked chunk.
+    """Return rows with the same labels as a checked chunk.
 
     Raises:
         BadData: one of them cannot be used.
@@ -190,7 +190,7 @@ def joined(rows: Sequence[FrameRow], where: str, first: int) -> Chunk:
 
 
 class InMemoryDataset(Dataset):
-    """A data set made of given samples.
+    """A data set of given samples, in memory.
 
     They are packed into one tensor per quantity: small, quick to send to a worker, and shared by forked ones.
 
@@ -213,7 +213,7 @@ class InMemoryDataset(Dataset):
         self._pack(checked, names)
 
     def _pack(self, parts: Sequence[Sample], names: list[str]) -> None:
-        """Keep checked samples; each may be several structures with the same labels."""
+        """Store checked samples; each may hold several structures with the same labels."""
         self._names = names
         self._all = collate(parts) if parts else None
         sizes = [part.system.num_systems for part in parts]
@@ -245,7 +245,7 @@ class InMemoryDataset(Dataset):
 
 
 class LoadedDataset(InMemoryDataset):
-    """All frames of a reader, read once and kept.
+    """All frames of a reader, read once and kept in memory.
 
     Args:
         reader: the source.

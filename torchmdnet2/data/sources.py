@@ -1,4 +1,4 @@
-"""Caches of data files: where they are, and whether an existing one is up to date."""
+"""Caches of data files: their folders, and whether an existing cache is up to date."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .reader import Reader
 __all__ = ["AUTO_BYTES", "cache_folder", "cache_root", "cached", "file_facts", "missing_keys"]
 
 AUTO_BYTES = 200 * 2**20
-"""Sources larger than this together are cached where the user did not say; smaller ones are read into memory."""
+"""Default: larger sources are cached, smaller ones are read into memory."""
 
 
 def cache_root() -> Path:
-    """Where caches go that the user gave no place for: $TORCHMDNET2_CACHE, else the user's cache folder."""
+    """Return the default folder of caches: $TORCHMDNET2_CACHE, else the user's cache folder."""
     own = os.environ.get("TORCHMDNET2_CACHE")
     if own:
         return Path(own)
@@ -32,7 +32,7 @@ def cache_root() -> Path:
 
 
 def cache_folder(names: Sequence[str], options: Mapping[str, Any], root: Path) -> Path:
-    """The folder of the cache of some files, told apart by their names and the options.
+    """Return the folder of the cache of some files; it depends on their names and the options.
 
     Args:
         names: of the files.
@@ -44,7 +44,7 @@ def cache_folder(names: Sequence[str], options: Mapping[str, Any], root: Path) -
 
 
 def cached(make: Callable[[], Sequence[Reader]], files: Sequence[str], folder: Path) -> CachedDataset:
-    """The cache of some files; made when there is none, or when it was made from something else.
+    """Open the cache of some files; it is made if it is missing or was made from other files or options.
 
     It is used when all files have the size and the time of change that they had; when only a time differs, their
     sha256 decides.
@@ -74,7 +74,7 @@ def cached(make: Callable[[], Sequence[Reader]], files: Sequence[str], folder: P
 
 
 def file_facts(path: str) -> dict[str, Any]:
-    """Name, size, time of change and sha256 of a file."""
+    """Return name, size, time of change and sha256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         stat = os.fstat(file.fileno())
@@ -84,7 +84,7 @@ def file_facts(path: str) -> dict[str, Any]:
 
 
 def missing_keys(parts: Sequence[Any], optional: Collection[str] = ()) -> None:
-    """Raise BadData when a key that was asked for is in none of several files.
+    """Raise BadData if a given key is in none of several files.
 
     Args:
         parts: readers or data sets, with the attributes asked, counts, available and path.

@@ -37,7 +37,7 @@ def make_splits(
     test: int | float | None,
     seed: int = 0,
 ) -> dict[str, list[int]]:
-    """Divide frames at random; a function of the arguments alone.
+    """Divide frames at random; the result depends on the arguments only.
 
     Args:
         num_frames: how many there are.
@@ -57,7 +57,7 @@ def make_splits(
     sizes = {"train": train, "validation": validation, "test": test}
     rest = [name for name, size in sizes.items() if size is None]
     if len(rest) > 1:
-        raise ValueError(f"only one of the sizes can be the rest (None), got {' and '.join(rest)}")
+        raise ValueError(f"only one of the sizes can be None (the rest), got {' and '.join(rest)}")
     counts = {name: _count(size, name, num_frames) for name, size in sizes.items() if size is not None}
     left = num_frames - sum(counts.values())
     asked = ", ".join(f"{name} = {'the rest' if size is None else size}" for name, size in sizes.items())
@@ -76,7 +76,7 @@ def make_splits(
 
 
 def splits_entry(dataset: Dataset, indices: Sequence[int], files: Sequence[str]) -> dict[str, Any]:
-    """What the file says of a subset.
+    """The entry of a subset in the file.
 
     Args:
         dataset: that its frames come from.
@@ -87,7 +87,7 @@ def splits_entry(dataset: Dataset, indices: Sequence[int], files: Sequence[str])
 
 
 def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) -> dict[str, list[int]]:
-    """The subsets in a file that were made of this data set, wherever its files are now.
+    """Read the subsets of a data set from a file of splits; its data files may have moved.
 
     Args:
         path: the file.
@@ -100,7 +100,7 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
             in training, as drawn by a bootstrap).
     """
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file of splits {path}")
+        raise FileNotFoundError(f"there is no file of splits at {path}")
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         entries = [
@@ -132,7 +132,7 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
 
 
 def fingerprint(dataset: Dataset) -> str:
-    """sha256 of the structures of up to 256 frames, evenly spread: cheap, and enough to tell two files apart."""
+    """Return the sha256 of up to 256 evenly spread frames: cheap, and enough to distinguish two files."""
     digest = hashlib.sha256(str(len(dataset)).encode())
     chosen = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _FINGERPRINT_FRAMES)).astype(int))
     if len(chosen):
@@ -166,7 +166,7 @@ _WINDOW = 32  # batches
 
 
 def epoch_order(num_frames: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """Batches of one epoch as positions 0 … num_frames − 1, a function of the arguments alone.
+    """Return the batches of one epoch as positions 0 … num_frames − 1; they depend on the arguments only.
 
     Batches differ in size by at most one frame, so that none has a much noisier gradient than the others.
     """
@@ -175,7 +175,7 @@ def epoch_order(num_frames: int, batch_size: int, seed: int, epoch: int) -> list
 
 
 def in_order(num_frames: int, batch_size: int) -> list[list[int]]:
-    """Batches of consecutive positions."""
+    """Return batches of consecutive positions."""
     return [list(range(i, min(i + batch_size, num_frames))) for i in range(0, num_frames, batch_size)]
 
 
@@ -190,7 +190,7 @@ def epoch_batches(
     max_edges: int | None = None,
     name: Callable[[int], str] = "frame {}".format,
 ) -> list[list[int]]:
-    """Batches of one epoch as positions 0 … len(atoms) − 1.
+    """Return the batches of one epoch as positions 0 … len(atoms) − 1.
 
     Args:
         atoms: [frames] number of atoms of each.
@@ -222,7 +222,7 @@ def _shuffled(num_frames: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def _of_size(order: np.ndarray, cost: np.ndarray, batch_size: int) -> list[list[int]]:
-    """Batches of equal numbers of frames, up to one, and similar cost."""
+    """Return batches of similar cost whose numbers of frames differ by one at most."""
     batches: list[list[int]] = []
     parts = np.array_split(order, -(-len(order) // batch_size))
     for first in range(0, len(parts), _WINDOW):
@@ -243,7 +243,7 @@ def _of_size(order: np.ndarray, cost: np.ndarray, batch_size: int) -> list[list[
 def _share(
     atoms: np.ndarray, edges: np.ndarray, max_atoms: int | None, max_edges: int | None, name: Callable[[int], str]
 ) -> np.ndarray:
-    """The part of a batch's budget that each frame needs, [frames]."""
+    """Return the share of a batch's budget that each frame needs, [frames]."""
     share = np.zeros(len(atoms))
     for values, most, what in ((atoms, max_atoms, "atoms"), (edges, max_edges, "edges")):
         if most is not None:
@@ -259,7 +259,7 @@ def _share(
 
 
 def _within_budget(order: np.ndarray, share: np.ndarray) -> list[list[int]]:
-    """As few batches as possible, about, whose shares are at most 1 and similar."""
+    """Return about as few batches as possible, with similar shares of at most 1."""
     batches: list[list[int]] = []
     window = max(1, int(_WINDOW / max(share.mean(), 1e-12)))
     for first in range(0, len(order), window):
@@ -275,7 +275,7 @@ def _within_budget(order: np.ndarray, share: np.ndarray) -> list[list[int]]:
 
 
 def _deal(frames: np.ndarray, cost: np.ndarray, number: int) -> tuple[list[list[int]], float]:
-    """Frames dealt out to a number of batches, the largest first, each where least is; and the largest batch's cost."""
+    """Assign frames, the largest first, each to the cheapest batch; return batches and their largest cost."""
     frames = frames[np.argsort(-cost[frames], kind="stable")]
     dealt: list[list[int]] = [[] for _ in range(number)]
     heap = [(0.0, k) for k in range(number)]

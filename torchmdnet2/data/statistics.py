@@ -18,7 +18,7 @@ __all__ = ["Statistics", "fit_atomref", "statistics"]
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Numbers of a data set, or of some of its frames.
+    """Counts, sums and reference energies of a data set, or of some of its frames.
 
     Shapes: S frames, K elements.
 
@@ -56,17 +56,17 @@ class Statistics:
 
     @property
     def sizes(self) -> np.ndarray:
-        """Atoms of each frame, [S]."""
+        """Return the number of atoms of each frame, [S]."""
         return self.counts.sum(1)
 
     @property
     def atoms(self) -> tuple[int, float, int]:
-        """Least, mean and largest number of atoms of a frame."""
+        """Return the least, mean and largest number of atoms of a frame."""
         return int(self.sizes.min()), float(self.sizes.mean()), int(self.sizes.max())
 
     @property
     def atomref(self) -> dict[int, float]:
-        """Atomic number -> eV, see `fit_atomref`; empty without energies."""
+        """Return atomic number -> eV, see `fit_atomref`; empty without energies."""
         known = ~np.isnan(self.energies)
         if not known.any():
             return {}
@@ -77,7 +77,7 @@ class Statistics:
 
     @property
     def energy_spread(self) -> float | None:
-        """Rms of (energy − atomref) / atoms, eV per atom; None without energies."""
+        """Return the rms of (energy − atomref) / atoms, eV per atom; None without energies."""
         known, atomref = ~np.isnan(self.energies), self.atomref
         if not atomref:
             return None
@@ -92,7 +92,7 @@ def statistics(
     cutoff: float | None = None,
     neighbor_frames: int = 100,
 ) -> Statistics:
-    """Statistics, in one pass; those of a `CachedDataset` are kept with the cache.
+    """Compute the statistics in one pass; those of a `CachedDataset` are stored with the cache.
 
     Args:
         dataset: the data set.
@@ -105,7 +105,7 @@ def statistics(
     """
     chosen = np.arange(len(dataset)) if indices is None else np.asarray(indices, dtype=np.int64)
     if not len(chosen):
-        raise BadData("there are no frames to take statistics of")
+        raise BadData("statistics need at least one frame")
     facts = dataset.facts_of(chosen)
     force_count = int(facts.force_count.sum())
     electrons = facts.counts @ facts.elements - facts.charges
@@ -135,7 +135,7 @@ def _neighbors(dataset: Dataset, chosen: np.ndarray, cutoff: float, most_frames:
 
 
 def fit_atomref(dataset: Dataset, indices: Sequence[int] | np.ndarray | None = None) -> dict[int, float]:
-    """Reference energies of the elements: least squares of the energies on the compositions, in float64.
+    """Fit reference energies of the elements: least squares of the energies on the compositions, in float64.
 
     Where the compositions do not determine them (one molecule, or elements in fixed proportion), the solution of
     least norm is given: sums over the molecules seen are right, single values have no meaning.

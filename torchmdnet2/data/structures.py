@@ -1,4 +1,4 @@
-"""A molecule from its SMILES, by RDKit (the extra `smiles`)."""
+"""Structures from files and SMILES."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def from_smiles(smiles: str, seed: int = 0) -> Atoms:
-    """A conformer with hydrogens, by distance geometry (ETKDG version 3), relaxed with the force field MMFF94.
+    """Return a conformer with hydrogens, by distance geometry (ETKDG version 3), relaxed with MMFF94.
 
     The formal charge is in `info["charge"]`, the multiplicity 2S+1 of unpaired electrons in `info["spin"]`. Molecules
     with elements that MMFF94 does not know are left as distance geometry places them.
@@ -115,7 +115,7 @@ class Molecule:
     flat: bool = False
 
     def to_ase(self) -> Atoms:
-        """The atoms, with data items in `info`.
+        """Return the atoms, with data items in `info`.
 
         Raises:
             BadData: there is no atom, or one is not an element.
@@ -127,7 +127,7 @@ class Molecule:
         numbers = []
         for k, symbol in enumerate(self.symbols):
             if known.get(symbol, 0) < 1:
-                raise BadData(f"atom {k} is '{symbol}', which is no element")
+                raise BadData(f"atom {k} is '{symbol}', which is not an element")
             numbers.append(known[symbol])
         if not numbers:
             raise BadData("there are no atoms in it")
@@ -138,7 +138,7 @@ class Molecule:
         return atoms
 
     def statements(self) -> dict[str, list[Statement]]:
-        """What the formal charges and radicals say; a file without any leaves both open."""
+        """Return charge and spin from formal charges and radicals; a file without any states neither."""
         found: dict[str, list[Statement]] = {"charge": [], "spin": []}
         if self.said or self.charges:
             found["charge"] = [Statement(sum(self.charges.values()), "the formal charges of its atoms")]
@@ -148,7 +148,7 @@ class Molecule:
 
 
 def read_molecules(text: str) -> list[Molecule]:
-    """All molecules of a molfile or an SDF.
+    """Return all molecules of a molfile or an SDF.
 
     Raises:
         BadData: the text is cut off, or not of this format.
@@ -207,7 +207,7 @@ def _read_v2000(counts: str, lines: Sequence[str], molecule: Molecule) -> None:
                 raise ValueError(f"'{line}' has fewer than {count} pairs of numbers")
             for atom, value in zip(words[: 2 * count : 2], words[1 : 2 * count : 2], strict=True):
                 if not 1 <= int(atom) <= atoms:
-                    raise ValueError(f"'{line}' is about atom {atom}, and there are {atoms}")
+                    raise ValueError(f"'{line}' names atom {atom}, but there are {atoms} atoms")
                 lists[name][int(atom) - 1] = int(value)
             molecule.said |= name != "ISO"
     if molecule.said:  # the lines of atoms are then not valid
@@ -249,23 +249,23 @@ def _read_v3000(lines: Sequence[str], molecule: Molecule) -> None:
                 molecule.masses[k] = _mass(symbol, int(values["MASS"]))
     counts = next((line.split() for line in joined if line.startswith("COUNTS")), None)
     if counts is None or int(counts[1]) != len(molecule.symbols):
-        raise ValueError("it has not as many atoms as its line COUNTS says")
+        raise ValueError("its number of atoms differs from that in its line COUNTS")
 
 
 def _radical(code: int) -> int:
-    """Unpaired electrons of an atom by its code."""
+    """Return the unpaired electrons of an atom, from its code."""
     if code not in _UNPAIRED:
         raise ValueError(f"a radical of the code {code}; 1, 2 and 3 are singlet, doublet and triplet")
     return _UNPAIRED[code]
 
 
 def _mass(symbol: str, number: int) -> float:
-    """Of the isotope with a mass number, amu."""
+    """Return the mass in amu of the isotope with a mass number."""
     return {("H", 2): MASSES["D"], ("H", 3): MASSES["T"]}.get((symbol, number), float(number))
 
 
 def _read_items(lines: Sequence[str], molecule: Molecule) -> None:
-    """`> <name>`, then lines of text up to an empty one."""
+    """Read a data item: `> <name>`, then lines of text up to an empty one."""
     name = None
     for line in lines:
         if line.startswith(">") and "<" in line:
@@ -292,7 +292,7 @@ _PDB_CHARGE = re.compile(r"(\d)([+-])|([+-])(\d)|([+-])")
 
 
 class Found(NamedTuple):
-    """A structure as its file has it, and what the file states of it besides."""
+    """A structure as in its file, and what else the file states about it."""
 
     atoms: Atoms
     charge: Sequence[Statement] = ()
@@ -300,7 +300,7 @@ class Found(NamedTuple):
 
 
 def read_structures(path: str | PathLike, index: int | slice | None = None, format: str | None = None) -> list[Atoms]:
-    """Structures of a file; `info["charge"]` and `info["spin"]` hold what it states, positions are in Å.
+    """Read the structures of a file in Å; `info["charge"]` and `info["spin"]` hold what it states.
 
     Use it instead of `ase.io.read`, which leaves out the formal charges of an SDF, all of its molecules but the first,
     and the charge in the log of a quantum-chemistry program.
@@ -322,12 +322,12 @@ def read_structures(path: str | PathLike, index: int | slice | None = None, form
 
 
 def open_structures(path: str | PathLike, format: str | None = None) -> Sequence[Atoms]:
-    """The same as a sequence, of which XYZ files and trajectories of ASE are parsed frame by frame."""
+    """Open the structures of a file as a sequence; XYZ files and trajectories of ASE are parsed frame by frame."""
     return _Completed(str(path), open_found(path, format))
 
 
 def open_found(path: str | PathLike, format: str | None = None) -> Sequence[Found]:
-    """The structures in the units of the file, beside what it states; arguments and errors of `read_structures`."""
+    """Read structures in the units of the file, and what it states; arguments and errors as in `read_structures`."""
     import ase.io.formats
 
     name = str(path)
@@ -394,11 +394,11 @@ def _guessed_of(atoms: Atoms) -> list[tuple[str, str]]:
 
 
 def _warn_of_guesses(where: str, elements: Mapping[str, str]) -> None:
-    """Say which elements were read from names of atoms: CA may be carbon or calcium."""
+    """Warn of elements that were guessed from names of atoms: CA may be carbon or calcium."""
     listed = ", ".join(f"{name} → {symbol}" for name, symbol in islice(elements.items(), 20))
     warnings.warn(
         f"{where}no elements are stated; they are guessed from the names of atoms"
-        f"{f' ({listed})' if listed else ''}: look at them, or give a file with elements",
+        f"{f' ({listed})' if listed else ''}: check them, or give a file with elements",
         StructureWarning,
         stacklevel=5,
     )
@@ -410,18 +410,18 @@ _OF_TYPES = {
     ),
     "lammps-data": (r"^\s*(Masses|Atom Type Labels)\b", "the section Masses is needed"),
 }  # fmt: skip
-"""Formats that number the kinds of atoms, and ASE takes the numbers for elements -> what states these, the remedy."""
+"""Formats that number the kinds of atoms (read by ASE as elements) -> what states the elements, the remedy."""
 
 _TIDIED = {
     "nwchem-in": lambda text: re.sub(r"(?im)^([ \t]*end[ \t\r]*)$", r"\1\n", text),
     "gaussian-in": lambda text: re.sub(r"(?m)^([ \t]*[+-]?\d+)[ \t]*,[ \t]*(\d+[ \t\r]*)$", r"\1 \2", text),
 }
-"""Formats whose reader in ASE needs what the program does not need, as empty lines -> the text that it reads."""
+"""Formats whose reader in ASE needs more than the program, such as empty lines -> the text for that reader."""
 
 
 @contextmanager
 def _in_words(where: str, more: str = "") -> Iterator[None]:
-    """Errors of readers of other packages, which raise whatever they meet, as a BadData that names the file."""
+    """Turn any error of another package's reader into a BadData that names the file."""
     try:
         yield
     except (BadData, MissingBackend, OSError):
@@ -432,7 +432,7 @@ def _in_words(where: str, more: str = "") -> Iterator[None]:
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Errors about a text, which name the file that it is from."""
+    """Turn errors about a text into errors that name its file."""
     try:
         yield
     except BadData as error:
@@ -440,7 +440,7 @@ def _named(where: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """Why ASE cannot read a file, in words, where its own are none."""
+    """Return in words why ASE cannot read a file, if ASE gives no message."""
     from ase.io.formats import UnknownFileTypeError
 
     if isinstance(error, UnknownFileTypeError):
@@ -465,19 +465,19 @@ def _text(path: str) -> str:
 
 
 def _text_of(path: str, format: str) -> str:
-    """The text with all statements: of a coord or gradient file of Turbomole, also that of `control` beside it."""
+    """Return the text of a file; for a coord or gradient file of Turbomole, followed by that of `control`."""
     more = files_beside(path) if format.startswith("turbomole") else []
     return "\n".join(map(_text, [path, *more]))
 
 
 def files_beside(path: str) -> list[str]:
-    """Files that may state more of the structures in this one: `control` of Turbomole."""
+    """Return files that may state more about the structures in this one: `control` of Turbomole."""
     control = Path(path).with_name("control")
     return [str(control)] if Path(path).name != "control" and control.is_file() else []
 
 
 class _Completed(Sequence):
-    """Structures of a file, each completed when it is asked for."""
+    """A sequence of structures, each completed on access."""
 
     def __init__(self, path: str, found: Sequence[Found]):
         self.path, self.found = path, found
@@ -491,7 +491,7 @@ class _Completed(Sequence):
 
 
 def database_rows(path: str, kind: str) -> Iterator[Found]:
-    """Rows of a database of ASE, "db" or "json"; key-value pairs and data, which ase.io.read leaves out, in `info`."""
+    """Rows of a database of ASE; `info` holds key-value pairs and data, which ase.io.read leaves out."""
     import ase.db
 
     database, last = ase.db.connect(path, type=kind), 0
@@ -508,7 +508,7 @@ _ROWS = 256  # at a time
 
 
 class _Trajectory(Sequence):
-    """Frames of a trajectory of ASE."""
+    """A sequence of the frames of a trajectory of ASE."""
 
     def __init__(self, path: str):
         from ase.io.trajectory import Trajectory
@@ -523,7 +523,7 @@ class _Trajectory(Sequence):
 
 
 class _Xyz(Sequence):
-    """Frames of an XYZ file, plain or extended; only those that are asked for are parsed, best in ascending order."""
+    """A sequence of the frames of an XYZ file, parsed on access, best in ascending order."""
 
     def __init__(self, path: str):
         self.path = path
@@ -544,7 +544,7 @@ class _Xyz(Sequence):
 
 
 def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Atoms:
-    """The structure of one frame, as `raw_frames` gives it.
+    """Parse one frame of `raw_frames`.
 
     Args:
         raw: the frame.
@@ -567,7 +567,7 @@ def _of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Found:
 
 
 def structure_of_molfile(text: str, where: str) -> Atoms:
-    """The structure of one molfile, or of one record of an SDF.
+    """Return the structure of one molfile, or of one record of an SDF.
 
     Args:
         text: of the record.
@@ -588,7 +588,7 @@ def _set_isotopes(atoms: Atoms, isotopes: dict[int, str]) -> None:
 
 
 def _completed(found: Found, where: str) -> Atoms:
-    """The structure in Å, with the charge and spin that are stated in its info, and without a dummy cell.
+    """Return the structure in Å, with its stated charge and spin in `info`, and without a dummy cell.
 
     Results of a calculation in other units than eV and Å are left out, with a warning: `open_dataset` reads them.
     """
@@ -628,12 +628,12 @@ def _completed(found: Found, where: str) -> Atoms:
 
 
 def _warn_of_disorder(occupancy: Any, where: str) -> None:
-    """Of a CIF file, ASE keeps one atom of each site, with the occupancies of all in `info`."""
+    """Warn of partly occupied sites of a CIF file: ASE keeps one atom of each site."""
     sites = [site for site in occupancy.values() if isinstance(site, Mapping)] if isinstance(occupancy, Mapping) else []
     partly = {f"{symbol} {share:g}" for site in sites for symbol, share in site.items() if abs(share - 1) > 1e-3}
     if partly:
         warnings.warn(
-            f"{where}: sites are occupied in part ({', '.join(sorted(partly))}), and each is taken as one whole atom: "
+            f"{where}: sites are partly occupied ({', '.join(sorted(partly))}), and each is taken as one whole atom: "
             "make an ordered structure of it",
             StructureWarning,
             stacklevel=4,
@@ -641,7 +641,7 @@ def _warn_of_disorder(occupancy: Any, where: str) -> None:
 
 
 def _restate_units(info: dict[str, Any]) -> None:
-    """Units of lengths are no longer said to be others than Å; those of further entries still hold."""
+    """Remove statements of units of length, which have been converted; those of other entries stay."""
     stated = stated_units(info)
     of_lengths = {unit.source for name, unit in stated.items() if name in ("length", "cell")}
     for key in [key for key, value in info.items() if f"{key}={value}" in of_lengths]:
@@ -678,7 +678,7 @@ def _molfile(text: str, where: str = "") -> list[Found]:
 
 
 def _pdb(text: str, where: str) -> list[Found]:
-    """ASE's reader, and the charges of atoms in columns 79 and 80.
+    """Read by ASE, with the charges of atoms in columns 79 and 80.
 
     Elements that are not stated are read from the columns of the names, and of alternate locations the first is taken.
     """
@@ -730,7 +730,7 @@ def _pdb(text: str, where: str) -> list[Found]:
 
 
 def _element_of(name: str) -> str:
-    """Of an atom's name in columns 13 to 16: its first two hold the element, but for names of four characters of H."""
+    """Return the element of an atom's name in columns 13 to 16: its first two, except in long names of H."""
     from ase.data import atomic_numbers
 
     two = name[:2].strip().capitalize()

@@ -92,7 +92,7 @@ def open_published(
 
 
 def _writable(folder: Path) -> bool:
-    """Whether its mode allows it too, which does not bind the superuser."""
+    """True if the file's mode allows writing, too; it does not bind the superuser."""
     while not folder.exists():
         folder = folder.parent
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
@@ -103,7 +103,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _PublishedReader(Reader):
-    """A published data set as the source of a cache."""
+    """Returns a published data set as the source of a cache."""
 
     def __init__(self, name: str, published: Published, files: Sequence[Path]):
         self.path, self.files = name, [str(file) for file in files]

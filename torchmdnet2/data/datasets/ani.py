@@ -164,7 +164,7 @@ class COMP6(Published):
 
 
 def _double(dataset: h5py.Dataset, part: slice | tuple[()] = ()) -> np.ndarray:
-    """Numbers in float64: their units are converted, and float32 would round once more."""
+    """Return numbers in float64; their units are converted, and float32 would round once more."""
     return np.asarray(dataset[part], dtype=np.float64)
 
 
@@ -175,7 +175,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
 
 
 def _by_size(path: Path) -> Iterator[Chunk]:
-    """Files with one group per number of atoms: species [S, N], coordinates, energies, forces."""
+    """Read files with one group per number of atoms: species [S, N], coordinates, energies, forces."""
     with _h5_of(path) as content, _opened(content) as file:
         for name, group in file.items():
             step = max(1, _CHUNK_ATOMS // group["species"].shape[1])
@@ -190,7 +190,7 @@ def _by_size(path: Path) -> Iterator[Chunk]:
 
 
 def _parts(where: str, z: np.ndarray, pos: np.ndarray, labels: dict[str, np.ndarray]) -> Iterator[Chunk]:
-    """Frames of a molecule, a bounded number at a time."""
+    """Yield frames of a molecule, a bounded number at a time."""
     step = max(1, _CHUNK_ATOMS // max(1, len(z)))
     for first in range(0, len(pos), step):
         part = slice(first, first + step)
@@ -198,5 +198,5 @@ def _parts(where: str, z: np.ndarray, pos: np.ndarray, labels: dict[str, np.ndar
 
 
 def _h5_of(path: Path) -> AbstractContextManager[Path]:
-    """The .h5 file of an archive, or the file itself."""
+    """Return the .h5 file of an archive, or the file itself."""
     return nullcontext(path) if path.suffix == ".h5" else unpacked(path, ".h5")

@@ -1,4 +1,4 @@
-"""What a published data set says of itself, and the registry of them."""
+"""Base class and registry of published data sets; download and checksums."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Published(ABC):
 
     @abstractmethod
     def chunks(self, files: Sequence[Path]) -> Iterator[Chunk]:
-        """All frames in the package's units.
+        """Yield all frames in the package's units.
 
         Args:
             files: those of `sources`, in order.
@@ -87,7 +87,7 @@ class Published(ABC):
 
 
 DATASETS: dict[str, type[Published]] = {}
-"""name -> class of a published data set."""
+"""Name -> class of a published data set."""
 
 
 def register(name: str):  # type: ignore[no-untyped-def]
@@ -101,7 +101,7 @@ def register(name: str):  # type: ignore[no-untyped-def]
 
 
 def make_published(name: str, options: Mapping[str, Any]) -> Published:
-    """A data set by its name.
+    """Return a data set by its name.
 
     Raises:
         BadData: an unknown name, or an option or value that it does not have.
@@ -120,7 +120,7 @@ def make_published(name: str, options: Mapping[str, Any]) -> Published:
 
 
 def one_of(value: str, known: Sequence[str], what: str) -> str:
-    """The value.
+    """Return the value, if it is known; raise otherwise.
 
     Raises:
         BadData: it is not one of the known ones.
@@ -133,7 +133,7 @@ def one_of(value: str, known: Sequence[str], what: str) -> str:
 def frames(
     where: str, first: int, z: np.ndarray, pos: np.ndarray, labels: Mapping[str, np.ndarray], charge: float = 0.0
 ) -> Chunk:
-    """Frames of one molecule, or of molecules of one size, as a checked chunk.
+    """Return frames of one molecule, or of molecules of one size, as a checked chunk.
 
     Args:
         where, first: as of a `Chunk`.
@@ -160,13 +160,13 @@ def frames(
     for name, values in labels.items():
         shape = LABELS[name].of(system)
         if len(values) != count or np.size(values) != np.prod(shape):
-            raise BadData(f"{where}: {name} of the shape {np.shape(values)} does not fit to {count} frames of {size}")
+            raise BadData(f"{where}: {name} of the shape {np.shape(values)} does not fit {count} frames of {size}")
         shaped[name] = torch.from_numpy(np.array(values, dtype=np.float64).reshape(shape))
     return Chunk(check_batch(Sample(system, shaped), where, first), where, first)
 
 
 def without_strong_forces(chunks: Iterator[Chunk], most: float | None) -> Iterator[Chunk]:
-    """Chunks without the frames in which some force is longer than `most`, eV/Å; runs of frames that stay."""
+    """Yield chunks without the frames in which a force is longer than `most`, eV/Å."""
     for chunk in chunks:
         if most is None or "forces" not in chunk.sample.labels:
             yield chunk
@@ -185,7 +185,7 @@ def without_strong_forces(chunks: Iterator[Chunk], most: float | None) -> Iterat
 
 @contextmanager
 def unpacked(path: Path, suffix: str) -> Iterator[Path]:
-    """The first file of a tar archive whose name ends so, beside the archive for as long as the block lasts.
+    """Unpack the first file with this suffix beside its tar archive; it is deleted when the block ends.
 
     Raises:
         BadData: the archive is damaged, or holds no such file.
@@ -214,13 +214,13 @@ _BLOCK = 2**20
 
 
 def find(source: DownloadFile, folders: Sequence[Path]) -> Path | None:
-    """The file of a source, or one that serves as well, in the first folder that has one; None where none has."""
+    """Return the file of a source, or an equivalent one, in the first folder that has it; else None."""
     paths = (folder / name for folder in folders for name in (source.file, *source.instead))
     return next((path for path in paths if path.is_file()), None)
 
 
 def fetch(source: DownloadFile, folder: Path, download: bool = True, say: Callable[[str], None] = print) -> Path:
-    """The file of a source: the one that is there, or a fresh download.
+    """Return the file of a source: an existing one, or a new download.
 
     What has been received stays in FILE.part, and the next attempt asks for the rest. The file gets its name when it
     is complete and its checksum is right.
@@ -240,7 +240,7 @@ def fetch(source: DownloadFile, folder: Path, download: bool = True, say: Callab
     if (present := find(source, [folder])) is not None:
         return present
     if not download:
-        raise FileNotFoundError(f"{path} is not there; it comes from {source.url}")
+        raise FileNotFoundError(f"{path} does not exist; it can be downloaded from {source.url}")
     if not source.url.startswith(("https://", "http://")):
         raise BadData(f"{source.url}: only http and https addresses are downloaded")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +249,7 @@ def fetch(source: DownloadFile, folder: Path, download: bool = True, say: Callab
     try:
         _receive(source.url, part)
     except OSError as error:
-        remedy = f"try again, which goes on where it stopped, or put the file at {path} yourself"
+        remedy = f"try again, which continues the download, or put the file at {path}"
         raise OSError(f"{source.url} cannot be downloaded: {error}; {remedy}") from error
     try:
         verify(part, source, say, shown=path)
@@ -261,7 +261,7 @@ def fetch(source: DownloadFile, folder: Path, download: bool = True, say: Callab
 
 
 def verify(path: Path, source: DownloadFile, say: Callable[[str], None] = print, shown: Path | None = None) -> None:
-    """Compare a file with the published checksum; without one, say what its sha256 is.
+    """Compare a file with the published checksum; without one, log its sha256.
 
     Raises:
         BadData: they differ.
@@ -277,11 +277,11 @@ def verify(path: Path, source: DownloadFile, say: Callable[[str], None] = print,
         if expected and not found[kind].startswith(expected):
             raise BadData(f"{name}: its {kind} is {found[kind]} and should be {expected}: it is not what was published")
     if not source.sha256 and not source.md5:
-        say(f"{name}: it cannot be verified, as no checksum of it is known; its sha256 is {found['sha256']}")
+        say(f"{name}: it cannot be verified, because no checksum is published; its sha256 is {found['sha256']}")
 
 
 def _receive(url: str, part: Path) -> None:
-    """Append what is missing to a partial file."""
+    """Download the missing part of a file and append it."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "torchmdnet2", **({"Range": f"bytes={have}-"} if have else {})}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 (http and https only, see fetch)

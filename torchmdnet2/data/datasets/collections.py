@@ -24,7 +24,7 @@ _URL = f"https://raw.githubusercontent.com/davkovacs/BOTNet-datasets/{_COMMIT}"
 
 @dataclass(frozen=True)
 class _Molecule:
-    """One of the three: its folder and files there, and what its frames are."""
+    """One of the three data sets: its folder, its files and their subsets."""
 
     folder: str
     level_of_theory: str
@@ -104,7 +104,7 @@ class BOTNet(Published):
             reader.require_keys()
 
     def _check_molecule(self, chunk: Chunk) -> None:
-        """All three have a file train_300K.xyz or train.xyz: what is in it says whose it is."""
+        """Check the molecule: files of all three have the same names."""
         system = chunk.sample.system
         counts = torch.zeros(system.num_systems, 119, dtype=torch.long)
         counts.index_put_((system.batch, system.z), torch.ones_like(system.z), accumulate=True)
@@ -209,7 +209,7 @@ class SPICE(Published):
 
 
 class _Subsets(HDF5Dataset):
-    """The groups of some subsets. A few groups of version 1 have positions of a wrong shape, and are left out."""
+    """Yield the groups of some subsets, except a few of version 1 with positions of a wrong shape."""
 
     def __init__(self, path: Path, energy: str, subsets: Sequence[str] | None):
         self._subsets, self.seen = subsets, set[str]()

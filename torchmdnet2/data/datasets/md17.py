@@ -158,20 +158,20 @@ class MD22(Published):
 
 
 def _zipped(path: Path) -> Iterator[Chunk]:
-    """Archives of NAME-train.npz and NAME-test.npz."""
+    """Read archives of NAME-train.npz and NAME-test.npz."""
     try:
         with zipfile.ZipFile(path) as archive:
             for kind in ("train", "test"):
                 names = [name for name in archive.namelist() if name.endswith(f"-{kind}.npz")]
                 if len(names) != 1:
-                    raise BadData(f"{path}: one file *-{kind}.npz is expected in it, there are {len(names)}")
+                    raise BadData(f"{path}: one file *-{kind}.npz is expected in it, but it has {len(names)}")
                 yield from _of_npz(io.BytesIO(archive.read(names[0])), f"{path}, {names[0]}")
     except (zipfile.BadZipFile, EOFError, OSError) as error:
         raise BadData(f"{path}: it is damaged: {error}") from error
 
 
 def _of_npz(file: Any, where: str) -> Iterator[Chunk]:
-    """Frames of the npz files of all three: either set of names, kcal/mol and Å."""
+    """Yield frames of the npz files of all three data sets: either set of names, kcal/mol and Å."""
     try:
         with np.load(file, allow_pickle=False) as content:
             new = "coords" in content

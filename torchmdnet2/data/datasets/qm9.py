@@ -41,7 +41,7 @@ class QM9(Published):
     """R. Ramakrishnan, P. O. Dral, M. Rupp, O. A. von Lilienfeld, Sci. Data 1, 140022 (2014).
 
     B3LYP/6-31G(2df,p). The energy is U0, or another one of the four; Mulliken charges are in "charges", and all
-    properties in labels of their own, "scalar:gap" and so on: mu in e·Å, alpha in bohr³, homo, lumo, gap, zpve, U0,
+    properties in further labels, "scalar:gap" and so on: mu in e·Å, alpha in bohr³, homo, lumo, gap, zpve, U0,
     U, H, G in eV, r2 in e·Å², Cv in cal/(mol K), rotational constants A, B, C in GHz. There are no forces.
 
     The files gdb9.sdf and gdb9.sdf.csv of MoleculeNet serve as well as the original archive; they have no charges.
@@ -93,7 +93,7 @@ class QM9(Published):
             yield Chunk(collate(kept), str(files[0]), count)
 
     def _of_archive(self, path: Path) -> Iterator[tuple[int, Chunk]]:
-        """Number and frame of each molecule of the original archive of .xyz files."""
+        """Yield number and frame of each molecule of the original archive of .xyz files."""
         try:
             with tarfile.open(path, "r|*") as archive:
                 for member in archive:
@@ -118,7 +118,7 @@ class QM9(Published):
             raise BadData(f"{where}: it is not a molecule of QM9: {type(error).__name__}: {error}") from error
 
     def _of_sdf(self, path: Path) -> Iterator[tuple[int, Chunk]]:
-        """Number and frame of each molecule of gdb9.sdf, with its properties from gdb9.sdf.csv beside it."""
+        """Yield number and frame of each molecule of gdb9.sdf, with its properties from gdb9.sdf.csv."""
         table = path.with_name(f"{path.name}.csv")
         try:
             with open(path, encoding="ascii") as molecules, open(table, newline="", encoding="ascii") as properties:
@@ -126,7 +126,7 @@ class QM9(Published):
                     where = f"{path}, {row['mol_id']}"
                     lines = [line.rstrip("\n") for line in itertools.takewhile(lambda s: s[:4] != "$$$$", molecules)]
                     if not lines or lines[0].strip() != row["mol_id"]:
-                        raise BadData(f"{where}: the molecule is not there, where {table} has its properties")
+                        raise BadData(f"{where}: the molecule is missing, but {table} has its properties")
                     atoms = [line.split() for line in lines[4 : 4 + int(lines[3][:3])]]
                     z = np.array([_ELEMENTS[atom[3]] for atom in atoms])
                     pos = np.array([atom[:3] for atom in atoms], dtype=np.float64)
@@ -146,7 +146,7 @@ class QM9(Published):
 
 
 def _numbers(path: Path) -> set[int]:
-    """The first column of the table of molecules that failed."""
+    """Return the first column of the table of molecules that failed."""
     found = re.findall(r"^[ \t]*(\d+)[ \t]+\S+[ \t]+\S+", path.read_text(encoding="utf-8", errors="replace"), re.M)
     if not found:
         raise BadData(f"{path}: there is no table of molecules in it")

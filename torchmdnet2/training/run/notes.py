@@ -371,10 +371,10 @@ def _energy_fault(explained: float, factor: Factor, whole: Factor | None, sizes:
     if factor.gain < EVIDENCE:
         return None
     if factor.value < 0 and factor.positive > EVIDENCE:
-        return "forces have the wrong sign for the energies: are they gradients, or of another convention?"
+        return "forces have the wrong sign for the energies: are they gradients, or do they follow another convention?"
     if (factor.close if precise else factor.near) < EVIDENCE or factor.value < 0:
         return None
-    said = f"changes of the energy are {factor.value:.2g} times those that forces make: are the units right?"
+    said = f"changes of the energy are {factor.value:.2g} times those that follow from the forces: are the units right?"
     if 0.6 < factor.value * sizes.mean() < 1.6:
         said += " Or are they energies per atom?"
     return said + (_meant(1 / factor.value, _FORCES) if precise else "")
@@ -410,7 +410,8 @@ def _stress_fault(found: dict[str, Factor], scale: float) -> str | None:
         return None
     times = abs(value)
     if value > 0 and plain.near > EVIDENCE:
-        return f"stresses are {times:.3g} times what forces make: are the units right?{_meant(times, _STRESSES)}"
+        said = f"stresses are {times:.3g} times those that follow from the forces: are the units right?"
+        return said + _meant(times, _STRESSES)
     if value < 0 and plain.gain > EVIDENCE:
         size = f", and {times:.2g} times the size" if not 0.2 < times < 5 else ""
         virial = " A virial is read with data.keys.virial." if times > 5 else ""
