@@ -293,7 +293,7 @@ class HDF5Dataset(Dataset, Reader):
             ) in self._given  # not derived from others
             if given and not np.isclose(self._declared[declared], size, rtol=1e-6):
                 raise BadData(
-                    f"{where}: the file states {of_all.source}, and the units given differ: remove one of them"
+                    f"{where}: the file states {of_all.source}, but the given unit differs: remove one of them"
                 )
             return size
         if stated is None:
