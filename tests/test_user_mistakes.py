@@ -124,11 +124,11 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         (["md", "m.tmn", "data.xyz", "--stop-if-unknown"], "the model is not calibrated (torchmdnet2 calibrate)"),
         (["md", "m.tmn", "data.xyz", "--hydrogen-mass", "30"], "would leave atom 0 (O) with -41.98 amu"),
         (["md", "m.tmn", "data.xyz", "--smiles", "O"], "give a start structure, or a molecule by --smiles"),
-        (["md", "m.tmn", "data.xyz@0:2"], "names several structures; choose one, as in file.xyz@0"),
+        (["md", "m.tmn", "data.xyz@0:2"], "selects several structures; choose one, as in file.xyz@0"),
         (["md", "m.tmn", "data.xyz", "--restart"], "md.restart: no such restart file; start without --restart"),
         (["md", "m.tmn", "data.xyz", "--restart", "--output", "broken"], "not a restart file, or damaged"),
         (["md", "m.tmn", "close.xyz"], "atom 0 (O) and atom 1 (H) are 0.300 Å apart: they overlap"),
-        (["evaluate", "m.tmn", "data.xyz", "--subset", "test"], "--subset chooses from a split: give --split too"),
+        (["evaluate", "m.tmn", "data.xyz", "--subset", "test"], "--subset chooses from a split: also give --split"),
         (["evaluate", "m.tmn", "data.xyz@0", "--split", "s.json"], "--split chooses the frames: name the files"),
         (["evaluate", "m.tmn", "data.xyz", "--format", "extxzy"], "did you mean 'extxyz'? Known: auto, ace, ase, cp2k"),
         *((["evaluate", "m.tmn", "bare.xyz", "--unlabelled", "--output", "o.xyz", *idle], f"{idle[0]} has no effect")
@@ -149,7 +149,7 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         ([*TRAIN, "--set", "training.cuda_graphs=true"], "CUDA graphs need an NVIDIA GPU"),
         ([*TRAIN, "--set", "model={max_z: 4}"], "model.max_z: O is in the training frames, which needs 9 at least"),
         ([*TRAIN, "--set", "training={max_atoms: 2, device: cpu}"], "it has 3 atoms, and a batch may have 2 at most"),
-        ([*TRAIN, "--bootstrap"], "--bootstrap is for ensembles: give --members too"),
+        ([*TRAIN, "--bootstrap"], "--bootstrap is for ensembles: also give --members"),
     ],
 )  # fmt: skip
 def test_what_cannot_act_is_refused(capsys, folder, arguments, words):

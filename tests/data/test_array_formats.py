@@ -192,7 +192,7 @@ def test_attributes_and_given_units_that_differ(tmp_path):
     path = write(tmp_path / "a.h5", {"m": WATER})
     with h5py.File(path, "r+") as file:
         file["m"].attrs["energy_unit"] = "hartree"
-    with pytest.raises(BadData, match="states energy_unit=hartree, and the units given differ"):
+    with pytest.raises(BadData, match="states energy_unit=hartree, but the given unit differs"):
         open_dataset(path, units=EV)
 
 
