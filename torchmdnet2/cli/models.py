@@ -31,7 +31,7 @@ def add(command: Command) -> None:
     config = command("config", _config, "print a training configuration with every key explained")
     config.add_argument("file", nargs="?", help="a configuration: print it with all defaults filled in")
     config.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="with a file: change one key")
-    config.add_argument("--model", default="tensornet", help="model model whose keys are listed (default: tensornet)")
+    config.add_argument("--model", default="tensornet", help="model whose keys are listed (default: tensornet)")
     config.add_argument("--learn", action="store_true", help="print a configuration of `torchmdnet2 learn` instead")
     config.add_argument("--from-torchmd-net", metavar="YAML", help="convert a training YAML of TorchMD-Net")
 
