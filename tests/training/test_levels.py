@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,14 @@ from torchmdnet2.potential.potential import Potential
 from torchmdnet2.system import System
 from torchmdnet2.training.config.config import parse_config
 from torchmdnet2.training.reporting.report import model_card
+from torchmdnet2.training.run.ensemble import run_members
 from torchmdnet2.training.run.run import run_training
 from torchmdnet2.training.run.setup import make_setup
 from torchmdnet2.training.run.start import make_trainer
 from torchmdnet2.training.run.subsets import _with_shares
 from torchmdnet2.training.steps.batches import training_batches
 from torchmdnet2.training.steps.loop import pack_trainer
+from torchmdnet2.training.steps.trainer import predict
 
 from .conftest import REFERENCES, make_frames
 
@@ -83,7 +86,7 @@ def test_a_training_and_what_it_leaves(two, tmp_path):
             misses = [float(r.energy) - atoms.get_potential_energy() for r, atoms in zip(result, frames, strict=True)]
             assert np.abs(misses).mean() == pytest.approx(errors[f"test, {name}"]["energy"]["mae"], rel=1e-6)
         atoms = frames[0].copy()
-        atoms.calc = TorchMDNet2Calculator(path, dtype="float64", level=name)
+        atoms.calc = pickle.loads(pickle.dumps(TorchMDNet2Calculator(path, dtype="float64", level=name)))
         assert atoms.get_potential_energy() == pytest.approx(float(result[0].energy), abs=1e-9)
     with pytest.raises(ValueError, match=r"no level 'C'.*It has A/TZ\(1\.0\), B"):
         torchmdnet2.load(path, level="C")
@@ -125,6 +128,15 @@ def test_levels_share_what_they_are_asked_to(two):
     potential = trainer_of(two).potential
     a, b = (potential.at_level(name) for name in potential.level_names)
     assert a.head is b.head and all(x is y for x, y in zip(a.priors, b.priors, strict=True))
+
+
+def test_levels_are_never_mixed(two):
+    trainer = trainer_of(two)
+    batch = trainer.train.batch([0, len(trainer.train) - 1])
+    with pytest.raises(ValueError, match="several levels of theory"):
+        predict(trainer.potential, batch, trainer.properties)
+    with pytest.raises(BadConfig, match="levels of theory"):
+        run_members(parse_config(two), 2)
 
 
 def test_shares():

@@ -26,6 +26,7 @@ from ..steps.batches import measured_batches
 from ..steps.distributed import Devices
 from ..steps.loss import in_words, shown
 from .folder import protect_inputs
+from .levels import levels_of
 from .run import run_training
 from .setup import Setup, device_of, make_setup
 from .start import own_torch_state
@@ -68,10 +69,12 @@ def run_members(
         Path of ensemble.json; None for `check`.
 
     Raises:
-        BadConfig: fewer than two members; as `run_training`.
+        BadConfig: fewer than two members, or several levels of theory; as `run_training`.
     """
     if count < 2:
         raise BadConfig(f"--members: an ensemble has at least two members, got {count}")
+    if len(levels_of(config)) > 1:
+        raise BadConfig("--members: with several levels of theory, train each model by itself, with another seed")
     say = (log or TrainingLog(None)).say
     if check:
         run_training(member_config(config, 0, bootstrap), check=True, log=log)

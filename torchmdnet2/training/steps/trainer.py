@@ -632,7 +632,10 @@ def predict(potential: Potential, batch: Batch, properties: Properties, create_g
     Structures are not checked: a training may have any charge, and its data were checked before.
     """
     if potential.level_names and LEVEL in batch.sample.labels:
-        potential = potential.at_level(potential.level_names[int(batch.sample.labels[LEVEL][0])])
+        levels = batch.sample.labels[LEVEL].unique().tolist()
+        if len(levels) != 1:
+            raise ValueError("a batch holds frames of several levels of theory: evaluate them level by level")
+        potential = potential.at_level(potential.level_names[int(levels[0])])
     system = batch.sample.system
     stress = properties.stress and "stress" in batch.sample.labels
     if stress:
