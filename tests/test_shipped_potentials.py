@@ -75,7 +75,8 @@ def test_what_the_teacher_did_not_know_is_refused(name):
     radical = System.from_ase(molecule("CH3"))
     with pytest.raises(UntrainedCharge, match="9 with the total charge 0, and this model was trained on closed shells"):
         Evaluator(potential)(radical)
-    assert torch.isfinite(potential(radical.replace(charge=torch.ones(1, dtype=torch.float64))).energy).all()
+    cation = radical.replace(charge=torch.ones(1, dtype=torch.float64), spin=torch.ones_like(radical.spin))
+    assert torch.isfinite(potential(cation).energy).all()
     with pytest.raises(UntrainedCharge, match="the total charge 4"):
         potential(System.from_ase(water).replace(charge=torch.full((1,), 4.0, dtype=torch.float64)))
     with pytest.raises(UnknownElement, match="atom 1 is Fe"):

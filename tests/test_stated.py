@@ -374,7 +374,7 @@ def test_units_that_frames_state_are_used(tmp_path, info, energy, force, length)
         (
             {"energy-unit": "hartree", "force-unit": "eV/A"},
             {"energy": "eV"},
-            "states energy-unit=hartree, and the units",
+            "states energy-unit=hartree, but the given unit is",
         ),
         ({"energy-unit": "hartree"}, None, "states energy-unit=hartree, and not the unit of its forces: give it"),
         ({"energy-unit": "furlong", "force-unit": "eV/A"}, None, "energy-unit=furlong: unknown energy unit"),

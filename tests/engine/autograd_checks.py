@@ -56,7 +56,9 @@ def test_sizes_come_twice_before_they_are_built():
 
 def test_all_pairs_follow_the_composition():
     one = evaluator("tensornet2_all_pairs")
-    ion = SYSTEMS["ion"].replace(pos=SYSTEMS["ion"].pos + 20.0)  # away from the molecule, which gets atoms of it
+    ion = SYSTEMS["ion"]
+    # away from the molecule, which gets atoms of it
+    ion = ion.replace(pos=ion.pos + 20.0, spin=torch.zeros_like(ion.spin))
     batches = [System.concatenate([SYSTEMS["molecule"], ion])]
     other = batches[0].batch.clone()
     other[4:6] = 1

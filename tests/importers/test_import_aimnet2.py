@@ -157,7 +157,7 @@ def test_members_that_are_not_there_are_refused(ensemble, tmp_path, capsys):
     with pytest.raises(BadCheckpoint, match=r"members 0 … 1, and no member 2"):
         import_aimnet2(ensemble[0], 2)
     assert main(["import", ensemble[0], str(tmp_path / "a.tmn"), "--elements", "H"]) != 0
-    assert "a model of AIMNet2 says itself" in capsys.readouterr().err
+    assert "a model of AIMNet2 states this itself" in capsys.readouterr().err
     alone = write(member(), tmp_path / "alone.jpt")
     assert import_aimnet2(alone).metadata["import"]["decisions"][0] == "the model"
     with pytest.raises(BadCheckpoint, match="no ensemble"):

@@ -108,6 +108,8 @@ def read_splits(path: str | PathLike, dataset: Dataset, files: Sequence[str]) ->
             for name, parts in content.items()
             for part in (parts if isinstance(parts, list) else [parts])  # a list: of several sources
         ]
+        if not entries:
+            raise ValueError("no subsets")
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise BadData(f"{path}: this is not a file of splits, as a training writes (splits.json)") from error
     mine, found = fingerprint(dataset), {}

@@ -216,7 +216,7 @@ def _measure(trainer: Trainer) -> tuple[float, float]:
         seconds = min(last, seconds) / len(order)
         if trainer.device.type == "cuda":
             return seconds, _device_memory(trainer.device)
-        return seconds, _activation_bytes(trainer, [[batch] for batch in trainer.train_loader(order)])
+        return seconds, _activation_bytes(trainer, list(trainer.batches(order)))
     batches = list(trainer.batches(order))
     memory = _activation_bytes(trainer, batches)
     times = []
