@@ -204,7 +204,7 @@ def test_smiles_in_the_command_line(shipped, capsys):
     assert run(capsys, "md", "water", "--smiles", "O", "--steps", "2", "--output", "s")[0] == 0
     assert sorted(read("s.xyz", 0).get_chemical_symbols()) == ["H", "H", "O"]
     code, _, err = run(capsys, "md", "water", "--smiles", "[OH-]", "--steps", "2", "--output", "t", "--charge", "1")
-    assert code == 2 and "charge -1" in err
+    assert code == 2 and "charge is -1" in err
 
 
 def test_smiles_or_a_file(shipped, capsys):

@@ -345,7 +345,7 @@ def test_a_cutoff_without_bounds_is_refused_at_once(raw):
 def test_compilation_is_not_timed(monkeypatch):
     """`--check` in a fresh environment said 57 s per epoch, where it was 3: kernels compile in more than one pass."""
     times = iter([40.0, 20.0, 0.4, 0.41, 0.4])
-    trainer = SimpleNamespace(packed=True, device=torch.device("cpu"), train=None, config=None, train_loader=list)
+    trainer = SimpleNamespace(packed=True, device=torch.device("cpu"), train=None, config=None, batches=list)
     monkeypatch.setattr(check, "training_batches", lambda *a: [[0], [1]])
     monkeypatch.setattr(check, "_run", lambda *a: next(times))
     monkeypatch.setattr(check, "_activation_bytes", lambda *a: 1.0)
