@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "CudaGraph", "ForbidHostSync", "GraphMemory", "HostSync", "NotCapturable", "ReplayDiffers", "exclusive_capture",
+    "same_bytes",
 ]  # fmt: skip
 
 
@@ -176,7 +177,7 @@ class CudaGraph:
             if results:
                 _put_back(results, before)
                 graph.replay()
-                if not (agree(launched) if agree else all(map(_same_bytes, results, launched))):
+                if not (agree(launched) if agree else all(map(same_bytes, results, launched))):
                     raise ReplayDiffers("a replayed CUDA graph gives other numbers than the launches it was made of")
                 _put_back(results, before)
         return cls(graph, nbytes)
@@ -201,5 +202,6 @@ def _put_back(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         tensor.copy_(value)
 
 
-def _same_bytes(one: Tensor, other: Tensor) -> bool:
+def same_bytes(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same, bit by bit; NaN equals itself, and 0 differs from −0."""
     return torch.equal(one.view(torch.uint8), other.view(torch.uint8))

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..engine.bound import BoundStep
-from ..engine.graph import CudaGraph, ReplayDiffers
+from ..engine.graph import CudaGraph, ReplayDiffers, same_bytes
 from ..units import AMU_A2_FS2
 from .engine import Engine
 from .integrators import Barostat, Langevin, MultipleTimeSteps, State, VelocityVerlet
@@ -514,7 +514,7 @@ class GraphEngine(Engine):
         def agree(launched: list[Tensor]) -> bool:
             # what overflowed on the way is NaN from then on, in a replay from its first step on; `check` repeats both
             void = any(bool(t.isnan().any()) for t in launched)
-            return void or all(map(torch.equal, tensors, launched))
+            return void or all(map(same_bytes, tensors, launched))
 
         try:
             graph = CudaGraph.record(
