@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +15,11 @@ pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 
 import numba
 
-from torchmdnet2.kernels.compiling_cpu import kernel
+from torchmdnet2.kernels.compiling_cpu import _CacheFile, kernel
 from torchmdnet2.models.tensornet.numba_steps import kernels as tensornet
 from torchmdnet2.models.tensornet2.numba_kernels import kernels as tensornet2
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -60,3 +66,67 @@ def test_symbols_of_kernels_for_other_numbers_differ() -> None:
             held = tuple(cell.cell_contents for cell in body.__closure__ or ())
             assert found.setdefault((body.__qualname__, body.__code__), held) == held
             assert one.py_func.__qualname__ == body.__qualname__
+
+
+_LOOPS = """
+import sys
+import numpy as np
+from torchmdnet2.kernels.compiling_cpu import kernel
+
+@kernel
+def double(begin, stop, x):
+    for i in range(begin, stop):
+        x[i] *= 2
+
+@kernel
+def triple(begin, stop, x):
+    for i in range(begin, stop):
+        x[i] *= 3
+
+x = np.ones(5)
+loop = globals()[sys.argv[1]]
+loop(5, x)
+print(x.sum(), sum(loop.stats.cache_hits.values()))
+"""
+
+
+def test_a_kernel_is_loaded_by_a_process_that_has_no_threads_yet(tmp_path: Path) -> None:
+    """The second process finds the loop of threads on disk, and numba keeps with `triple` what it knows of it."""
+    file = tmp_path / "loops.py"
+    file.write_text(_LOOPS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for name in ("double", "triple", "triple"):
+        run = [sys.executable, str(file), name]
+        done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split())
+    assert found == [["10.0", "0"], ["15.0", "0"], ["15.0", "1"]]
+
+
+def test_processes_that_save_at_once_do_not_take_each_others_code(tmp_path: Path) -> None:
+    class Slow(_CacheFile):
+        """Another process saves between its reading and writing of the index."""
+
+        def _load_index(self) -> dict:
+            found = super()._load_index()
+            if other := self.__dict__.pop("other", None):
+                other.save("types of the other", "code of the other")
+            return found
+
+    ours, other = Slow(str(tmp_path), "f", 1), _CacheFile(str(tmp_path), "f", 1)
+    ours.other = other
+    ours.save("our types", "our code")
+    expected = {"our types": "our code", "types of the other": "code of the other"}
+    for key, code in expected.items():
+        assert other.load(key) in (code, None)
+    assert other.load("our types") == "our code"
+
+
+def test_files_of_another_version_of_the_source_go(tmp_path: Path) -> None:
+    for version in (1, 2):
+        for key in "ab":
+            _CacheFile(str(tmp_path), "f", version).save(key, f"{key}{version}")
+    assert len(list(tmp_path.glob("*.nbc"))) == 2
+    assert _CacheFile(str(tmp_path), "f", 2).load("b") == "b2"
+    assert _CacheFile(str(tmp_path), "f", 1).load("b") is None

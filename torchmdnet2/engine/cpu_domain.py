@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import NDArray
 
+from ..kernels.compiling_cpu import compiled
 from ..kernels.interfaces import CpuRows, CpuSums
 from ..kernels.numba_pool import run_on_threads
 from ..potential.potential import Potential
@@ -149,7 +149,7 @@ class _Rows:
         return int(np.searchsorted(self._ptr, nearest, side="right")) - 1, int(self._sender[nearest])
 
 
-@njit(cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def select_edges(ptr, listed, row, pos, limit, row_ptr, sender, vectors, least):
     """Copy the edges shorter than √limit into compressed rows.
 
@@ -180,7 +180,7 @@ def select_edges(ptr, listed, row, pos, limit, row_ptr, sender, vectors, least):
     return wrong
 
 
-@njit(cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def sum_edges(row_ptr, sender, vectors, gradient, forces, virial):
     """Add the forces [M, 3] and row virials [n, 9] of dE/dvector [≥ E, 3]: ghosts have no edges."""
     for i in range(len(row_ptr) - 1):

@@ -9,16 +9,15 @@ import math
 
 import numpy as np
 import torch
-from numba import njit
 
-from ..kernels.compiling_cpu import kernel
+from ..kernels.compiling_cpu import compiled, kernel
 from ..neighbors.reference import complete_cell
 from ..system import System
 
 __all__ = ["CellSearch", "all_pairs"]
 
 
-@njit(cache=True, error_model="numpy")  # no fastmath: it would not see what is not a number
+@compiled(error_model="numpy")  # no fastmath: it would not see what is not a number
 def all_pairs(pos, cutoff, row_ptr, sender, vec, nearest=0.0):
     """CSR rows of the pairs closer than the cutoff, in the order of the neighbor list.
 
@@ -124,7 +123,7 @@ class CellSearch:
         return True
 
 
-@njit(cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def _assign(pos, batch, box, inverse, pbc, cutoff, grid, bin_of, scaled, wrapped):
     """Bins along the three vectors of each structure's box, and the atoms' places in them.
 
@@ -195,7 +194,7 @@ def _assign(pos, batch, box, inverse, pbc, cutoff, grid, bin_of, scaled, wrapped
     return total
 
 
-@njit(cache=True)
+@compiled()
 def _sort(batch, grid, bin_of, wrapped, first, start, order, ordered):
     """Atoms by bin: first [B], the first bin of each structure; start [K + 1], order [N], ordered [3, N] Å: filled."""
     for b in range(1, len(grid)):
@@ -216,7 +215,7 @@ def _sort(batch, grid, bin_of, wrapped, first, start, order, ordered):
             ordered[a, to] = wrapped[i, a]
 
 
-@njit(cache=True)
+@compiled()
 def _row(i, batch, box, pbc, grid, bin_of, wrapped, first, start, order, ordered, limit, fill, at, sender, vectors):
     """The number of edges of atom i; `fill` writes them from `at` on. Vectors of the two directions are opposite."""
     b, found = batch[i], 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
+from glob import escape
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,18 +20,59 @@ import torch
 from llvmlite import ir
 from numba import extending, njit, prange, types
 from numba.core import cgutils
+from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
+from numba.core.typed_passes import _reload_parfors
 
 from ..core.devices import ProcessLock
 from .notice import announce, usable_cores
 
-__all__ = ["INNER", "OPTIONS", "compile_side_by_side", "finding", "kernel", "kernel_family", "serve"]
+__all__ = ["INNER", "OPTIONS", "compile_side_by_side", "compiled", "finding", "kernel", "kernel_family", "serve"]
 
 
 OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 INNER: dict[str, Any] = {**OPTIONS, "no_cpython_wrapper": True}
 """Of functions that only kernels call: Python must not."""
+
+
+# --- What numba keeps on disk ---
+
+
+def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: numba compiles the function, with these options, and keeps it on disk where it may write."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        try:
+            found: Any = njit(cache=True, **options)(function)
+        except RuntimeError:  # nowhere to write to
+            return njit(**options)(function)
+        if (cache := getattr(found, "_cache", None)) is not None:
+            file = cache._cache_file
+            cache._cache_file = _CacheFile(cache.cache_path, file._index_name.removesuffix(".nbi"), file._source_stamp)
+        return found
+
+    return decorate
+
+
+class _CacheFile(IndexDataCacheFile):
+    """What numba keeps of one function, when several processes may save at the same time.
+
+    numba numbers its files by the index. Two processes that read the index before either writes it take the same
+    name, and what is loaded later is code for other types. Here a name follows from the types and the version of the
+    source, and the index names a file after it was written. If two write the index at once, one entry is lost: it is
+    compiled again.
+    """
+
+    def save(self, key: Any, data: Any) -> None:
+        base = self._index_name.removesuffix(".nbi")
+        if not self._load_index():  # what is there is of another version of the source
+            for file in Path(self._cache_path).glob(f"{escape(base)}.*.nbc"):
+                file.unlink(missing_ok=True)
+        content = repr((self._version, self._source_stamp, key)).encode()
+        name = f"{base}.{hashlib.sha256(content).hexdigest()[:16]}.nbc"
+        self._save_data(name, data)
+        self._save_index({**self._load_index(), key: name})
 
 
 # --- Kernels: loops that threads share ---
@@ -42,7 +85,7 @@ _PARTS = 256
 """Of a loop at most: more than there are threads."""
 
 _OFF = "comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion"
-_PARALLEL: dict[str, Any] = {"parallel": {**dict.fromkeys(_OFF, False), "prange": True}, "cache": True}
+_PARALLEL: dict[str, Any] = {"parallel": {**dict.fromkeys(_OFF, False), "prange": True}}
 _INDEX, _NONE = ir.IntType(64), ir.VoidType()
 _loops: dict[str, Any] = {}
 _intrinsic: Any = extending.intrinsic  # by its type, callers would have to give the context too
@@ -68,7 +111,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     launch.__code__ = launch.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
     launch.__module__, launch.__qualname__ = function.__module__, function.__qualname__
     launch.__name__, launch.__doc__ = function.__name__, function.__doc__
-    found = njit(cache=True, **OPTIONS)(launch)
+    found = compiled(**OPTIONS)(launch)
     found.loop = _loops[key]
     return found
 
@@ -86,7 +129,7 @@ def _enter(_typing, entry, begin, stop, data):
     return types.void(entry, begin, stop, data), generate
 
 
-@njit(**_PARALLEL, **INNER)
+@compiled(**_PARALLEL, **INNER)
 def _on_threads(entry, count, data):
     parts = min(count, _PARTS)
     for part in prange(parts):
@@ -101,8 +144,12 @@ def _share(typing, key, count, arguments):
     of_threads = typing.resolve_function_type(types.Dispatcher(_on_threads), (place,) * 3, {})
 
     def generate(context, builder, _signature, values):
-        compiled = loop.overloads[tuple(of_loop.args)]
-        context.active_code_library.add_linking_library(compiled.library)
+        body = loop.overloads[tuple(of_loop.args)]
+        library = context.active_code_library
+        library.add_linking_library(body.library)
+        # loaded from disk, this calls numba's threads, which must be there; numba itself remembers that only where it
+        # compiled `_on_threads` in the same process
+        library._reload_init.add(_reload_parfors)
         memory = cgutils.alloca_once_value(builder, values[2])
         name = builder.module.get_unique_name("entry")
         entry = ir.Function(builder.module, ir.FunctionType(_NONE, [_INDEX] * 3), name)
@@ -111,7 +158,7 @@ def _share(typing, key, count, arguments):
         begin, stop, data = entry.args
         packed = inside.load(inside.inttoptr(data, memory.type))
         given = [inside.extract_value(packed, k) for k in range(len(arguments))]
-        context.call_internal_no_propagate(inside, compiled.fndesc, of_loop, [begin, stop, *given])
+        context.call_internal_no_propagate(inside, body.fndesc, of_loop, [begin, stop, *given])
         inside.ret_void()
         run = context.get_function(types.Dispatcher(_on_threads), of_threads)
         context.add_linking_libs(run.libs)

@@ -12,16 +12,16 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from ..engine.bound import BoundStep
+from ..kernels.compiling_cpu import compiled
 from ..units import AMU_A2_FS2
 from .engine import HostEngine
 from .integrators import Langevin, VelocityVerlet
 
 __all__ = ["CompiledEngine", "normal3"]
 
-compiled: Any = njit(cache=True, error_model="numpy")
+_compiled = compiled(error_model="numpy")
 
 _MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _ROUND0, _ROUND1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -30,7 +30,7 @@ _UNIT = 2.0**-32
 _TURN = 2 * math.pi * 2.0**-32
 
 
-@compiled
+@_compiled
 def normal3(seed, atom, step):
     """Three standard normal numbers (float64) of an atom; as noise.normal."""
     key, word = np.uint64(seed), np.uint64(step)
@@ -46,7 +46,7 @@ def normal3(seed, atom, step):
     return first * math.cos(angle), first * math.sin(angle), second * math.cos(other)
 
 
-@compiled
+@_compiled
 def _advance(pos, vel, forces, half_kick, timestep, closing):
     """Close the step before, if `closing`, and open the next one, at constant energy.
 
@@ -65,7 +65,7 @@ def _advance(pos, vel, forces, half_kick, timestep, closing):
             pos[a, k] += timestep * v
 
 
-@compiled
+@_compiled
 def _advance_langevin(
     pos, vel, forces, half_kick, timestep, masses, kick, keep, seeds, heat, half_amu, step, closing
 ):  # fmt: skip
@@ -100,7 +100,7 @@ def _advance_langevin(
         heat[b, 0] += half_amu * change
 
 
-@compiled
+@_compiled
 def _close(vel, forces, half_kick):
     """Close the step before; arguments as above."""
     for a in range(len(vel)):

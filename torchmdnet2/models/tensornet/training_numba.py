@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from ...kernels.compiling_cpu import OPTIONS
+from ...kernels.compiling_cpu import OPTIONS, compiled
 from ...kernels.pair_ops import UnaryOp
 from . import training_atoms, training_pairs
 from .numba_kernels import (
@@ -47,12 +46,7 @@ __all__ = ["Embedding", "Inner", "Message", "Product", "Scale", "add_square", "n
 ZERO = np.float32(0)
 
 
-def kernel(function: Any) -> Any:
-    """Compiled when first called, and kept on disk where there is a folder for it."""
-    try:
-        return njit(cache=True, nogil=True, **OPTIONS)(function)
-    except RuntimeError:  # nowhere to write to
-        return njit(nogil=True, **OPTIONS)(function)
+kernel = compiled(nogil=True, **OPTIONS)
 
 
 @inline

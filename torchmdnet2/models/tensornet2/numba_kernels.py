@@ -16,9 +16,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from ...kernels.compiling_cpu import kernel, kernel_family
+from ...kernels.compiling_cpu import compiled, kernel, kernel_family
 from ..tensornet.numba_kernels import (
     ONE,
     ROWS,
@@ -54,7 +53,7 @@ __all__ = [
 _SOFTENING = 1e-6
 
 
-@njit(cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def equilibrate(predicted, batch, total_charge, exact, real, weight, missing, charges):
     """From `predicted` [N, 2C], c beside f: weight [B, C] U, missing [B, C] m, charges [N, C] q in float32.
 
@@ -88,7 +87,7 @@ def equilibrate(predicted, batch, total_charge, exact, real, weight, missing, ch
     return mean
 
 
-@njit(cache=True, error_model="numpy")
+@compiled(error_model="numpy")
 def equilibrate_adjoint(predicted, batch, exact, weight, missing, slope, gradient):
     """gradient [N, 2C] float32 of `predicted` from slope = dE/dq [N, C] float64."""
     n, channels = len(batch), slope.shape[1]
