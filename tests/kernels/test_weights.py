@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from torchmdnet2 import Potential
-from torchmdnet2.models.tensornet.weights import FilterTable, tabulate
+from torchmdnet2.models.tensornet.weights import fit_tables
+from torchmdnet2.models.tensornet2.weights import FrozenTensorNet2
 
 
 def filters_of(sharpness=1.0, **model):
@@ -32,15 +33,25 @@ def filters_of(sharpness=1.0, **model):
 )
 def test_the_table_is_as_large_as_the_slopes_need(options, knots):
     filters = filters_of(**options)
-    table = FilterTable.fitting(5.0, [filters])
+    table, (segments,) = fit_tables(5.0, [(filters, True)])
     assert table.num_knots == knots
     d = torch.linspace(0.65, 4.99, 2003, dtype=torch.float64)
     value, slope = torch.func.jvp(filters, (d,), (torch.ones_like(d),))
     place = table.distances()
     below = torch.searchsorted(place, d, right=True) - 1
     t = (d - place[below])[:, None, None]
-    c = tabulate(filters, table).float().double()[below]
+    c = segments.float().double()[below]
     found = c[:, 0] + t * (c[:, 1] + t * (c[:, 2] + t * c[:, 3]))
     assert float((found - value).abs().max() / value.abs().max()) < 1e-7
     found = c[:, 1] + t * (2 * c[:, 2] + 3 * t * c[:, 3])
     assert float((found - slope).abs().max() / slope.abs().max()) < 8e-7
+
+
+def test_functions_that_are_not_zero_at_the_cutoff_need_no_more_knots():
+    """The first layer of TensorNet2's filters has a bias."""
+    torch.manual_seed(0)
+    model = {"name": "tensornet2", "hidden_channels": 32, "num_layers": 2, "num_rbf": 32, "q_dim": 8}
+    potential = Potential.from_config({"model": model})
+    frozen = FrozenTensorNet2(potential.representation, potential.head, 1.0, "cpu")
+    assert frozen.table.num_knots == 1024
+    assert all(float(table[-2].abs().max()) > 0.01 for table in frozen.layer_tables)

@@ -21,7 +21,7 @@ from ...core.triton_launch import FUSED_ARITHMETIC
 from ...kernels.interfaces import Atoms, Edges, GpuNetwork
 from ...potential.graph import Features
 from ..heads import EquivariantScalarHead
-from ..tensornet.weights import Filters, FilterTable, tabulate
+from ..tensornet.weights import Filters, FilterTable, fit_tables
 from .kernels import message_backward_kernel, message_kernel, place_kernel
 
 __all__ = [
@@ -197,9 +197,9 @@ class _Network(GpuNetwork):
         if embedding is not None:
             filters.append(partial(_times_cutoff, exact, embedding.distance_proj))
         with torch.no_grad():
-            self.table = FilterTable.fitting(exact.cutoff, filters, zero_at_cutoff=False)
+            self.table, segments = fit_tables(exact.cutoff, [(f, False) for f in filters])
             self.knots = self.table.distances().float().to(device)
-            tables = [tabulate(f, self.table, zero_at_cutoff=False).float().contiguous().to(device) for f in filters]
+            tables = [table.float().contiguous().to(device) for table in segments]
         size = self._head_size()
         self.neighbors = Messages(tables.pop(), size, False) if embedding is not None else None
         self.messages = [Messages(table, size, self._own) for table in tables]

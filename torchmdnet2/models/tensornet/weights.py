@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ..layers import LogNorm
 
 __all__ = [
-    "FilterTable", "Filters", "FrozenTensorNet", "PackedWeights", "ScalarNetwork", "SplitWeights", "pack",
-    "pack_split", "tabulate",
+    "FilterTable", "Filters", "FrozenTensorNet", "PackedWeights", "ScalarNetwork", "SplitWeights", "fit_tables",
+    "pack", "pack_split", "tabulate",
 ]  # fmt: skip
 
 
@@ -57,14 +57,26 @@ class FilterTable:
         place = torch.arange(self.num_knots, dtype=torch.float64, device="cpu")
         return (-torch.log1p(-place / self.scale) / self.decay).clamp(max=self.cutoff).float().double()
 
-    @classmethod
-    def fitting(cls, cutoff: float, filters: Sequence[Filters], zero_at_cutoff: bool = True) -> FilterTable:
-        """The smallest table that holds the slopes of these filters; see `tabulate`."""
-        for num_knots in _SIZES:
-            table = cls(cutoff, num_knots)
-            if all(_slope_error(f, table, zero_at_cutoff) <= _SLOPE_ERROR for f in filters):
+
+def fit_tables(cutoff: float, filters: Sequence[tuple[Filters, bool]]) -> tuple[FilterTable, list[Tensor]]:
+    """Tables of radial functions, with as few knots as hold the slopes of all.
+
+    Args:
+        cutoff: Å.
+        filters: each with whether it is zero at the cutoff, as `tabulate` takes it.
+
+    Returns:
+        The knots, and for each filter what `tabulate` gives.
+    """
+    for num_knots in _SIZES:
+        table, segments = FilterTable(cutoff, num_knots), []
+        for function, zero_at_cutoff in filters:
+            segments.append(tabulate(function, table, zero_at_cutoff))
+            if num_knots < _SIZES[-1] and _slope_error(function, table, segments[-1]) > _SLOPE_ERROR:
                 break
-        return table
+        else:
+            break
+    return table, segments
 
 
 def tabulate(filters: Filters, table: FilterTable, zero_at_cutoff: bool = True) -> Tensor:
@@ -103,14 +115,14 @@ def _value_and_slope(filters: Filters, d: Tensor) -> tuple[Tensor, Tensor]:
     return f.detach(), slope
 
 
-def _slope_error(filters: Filters, table: FilterTable, zero_at_cutoff: bool) -> float:
-    """Largest error of the slopes, relative to the largest slope."""
+def _slope_error(filters: Filters, table: FilterTable, segments: Tensor) -> float:
+    """Largest error of the slopes of these segments, relative to the largest slope."""
     knots = table.distances()
     h = torch.diff(knots)
     place = 0.5 - math.sqrt(1 / 12)  # where the slope of a cubic Hermite segment is worst
     d = knots[:-1] + place * h
     exact = _value_and_slope(filters, d)[1]
-    t, segments = (place * h)[:, None, None], tabulate(filters, table, zero_at_cutoff)[:-1]
+    t, segments = (place * h)[:, None, None], segments[:-1]
     error = segments[:, 1] + t * (2 * segments[:, 2] + 3 * t * segments[:, 3]) - exact
     return float(error[d > _CLOSEST].abs().max() / exact.abs().max().clamp(min=1e-30))
 
@@ -155,14 +167,15 @@ class FrozenTensorNet:
                 return torch.stack([f1, emb.skew_sign * f2, f3], 1)
 
             of_layers = [self._filters(exact, layer) for layer in exact.layers]
-            self.table = FilterTable.fitting(model.cutoff, [embedding_filters, *of_layers])
+            filters = [(embedding_filters, True), *((f, self._vanish) for f in of_layers)]
+            self.table, (of_embedding, *tables) = fit_tables(model.cutoff, filters)
             self.knots = give(self.table.distances())
             zero = torch.zeros(1, dtype=torch.float64, device="cpu")
-            self.embedding_table = give(tabulate(embedding_filters, self.table))
+            self.embedding_table = give(of_embedding)
             own = float(emb.counts_itself)
             self.embedding_self = give(own * embedding_filters(zero)[0, 0])
-            self.layer_tables = [give(tabulate(filters, self.table, self._vanish)) for filters in of_layers]
-            self.layer_self = [give(own * filters(zero)[0]) for filters in of_layers]
+            self.layer_tables = [give(table) for table in tables]
+            self.layer_self = [give(own * f(zero)[0]) for f in of_layers]
 
             of_receiver, of_sender = emb.emb2.weight.chunk(2, 1)
             self.z_receiver = give(emb.emb.weight @ of_receiver.T + emb.emb2.bias)
