@@ -136,7 +136,9 @@ def kind_of(name: str) -> str:
 
 def is_flag(value: Any) -> bool:
     """Whether a value is a truth value: ASE reads the word "charge" in a comment line so, and int(True) is 1."""
-    return isinstance(value, bool | np.bool_) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
+    if isinstance(value, bool | np.bool_ | int | float | str | np.number):
+        return isinstance(value, bool | np.bool_)
+    return str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
 
 
 def whole_number(value: Any, name: str, where: str = "") -> int:

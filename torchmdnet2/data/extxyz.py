@@ -8,15 +8,19 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..core.stated import Statement
 
-__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "with_elements"]
+if TYPE_CHECKING:
+    from ase import Atoms
+
+__all__ = ["BOM", "ISOTOPES", "STRUCTURE", "Frame", "numbers_of", "raw_frames", "read_extxyz", "structure_of"]
 
 STRUCTURE = frozenset({"numbers", "positions", "momenta", "tags", "masses", "initial_charges", "initial_magmoms"})
 """Arrays that ASE keeps per atom and that are no labels."""
@@ -105,6 +109,13 @@ def _size(line: str) -> int:
 
 def _info(comment: str) -> dict[str, Any]:
     """Parse a comment line. A stress or virial that is not nine numbers stays unchanged."""
+    return {key: deepcopy(value) if isinstance(value, list | dict | np.ndarray) else value
+            for key, value in _parsed(comment).items()}  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _parsed(comment: str) -> dict[str, Any]:
+    """As `_info`, the same dictionary for the same line: many frames of a file may have it."""
     from ase.io.extxyz import key_val_str_to_dict
 
     quoted = _NESTED.sub(lambda found: found[1] or f'"{found[2]}"', comment)
@@ -186,29 +197,43 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     return Frame(numbers, positions, cell, np.broadcast_to(pbc.astype(bool), 3), {**entries, **info}, stated)
 
 
-def with_elements(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> tuple[str, dict[int, str]]:
-    """Return a checked raw frame as text for ASE's reader, with D and T as H, and the atoms that were D or T.
+def structure_of(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> tuple[Atoms, dict[int, str]]:
+    """A raw frame as ASE reads it, with D and T as H, and the atoms that were D or T.
 
     Raises:
         EOFError, ValueError: the frame is damaged, or states two elements for one atom.
     """
-    _frame(comment, lines, size, vectors)
+    from ase import Atoms
+    from ase.io import read
+    from ase.io.extxyz import set_calc_and_arrays
+
+    frame = _frame(comment, lines, size, vectors)
     properties = re.search(r"(?<!\S)Properties=(\S+)", comment)
-    column = next(
-        (c for c in _columns(properties[1].strip("\"'") if properties else _PLAIN) if c.name == "symbols"), None
-    )
+    columns = _columns(properties[1].strip("\"'") if properties else _PLAIN)
+    species = next((column for column in columns if column.name == "symbols"), None)
     isotopes: dict[int, str] = {}
     shown = list(lines)
-    for k, line in enumerate(lines if column is not None else ()):
-        assert column is not None
-        words = line.split()
-        if words[column.first].capitalize() in ISOTOPES:
-            isotopes[k] = words[column.first].capitalize()
-            words[column.first] = "H"
+    for k in np.flatnonzero(frame.numbers == 1).tolist() if species is not None else ():
+        assert species is not None
+        words = lines[k].split()
+        if words[species.first].capitalize() in ISOTOPES:
+            isotopes[k] = words[species.first].capitalize()
+            words[species.first] = "H"
             shown[k] = " ".join(words) + "\n"
-    return "".join(
+    labels = [column for column in columns if column.name not in ("symbols", "numbers", "positions")]
+    if not vectors and all(c.kind == "R" and c.name not in (*STRUCTURE, "move_mask") for c in labels):
+        names = {column.name for column in labels}
+        info = {name: value for name, value in frame.entries.items() if name not in names}
+        atoms = Atoms(
+            numbers=frame.numbers, positions=frame.positions, cell=frame.cell if frame.cell.any() else None,
+            pbc=frame.pbc, info=info,
+        )  # fmt: skip
+        set_calc_and_arrays(atoms, {name: frame.entries[name] for name in names})
+        return atoms, isotopes
+    text = "".join(
         [f"{size}\n", f"{comment}\n", *shown, *([] if not shown or shown[-1].endswith("\n") else ["\n"]), *vectors]
-    ), isotopes
+    )
+    return read(io.StringIO(text), format="extxyz"), isotopes  # type: ignore[return-value]
 
 
 def _check_last(rows: Sequence[Sequence[str]]) -> None:
@@ -221,8 +246,10 @@ def _check_last(rows: Sequence[Sequence[str]]) -> None:
 def _values(rows: Sequence[Sequence[str]], column: _Column) -> np.ndarray:
     """Return a column [N], or several columns [N, count]."""
     part, end = column.first, column.first + column.width
-    values = np.array([list(map(_READ[column.kind], row[part:end])) for row in rows])
-    return values.reshape(len(rows)) if column.width == 1 else values.reshape(len(rows), column.width)
+    read = _READ[column.kind]
+    if column.width == 1:
+        return np.array([read(row[part]) for row in rows])
+    return np.array([list(map(read, row[part:end])) for row in rows]).reshape(len(rows), column.width)
 
 
 def _numbers(symbols: np.ndarray | None) -> np.ndarray:
@@ -237,9 +264,7 @@ def numbers_of(symbols: Sequence[str]) -> np.ndarray:
     Raises:
         ValueError: one is no element.
     """
-    from ase.data import atomic_numbers
-
-    known = {**atomic_numbers, **ISOTOPES}
+    known = _known()
     names = [str(symbol).capitalize() for symbol in symbols]
     unknown = next((k for k, name in enumerate(names) if name not in known), None)
     if unknown is not None:
@@ -248,3 +273,10 @@ def numbers_of(symbols: Sequence[str]) -> np.ndarray:
             remedy = "; a column of atomic numbers needs Properties=Z:I:1:pos:R:3 in the comment line"
         raise ValueError(f"atom {unknown}: there is no element '{symbols[unknown]}'{remedy}")
     return np.array([known[name] for name in names], dtype=np.int64)
+
+
+@lru_cache(maxsize=1)
+def _known() -> dict[str, int]:
+    from ase.data import atomic_numbers
+
+    return {**atomic_numbers, **ISOTOPES}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.stated import Statement, agreed, no_cell, of_atoms, stated_units, statements
 from ..errors import BadData, MissingBackend, StructureWarning
-from .extxyz import BOM, ISOTOPES, raw_frames, with_elements
+from .extxyz import BOM, ISOTOPES, raw_frames, structure_of
 from .program_texts import length_factor, program_statements, states_more
 
 __all__ = [
@@ -557,11 +557,8 @@ def structure_of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> 
 
 
 def _of_xyz(raw: tuple[str, list[str], int, list[str]], where: str) -> Found:
-    from ase.io import read
-
     with _in_words(where):
-        text, isotopes = with_elements(*raw)
-        atoms: Atoms = read(io.StringIO(text), format="extxyz")  # type: ignore[assignment]
+        atoms, isotopes = structure_of(*raw)
     _set_isotopes(atoms, isotopes)
     return Found(atoms)
 
