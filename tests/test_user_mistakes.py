@@ -113,15 +113,15 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         ([*RELAX[:3], "data.xyz"], "data.xyz is read by this command and would be written too"),
         *(([verb, "m.tmn", "data.xyz", "--coulomb", "dsf"], "coulomb='dsf' has no effect: this model has no Coulomb")
           for verb in ("md", "evaluate", "stability")),
-        (["md", "m.tmn", "data.xyz", "--inner-steps", "3"], "multiple time steps, and there is no inner model"),
-        (["md", "m.tmn", "data.xyz", "--friction", "3"], "friction: is of the Langevin bath, and this run has none"),
-        *((["md", "m.tmn", "data.xyz", f"--{name}", value], "is of constant pressure, and this run has none")
+        (["md", "m.tmn", "data.xyz", "--inner-steps", "3"], "inner_steps: there is no inner model"),
+        (["md", "m.tmn", "data.xyz", "--friction", "3"], "friction: the Langevin bath needs it, and this run has none"),
+        *((["md", "m.tmn", "data.xyz", f"--{name}", value], "constant pressure needs it, and this run is not")
           for name, value in (("pressure", "3"), ("barostat", "flexible"), ("barostat-time", "2"),
                               ("barostat-compressibility", "1e-5"))),
         (["md", "m.tmn", "data.xyz", "--ensemble", "npt"], "the start structure has no periodic cell"),
         (["md", "m.tmn", "data.xyz", "--ensemble", "npt", "--barostat", "isotropc"], "did you mean 'isotropic'"),
         (["md", "m.tmn", "data.xyz", "--timestep", "100"], "100 fs is too long for atoms; 0.5 fs suits"),
-        (["md", "m.tmn", "data.xyz", "--stop-if-unknown"], "the model is not calibrated (torchmdnet2 calibrate)"),
+        (["md", "m.tmn", "data.xyz", "--stop-if-unknown"], "calibrate it (torchmdnet2 calibrate)"),
         (["md", "m.tmn", "data.xyz", "--hydrogen-mass", "30"], "would leave atom 0 (O) with -41.98 amu"),
         (["md", "m.tmn", "data.xyz", "--smiles", "O"], "give a start structure, or a molecule by --smiles"),
         (["md", "m.tmn", "data.xyz@0:2"], "selects several structures; choose one, as in file.xyz@0"),

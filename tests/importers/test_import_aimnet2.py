@@ -134,7 +134,7 @@ def test_all_members_are_one_potential(ensemble, tmp_path, capsys):
         assert np.abs(calculator.get_property(name, atoms) - np.mean(each, 0)).max() < close
         if name != "charges":
             assert np.abs(calculator.get_property(f"{name}_std", atoms) - np.std(each, 0, ddof=1)).max() < close
-    with pytest.raises(BadConfig, match="2 members, and one is trained"):
+    with pytest.raises(BadConfig, match="2 members, and only one can be trained"):
         open_base(str(file), "eV")
 
 

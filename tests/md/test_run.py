@@ -411,7 +411,7 @@ def test_restart_refuses_another_model_or_molecule(model_file, potential, water,
     with pytest.raises(BadConfig, match="another simulation: its model has other weights"):
         run_md(tmp_path / "other.tmn", water, options(tmp_path, 40, restart=True))
     with pytest.raises(
-        BadConfig, match="another simulation: its atoms are others, or in another order; its atoms have"
+        BadConfig, match="another simulation: it has other atoms, or another order of atoms; its atoms have"
     ):
         run_md(model_file, molecule("H2"), options(tmp_path, 40, restart=True))
 

@@ -47,5 +47,5 @@ def test_rows_of_edges_are_those_of_the_frames():
 
 def test_room_for_another_number_of_frames_is_refused():
     store = random_frames(np.random.default_rng(0), torch.float32, False, "cpu", largest=3)
-    with pytest.raises(ValueError, match="2 frames are chosen, with room for 3"):
+    with pytest.raises(ValueError, match="2 frames are chosen, and the capacity is 3"):
         store.batch(torch.tensor([0, 1]), Capacity(3, 99, 99))

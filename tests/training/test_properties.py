@@ -157,8 +157,8 @@ def loss(**given):
     [
         (keys(properties={"gapp": "gap"}), "data.keys.properties.gapp: no head predicts it, did you mean 'gap'"),
         (keys(properties={"energy": "e"}), "has a separate key, data.keys.energy"),
-        (keys(dipole="mu"), "data.keys.dipole: the model predicts none"),
-        (keys(charges="q"), "data.keys.charges: the model predicts none"),
+        (keys(dipole="mu"), "data.keys.dipole: the model does not predict it"),
+        (keys(charges="q"), "data.keys.charges: the model does not predict it"),
         (keys(properties={}), "'gap' has no label to learn from; add data.keys.properties.gap"),
         (units(gap="hartre"), "unknown unit 'hartre'"),
         (units(gpa="eV"), "data.units.properties.gpa: no such label, did you mean 'gap'"),

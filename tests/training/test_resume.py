@@ -227,7 +227,7 @@ def test_damaged_state_is_refused(tmp_path):
     blob = path.read_bytes()
     for wrong in (blob[:-8], blob[:20], b"", b"\x80\x04K\x01.", blob.replace(b"training-state", b"training-stale")):
         path.write_bytes(wrong)
-        with pytest.raises(BadCheckpoint, match=r"not a training state|remove the file to train anew"):
+        with pytest.raises(BadCheckpoint, match=r"not a training state|remove the file to start again"):
             load_state(path)
     header = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
     assert set(header["__metadata__"]) == {"format", "format_version", "sha256", "state"}

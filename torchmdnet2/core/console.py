@@ -13,7 +13,7 @@ __all__ = ["SteadyConsole", "silence_stdout"]
 
 
 class SteadyConsole(Console):
-    """Falls silent when nobody reads on: what is computed goes on, and its files are written.
+    """A console that stops printing when its reader has left, so that the computation goes on and writes its files.
 
     rich ends the process with exit code 1, in its older versions with a BrokenPipeError.
     """
@@ -30,7 +30,7 @@ class SteadyConsole(Console):
 
 
 def silence_stdout() -> None:
-    """Send nowhere what is still to be printed, by Python's last flush as well."""
+    """Discard what is still to be printed, also what Python's last flush would print."""
     with suppress(OSError, ValueError):  # no file, as within notebooks
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

@@ -88,7 +88,7 @@ _expected, _forked = False, False
 
 
 def expect_forks() -> None:
-    """From now on, PyTorch has one thread in processes that are forked off this one."""
+    """Limit PyTorch to one thread in processes that are forked off this one from now on."""
     global _expected
     if not _expected and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_in_child)
@@ -102,7 +102,7 @@ def _in_child() -> None:
 
 
 def usable_threads(wanted: int) -> int:
-    """As many as are wanted; 1 in a forked process."""
+    """The number of threads to use: the wanted one, or 1 in a forked process."""
     return 1 if _forked else wanted
 
 

@@ -16,7 +16,8 @@ __all__ = ["CopyExchange", "DomainExchange", "Exchange", "with_ghosts"]
 
 
 class Exchange(Protocol):
-    """How rows get to ghosts. All domains take part in each call, in the same order, also those without atoms.
+    """Copies rows of atoms to their ghosts, and sums gradients of ghosts. All domains take part in each call, in the
+    same order, also those without atoms.
 
     Attributes:
         num_local: n.
@@ -34,7 +35,7 @@ class Exchange(Protocol):
 
 
 class DomainExchange(Exchange, Protocol):
-    """One whose local atoms may be sorted."""
+    """An exchange that can follow a step which sorts its local atoms."""
 
     def reordered(self, place: Tensor) -> DomainExchange:
         """The same for local atoms in another order: atom i has row place[i], [n] integers on the device of the rows.
@@ -44,7 +45,7 @@ class DomainExchange(Exchange, Protocol):
 
 
 class CopyExchange:
-    """Of a single domain, whose ghosts are all copies of its own atoms: periodic images.
+    """The exchange of a single domain, whose ghosts are all periodic images of its local atoms.
 
     Args:
         num_local: n.

@@ -95,7 +95,7 @@ def opened(file: BinaryIO, name: str) -> Any:
 
 
 def old_name(path: Path) -> Path:
-    """What a file is called after another one has taken its name."""
+    """The name that a file gets when a new file takes its name."""
     return path.with_name(path.name + ".old")
 
 

@@ -101,10 +101,10 @@ class StatedUnit(NamedTuple):
 
     @property
     def size(self) -> float:
-        """In the package's unit of this kind.
+        """The unit in the package's unit of this quantity.
 
         Raises:
-            BadData: it is not known.
+            BadData: the unit is not known.
         """
         kind, name = _KINDS[self.quantity], self.unit.strip()
         try:
@@ -456,7 +456,7 @@ def unit_in_name(quantity: str, name: str) -> StatedUnit | None:
 
 
 def _plain_units(key: str, text: str) -> dict[str, StatedUnit]:
-    """Of `units=eV`, `units="hartree bohr"`, `units=metal`."""
+    """The units that `units=eV`, `units="hartree bohr"` or `units=metal` state."""
     words = [word for word in re.split(r"[\s,;]+", text) if word]
     known = {"metal": ("eV", "angstrom"), "real": ("kcal/mol", "angstrom")}
     if len(words) == 1 and words[0].lower() in (*known, *_ATOMIC):

@@ -32,7 +32,7 @@ except ImportError:
 # PDL: 0 launch by launch; 1 the next kernel is placed when the blocks of this one end; 2 when all have passed
 # `before_next`, which pays where this kernel leaves room on the device.
 
-# Products and sums in one rounding: Triton's default up to 3.9, which asks to be told, and no longer from 3.10 on.
+# Products and sums in one rounding: up to 3.9 Triton's default, from 3.10 on only with this option.
 # Kernels that decide by comparing (neighbor search, totals) are launched with False.
 FUSED_ARITHMETIC = {"enable_fp_fusion": True}
 

@@ -1,4 +1,4 @@
-"""How numba compiles the kernels of the CPU: options, and many side by side."""
+"""Compile the kernels of the CPU with numba: options, cache on disk, several kernels in parallel."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["INNER", "OPTIONS", "compile_side_by_side", "compiled", "finding", "k
 OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 
 INNER: dict[str, Any] = {**OPTIONS, "no_cpython_wrapper": True}
-"""Of functions that only kernels call: Python must not."""
+"""Options of functions that only kernels call; Python cannot call them."""
 
 
 # --- What numba keeps on disk ---
@@ -56,7 +56,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 class _CacheFile(IndexDataCacheFile):
-    """What numba keeps of one function, when several processes may save at the same time.
+    """A cache file of numba that several processes can save to at the same time.
 
     numba numbers its files by the index. Two processes that read the index before either writes it take the same
     name, and what is loaded later is code for other types. Here a name follows from the types and the version of the
@@ -82,7 +82,7 @@ class _CacheFile(IndexDataCacheFile):
 # what calls it. The loop over prange, `_on_threads`, is one for all kernels: it calls them by their addresses.
 
 _PARTS = 256
-"""Of a loop at most: more than there are threads."""
+"""Largest number of parts of a loop: more than there are threads."""
 
 _OFF = "comprehension", "reduction", "inplace_binop", "setitem", "numpy", "stencil", "fusion"
 _PARALLEL: dict[str, Any] = {"parallel": {**dict.fromkeys(_OFF, False), "prange": True}}
@@ -96,7 +96,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     Returns:
         kernel(count, *arguments): all passes, shared out among numba's threads; kept in numba's cache on disk. The
-        function gives nothing back and raises nothing, and closes over nothing but numbers.
+        function returns nothing, raises nothing and closes over numbers only.
     """
     # what is in numba's cache is loaded by names of symbols, which must differ where the numbers do
     function.__qualname__ += "".join(f"_{int(cell.cell_contents)}" for cell in function.__closure__ or ())
@@ -177,10 +177,10 @@ def _share(typing, key, count, arguments):
 # Importing this needs numba.
 
 _SECONDS = 1.8
-"""That a kernel takes to compile, on one core, in the mean."""
+"""Mean time to compile a kernel on one core, s."""
 
 _START = 1.5
-"""Seconds until a helper has loaded numba."""
+"""Time until a helper process has loaded numba, s."""
 
 _MOST_HELPERS = 7
 _Dispatcher: Any = Dispatcher  # `_compile_for_args` is not in its type
@@ -191,7 +191,7 @@ _ONE = ProcessLock()
 
 
 class _Wanted(NamedTuple):
-    """A kernel for types of arguments."""
+    """A kernel to compile, with the types of its arguments."""
 
     kernel: Any
     types: tuple[Any, ...]
@@ -200,7 +200,7 @@ class _Wanted(NamedTuple):
 def kernel_family(make: _Family) -> _Family:
     """Decorator of a function that makes kernels, a NamedTuple of them, for numbers that are constants in them.
 
-    They are made once, and know how another process can make them.
+    They are made once, and hold what another process needs to make them.
     """
 
     @lru_cache
@@ -215,7 +215,7 @@ def kernel_family(make: _Family) -> _Family:
 
 
 def finding() -> bool:
-    """Whether this thread runs a step only to find what it needs: times mean nothing."""
+    """Whether this thread runs a step only to find the kernels that it needs; its times then mean nothing."""
     return _finding == threading.get_ident()
 
 
@@ -223,7 +223,7 @@ def compile_side_by_side(step: Callable[[], Any]) -> None:
     """Compile the kernels that a step would compile one after the other.
 
     Args:
-        step: runs once, without its kernels: what it computes has no meaning, and it must not use it up.
+        step: is called once while its kernels do nothing. Its results mean nothing, and it must be repeatable.
     """
     with _threads_of_torch():
         _compile_side_by_side(step)
@@ -247,7 +247,7 @@ def _compile_side_by_side(step: Callable[[], Any]) -> None:
 
 @contextmanager
 def _threads_of_torch() -> Iterator[None]:
-    """Starting numba's pool, as compiling may, sets the number of threads of OpenMP, which PyTorch shares."""
+    """Keep PyTorch's number of threads. It shares OpenMP with numba, which sets the number when its pool starts."""
     threads = torch.get_num_threads()
     try:
         yield
@@ -258,7 +258,7 @@ def _threads_of_torch() -> Iterator[None]:
 
 @contextmanager
 def _kernels_wanted() -> Iterator[list[_Wanted]]:
-    """Kernels of this package that are called in this thread meanwhile, and not compiled yet, do nothing."""
+    """Collect the kernels that are called in this thread and not compiled yet. Meanwhile they do nothing."""
     global _finding
     found: list[_Wanted] = []
     seen: set[tuple[int, Any]] = set()
@@ -283,22 +283,22 @@ def _kernels_wanted() -> Iterator[list[_Wanted]]:
 
 
 def _is_kernel(dispatcher: Any) -> bool:
-    """They give nothing back, so that a step goes on without them."""
+    """Whether it is a kernel. Kernels return nothing, so that a step can go on without them."""
     return hasattr(dispatcher, "loop") and _has_kernels(dispatcher.py_func.__module__)
 
 
 def _has_kernels(module: str) -> bool:
-    """Modules of this package whose names begin with numba hold the kernels of models and priors."""
+    """Whether a module holds kernels: modules of this package whose names begin with numba do."""
     package = __name__.partition(".")[0]
     return module.startswith(f"{package}.") and module.rpartition(".")[2].startswith("numba_")
 
 
 def _nothing(*_arguments: Any) -> None:
-    """Instead of a kernel."""
+    """Replaces a kernel and does nothing."""
 
 
 def _is_kept(wanted: _Wanted) -> bool:
-    """Whether numba has it on disk, by numba's own index; True where there is none to look at."""
+    """Whether numba has the kernel on disk, by numba's index; True if there is no index."""
     try:
         cache = wanted.kernel._cache
         key = cache._index_key(wanted.types, wanted.kernel.targetctx.codegen())
@@ -308,7 +308,7 @@ def _is_kept(wanted: _Wanted) -> bool:
 
 
 def _folder(wanted: _Wanted) -> str:
-    """Where numba keeps it, "" where it does not."""
+    """Folder of numba's cache for the kernel; "" without a cache."""
     return str(getattr(wanted.kernel._cache, "cache_path", None) or "")
 
 
@@ -318,14 +318,14 @@ def _has_python() -> bool:
 
 
 class _Queue:
-    """Kernels that wait to be compiled."""
+    """Kernels to compile, which this process and helpers take one by one."""
 
     def __init__(self, wanted: list[_Wanted]):
         self._waiting = list(wanted)
         self._lock = threading.Lock()
 
     def empty(self, helpers: int) -> None:
-        """Compile all of them, by this process and so many others."""
+        """Compile all of them, in this process and as many helpers."""
         threads = [threading.Thread(target=self._feed, daemon=True) for _ in range(helpers)]
         for thread in threads:
             thread.start()
@@ -380,7 +380,7 @@ def serve() -> None:
 
 
 def _written(wanted: _Wanted) -> str | None:
-    """As `serve` reads it; None where another process cannot find it."""
+    """The kernel in the form that `serve` reads; None if another process cannot find it."""
     function = wanted.kernel.py_func
     name, options, member = getattr(wanted.kernel, "family", (function.__qualname__, None, ""))
     if "<locals>" in name:

@@ -1,4 +1,4 @@
-"""Compile the kernels of the GPU side by side: a first run of a step launches nothing and only asks for its kernels.
+"""Compile the kernels of the GPU in parallel: a first run of a step launches nothing and only collects its kernels.
 
 Triton compiles them in threads then (its AsyncCompileMode), and keeps them on disk. With a Triton that has no such mode
 each is compiled when it is first launched. Importing this needs Triton.
@@ -29,13 +29,13 @@ except ImportError:  # older than 3.5
 
 
 _SECONDS = 2.0
-"""That a kernel takes to compile, on one core, in the mean."""
+"""Mean time to compile a kernel on one core, s."""
 
 _SERIAL = 0.2
-"""Share of that time in which one thread at a time works."""
+"""Share of that time in which only one thread can work."""
 
 _PATIENCE = 0.5
-"""Seconds after which it is said that kernels are compiled: those on disk are loaded sooner."""
+"""Time in s after which a message says that kernels are compiled. Kernels on disk are loaded sooner."""
 
 _MOST_THREADS = 16
 _ONE = ProcessLock()
@@ -45,8 +45,8 @@ def compile_side_by_side(launch: Callable[[], Any]) -> None:
     """Compile the kernels that would be compiled one after the other.
 
     Args:
-        launch: launches kernels on a CUDA device. It runs without any of them being launched, and what they would
-            write must not decide what is done.
+        launch: a function that launches kernels on a CUDA device. It is called while nothing is launched: what it
+            does must not depend on what kernels write.
     """
     if AsyncCompileMode is None:
         return
@@ -64,14 +64,14 @@ def compile_side_by_side(launch: Callable[[], Any]) -> None:
 
 
 def _with_launcher(kernel: Any) -> Any:
-    """Some versions of Triton launch a kernel by a program in C, which takes as long to compile; it is kept too."""
+    """Keep the launcher too: some versions of Triton launch a kernel by a C program, which takes as long to compile."""
     driver.active.launcher_cls(kernel.src, kernel.metadata)
     return kernel
 
 
 @contextmanager
 def _nothing_launched() -> Iterator[None]:
-    """Kernels are prepared, and not launched, in this thread."""
+    """Prepare kernels in this thread without launching them."""
     run, thread = JITFunction.run, threading.get_ident()
 
     def prepare(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a fast path offers on a CPU: networks and priors over CSR rows of NumPy arrays.
+"""Interfaces between the engine and the kernels of models and priors, on CPUs and GPUs.
 
 Shapes: N atoms in B structures, E directed edges.
 """
@@ -50,7 +50,8 @@ class CpuAtoms(NamedTuple):
 
 
 class CpuRows(NamedTuple):
-    """Rows as in `fast_path.Edges`: row_ptr [N + 1], sender [≥ E] int64, vectors [≥ E, 3] float32 Å; cutoff in Å."""
+    """Neighbor list as CSR rows, as `Edges`: row_ptr [N + 1], sender [≥ E] int64, vectors [≥ E, 3] float32 Å; cutoff in
+    Å."""
 
     row_ptr: Array
     sender: Array
@@ -59,7 +60,7 @@ class CpuRows(NamedTuple):
 
 
 class CpuOutputs(NamedTuple):
-    """Of one run on a CPU; forces and virial are None when they were not asked for.
+    """Results of a network on a CPU; forces and virial are None when they were not asked for.
 
     Attributes:
         energy: [N] eV, those of isolated atoms not yet subtracted.
@@ -118,7 +119,7 @@ class CpuSums(NamedTuple):
     """What terms add to, float64.
 
     Attributes:
-        energy [N] eV, forces [N, 3] eV/Å, virial [N, 9] eV: as `fast_path.TermSums`.
+        energy [N] eV, forces [N, 3] eV/Å, virial [N, 9] eV: as `TermSums`.
         charge_slope: [N] eV/e, dE/dq of predicted charges.
     """
 
@@ -129,7 +130,7 @@ class CpuSums(NamedTuple):
 
 
 class CpuTermOf(ABC):
-    """A prior for structures whose positions and cell alone change."""
+    """A prior that is prepared for structures of which only positions and cell change."""
 
     @abstractmethod
     def add(self, pos: Array, rows: CpuRows | None, sums: CpuSums, charges: Array | None = None) -> None:
@@ -143,10 +144,10 @@ class CpuTermOf(ABC):
 
 
 class CpuTerm(ABC):
-    """A prior on the CPU.
+    """A prior that has kernels on a CPU.
 
     Attributes:
-        cutoff, uses_charges: as for `fast_path.GpuTerm`; exchanges: `CpuTermOf.add` takes `exchange`.
+        cutoff, uses_charges: as for `GpuTerm`; exchanges: `CpuTermOf.add` takes `exchange`.
         cost: of an edge, in the units of `thread_tuner.amount_of_work`.
         name: in reports.
     """
@@ -159,7 +160,7 @@ class CpuTerm(ABC):
 
     @abstractmethod
     def prepare(self, system: System) -> CpuTermOf:
-        """What depends on elements and structures. Raises ValueError for what the prior cannot do."""
+        """Compute what depends on elements and structures. Raises ValueError for what the prior cannot do."""
 
 
 # --- The interfaces that the engine and training call, and that each fused model implements ---
@@ -231,7 +232,7 @@ class Edges(NamedTuple):
 
 
 class TermSums(NamedTuple):
-    """The sums of the terms. Rows are places of atoms; each is written by one program: sums are reproducible.
+    """The sums of the terms. The row of an atom is written by one program, so that sums are reproducible.
 
     Attributes:
         energy: [N] float64 eV.
@@ -313,8 +314,8 @@ class ChargeNetwork(GpuNetwork):
     """A network that predicts charges, which terms read; its gradient starts from their dE/dq too.
 
     Attributes:
-        members: M networks that are evaluated side by side: all that the buffers and charges hold of the atoms, and the
-            slopes of the energy, are those of the N atoms for one member after the other, M·N rows.
+        members: M networks that are evaluated together. Buffers, charges and charge slopes then have M·N rows: the N
+            atoms for the first member, for the second, and so on.
     """
 
     members: int = 1
@@ -365,7 +366,7 @@ class GpuTerm(ABC):
         return None
 
     def allocate(self, num_atoms: int) -> Any:
-        """Its buffers, for N atoms."""
+        """Allocate its buffers for N atoms."""
         return None
 
     def set_composition(self, buffers: Any, system: System) -> None:  # noqa: B027
@@ -407,7 +408,7 @@ class PairNetwork(ABC):
 
     @abstractmethod
     def __call__(self, r: Tensor) -> Features:
-        """Of M atoms from vectors [P, 3] in Å."""
+        """Features of M atoms from vectors [P, 3] in Å."""
 
 
 class FastPath(ABC):
@@ -438,7 +439,7 @@ class FastPath(ABC):
     def gpu(
         self, representation: nn.Module, head: nn.Module, energy_scale: float, device: torch.device, precision: str
     ) -> GpuNetwork:
-        """The network with its weights of now.
+        """The network with its present weights.
 
         Args:
             representation, head: such that `unsupported_reason` is "".
@@ -457,13 +458,13 @@ class FastPath(ABC):
 
 
 class MemberPath(FastPath):
-    """The fast path of representations of which several can be evaluated side by side."""
+    """The fast path of representations of which several can be evaluated together."""
 
     @abstractmethod
     def gpu_members(
         self, networks: Sequence[tuple[nn.Module, nn.Module]], energy_scale: float, device: torch.device, precision: str
     ) -> ChargeNetwork:
-        """As `gpu`, of several representations of one form with their heads."""
+        """As `gpu`, for several representations of one form with their heads."""
 
 
 class PriorPath(ABC):
@@ -474,12 +475,12 @@ class PriorPath(ABC):
         """ "" when `gpu` (on a CUDA device) or `cpu` can evaluate it, else the reason in words."""
 
     def on_cpu(self, prior: nn.Module) -> bool:
-        """Whether there is `cpu` for it; else it runs by autograd of itself alone there."""
+        """Whether `cpu` can evaluate it; otherwise autograd does."""
         return True
 
     @abstractmethod
     def gpu(self, prior: nn.Module, device: torch.device, elements: Sequence[int]) -> GpuTerm:
-        """The prior with its parameters of now, for these atomic numbers."""
+        """The prior with its present parameters, for these atomic numbers."""
 
     @abstractmethod
     def cpu(self, prior: nn.Module, elements: Sequence[int]) -> CpuTerm:
@@ -521,19 +522,19 @@ class PathWithHeads(FastPath):
 
 
 class TermWithRoom(GpuTerm):
-    """A term that chooses sizes beforehand, with room, and flags cells that need more."""
+    """A term that sizes its buffers for a cell, with a reserve, and flags cells that need larger ones."""
 
     @abstractmethod
     def make_room(self, buffers: Any, system: System) -> bool:
-        """Choose sizes for a composition and its cells [B, 3, 3]; whether `run` launches something else now."""
+        """Choose sizes for a composition and its cells [B, 3, 3]. Returns whether `run` now launches other kernels."""
 
     @abstractmethod
     def lacking(self, buffers: Any) -> Tensor | None:
-        """[1] bool, whether a cell needed more since `clear`: results are not used. None: none ever needs more."""
+        """[1] bool: a cell needed more since `clear`, and results must not be used. None: no cell ever needs more."""
 
     @abstractmethod
     def grow(self, buffers: Any) -> bool:
-        """Make room for the first cells that needed more; whether `run` launches something else now."""
+        """Choose sizes for the first cells that needed more. Returns whether `run` now launches other kernels."""
 
     @abstractmethod
     def clear(self, buffers: Any) -> None:

@@ -1,4 +1,4 @@
-"""The one line that says that kernels are compiled, so that nobody waits in silence.
+"""The message that kernels are compiled, so that nobody waits without knowing why.
 
 It is a warning of Python's logger "torchmdnet2.kernels", which goes to stderr where a program has set up no logging.
 `logging.getLogger("torchmdnet2").setLevel("ERROR")` switches it off.
@@ -16,12 +16,12 @@ _LOGGER = logging.getLogger("torchmdnet2.kernels")
 
 
 def announce(number: int, device: str, seconds: float, folder: str) -> None:
-    """Say that so many kernels are compiled now.
+    """Log that kernels are compiled now.
 
     Args:
         number: of kernels.
         device: "CPU" or "GPU".
-        seconds: that it takes, about.
+        seconds: the expected duration.
         folder: where they are kept; "" where they are not.
     """
     kernels = "1 kernel" if number == 1 else f"{number} kernels"

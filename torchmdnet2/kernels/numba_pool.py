@@ -49,7 +49,7 @@ if hasattr(os, "register_at_fork"):
 def run_on_threads(
     function: Callable[[], _Result], choice: ThreadChoice, work: int, most: int, with_forces: bool
 ) -> _Result:
-    """Call a function on as many of numba's threads as `choice` says, and tell it the time.
+    """Call a function on as many of numba's threads as `choice` says, and report the time to it.
 
     Args:
         function: calls compiled kernels.

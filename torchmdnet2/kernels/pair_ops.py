@@ -29,8 +29,8 @@ class MultilinearOp(ABC):
     others as the plain expression `reference`, which is the specification.
 
     Attributes:
-        fixed: slots of which nobody wants a derivative now. Autograd does not tell a Python function what a gradient is
-            asked for, and ∂T/∂(weights) would be computed for forces too.
+        fixed: slots whose derivatives are not needed now. Autograd does not say so to a Python function, which would
+            compute ∂T/∂(weights) for forces too.
     """
 
     use_kernels: bool
@@ -132,7 +132,7 @@ class Pairs:
 
     Attributes:
         first, second: [P] atoms of each pair; its vector points from the first to the second.
-        count: [1] pairs that there are; further ones only fill the room, and stand in no row.
+        count: [1] number of pairs; further entries are padding, and are in no row.
         row_ptr: [M + 1]; the edges of atom i are row_ptr[i] … row_ptr[i+1] − 1.
         sender: [≥ E] the other atom of each edge.
         pair: [≥ E] its pair p where the edge's receiver is the first atom, −p − 1 where it is the second.
@@ -156,7 +156,7 @@ class Pairs:
         return self.row_ptr.shape[0] - 1
 
     def real(self) -> Tensor:
-        """[P] 1.0 for pairs, 0.0 for those that fill the room."""
+        """[P] 1.0 for pairs, 0.0 for padding."""
         return (torch.arange(self.num_pairs, device=self.first.device) < self.count).double()
 
 

@@ -1,4 +1,4 @@
-"""How many threads a run of the compiled kernels takes: one or all, whichever is faster here and now.
+"""Choose the number of threads for compiled kernels: one or all, whichever is faster at the moment.
 
 What decides is not the work alone. Threads that share out a step wait for each other at the end of every kernel, and
 when other programs hold the cores, each of these waits can take as long as the operating system leaves them there:
@@ -26,7 +26,7 @@ def amount_of_work(atoms: int, edges: int, channels: int, layers: int) -> int:
 
 
 class ThreadTuner:
-    """One thread against all, at work of one size.
+    """Compares one thread with all of them, for work of one size.
 
     Args:
         most: all of them, at least 2.
@@ -43,7 +43,7 @@ class ThreadTuner:
         self._since = 0.0  # seconds per unit of work, since the last trial
 
     def took(self, cost: float) -> None:
-        """Tell the time of the last run, in seconds per unit of work."""
+        """Report the time of the last run, in seconds per unit of work."""
         known, threads = self._known, self.threads
         if self._trial:
             self._trial -= 1
@@ -67,7 +67,7 @@ class ThreadChoice:
         self._tuners: dict[tuple[int, int, bool], ThreadTuner] = {}
 
     def __call__(self, work: int, most: int, forces: bool) -> ThreadTuner | int:
-        """The tuner that says how many threads to take and wants to know how long it took; or the number.
+        """The tuner, which gives the number of threads and must be given the time; or the number, where it is fixed.
 
         Args:
             work: `amount_of_work`.

@@ -1,5 +1,5 @@
-"""Molecular dynamics: constant energy and Langevin, on the device, with replicas, plots and exact restarts;
-and whether a model survives it."""
+"""Molecular dynamics: constant energy and Langevin, on the device, with replicas, plots and exact restarts; and the
+check whether a model is stable in it."""
 
 from __future__ import annotations
 

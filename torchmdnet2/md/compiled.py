@@ -48,7 +48,7 @@ def normal3(seed, atom, step):
 
 @_compiled
 def _advance(pos, vel, forces, half_kick, timestep, closing):
-    """Close the step before, if `closing`, and open the next one, at constant energy.
+    """Close the previous step, if `closing`, and open the next one, at constant energy.
 
     Args:
         pos [N, 3], vel [N, 3], forces [N, 3], half_kick [N]: float64; positions and velocities are overwritten.
@@ -69,12 +69,12 @@ def _advance(pos, vel, forces, half_kick, timestep, closing):
 def _advance_langevin(
     pos, vel, forces, half_kick, timestep, masses, kick, keep, seeds, heat, half_amu, step, closing
 ):  # fmt: skip
-    """The same with a bath.
+    """As `_advance`, with a Langevin bath.
 
     Args:
         masses [N], kick [N]: float64, keep: as Langevin has them.
         seeds: [B] int64.
-        heat: [B, 1] float64, eV; what is put in is added.
+        heat: [B, 1] float64, eV; the heat of the step is added.
         half_amu: eV in half an amu (Å/fs)².
         step: steps done.
     """
@@ -102,15 +102,16 @@ def _advance_langevin(
 
 @_compiled
 def _close(vel, forces, half_kick):
-    """Close the step before; arguments as above."""
+    """Close the previous step; arguments as above."""
     for a in range(len(vel)):
         for k in range(3):
             vel[a, k] += half_kick[a] * forces[a, k]
 
 
 class CompiledEngine(HostEngine):
-    """As HostEngine: at constant energy to the last bit; random numbers and sums to rounding. In a cell that stays,
-    with one potential.
+    """Fast dynamics of few atoms on a CPU, in a constant cell, with one potential.
+
+    Results are those of HostEngine: at constant energy to the last bit, with a bath up to rounding.
 
     Args:
         step: on the CPU.

@@ -1,4 +1,4 @@
-"""Engines: they advance a state by many steps, either step by step from the host or in blocks on the device.
+"""Engines advance a state by many steps: one by one from the host, or in blocks on the device.
 
 Shapes: N atoms in B replicas.
 """
@@ -24,7 +24,7 @@ class Engine(ABC):
         dynamics: the integrator.
 
     Attributes:
-        ahead: blocks that may be under way while the host looks at the one before.
+        ahead: blocks that may run while the host checks the previous one.
     """
 
     ahead = 0
@@ -33,14 +33,14 @@ class Engine(ABC):
         self.step, self.dynamics = step, dynamics
 
     def begin(self, vel: Tensor) -> State:
-        """The state at the first positions, with these velocities; on the host."""
+        """The state at the first positions with these velocities, on the host."""
         heat = torch.zeros(self.step.energy.shape[0], self.parts, dtype=torch.float64)
         state = self._state_of(vel, heat, 0).to("cpu").clone()
         self.load(state)
         return state
 
     def _state_of(self, vel: Tensor, heat: Tensor, steps: int) -> State:
-        """The state where it lives, but for velocities and heat."""
+        """The state on its device, without velocities and heat."""
         step, dynamics = self.step, self.dynamics
         state = State(step.pos, vel, step.forces, step.energy, heat, step=steps)
         if dynamics.barostat is not None:
@@ -52,7 +52,7 @@ class Engine(ABC):
         return state
 
     def prepare(self) -> None:  # noqa: B027
-        """Compile or capture what would otherwise slow down the first steps."""
+        """Compile kernels and capture graphs, so that the first steps are as fast as later ones."""
 
     @property
     def parts(self) -> int:
@@ -84,7 +84,7 @@ class Engine(ABC):
 
 
 class HostEngine(Engine):
-    """Step by step, launched by the host: on the CPU, and where the potential cannot be captured in a CUDA graph."""
+    """Launches step by step from the host: on a CPU, and where the potential cannot be captured in a CUDA graph."""
 
     def __init__(self, step: BoundStep, dynamics: VelocityVerlet):
         super().__init__(step, dynamics)

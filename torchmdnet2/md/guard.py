@@ -53,7 +53,7 @@ class Limits:
         force: eV/Å on any atom.
         temperature: K.
         energy: eV/atom, largest change of the conserved energy.
-        volume: largest ratio of the volume of a cell to its first one, or of that to it.
+        volume: largest factor by which the volume of a cell may grow or shrink.
     """
 
     force: float = 200.0
@@ -66,7 +66,7 @@ class Limits:
         return cls(temperature=max(cls.temperature, 10 * temperature))
 
     def violation(self, temperature: float, force: float, energy_error: float) -> str | None:
-        """The limit that is passed, in words, or None.
+        """The limit that is exceeded, in words, or None.
 
         Args:
             temperature: K.
@@ -82,7 +82,7 @@ class Limits:
         return None
 
     def volume_violation(self, volume: float, first: float) -> str | None:
-        """The same of volumes, Å³."""
+        """As `violation`, for volumes in Å³."""
         if volume > self.volume * first or volume * self.volume < first:
             return f"the volume of the cell is {volume:.3g} Å³ and was {first:.3g} Å³ (limit {self.volume:g} times)"
         return None
@@ -96,8 +96,8 @@ class Guard:
         atoms: on the CPU.
         timestep: fs.
         limits: when to stop.
-        first_conserved: [B] conserved energies that later ones are compared with, eV; None takes those of the first
-            state that is looked at.
+        first_conserved: [B] eV, conserved energies that later ones are compared with; None: those of the first
+            state that is checked.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Guard:
 
         Raises:
             NonFiniteState: a number is NaN or infinite.
-            Unphysical: a limit is passed or atoms overlap; names the atoms.
+            Unphysical: a limit is exceeded or atoms overlap; names the atoms.
         """
         rows = self.rows(state)
         conserved = [row.conserved_eV for row in rows]
@@ -211,7 +211,7 @@ def closest_pair(system: System) -> tuple[float, int, int, float] | None:
 
 
 def check_overlaps(system: System) -> None:
-    """Refuse a structure in which two atoms lie in each other.
+    """Refuse a structure in which two atoms overlap.
 
     Raises:
         Unphysical: names the pair.
@@ -266,20 +266,20 @@ class _Bond(NamedTuple):
 
 
 class Bonds:
-    """The bonds of a structure.
+    """The bonds of a structure, to notice when one breaks or forms.
 
     Args:
-        start: one structure, on the CPU. Its bonds are those that are watched; in periodic structures each with the
-            image in which it is, so that positions are to be followed without wrapping them into the cell.
-        frames: of the same atoms in the same order. The usual length of a bond is its mean over those in which it is
-            one; where there is none, its length at the start.
+        start: one structure, on the CPU. Its bonds are watched, in periodic structures between fixed images of the
+            atoms: positions must not be wrapped into the cell.
+        frames: of the same atoms in the same order. The usual length of a bond is its mean over the frames in which
+            the atoms are bonded, or its length at the start if there is none.
 
     Attributes:
         pairs: [P, 2] atoms.
         shift: [P, 3] cells between the second atom and its image that is bonded.
         usual: [P] Å.
-        deviation: Å, the largest that was let pass, but for bonds of protons that another atom could hold as well.
-        transfers: protons that went over.
+        deviation: Å, the largest that was accepted, without bonds of protons that another atom could hold as well.
+        transfers: number of protons that moved to another atom.
     """
 
     def __init__(self, start: System, frames: Sequence[Atoms] = ()):
@@ -358,7 +358,7 @@ class Bonds:
 
     def _pairs_apart(self) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
         """Heavy atoms that are not bonded, [Q, 2], and the squares of their least distances; None where a neighbor
-        search is needed. Bonds of heavy atoms stay what they are (see `_refuse_new`), unlike those of protons."""
+        search is needed. Unlike bonds of protons, those of heavy atoms do not change (see `_refuse_new`)."""
         i, j = np.triu_indices(len(self._heavy), 1)
         if self._periodic or len(i) > _DENSE_BONDS:
             return None
@@ -368,7 +368,7 @@ class Bonds:
         return pairs, self._radii[pairs].sum(1) ** 2
 
     def _near(self, x: NDArray[np.float64]) -> bool:
-        """Whether heavy atoms may have come so near that they are bonded; quick."""
+        """Whether heavy atoms may have formed a bond; a fast test."""
         if self._apart is None:
             return True
         pairs, limits = self._apart
@@ -376,8 +376,8 @@ class Bonds:
         return bool((np.einsum("qk,qk->q", vectors, vectors) < limits * (1 + 1e-12)).any())
 
     def _refuse_new(self, x: NDArray[np.float64]) -> None:
-        """Two atoms nearer than the sum of their radii that were not bonded. Not of hydrogen, whose new bond costs it
-        the old one, and which may be near to both on its way."""
+        """Refuse new bonds: atoms nearer than the sum of their radii that were not bonded. Hydrogen is left out: it
+        loses the old bond when it forms a new one, and may be near to both atoms meanwhile."""
         pairs, shift, d = self._within(self.system.replace(pos=torch.as_tensor(x)), self._heavy, 1.0)
         known = self._keys()
         for p, s, distance in zip(pairs.tolist(), shift.tolist(), d, strict=True):

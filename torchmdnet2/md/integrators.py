@@ -1,4 +1,4 @@
-"""The state of a simulation as float64 tensors on one device. N atoms in B replicas of n atoms each, N = B·n."""
+"""State and integrators of a simulation, as float64 tensors on one device: B replicas of n atoms each, N = B·n."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = [
 
 @dataclass(eq=False)
 class State:
-    """What changes from step to step, and all that a restart needs.
+    """All that changes from step to step, which is what a restart needs.
 
     Attributes:
         pos: [N, 3] Å, not wrapped into the cell.
         vel: [N, 3] Å/fs.
         forces: [N, 3] eV/Å at `pos`.
         energy: [B] eV at `pos`.
-        heat: [B, P] eV that thermostat and barostat have put in since the start, in P parts (of the atoms) that add up.
+        heat: [B, P] eV that thermostat and barostat have added since the start, as P partial sums over atoms.
         step: steps done.
         cell [B, 3, 3] Å, stress [B, 3, 3] eV/Å³ at `pos`: of a cell that changes; else None.
         fast: [N, 3] eV/Å, forces of the inner potential of multiple time steps at `pos`; else None.
@@ -50,7 +50,7 @@ class State:
         return State(**{name: value.clone() for name, value in self.tensors().items()}, step=self.step)
 
     def to(self, device: torch.device | str) -> State:
-        """On another device; tensors that are there already are shared."""
+        """The state on another device; tensors that are there already are shared."""
         return State(**{name: value.to(device) for name, value in self.tensors().items()}, step=self.step)
 
     def copy_(self, other: State) -> None:
@@ -67,7 +67,7 @@ class AtomConstants:
     Attributes:
         masses: [N, 1] amu.
         mobile: [N, 1] 1 for atoms that move, 0 for fixed ones.
-        dof: degrees of freedom that the kinetic energy of a replica is spread over.
+        dof: degrees of freedom of a replica.
         replicas: B.
     """
 
@@ -96,7 +96,7 @@ class AtomConstants:
 def maxwell_boltzmann(atoms: AtomConstants, temperature: float, seeds: Sequence[int]) -> Tensor:
     """Velocities [N, 3] in Å/fs at a temperature in K, without total momentum unless atoms are fixed or alone.
 
-    Drawn on the CPU, so that a seed means the same on every device; replica b is what its seed alone would give.
+    Drawn on the CPU, so that a seed gives the same on every device. Replica b depends on its seed only.
     """
     noise = []
     for seed in seeds:
@@ -107,7 +107,7 @@ def maxwell_boltzmann(atoms: AtomConstants, temperature: float, seeds: Sequence[
 
 
 def remove_momentum(atoms: AtomConstants, vel: Tensor) -> Tensor:
-    """The velocities seen from each centre of mass; unchanged where an atom is fixed or there is only one."""
+    """The velocities relative to each centre of mass; unchanged where an atom is fixed or there is only one."""
     if atoms.num_atoms < 2 or bool((atoms.mobile == 0).any()):
         return vel
     return _without_momentum(atoms, vel)
@@ -231,7 +231,7 @@ class Barostat:
         self._strain = torch.zeros(atoms.replicas, 3, 3, dtype=torch.float64, device=device)
 
     def scale(self, state: State) -> None:
-        """Strain the cell and what is in it, in place; forces and stress must then be computed."""
+        """Strain the cell and its atoms in place; forces and stress must then be computed."""
         assert state.cell is not None and state.stress is not None
         volume = volume_of(state.cell)[:, None]
         noise = normal(self.seeds, torch.tensor([state.step], device=self.seeds.device), 2, stream=1).view(-1, 6)
@@ -264,7 +264,7 @@ def volume_of(cell: Tensor) -> Tensor:
 
 
 def exponential(matrix: Tensor) -> Tensor:
-    """Of small matrices [B, 3, 3]: seven terms of the series, exact to rounding up to norms of 0.01."""
+    """Exponential of small matrices [B, 3, 3]: seven terms of the series, exact to rounding up to norms of 0.01."""
     one = torch.eye(3, dtype=matrix.dtype, device=matrix.device)
     total = one + matrix / 6
     for k in (5, 4, 3, 2, 1):
@@ -316,8 +316,8 @@ class VelocityVerlet:
         state.pos.add_(self.timestep * state.vel)
 
     def begin_block(self, state: State) -> None:
-        """Before some steps, the first of a multiple of `remove_drift` among them: remove the motion of each centre of
-        mass; its energy counts as heat."""
+        """Call before some steps. Where the first is a multiple of `remove_drift`, it removes the motion of each centre
+        of mass, whose energy counts as heat."""
         if self.remove_drift is None or state.step % self.remove_drift:
             return
         before = self.atoms.kinetic_energy(state.vel)
@@ -362,7 +362,7 @@ class Langevin(VelocityVerlet):
         state.pos.add_(0.5 * self.timestep * state.vel)
 
     def noise(self, step: int) -> Tensor:
-        """[N, 3] of the step that comes after `step` steps."""
+        """Noise [N, 3] of the step after `step` steps."""
         if not 0 <= step - self._first < self._window:
             self._first = step
             steps = torch.arange(step, step + self._window, device=self.seeds.device)
@@ -371,7 +371,8 @@ class Langevin(VelocityVerlet):
 
 
 class MultipleTimeSteps(VelocityVerlet):
-    """Many steps by the forces of an inner potential between two kicks by what the forces of the potential differ.
+    """Long steps of an expensive potential: a cheap inner one moves the atoms between kicks by the difference of
+    forces.
 
     The reversible splitting r-RESPA: M. Tuckerman, B. J. Berne and G. J. Martyna, J. Chem. Phys. 97, 1990 (1992).
 

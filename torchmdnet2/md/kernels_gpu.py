@@ -1,6 +1,6 @@
 """Time steps in one Triton kernel: what integrators.py does between two evaluations of the forces.
 
-Every program keeps its own count of the steps and its own part of the heat, so that nothing is passed between
+Every program counts the steps and keeps a partial sum of the heat, so that nothing is passed between
 programs, no atomics are needed and a captured graph needs no arguments from the host. Programs are one warp: it has
 read the count before it writes the next.
 
@@ -48,7 +48,7 @@ def normal3(seed, atom, step, STREAM: tl.constexpr = 0):
 
 @triton.jit
 def product(a, b):
-    """Of two matrices in blocks [4, 4]."""
+    """Product of two matrices in blocks [4, 4]."""
     return tl.sum(a[:, :, None] * b[None, :, :], 1)
 
 
@@ -66,7 +66,7 @@ def strain_kernel(
     cell, stress, strain, scale, directions, constants, seeds, counter, heat, parts,
     OPEN: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Program b: count the second half of the work of the strain before, and with OPEN strain the cell anew; as
+    """Program b: count the second half of the work of the previous strain, and with OPEN strain the cell again; as
     integrators.Barostat.
 
     Args:
@@ -117,7 +117,7 @@ def strain_kernel(
 
 @triton.jit
 def force_on(forces, fast, at, ok, SLOW: tl.constexpr):
-    """Component of the forces; without those of the inner potential (SLOW)."""
+    """A component of the forces, without those of the inner potential (SLOW)."""
     force = tl.load(forces + at, ok, other=0.0)
     if SLOW:
         force -= tl.load(fast + at, ok, other=0.0)
@@ -129,7 +129,7 @@ def advance_kernel(
     pos, vel, forces, fast, half_kick, masses, kick, constants, seeds, heat, counter, pending, scale, num_atoms,
     LANGEVIN: tl.constexpr, SLOW: tl.constexpr, SCALE: tl.constexpr, DRIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (b, p): close the step before, if it is not closed, and open the next one.
+    """Program (b, p): close the previous step, if it is not closed, and open the next one.
 
     Args:
         pos [N, 3], vel [N, 3], forces [N, 3]: float64.
@@ -199,7 +199,7 @@ def advance_kernel(
 
 @triton.jit(do_not_specialize=["num_atoms"])
 def close_kernel(vel, forces, fast, half_kick, pending, num_atoms, SLOW: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (b, p): close the step before, if it is not closed; arguments as above."""
+    """Program (b, p): close the previous step, if it is not closed; arguments as above."""
     b, p = tl.program_id(0), tl.program_id(1)
     slot = b * tl.num_programs(1) + p
     own = p * BLOCK + tl.arange(0, BLOCK)
@@ -287,7 +287,7 @@ _CHUNK_UP_TO = 4096  # atoms; above, the pause between two graphs is nothing bes
 
 
 class _Level:
-    """Kicks by the forces of a step, with all that the kernels take.
+    """Launches kicks by the forces of a step; there are two levels with an inner potential.
 
     Args:
         step: whose forces they are.
@@ -314,7 +314,7 @@ class _Level:
         self.pending.zero_()
 
     def advance(self) -> None:
-        """Close the step before, if it is not closed, and open the next one."""
+        """Close the previous step, if it is not closed, and open the next one."""
         dynamics, step = self.dynamics, self.step
         advance_kernel[tuple(self._heat.shape)](
             step.pos, self._vel, step.forces, self._fast, self._half_kick, self._masses, self._kick, self._constants,
@@ -324,7 +324,7 @@ class _Level:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Close the step before, if it is not closed."""
+        """Close the previous step, if it is not closed."""
         close_kernel[tuple(self._heat.shape)](
             self._vel, self.step.forces, self._fast, self._half_kick, self.pending, self.dynamics.atoms.num_atoms,
             SLOW=self._slow, BLOCK=BLOCK, num_warps=1, enable_fp_fusion=False,
@@ -332,7 +332,7 @@ class _Level:
 
 
 class _Cell:
-    """What a barostat does in each step.
+    """Launches the barostat's part of each step.
 
     Args:
         step: with cell and stress.
@@ -347,7 +347,7 @@ class _Cell:
         self._constants = torch.tensor(constants, dtype=torch.float64, device=heat.device)
 
     def launch(self, counter: Tensor, opening: bool) -> None:
-        """Count the work of the strain before; `opening`: and strain the cell, positions not yet."""
+        """Count the work of the previous strain; with `opening`, strain the cell, and not yet the positions."""
         replicas, parts = self._heat.shape
         directions = self._barostat.directions
         strain_kernel[(replicas,)](
@@ -363,7 +363,7 @@ class GraphEngine(Engine):
     Args:
         step: on the device, without waits.
         dynamics: as for Engine.
-        interval: steps between the moments when the host looks.
+        interval: steps between checks by the host.
         capture: False for a step that replays its graph, which cannot be captured in another.
 
     Attributes:
@@ -402,11 +402,11 @@ class GraphEngine(Engine):
     # --- states --------------------------------------------------------------------------------------------------
 
     def _state(self) -> State:
-        """The state where it lives."""
+        """The state on its device."""
         return self._state_of(self._vel, self._heat, self._steps)
 
     def _slot(self) -> _Slot:
-        """Room for a copy on the host."""
+        """Buffers for a copy on the host."""
         state = self._state()
         for name, value in state.tensors().items():
             setattr(state, name, torch.zeros_like(value, device="cpu", pin_memory=self._cuda))
@@ -508,7 +508,7 @@ class GraphEngine(Engine):
         return [*self._state().tensors().values(), *held, *([] if self._cell is None else [self._cell.strain])]
 
     def _capture(self, size: int) -> None:
-        """Capture `size` steps; what a replay gives is compared with what the launches give."""
+        """Capture `size` steps, and compare the results of a replay with those of the launches."""
         tensors = self._changed()
 
         def agree(launched: list[Tensor]) -> bool:

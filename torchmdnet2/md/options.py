@@ -32,7 +32,7 @@ FORMATS = (".xyz", ".extxyz", ".traj", ".dcd", ".xtc")
 
 @dataclass(frozen=True)
 class MDOptions:
-    """A simulation.
+    """What to simulate, and which files to write.
 
     Args:
         steps: number of time steps in all, also when continuing from a restart file.
@@ -43,7 +43,7 @@ class MDOptions:
             structure when it has some, and 300 K.
         friction: 1/ps, of the Langevin bath; None means 1. Constant energy has none.
         seed: of velocities and noise; the same seed gives the same trajectory. Replica k has seed + k.
-        replicas: independent copies of the start structure that are simulated side by side, in one batch; each has
+        replicas: independent copies of the start structure that are simulated together, in one batch; each has
             its velocities, noise, trajectory and table.
         every: steps between rows of the table, frames of the trajectory and checks; None means a thousandth of
             `steps`, but 10 at least and 100 at most.
@@ -56,15 +56,15 @@ class MDOptions:
         minimize: relax the start structure first, until all forces are below 0.05 eV/Å.
         report: write a page, `output` + ".html", with the moving molecule and plots.
         stop_if_unknown: of a calibrated model: stop where it would warn that atoms are unlike those of its training,
-            and look at the frames ten times as often.
+            and check the frames ten times as often.
         pressure: bar, of "npt"; None means 1.
-        barostat: what changes of the cell in "npt": "isotropic" (the volume; default), "semi-isotropic" (x and y
+        barostat: how the cell may change in "npt": "isotropic" (the volume; default), "semi-isotropic" (x and y
             together, z), "anisotropic" (lengths along x, y and z) or "flexible" (also the angles).
         barostat_time: ps, in which the volume relaxes; None means 1.
         barostat_compressibility: 1/bar, about that of the material; None means 4.6e-5, that of water. It does not
             change averages, only how fast the volume changes.
         remove_drift: steps between those before which the motion of the centre of mass is removed; None: never.
-        hydrogen_mass: amu, of every hydrogen; the atom that it is bonded to becomes lighter by what it gains. None:
+        hydrogen_mass: amu, of every hydrogen; the atom that it is bonded to becomes lighter by as much. None:
             masses stay.
         inner_steps: with an inner model (`run_md`), steps by its forces in each step; None means 4.
 
@@ -112,10 +112,13 @@ class MDOptions:
             if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and zero_is_fine))):
                 raise BadConfig(f"{name}: must be a positive number, got {value}")
         if self.ensemble == "nve" and self.friction is not None:
-            raise BadConfig("friction: is of the Langevin bath, and this run has none; give the ensemble nvt")
+            raise BadConfig("friction: the Langevin bath needs it, and this run has none; give the ensemble nvt")
         for name in BAROSTAT:
             if self.ensemble != "npt" and getattr(self, name) is not None:
-                raise BadConfig(f"{name}: is of constant pressure, and this run has none; give the ensemble npt")
+                raise BadConfig(
+                    f"{name}: constant pressure needs it, and this run is not at constant pressure; give the "
+                    "ensemble npt"
+                )
         if self.pressure is not None and not math.isfinite(self.pressure):
             raise BadConfig(f"pressure: must be a number of bar, got {self.pressure}")
         if self.barostat_time is not None and self.barostat_time * 1e3 < FEWEST * self.timestep:
@@ -141,7 +144,7 @@ class MDOptions:
 
     @property
     def interval(self) -> int:
-        """`every`, as a number."""
+        """`every`, with its default filled in."""
         return self.every or min(100, max(10, self.steps // 1000))
 
     @property
@@ -155,7 +158,7 @@ class MDOptions:
         return FRICTION if self.friction is None else self.friction
 
     def of_barostat(self, name: str) -> Any:
-        """A setting of constant pressure, the default where it is not given.
+        """A setting of constant pressure, or its default.
 
         Args:
             name: one of BAROSTAT.
@@ -165,7 +168,7 @@ class MDOptions:
 
     @property
     def count(self) -> int:
-        """`inner_steps`, as a number."""
+        """`inner_steps`, with its default filled in."""
         return 4 if self.inner_steps is None else self.inner_steps
 
     # --- files ---------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TableRow(NamedTuple):
-    """One line of the table. `conserved_eV` is the total energy minus what thermostat and barostat have put in.
+    """One line of the table. `conserved_eV` is the total energy minus what thermostat and barostat have added.
     Volume, density and pressure are those of runs at constant pressure."""
 
     step: int
@@ -58,7 +58,7 @@ class Table:
         cells: whether the rows have what belongs to a cell that changes.
 
     Raises:
-        BadData: the file to go on with is something else.
+        BadData: the file to continue is no such table.
     """
 
     def __init__(self, path: Path, keep_to: int | None = None, cells: bool = False):
@@ -156,14 +156,14 @@ def plot(
 # --- A warning where the conserved energy jumps: the limits of guard.py let pass a hole in a model's energy ---
 
 JUMP = 0.02
-"""eV/√atom between two looks. Errors of the timestep and rounding move each atom's part independently. The largest in
+"""eV/√atom between two checks. Errors of the timestep and rounding move each atom's part independently. The largest in
 good dynamics was 0.0013: 18 drug-like molecules for 10 ps at 0.5 fs, and ibuprofen for 2 ps at 1 fs."""
 
 _WHY = "the energy of the model has a hole or a step there, or the timestep is too long; what follows is not valid"
 
 
 def largest_jump(num_atoms: int) -> float:
-    """Change of the conserved energy between two looks that good dynamics stays below, eV.
+    """Largest change of the conserved energy between two checks in good dynamics, eV.
 
     Args:
         num_atoms: of a replica.
@@ -176,7 +176,7 @@ class EnergyJumpWarning(UserWarning):
 
 
 class Conservation:
-    """Compares the conserved energy of each replica with that of the last look, and warns once.
+    """Warns once when the conserved energy of a replica has jumped since the last check.
 
     Args:
         num_atoms: of a replica.
@@ -189,7 +189,7 @@ class Conservation:
         self._told: set[int] = set()
 
     def __call__(self, rows: Sequence[TableRow]) -> None:
-        """Look at the next rows, one for each replica.
+        """Check the next rows, one for each replica.
 
         Warns:
             EnergyJumpWarning: says when and by how much.
@@ -210,12 +210,12 @@ class Conservation:
 
 
 def drift_text(drift: float) -> str:
-    """A drift in words; nan, of runs that are too short for one, as such."""
+    """A drift as text, also nan, which short runs have."""
     return "not known yet" if math.isnan(drift) else f"{drift:+.1e} eV/atom/ps"
 
 
 def speed_text(ns_per_day: float) -> str:
-    """A speed in words; none for nan, that of no step at all."""
+    """A speed as text; empty for nan, where no step was made."""
     return "" if math.isnan(ns_per_day) else f"{ns_per_day:.3g} ns/day"
 
 
@@ -223,7 +223,7 @@ class Reporter:
     """Shows temperature, drift, speed and the time left.
 
     Args:
-        console: where to; None shows nothing.
+        console: where to print; None prints nothing.
         first, last: steps.
         timestep: fs.
     """
@@ -259,7 +259,7 @@ class Reporter:
         return (step - self.first) * self.timestep * 1e-6 * 86400 / elapsed if step > self.first else float("nan")
 
     def update(self, rows: Sequence[TableRow], drift: float) -> None:
-        """Tell about a step: the mean temperature of the replicas, and their largest drift."""
+        """Show a step: the mean temperature of the replicas, and their largest drift."""
         if self.console is None:
             return
         row = rows[0]._replace(temperature_K=sum(row.temperature_K for row in rows) / len(rows))

@@ -52,7 +52,7 @@ _STYLE = """<style>
 
 @dataclass(frozen=True)
 class Simulated:
-    """What a page is made from.
+    """The results of a simulation that a page shows.
 
     Attributes:
         title: in plain text.
@@ -176,7 +176,7 @@ def _geometry(frames: Sequence[Atoms]) -> list[str]:
             for kind, d in kinds.items()
         ]
         heads = ["bond", "number", "mean (Å)", "standard deviation", "shortest", "longest"]
-        parts += ["<h2>Bonds</h2>", "<p class=note>Those of the first frame.</p>", table(heads, rows)]
+        parts += ["<h2>Bonds</h2>", "<p class=note>Bonds of the first frame.</p>", table(heads, rows)]
         parts += _drawn(lambda axes: _draw_bonds(axes, kinds), "histogram of bond lengths")
     name = "Radial distribution" if frames[0].pbc.all() else "Distances"
     parts.append(f"<h2>{name}</h2>")
@@ -185,8 +185,8 @@ def _geometry(frames: Sequence[Atoms]) -> list[str]:
 
 
 def _cells(frames: Sequence[Atoms], replicas: Sequence[Sequence[TableRow]]) -> list[str]:
-    """Lengths, angles, volume and density: means over the second half of the frames of the first replica, and at
-    constant pressure those of every replica over time."""
+    """The section of the cell: mean lengths, angles, volume and density over the second half of the frames of the first
+    replica; at constant pressure also those of every replica over time."""
     mass = float(frames[0].get_masses().sum()) * AMU_A3
     cells = np.array([[*frame.cell.cellpar(), frame.get_volume()] for frame in frames])
     cells = np.column_stack([cells, mass / cells[:, 6]])
@@ -198,7 +198,7 @@ def _cells(frames: Sequence[Atoms], replicas: Sequence[Sequence[TableRow]]) -> l
     ]
     parts = [
         "<h2>Cell and density</h2>",
-        "<p class=note>Of the first replica; means over the second half of the run.</p>",
+        "<p class=note>First replica; means over the second half of the run.</p>",
         table(["", "first", "mean", "standard deviation"], rows),
     ]
     if math.isnan(replicas[0][0].volume_A3):  # the cell stayed

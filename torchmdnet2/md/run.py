@@ -70,7 +70,7 @@ class MDResult:
         replicas: each of them.
         ns_per_day: speed, of each replica.
         files: everything that was written.
-        watch: what was seen of the novelty of frames; it has not looked where the model is not calibrated.
+        watch: the novelty of the frames; empty if the model is not calibrated.
     """
 
     replicas: list[Replica]
@@ -110,8 +110,8 @@ def run_md(
 ) -> MDResult:
     """Simulate the motion of a structure.
 
-    On a GPU, where the model runs on the Evaluator's fused kernels, nothing of a step passes through the host: it
-    commands blocks of steps and looks at the end of a block while the next one runs.
+    On a GPU, where the model runs on the Evaluator's fused kernels, a step does not pass through the host: it
+    launches blocks of steps, and checks the end of a block while the next one runs.
 
     Args:
         model: path of a .tmn file, name of a potential, or a Potential.
@@ -150,14 +150,14 @@ def run_md(
 
 
 def _identified(opened: tuple[Potential, ModelSource | None]) -> tuple[Potential, str]:
-    """An opened model, and by what a restart knows it."""
+    """An opened model, and what identifies it in a restart file."""
     potential, source = opened
     file = None if source is None or source.level is not None else source.sha256
     return potential, file or fingerprint(potential)
 
 
 class Simulation:
-    """A simulation while it runs; arguments as for `run_md`, the models opened.
+    """A simulation while it runs; arguments as for `run_md`, with the models opened.
 
     Attributes:
         state: the last state that was found good, on the host.
@@ -180,14 +180,17 @@ class Simulation:
         if isinstance(inner, tuple):
             self.inner, self.inner_identity = _identified(inner)
         if inner is None and options.inner_steps is not None:
-            raise BadConfig("inner_steps: are of multiple time steps, and there is no inner model; give one (inner)")
+            raise BadConfig("inner_steps: there is no inner model; give one (inner)")
         if inner is not None and options.timestep < SHORTEST * options.count:
             raise BadConfig(
                 f"timestep: {options.timestep:g} fs in {options.count} inner steps are shorter than atoms need; the "
                 f"time step is that of the model, so give one of about {0.5 * options.count:g} fs"
             )
         if options.stop_if_unknown and self.potential.calibration is None:
-            raise BadConfig("stop_if_unknown: the model is not calibrated (torchmdnet2 calibrate), so it cannot tell")
+            raise BadConfig(
+                "stop_if_unknown: the model is not calibrated, so it cannot notice unknown atoms; calibrate it "
+                "(torchmdnet2 calibrate)"
+            )
         self.watch = Watch()
         self.start = plain_copy(atoms, charge, spin)
         for potential in (self.potential, self.inner):
@@ -204,7 +207,10 @@ class Simulation:
             self.inner_identity = self.inner.identity
         self.system = System.from_ase([self.start] * options.replicas)
         if options.stop_if_unknown and self.system.num_atoms > LARGEST:
-            raise BadConfig(f"stop_if_unknown: {self.system.num_atoms} atoms, and up to {LARGEST} can be looked at")
+            raise BadConfig(
+                f"stop_if_unknown: the structure has {self.system.num_atoms} atoms, and at most {LARGEST} can be "
+                "checked"
+            )
         check_overlaps(self.system)
         self.atoms = atom_constants(self.start, options)
         where = self.potential.device
@@ -223,7 +229,7 @@ class Simulation:
         self.conservation = Conservation(self.atoms.num_atoms, options.replicas)
 
     def _springs(self) -> Springs:
-        """Those of the start; fitted, or as a restart file has them."""
+        """The springs of the start structure, fitted or from a restart file."""
         springs = Springs(System.from_ase(self.start))
         if self.options.restart:
             _, saved = read_restart(self.options.file(".restart"), {"inner": springs.identity})
@@ -235,7 +241,7 @@ class Simulation:
         return springs
 
     def _dynamics(self, atoms: AtomConstants) -> VelocityVerlet:
-        """The integrator; of the inner steps where there are any."""
+        """The integrator, or that of the inner steps where there are any."""
         options = self.options
         timestep = options.timestep if self.inner is None else options.timestep / options.count
         if options.ensemble == "nve":
@@ -310,12 +316,12 @@ class Simulation:
                 enlarged = 0
 
     def _stop_after(self, step: int) -> int:
-        """Where the block ends that begins at a step."""
+        """The last step of the block that begins at a step."""
         intervals = self.options.interval, self.options.remove_drift or self.options.interval
         return min(*(step - step % every + every for every in intervals), step + _LOOK, self.options.steps)
 
     def _keep(self, state: State, rows: list[TableRow]) -> None:
-        """Record a checked state when it is due, and keep it to go back to."""
+        """Keep a checked state to return to, and record it when it is due."""
         options = self.options
         self.conservation(rows)
         last = state.step == options.steps
@@ -331,7 +337,7 @@ class Simulation:
             self._watch()
 
     def _watch(self) -> None:
-        """Look at the novelty of the state.
+        """Check the novelty of the state.
 
         Raises:
             UnknownStructure: the run is to stop at unknown atoms.
@@ -350,14 +356,14 @@ class Simulation:
             )
 
     def _was_room(self) -> bool:
-        """Whether a failed block had enough capacity for edges; if not, the capacity is raised."""
+        """Whether the edges of a failed block fitted; if not, the capacity is raised."""
         try:
             return self.engine.check()
         except ValueError:
             return True
 
     def _one_by_one(self, stop: int) -> None:
-        """Run to a step one by one from the last checked state.
+        """Run step by step from the last checked state to a step.
 
         Raises:
             Unphysical: names the first bad step; the last good one ends the trajectory.
@@ -439,7 +445,7 @@ class Simulation:
 
     @property
     def _has_lattice_sum(self) -> bool:
-        """Whether `coulomb` of the potential changes the energy."""
+        """Whether the choice `coulomb` changes the energy of the potential."""
         return bool(self.start.pbc.any()) and self.potential.in_cells() is not self.potential
 
     def _title(self) -> str:

@@ -39,10 +39,10 @@ _LARGER = 1.05
 
 
 def plain_copy(atoms: Atoms, charge: int | None, spin: int | None) -> Atoms:
-    """A copy with charge and spin in its info and without labels, which would be wrong in every later frame.
+    """A copy with charge and spin in its info, and without labels, which would be wrong in later frames.
 
     Args:
-        atoms: what it states of charge and spin is used.
+        atoms: the structure; charge and spin that it states are used.
         charge, spin: what a user gives; other values than those that the structure states are an error.
 
     Raises:
@@ -65,7 +65,7 @@ def check_start(start: Atoms, potential: Potential) -> None:
     """Refuse a structure that cannot be simulated.
 
     Raises:
-        BadData: no atoms, or a constraint that is not known here.
+        BadData: no atoms, or a constraint other than FixAtoms.
         UnknownElement, UntrainedCharge: the model does not know an atom's element, or the total charge.
         ValueError: not valid otherwise (Potential.check).
     """
@@ -74,7 +74,7 @@ def check_start(start: Atoms, potential: Potential) -> None:
 
 
 def refuse_start(start: Atoms) -> None:
-    """Refuse a structure without atoms, or with a constraint that is not known here, by BadData."""
+    """Refuse a structure without atoms, or with a constraint other than FixAtoms, by BadData."""
     from ase.constraints import FixAtoms
 
     if not len(start):
@@ -106,7 +106,7 @@ def atom_constants(start: Atoms, options: MDOptions) -> AtomConstants:
     """Masses and fixed atoms of all replicas, on the CPU.
 
     Raises:
-        BadData: all atoms are fixed, or one has no mass; constant pressure of what has no cell or fixed atoms.
+        BadData: all atoms are fixed, or one has no mass; constant pressure without a cell or with fixed atoms.
     """
     mobile = torch.ones(len(start), 1, dtype=torch.float64)
     for constraint in start.constraints:
@@ -129,7 +129,7 @@ def atom_constants(start: Atoms, options: MDOptions) -> AtomConstants:
 
 
 def _require_cell(start: Atoms) -> None:
-    """Refuse what constant pressure cannot be simulated of.
+    """Refuse a structure that cannot be simulated at constant pressure.
 
     Raises:
         BadData: the structure is not periodic in all directions, or has fixed atoms.
@@ -186,7 +186,7 @@ def velocities(start: Atoms, atoms: AtomConstants, options: MDOptions) -> Tensor
 
 
 def noise_seeds(seeds: Sequence[int]) -> list[int]:
-    """Seeds for the noise, independent of the velocities, which are drawn from the same seeds."""
+    """Seeds of the noise, so that it is independent of the velocities, which are drawn from the given seeds."""
     return [int.from_bytes(hashlib.sha256(f"noise {seed}".encode()).digest()[:7], "little") for seed in seeds]
 
 
@@ -209,13 +209,13 @@ def make_engine(
     """The fastest engine for a potential and a device.
 
     On the CPU: with a compiled integrator where the potential runs on compiled kernels, at constant volume and with one
-    time step. On a GPU: several steps in one CUDA graph where the potential runs on fused kernels; a graph of the
-    potential's own between launches of the integrator where it has another (models evaluated by autograd).
+    time step. On a GPU: several steps in one CUDA graph where the potential runs on fused kernels; where autograd
+    evaluates it, the potential's graph between launches of the integrator.
 
     Args:
         potential: on the system's device.
         system: N atoms in B structures, float64; where the simulation begins.
-        dynamics: the integrator; of the inner steps where there are any.
+        dynamics: the integrator, or that of the inner steps where there are any.
         interval: steps between checks by the host.
         inner: its forces move the atoms in `count` inner steps of each step; None: one time step.
     """
@@ -249,7 +249,7 @@ def make_engine(
 
 
 def _bind(potential: Potential, system: System, changes: bool, on_gpu: bool) -> tuple[BoundStep, bool]:
-    """The structure held for loops, with the stress if its cell changes, and whether it runs on fused kernels without a
+    """The bound step of the structure, with stress if its cell changes, and whether it runs on fused kernels without a
     graph."""
     if bool(system.pbc.any()):
         potential = potential.in_cells()

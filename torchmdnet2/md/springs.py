@@ -1,7 +1,7 @@
 """Springs along bonds and angles, fitted to a potential's forces: the inner potential of multiple time steps.
 
-They take nearly all of the fast forces and cost next to nothing; what is left changes slowly. Averages do not depend on
-the fit, which only decides how long the outer time step can be.
+They take over nearly all of the fast forces and cost next to nothing; the rest changes slowly. Averages do not depend
+on the fit, which only decides how long the outer time step can be.
 
 Shapes: N atoms in B replicas of n atoms each, P springs of a replica in T kinds, M springs of an atom at most.
 """
@@ -29,15 +29,15 @@ ORDER = 4
 
 _WIDTH = 0.04  # Å, of the random displacements of the fit
 REACH = 0.25
-"""Å by which a length may differ from the usual one before the force stays what it is."""
+"""Å by which a length may differ from the usual one before the force becomes constant."""
 _ATOMS = 1000  # at least so many atoms in the frames of a fit, and two frames
 
 
 class Springs:
-    """Bonds, and pairs of atoms that are bonded to the same atom, in kinds by elements and neighbors.
+    """Springs between bonded atoms and between atoms bonded to the same one, in kinds by elements and neighbors.
 
     Args:
-        start: one structure, on the CPU; its bonds stay those of the springs.
+        start: one structure, on the CPU; its bonds get springs.
 
     Attributes:
         pairs [P, 2], shift [P, 3] (cells between the second atom and its image), kind [P]: int64.
@@ -70,7 +70,7 @@ class Springs:
         return {"lengths": self.lengths.tolist(), "coefficients": self.coefficients.tolist()}
 
     def take(self, facts: Mapping[str, Any]) -> None:
-        """Take over what an earlier fit gave."""
+        """Take over the result of an earlier fit."""
         self.lengths.copy_(torch.tensor(facts["lengths"], dtype=torch.float64))
         self.coefficients.copy_(torch.tensor(facts["coefficients"], dtype=torch.float64))
 
@@ -81,7 +81,7 @@ class Springs:
             potential: on any device.
 
         Returns:
-            Part of the forces that is left, root mean squares.
+            The remaining part of the forces (ratio of root mean squares).
         """
         start, random = self.start, torch.Generator().manual_seed(0)
         n, cell = start.num_atoms, start.cell[0].double()
@@ -152,7 +152,7 @@ def _springs_of(start: System, bonds: Bonds) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class SpringStep(BoundStep):
-    """The forces of springs, of replicas side by side. Energies are not computed: inner steps need none.
+    """The forces of springs in a batch of replicas, for inner steps. They need no energies: none are computed.
 
     Args:
         springs: of one replica, fitted.

@@ -1,4 +1,4 @@
-"""The result of a stability check: the outcome of each replica, a summary by temperature, and the files."""
+"""The check whether a model is stable in dynamics: replicas, their outcomes, a summary by temperature, the files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ReplicaOutcome:
 
     Attributes:
         replica: its number, from 0 on.
-        frame: of the file, where it began.
+        frame: of the file, from which it started.
         formula: of its atoms.
         temperature: K, of the bath.
         seed: of its velocities and noise.
@@ -60,7 +60,7 @@ class ReplicaOutcome:
         transfers: number of protons that moved along a hydrogen bond.
         jumped_at: ps, when the conserved energy first jumped (output.py), as it does where the energy of the
             model has a hole; None if it did not.
-        novelty: largest score of an atom that was seen, above 1 unlike the training; None: the model is not calibrated.
+        novelty: the largest of an atom, above 1 unlike the training; None: the model is not calibrated.
         frames: the last ones before it broke, 10 fs apart, without labels; info holds the reason and the time.
     """
 
@@ -92,7 +92,7 @@ class Summary:
         temperature: K, of the bath.
         replicas: how many.
         survivors: how many did not break.
-        first_break: ps; None without any.
+        first_break: ps; None if no replica broke.
         median_break: ps, when half of them were broken; None if fewer broke.
         mean_temperature: K, of all until they broke.
         deviation: Å, the largest of a bond until its replica broke.
@@ -132,11 +132,11 @@ class Summary:
 
 @dataclass(eq=False)
 class StabilityReport:
-    """What `check_stability` found.
+    """The result of `check_stability`.
 
     Attributes:
         runs: every replica at every temperature.
-        time: ps that each was to run.
+        time: ps, planned length of each run.
     """
 
     runs: list[ReplicaOutcome]
@@ -171,7 +171,7 @@ class StabilityReport:
             prefix: of the files' names, folder included.
 
         Returns:
-            What was written.
+            The files that were written.
         """
         from ase.io import write
 
@@ -188,7 +188,7 @@ class StabilityReport:
 
     @staticmethod
     def files(prefix: Path) -> tuple[Path, Path]:
-        """Where `write` writes.
+        """The files that `write` writes.
 
         Args:
             prefix: of the files' names, folder included.
@@ -218,7 +218,7 @@ _NOT_FINITE = "energy or forces are not finite"
 
 
 class ReplicaRun:
-    """One replica: its checks, its last states and its outcome.
+    """Follows one replica: its checks, its last states and its outcome.
 
     Args:
         number: k.
@@ -241,7 +241,7 @@ class ReplicaRun:
         self._conserved: float | None = None
 
     def look(self, state: State, row: TableRow | None = None) -> None:
-        """Check a finite state of this replica; if it is broken, record why.
+        """Check a finite state of this replica; if it is broken, record the reason.
 
         Args:
             state: of this replica alone.
@@ -271,7 +271,7 @@ class ReplicaRun:
             self.result.jumped_at = self.result.jumped_at or row.time_ps
 
     def fail(self, step: int, reason: str) -> None:
-        """It broke at this step."""
+        """Record that the replica broke at this step."""
         result, ps = self.result, self.options.timestep * 1e-3
         result.broken_at, result.reason = step * ps, reason
         for at, pos in [(state.step, state.pos) for state in self._last] or [(0, self.system.pos)]:
@@ -284,7 +284,7 @@ class ReplicaRun:
             result.frames.append(frame)
 
     def finish(self) -> None:
-        """Sum up."""
+        """Complete the outcome at the end of the run."""
         if self._temperatures:
             self.result.mean_temperature = fmean(self._temperatures)
 
@@ -330,7 +330,7 @@ class ReplicaBatch:
         return self.engine.begin(maxwell_boltzmann(_together(runs), self.options.target_temperature, seeds))
 
     def _engine(self, runs: list[ReplicaRun]) -> Engine:
-        """An engine at the initial structures, and a guard; the caller loads a state next."""
+        """An engine at the initial structures, and a guard; the caller then loads a state."""
         options, where = self.options, self.potential.device
         atoms = _together(runs).to(where)
         seeds = noise_seeds([run.seed for run in runs])
@@ -380,7 +380,7 @@ class ReplicaBatch:
         return self._retire()
 
     def _watch(self, state: State) -> None:
-        """Look at the novelty, when it is due."""
+        """Check the novelty, when it is due."""
         due = (state.step - self._watched_at) * self.options.timestep >= _WATCH_FS
         if self.potential.calibration is None or not due or len(state.pos) > LARGEST:
             return
@@ -429,7 +429,8 @@ class ReplicaBatch:
 
 
 def _step(engine: Engine, state: State) -> State:
-    """The state after the next step, on the host; not finite only if a larger capacity for edges does not help."""
+    """The state after the next step, on the host. It is repeated with a larger capacity for edges if it is not
+    finite."""
     while True:
         engine.load(state)
         engine.launch(1)
@@ -501,15 +502,15 @@ def check_stability(
     """Run Langevin dynamics from given frames and see which runs break.
 
     A replica is broken when it passes a limit of `run_md` (force, temperature, conserved energy, overlap, a number that
-    is not finite) or when its bonds change (`bonds.Bonds`); it is looked at every 10 fs. The others go on without it,
-    as they would alone: their velocities and noise are functions of their own seed, and positions are the same up to
+    is not finite) or when its bonds change (`bonds.Bonds`); it is checked every 10 fs. The others go on without it
+    as if they ran alone: velocities and noise of a replica depend on its seed only, and positions are the same up to
     the rounding of a batch of another size.
 
     Args:
         model: path of a .tmn file, name of a potential, or a Potential.
-        frames: starts are taken from all over them, evenly. They need not have the same composition: replicas of
-            equally many atoms run side by side, in batches of up to 100,000 atoms. Batches run one after another.
-            Labels are not used.
+        frames: start structures are taken from them at even intervals. They need not have the same composition:
+            replicas of equally many atoms run together, in batches of up to 100,000 atoms. Batches run one after
+            another. Labels are not used.
         temperatures: K; one after another, from the same starts and seeds.
         time: ps.
         replicas: at each temperature. With more of them than frames, several begin from the same one.
@@ -524,8 +525,7 @@ def check_stability(
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a
             warning.
         coulomb: "pme" or "dsf" in periodic cells, as of `run_md`.
-        numbers: what the frames are called in messages and in the report, as in the file that they come from; default:
-            0, 1, …
+        numbers: numbers of the frames in messages and in the report, as in their file; default: 0, 1, …
         level: level of theory, of a model that was trained on several; None: its default.
 
     Raises:
@@ -588,7 +588,7 @@ def checked_start(frame: Atoms, number: int, potential: Potential, charge: int |
 
 
 def alike(start: Atoms, frames: Sequence[Atoms]) -> list[Atoms]:
-    """Some of the frames with the same atoms as this one."""
+    """Up to a number of frames with the same atoms as this one."""
     some = [frames[k * len(frames) // _REFERENCE] for k in range(_REFERENCE)] if len(frames) > _REFERENCE else frames
     return [f for f in some if len(f) == len(start) and (f.numbers == start.numbers).all()]
 
@@ -597,7 +597,7 @@ class ReplicaProgress:
     """Reports replicas when they break and, in a terminal, the progress of the run.
 
     Args:
-        console: where to; None shows nothing.
+        console: where to print; None prints nothing.
         options: of the run.
         runs: all at this temperature.
     """

@@ -44,7 +44,7 @@ _NO_FRAMES: dict[str, int] = {"frames": 0, "bytes": 0}
 
 
 class TrajectoryFile(ABC):
-    """Frames on disk.
+    """A trajectory on disk, which a restart can continue.
 
     Args:
         path: of the file; one that is there already is renamed to end in .old, unless `mark` is given.
@@ -70,7 +70,7 @@ class TrajectoryFile(ABC):
             keep_old(path)
 
     def _require_known(self, mark: dict[str, int]) -> None:
-        """Raise BadData unless the file is the one that the mark is of; nothing is cut off a file of somebody else."""
+        """Raise BadData unless the mark was made for this file: other files are never cut."""
         remedy = "put back the file that the run wrote, or start without restart"
         if not self.path.exists() or self.path.stat().st_size < mark["bytes"]:
             raise BadData(f"{self.path} is not there or shorter than when the restart file was written; {remedy}")
@@ -78,7 +78,7 @@ class TrajectoryFile(ABC):
             raise BadData(f"{self.path} is not the file that it was when the restart file was written; {remedy}")
 
     def _checksum(self, mark: dict[str, int]) -> int:
-        """Of what the file holds just before a mark, without the head, which later frames change."""
+        """Checksum of the bytes before a mark, without the header, which later frames change."""
         start = max(_HEAD, mark["bytes"] - _TAIL)
         with open(self.path, "rb") as file:
             file.seek(start)
@@ -105,7 +105,7 @@ class TrajectoryFile(ABC):
         self.mark = {**mark, "checksum": self._checksum(mark)}
 
     def _take_back(self, head: bytes) -> None:
-        """Cut the file back to the last whole frame, with the head that it had then."""
+        """Cut the file back to the last whole frame, with the header that it had then."""
         with suppress(OSError):  # what could not be written still cannot
             self.close()
         self._file = None
@@ -131,7 +131,7 @@ class TrajectoryFile(ABC):
 
     @abstractmethod
     def _open(self) -> Any:
-        """For appending."""
+        """Open the file to append to it."""
 
     @abstractmethod
     def _write(self, atoms: Atoms) -> None:
@@ -179,7 +179,7 @@ class ASETrajectory(TrajectoryFile):
         os.replace(aside, self.path)
 
     def _checksum(self, mark: dict[str, int]) -> int:
-        """Of the positions in the last frame: where later frames begin is noted between those that are there."""
+        """Checksum of the positions in the last frame; other bytes before a mark change when frames are added."""
         from ase.io.trajectory import Trajectory
 
         try:
@@ -196,7 +196,7 @@ class DCD(TrajectoryFile):
     Frames whose cell has turned since the first are turned back.
 
     Raises:
-        BadData: a first cell that does not, or a structure that is periodic in some directions only.
+        BadData: the first cell is another, or a structure is periodic in some directions only.
     """
 
     @classmethod
@@ -248,13 +248,13 @@ def _count(file: BinaryIO, frames: int, step: int) -> None:
 
 
 def _record(content: bytes) -> bytes:
-    """As Fortran writes it: the length on both sides."""
+    """A record as Fortran writes it: with the length on both sides."""
     length = struct.pack("<i", len(content))
     return length + content + length
 
 
 class XTC(TrajectoryFile):
-    """GROMACS's compressed format, by chemfiles: positions to 0.01 Å, cell, step, time in ps. As DCD in all else.
+    """GROMACS's compressed format, by chemfiles: positions to 0.01 Å, cell, step, time in ps. Otherwise as DCD.
 
     Raises:
         MissingBackend: chemfiles is not installed.
@@ -267,7 +267,7 @@ class XTC(TrajectoryFile):
         _periodic(atoms, path)
 
     def _open(self) -> None:
-        """chemfiles writes what it holds when it closes a file: each frame opens it."""
+        """Open the file anew for each frame: chemfiles writes its buffer when it closes a file."""
 
     def _write(self, atoms: Atoms) -> None:
         import chemfiles
@@ -336,7 +336,7 @@ def check_trajectory(path: Path, atoms: Atoms) -> None:
 
 
 def open_trajectory(path: Path, timestep: float, interval: int, mark: dict[str, int] | None = None) -> TrajectoryFile:
-    """The trajectory file of the kind that its extension names; arguments as for TrajectoryFile."""
+    """The trajectory file of the format that its extension names; arguments as for TrajectoryFile."""
     return _FORMATS[path.suffix](path, timestep, interval, mark)
 
 
@@ -353,7 +353,7 @@ def write_restart(path: str | os.PathLike, state: State, facts: dict[str, Any]) 
     Args:
         path: replaced in one piece.
         state: of the simulation. Noise needs none: it is a function of the seed and the step.
-        facts: JSON-able: what a continuation must agree with, and how far the output files had got.
+        facts: plain data: what a continuation must agree with, and the lengths of the output files.
     """
     from safetensors.torch import save
 
@@ -430,11 +430,11 @@ _UNITS = {
 }  # fmt: skip
 _UNSHOWN = {
     "model": "its model has other weights",
-    "inner": "its inner model has other weights, or there is one in one of the two only",
-    "elements": "its atoms are others, or in another order",
+    "inner": "its inner model has other weights, or only one of the two runs has one",
+    "elements": "it has other atoms, or another order of atoms",
     "masses": "its atoms have other masses",
 }
-"""What is known by a checksum only."""
+"""Facts of which the file holds a checksum only, and what differs, in words."""
 
 
 def _difference(name: str, before: Any, now: Any) -> str:
@@ -537,12 +537,12 @@ class Recorder:
 
     @property
     def drifts(self) -> list[float]:
-        """Of each replica, eV/atom/ps; nan for short runs."""
+        """The drift of each replica, eV/atom/ps; nan for short runs."""
         return [drift.slope for drift in self._drifts]
 
     @property
     def worst_drift(self) -> float:
-        """The largest, with its sign."""
+        """The largest drift, with its sign."""
         return max(self.drifts, key=abs)
 
     @property
@@ -574,7 +574,7 @@ class Recorder:
         return ""
 
     def write_page(self, title: str, settings: str, ns_per_day: float) -> None:
-        """Write the page, if it is asked for; after `close` and `plot`."""
+        """Write the page, if it is wanted; after `close` and `plot`."""
         if not self.options.report:
             return
         curves = self.options.file(".png")

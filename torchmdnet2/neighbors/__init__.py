@@ -41,14 +41,14 @@ def _neighbor_list_triton(system: System, cutoff: float, half: bool = False) -> 
 def neighbor_list(
     system: System, cutoff: float, backend: str = "auto", capacity: int | None = None, half: bool = False
 ) -> NeighborList:
-    """All pairs closer than the cutoff, for any cell and any periodicity, each structure of the batch on its own.
+    """All pairs closer than the cutoff, for any cell and any periodicity, in each structure of the batch.
 
     Args:
         system: N atoms in B structures; atoms may lie outside their cell.
         cutoff: Å, positive; a pair is listed when its distance is below the cutoff.
         backend: "auto" takes the fastest one that is installed for the system's device ("triton" on the GPU, else
             "vesin", or all images in NumPy for small structures); or one of BACKENDS by name.
-        capacity: room for this many directed edges; None grows as needed.
+        capacity: largest number of directed edges; None: no limit.
         half: list each unordered pair once (receiver < sender) instead of twice.
 
     Returns:
@@ -80,7 +80,7 @@ def neighbor_list(
 
 
 def _search(system: System, cutoff: float, backend: str, half: bool) -> NeighborList:
-    """By the backend of this name, "auto" included."""
+    """Search by the backend of this name, which may be "auto"."""
     if backend == "auto":
         backend = _default_backend(system.device.type)
     try:

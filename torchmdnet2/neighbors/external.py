@@ -93,7 +93,7 @@ def _spanning_cell(cell: np.ndarray, pbc: np.ndarray) -> np.ndarray:
 
 
 def _too_wide(cells: np.ndarray, pbcs: np.ndarray, cutoff: float) -> bool:
-    """Whether a periodic cell has more room than vesin can divide up: it ends the process then."""
+    """Whether a periodic cell is larger than vesin can divide, which then ends the process."""
     widest = _WIDEST * cutoff
     if 2 * np.abs(cells).max() < widest:  # a vector is shorter than twice its largest number
         return False
@@ -198,7 +198,7 @@ def neighbor_list_torch_cluster(system: System, cutoff: float, half: bool = Fals
     from torch_cluster import radius_graph
 
     if bool(system.pbc.any()):
-        raise ValueError("the neighbor backend 'torch_cluster' knows no periodicity; take backend='auto'")
+        raise ValueError("the neighbor backend 'torch_cluster' supports no periodic structures: use backend='auto'")
     order = torch.argsort(system.batch, stable=True)  # radius_graph needs an ascending batch
     pos, batch = system.pos.detach()[order].double(), system.batch[order]
     # searched a little too wide, because radius_graph does not define whether d = cutoff is listed

@@ -1,4 +1,4 @@
-"""Reference neighbor search: all periodic images, O(N²), plain PyTorch. The judge of every other backend."""
+"""Reference neighbor search: all periodic images, O(N²), plain PyTorch. It is the specification of the others."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ Vector = tuple[float, float, float]
 
 
 class SimpleStructure(NamedTuple):
-    """One structure, periodic everywhere or nowhere.
+    """A structure that is periodic everywhere or nowhere, in NumPy, for the fast search of small structures.
 
     Attributes:
         pos: [N, 3] Å, float64.

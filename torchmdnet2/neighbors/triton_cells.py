@@ -3,7 +3,7 @@
 After the binning atoms lie in columns, ordered along each. A program takes BI atoms that follow each
 other in the sorted order, its receivers. What can be near them lies in pieces of the nine columns around: nine runs of
 the sorted order, swept as if they were one, LANES candidates at a turn. At the faces of a periodic cell a
-column goes on at its other end, as a second or third `side` with runs of its own.
+column goes on at its other end, as a second or third `side` with further runs.
 
 Nothing is reduced across lanes while the candidates pass. Each lane notes for each receiver at which turns its
 candidate was a neighbor, a bit each (`bits`), and how many there were; `candidates` says which atom and image a lane

@@ -129,7 +129,7 @@ class TritonNeighborSearch:
         num_atoms: N, padding included.
         num_systems: B.
         cutoff: Å; pairs at d < cutoff are listed. The decision is that of float64 for float32 positions too.
-        capacity: C, room for directed edges.
+        capacity: C, number of directed edges that fit.
         device: a CUDA device (the CPU under TRITON_INTERPRET=1).
         batch: [N] integers, ascending: the structure of each atom (default: one structure). See `set_batch`.
         dtype: of vectors and distances.
@@ -379,7 +379,7 @@ class TritonNeighborSearch:
 
 
 def neighbor_list_triton(system: System, cutoff: float, half: bool = False, method: str = "auto") -> NeighborList:
-    """Pairs closer than the cutoff, searched on the GPU; counts first, so that the list always has room.
+    """Pairs closer than the cutoff, searched on the GPU. Edges are counted first, so that the list always fits.
 
     Args:
         system: a batch of structures on a CUDA device (or on the CPU under TRITON_INTERPRET=1).
@@ -453,7 +453,10 @@ _LISTED_PER_ATOM = 100  # a guess, of the first search
 
 
 class SkinList:
-    """Edges from n atoms to N atoms without periodicity. `select` allocates nothing that stays, and never waits.
+    """Neighbor list with a skin, which a simulation reuses for many steps: edges from n atoms to N, without
+    periodicity.
+
+    `select` allocates nothing that stays, and never waits.
 
     Args:
         cutoff: Å; skin: Å by which listed edges may be longer.
@@ -553,7 +556,7 @@ class SkinList:
 
 
 def with_room(size: int) -> int:
-    """A size that may grow by a thirtieth; a multiple of 16: what Triton specialises on must not change with sizes."""
+    """A size with a reserve of a thirtieth; a multiple of 16, since Triton specialises kernels on that."""
     return -(-(size + size // 32 + 1) // 16) * 16
 
 

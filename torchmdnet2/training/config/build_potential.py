@@ -1,4 +1,4 @@
-"""The sections `head`, `properties` and `priors` of the configuration, and what a potential made of them predicts."""
+"""Build the potential of a configuration from its sections `model`, `head`, `properties` and `priors`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
 
 
 class _Baseline(Section):
-    """Another potential, by its file; see `torchmdnet2.potential.baseline`."""
+    """The prior `baseline`: another potential, given by its file; see `torchmdnet2.potential.baseline`."""
 
     name: str
     file: str = Field(description="a .tmn model file")
 
 
 def _check_prior(value: Any) -> dict[str, Any]:
-    """One entry of `priors`.
+    """Check one entry of `priors`.
 
     Energies of atomref may be a word or a file (`isolated`), or name elements by symbol; parameters of pair_potential
     may be one of `FITTED`.
@@ -72,7 +72,7 @@ def _by_atomic_number(energies: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def _check_property(value: Any) -> dict[str, Any]:
-    """One entry of `properties`: a head of something that is not the energy; scale and shift may be `fit`."""
+    """Check one entry of `properties`, a head of another quantity than the energy; scale and shift may be `fit`."""
     fitted = [k for k in ("scale", "shift") if isinstance(value, Mapping) and value.get(k) == "fit"]
     given = {k: v for k, v in value.items() if k not in fitted} if fitted else value
     checked = validate_choice(given, HEADS, None, leave_out=("hidden_channels",))
@@ -90,9 +90,9 @@ PropertyConfig = Annotated[dict[str, Any], BeforeValidator(_check_property)]
 
 
 class Built:
-    """The untrained potential of a configuration, kept from the check of the configuration until a training takes it.
+    """Keeps the untrained potential of a configuration from its check until the training, so that it is built once.
 
-    It is no part of what the configuration says: all are equal.
+    It is no setting: in a comparison of configurations all are equal.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class Built:
         self._network, self._priors = "", ""
 
     def get(self, parts: Mapping[str, Any], seed: int) -> Potential:
-        """The potential, with neutral values for what is fitted later; only what is not kept is built.
+        """The potential, with neutral values for what is fitted later. It is built unless it was kept.
 
         Args:
             parts: "model", "head", "properties", "priors", "atom_filter".
@@ -118,14 +118,14 @@ class Built:
         return self._potential
 
     def representation(self, parts: Mapping[str, Any], seed: int) -> Representation:
-        """That of the potential, whatever the priors; arguments and errors as `get`."""
+        """The representation of the potential, whatever its priors; arguments and errors as `get`."""
         return (self._kept_network(parts, seed) or self.get(parts, seed)).representation
 
     def _kept_network(self, parts: Mapping[str, Any], seed: int) -> Potential | None:
         return self._potential if _network_key(parts, seed) == self._network else None
 
     def forget(self) -> None:
-        """Keep it no longer: its weights are going to be trained."""
+        """Drop the potential: its weights are going to be trained."""
         self._potential = None
 
     def __eq__(self, other: object) -> bool:
@@ -166,7 +166,7 @@ def untrained(parts: Mapping[str, Any], seed: int = 0, network: Potential | None
 
 
 def with_baseline(prior: dict[str, Any]) -> dict[str, Any]:
-    """A prior's configuration, the file of a baseline replaced by the configuration in it.
+    """A prior's configuration; the file of a baseline is replaced by the configuration that it holds.
 
     Raises:
         ValueError: there is no such file, or it is not a model file.
@@ -180,12 +180,12 @@ def with_baseline(prior: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_priors(potential: Potential, priors: Sequence[Mapping[str, Any]], base: Potential | None = None) -> None:
-    """Give the priors of a new potential what their configuration does not hold.
+    """Give the priors of a new potential the values that their configuration does not hold.
 
     Args:
         potential: made from these priors, in their order.
         priors: as in the configuration; baselines get the weights of their files.
-        base: the model that it starts from, whose priors may have values that are read from a package otherwise.
+        base: the model of `init`, whose priors may hold values that would otherwise be read from a package.
 
     Raises:
         MissingBackend: a prior needs such a package, which is not installed.
@@ -205,7 +205,7 @@ def open_base(file: str, energy_unit: str = "eV", level: str | None = None) -> P
     """The potential of a .tmn file, of a name, or of a TorchMD-Net checkpoint, at one level of theory.
 
     Raises:
-        BadConfig: there is no such file, or it has no such level, or a unit is given for one that has its own.
+        BadConfig: there is no such file, or it has no such level, or a unit is given for a model file, which has units.
         BadCheckpoint: it cannot be read.
     """
     try:
@@ -223,7 +223,7 @@ def open_base(file: str, energy_unit: str = "eV", level: str | None = None) -> P
     base = load(file)
     if base.others:
         raise BadConfig(
-            f"init.file: {file} has {len(base.members)} members, and one is trained: import it with --member"
+            f"init.file: {file} has {len(base.members)} members, and only one can be trained: import one with --member"
         )
     try:
         return base.at_level(level or base.level_names[0]) if level or base.level_names else base

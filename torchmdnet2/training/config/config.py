@@ -70,7 +70,7 @@ class SwaConfig(Section):
 class TrainingConfig(Section):
     """Steps, learning rate, optimizer, loss."""
 
-    seed: Seed = Field(default=0, description="of the initial weights and the order of batches")
+    seed: Seed = Field(default=0, description="seed of the initial weights and of the order of batches")
     device: Annotated[str, AfterValidator(_check_device)] = Field(
         default="auto", description="auto, cpu, cuda or cuda:N"
     )
@@ -79,8 +79,8 @@ class TrainingConfig(Section):
     )
     precision: Literal["float32", "tf32", "float64"] = Field(
         default="float32",
-        description="of the network; energies are summed in float64. tf32: float32 whose matrix products are rounded "
-        "to 10 bits, on GPUs",
+        description="type of the network; energies are summed in float64. tf32: float32 whose matrix products are "
+        "rounded to 10 bits, on GPUs",
     )
     cuda_graphs: Literal["auto"] | bool = Field(
         default="auto",
@@ -89,10 +89,11 @@ class TrainingConfig(Section):
     )
     batch_size: Annotated[int, Field(ge=1)] = Field(default=16, description="frames per step")
     max_atoms: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="batches of so many atoms at most, instead of batch_size frames"
+        default=None, description="largest number of atoms of a batch, instead of batch_size frames"
     )
     max_edges: Annotated[int, Field(ge=1)] | None = Field(
-        default=None, description="batches of so many edges (directed neighbors) at most, instead of batch_size frames"
+        default=None,
+        description="largest number of edges (directed neighbors) of a batch, instead of batch_size frames",
     )
     max_epochs: Annotated[int, Field(ge=1)] = Field(default=300, description="passes over the training frames")
     max_minutes: Positive | None = Field(
@@ -108,7 +109,7 @@ class TrainingConfig(Section):
     lr_patience: Count = Field(default=10, description="plateau: epochs without improvement before a reduction")
     lr_factor: Fraction = Field(default=0.8, description="plateau: factor of a reduction")
     warmup_steps: Count = Field(default=100, description="steps of linear warm-up")
-    weight_decay: NotNegative = Field(default=0.0, description="on weight matrices only")
+    weight_decay: NotNegative = Field(default=0.0, description="weight decay, of weight matrices only")
     gradient_clipping: Positive | None = Field(
         default=10.0, description="largest norm of the gradient; null: no clipping"
     )
@@ -153,10 +154,10 @@ class InitConfig(Section):
     )
     replay: str | None = Field(
         default=None,
-        description="a data file of structures that are trained with the labels that the model gives them before, so "
-        "that it forgets less",
+        description="a data file of structures, labelled by the model before the training and trained along, so that "
+        "it forgets less",
     )
-    energy_unit: str = Field(default="eV", description="of a .ckpt, which does not say it")
+    energy_unit: str = Field(default="eV", description="unit of a .ckpt, which does not state it")
     level: str | None = Field(default=None, description="level of theory of a file that has several; null: its default")
 
     @model_validator(mode="before")
@@ -170,17 +171,17 @@ class WandbConfig(Section):
     """Weights & Biases."""
 
     project: str = Field(default="torchmdnet2", description="where the run is listed")
-    name: str | None = Field(default=None, description="of the run; null: that of the folder")
+    name: str | None = Field(default=None, description="name of the run; null: that of the folder")
     mode: Literal["online", "offline"] = Field(default="online", description="offline: upload later with `wandb sync`")
 
 
 class OutputConfig(Section):
     """The folder of the run, and what is written there."""
 
-    folder: str = Field(default="runs/model", min_length=1, description="made when it does not exist")
+    folder: str = Field(default="runs/model", min_length=1, description="folder of the run; made if it does not exist")
     overwrite: bool = Field(default=False, description="replace a finished run in this folder")
     save_every_seconds: Annotated[float, Field(ge=0)] = Field(
-        default=20.0, description="what a crash may lose; Ctrl-C and SIGTERM lose nothing"
+        default=20.0, description="seconds between saves, which a crash may lose; Ctrl-C and SIGTERM lose nothing"
     )
     keep_every: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="epochs between models kept in addition to the best one, as epoch_0010.tmn"
@@ -193,7 +194,7 @@ class OutputConfig(Section):
     wandb: WandbConfig | None = Field(
         default=None, description="metrics for Weights & Biases too: {project, name, mode} (needs the extra 'wandb')"
     )
-    licence: str = Field(default="not stated", description="of the model, for the model card")
+    licence: str = Field(default="not stated", description="licence of the model, for the model card")
 
 
 class Config(Section):
@@ -203,7 +204,7 @@ class Config(Section):
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "tensornet"}, validate_default=True)
     head: dict[str, Any] | None = Field(default_factory=lambda: {"name": "scalar"}, validate_default=True)
     properties: list[PropertyConfig] = Field(
-        default=[], description="heads of what is not the energy, as [{name: dipole}]"
+        default=[], description="heads of other quantities than the energy, as [{name: dipole}]"
     )
     priors: list[PriorConfig] = Field(
         default_factory=lambda: [{"name": "atomref", "energies": "auto"}], validate_default=True
@@ -253,7 +254,8 @@ class Config(Section):
         return self
 
     def _check_levels(self) -> None:
-        """Raise ValueError for settings of levels of theory that are not there, and levels that nothing can tell."""
+        """Raise ValueError for settings of levels that no source has, and for levels without a head that can separate
+        them."""
         names = self.data.levels
         replayed = self.base() if self.levels and self.init is not None and self.init.replay is not None else None
         for name in self.levels:
@@ -273,11 +275,11 @@ class Config(Section):
         loss = self.training.loss
         if loss.relative_energy and not any(part.keys.group for part in self.data.parts):
             raise ValueError(
-                "training.loss.relative_energy: needs data.keys.group, the entry that frames of one scan have in common"
+                "training.loss.relative_energy: needs data.keys.group, the entry that names the scan of a frame"
             )
 
     def parts(self) -> dict[str, Any]:
-        """The sections that a potential is made of, as plain data."""
+        """The sections that define a potential, as plain data."""
         names = ("model", "head", "properties", "priors", "atom_filter")
         return {name: getattr(self, name) for name in names}
 
@@ -292,11 +294,11 @@ class Config(Section):
         return potential
 
     def representation(self) -> Representation:
-        """That of `untrained`."""
+        """The representation of `untrained`."""
         return self._built.representation(self.parts(), self.training.seed)
 
     def take_network(self) -> Potential:
-        """`untrained`, for the caller alone: its representation and heads are those that the training starts from."""
+        """`untrained`, given away: the caller trains its representation and heads."""
         potential = self._built.get(self.parts(), self.training.seed)
         self._built.forget()
         return potential
@@ -305,7 +307,7 @@ class Config(Section):
         """The potential that training starts from, read from the file of `init`; None without `init`.
 
         Raises:
-            BadConfig, BadCheckpoint: as of `open_base`.
+            BadConfig, BadCheckpoint: as `open_base`.
         """
         return None if self.init is None else open_base(self.init.file, self.init.energy_unit, self.init.level)
 
@@ -315,7 +317,7 @@ class Config(Section):
 
 
 def parse_config(raw: Any, source: str = "configuration") -> Config:
-    """Check plain data against the schema.
+    """Check plain data against the schema, and make a configuration of it.
 
     Args:
         raw: what the YAML says.
@@ -363,7 +365,7 @@ _COLUMN = 44  # where the comments start
 
 
 def default_config_yaml(model: str = "tensornet") -> str:
-    """A configuration with all keys, their defaults and their meaning; only `data.train` is left to be filled in.
+    """A configuration with all keys, their defaults and their meaning; only `data.train` must be filled in.
 
     Args:
         model: whose hyper-parameters are listed.

@@ -59,7 +59,7 @@ def section_of(cls: type, leave_out: Iterable[str] = ()) -> type[Section]:
     Args:
         cls: a registered class; its type hints become the types, its defaults the defaults, its docstring's `Args:`
             the descriptions, and those of its bases.
-        leave_out: arguments that the user does not give.
+        leave_out: arguments that are not keys.
     """
     return _section_of(cls, tuple(leave_out))
 
@@ -98,7 +98,7 @@ def argument_descriptions(docstring: str) -> dict[str, str]:
 def validate_choice(
     value: Any, registry: Registry, default: str | None, leave_out: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Check {"name": …, arguments} against the class that the registry has under this name; fill in the defaults.
+    """Check {"name": …, arguments} against the class that is registered under this name, and fill in the defaults.
 
     Raises:
         PydanticCustomError, ValidationError: for pydantic to report at the section's path.
@@ -128,7 +128,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def edits(a: str, b: str) -> int:
-    """How many letters must be added, left out, replaced, or exchanged with the next to turn `a` into `b`."""
+    """Edit distance: letters to add, remove, replace, or exchange with the next one to turn `a` into `b`."""
     above: list[int] = []
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):

@@ -39,7 +39,7 @@ LOSS_WEIGHT = "scalar:loss_weight"
 RELATIVE = "relative_energy"
 
 FRAME_LABELS = (LOSS_WEIGHT, CONFIG_TYPE, GROUP, LEVEL)
-"""Like labels, but not trained: they give weight, group and level of theory of a frame."""
+"""Entries that are read like labels and not trained: they give weight, group and level of theory of a frame."""
 
 
 def property_of(label: str) -> str:
@@ -58,7 +58,7 @@ def predicted_shapes(potential: Potential) -> dict[str, str]:
 
 
 def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:
-    """What `open_dataset` is to read, besides weights of frames (see `weight_keys`).
+    """The labels that `open_dataset` must read, besides weights of frames (see `weight_keys`).
 
     Args:
         keys: the section `data.keys` as plain data.
@@ -70,7 +70,7 @@ def label_keys(keys: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, 
 
 
 def label_units(units: Mapping[str, Any], shapes: Mapping[str, str]) -> dict[str, str]:
-    """The units for `open_dataset`; arguments as `label_keys`, for the section `data.units`."""
+    """The units that `open_dataset` needs; arguments as `label_keys`, for the section `data.units`."""
     plain = {name: unit for name, unit in units.items() if name != "properties" and unit is not None}
     return {**plain, **{_label(name, shapes): unit for name, unit in (units.get("properties") or {}).items()}}
 
@@ -80,7 +80,7 @@ def _label(name: str, shapes: Mapping[str, str]) -> str:
 
 
 def prediction(result: Result, label: str) -> Tensor | None:
-    """The predicted value of a label, None where the potential does not give it."""
+    """The predicted value of a label; None if the potential does not predict it."""
     if label in {field.name for field in fields(result)}:
         return getattr(result, label)
     name = property_of(label)
@@ -90,7 +90,7 @@ def prediction(result: Result, label: str) -> Tensor | None:
 
 
 def unit_of(label: str, units: Mapping[str, Any] | None = None) -> str:
-    """The unit that a label's errors are in; "" for a plain number.
+    """The unit of a label's errors; "" for a plain number.
 
     Args:
         label: its name in the data.
@@ -117,7 +117,7 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
         shapes: property -> shape of what its potential predicts.
 
     Raises:
-        ValueError: they are not; the message has the key's path and the closest valid name.
+        ValueError: they are not; names the path of the key and the closest valid name.
     """
     keys, loss = config.data.keys, config.training.loss
     predicted = [*shapes, *([DIPOLE_NORM] if "dipole" in shapes else [])]
@@ -132,7 +132,7 @@ def check_labels(config: Any, shapes: Mapping[str, str]) -> None:
             )
     for name in LABELS.of_heads():
         if getattr(keys, name) is not None and name not in shapes:
-            raise ValueError(f"data.keys.{name}: the model predicts none; add {{name: {name}}} to `properties`")
+            raise ValueError(f"data.keys.{name}: the model does not predict it; add {{name: {name}}} to `properties`")
     energies = [name for name in (*LABELS.of_energies(), "virial") if getattr(keys, name) is not None]
     if config.head is None and energies:
         raise ValueError(f"head: without one there are no energies to train; set data.keys.{energies[0]} to null")
@@ -230,8 +230,8 @@ class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
     )
     relative_energy: NotNegative = Field(
         default=0.0,
-        description="weight of energies less the mean of their group (data.keys.group), in eV; needs no reference "
-        "energies to be right",
+        description="weight of energies relative to the mean of their group (data.keys.group), in eV; reference "
+        "energies cancel",
     )
     per_atom: bool = Field(default=True, description="divide energy errors by the number of atoms")
     schedule: LossScheduleConfig | None = Field(
@@ -264,7 +264,7 @@ class LossConfig(_with_weights(_Errors)):  # type: ignore[misc]
 
         Args:
             epoch: counted from 0.
-            max_epochs: which fractions are of.
+            max_epochs: the number of epochs, for times that are given as fractions of it.
         """
         if self.schedule is None:
             return self
@@ -333,15 +333,15 @@ class KeysConfig(_label_keys()):  # type: ignore[misc]
     properties: dict[str, str] = Field(
         default={}, description="property -> its name in the file, as in {gap: HOMO_LUMO_gap}"
     )
-    numbers: str | None = Field(default=None, description="atomic numbers; only of npy, npz and hdf5")
-    positions: str | None = Field(default=None, description="positions; only of npz and hdf5, with other names")
+    numbers: str | None = Field(default=None, description="atomic numbers; npy, npz and hdf5 only")
+    positions: str | None = Field(default=None, description="positions with another name; npz and hdf5 only")
     OF_SOURCES: ClassVar = ("numbers", "positions", "weight", "config_type", "group", "charge", "spin")
-    """Those that a source may have without the others."""
+    """Keys that a source may have without the others."""
 
     weight: str | None = Field(default=None, description="factor of the frame's part of the loss; 1 where it is absent")
     config_type: str = Field(default="config_type", description="kind of a frame, for training.loss.config_weights")
     group: str | None = Field(
-        default=None, description="what frames have in common whose relative energies are trained, as a scan's name"
+        default=None, description="name of a group, as of a scan, whose relative energies are trained"
     )
     charge: str | None = Field(default=None, description="total charge in e; null: wherever the file states it, else 0")
     spin: str | None = Field(default=None, description="spin multiplicity; null: wherever the file states it")
@@ -354,7 +354,7 @@ _UNITS = {
     "stress": "null: energy/length^3; also GPa, kbar",
     "dipole": "null: e*length; also debye",
 }
-"""Kind of unit -> which there are; charges are in e."""
+"""Kind of unit -> known units; charges are in e."""
 
 _KINDS = {name: spec.kind for name, spec in LABELS.items() if spec.kind in _UNITS}
 
@@ -369,7 +369,7 @@ def _label_units() -> Any:
 class UnitsConfig(_label_units()):  # type: ignore[misc]
     """Units that the data file is written in; values are converted to eV and Å on reading.
 
-    null: what an HDF5 file says of itself (an error where it says nothing), eV and Å for the formats of ASE.
+    null: the units that an HDF5 file states (an error if it states none); eV and Å for the formats of ASE.
     """
 
     properties: dict[str, str] = Field(
@@ -397,7 +397,7 @@ class SplitConfig(Section):
     test: Share | None = Field(
         default=None, description="frames held out for the final errors; null: 0.1, or less if no more remain"
     )
-    seed: Count = Field(default=0, description="of the random division")
+    seed: Count = Field(default=0, description="seed of the random division")
     file: str | None = Field(default=None, description="a splits.json of an earlier run, instead of a random division")
     bootstrap: Count | None = Field(
         default=None, description="a seed: draw as many training frames, with repetition; for ensembles"
@@ -422,7 +422,7 @@ class SourceConfig(Section):
 
 
 class LevelConfig(Section):
-    """What a level of theory beside the first one has apart from the network."""
+    """What each further level of theory has besides the shared network."""
 
     readout: Literal["own", "shared"] = Field(default="own", description="the head of energies")
     references: Literal["own", "shared"] = Field(default="own", description="reference energies, fitted to its frames")
@@ -445,12 +445,12 @@ class DataConfig(Section):
     )
     root: str | None = Field(default=None, description="folder of published data sets; null: the user's cache")
     download: bool = Field(default=True, description="fetch files of a published data set that are not there")
-    molecule: str | None = Field(default=None, description="of md17, rmd17, md22, botnet")
+    molecule: str | None = Field(default=None, description="molecule of md17, rmd17, md22, botnet")
     version: str | None = Field(default=None, description="of spice, comp6")
-    subsets: list[str] | None = Field(default=None, description="of spice, comp6, botnet")
-    energy: str | None = Field(default=None, description="which energy: of qm9 (U0, U, H, G), ani1x, spice")
+    subsets: list[str] | None = Field(default=None, description="subset of spice, comp6, botnet")
+    energy: str | None = Field(default=None, description="which energy of qm9 (U0, U, H, G), ani1x, spice")
     max_force: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="of spice, maceoff: leave out frames with larger forces, eV/Å"
+        default=None, description="spice, maceoff: leave out frames with larger forces, eV/Å"
     )
     validation: str | list[str] | None = Field(
         default=None, description="own file(s), or subset(s) of botnet by name; null: split from data.train"
@@ -471,8 +471,10 @@ class DataConfig(Section):
     num_workers: Annotated[int, Field(ge=0, le=64)] = Field(
         default=0, description="number of data-loading processes; 0: load in the training process"
     )
-    level_of_theory: str = Field(default="not stated", description="for the model card, as in 'GFN2-xTB'")
-    licence: str = Field(default="not stated", description="of the data, for the model card")
+    level_of_theory: str = Field(
+        default="not stated", description="of the labels, for the model card, as in 'GFN2-xTB'"
+    )
+    licence: str = Field(default="not stated", description="licence of the data, for the model card")
     citation: str = Field(
         default="not stated", description="what users of the data cite, for the log and the model card"
     )
@@ -540,7 +542,7 @@ class DataConfig(Section):
         asked = {name for name, key in self.keys.model_dump().items() if key and name not in KeysConfig.OF_SOURCES}
         for k, part in enumerate(self.parts):
             if part.split.file is not None:
-                raise ValueError(f"sources.{k}: split.file is of a training on one source")
+                raise ValueError(f"sources.{k}: split.file belongs to a training on one source")
             for name, key in part.keys.model_dump().items():
                 if key and name not in (*asked, *KeysConfig.OF_SOURCES):
                     raise ValueError(f"sources.{k}.keys.{name}: give data.keys.{name} too")
@@ -548,7 +550,7 @@ class DataConfig(Section):
 
     @property
     def parts(self) -> list[DataConfig]:
-        """A section for each source; itself without `sources`."""
+        """A section for each source; without `sources`, this one."""
         if self.sources is None:
             return [self]
         given = ("train", "validation", "test", "format")
@@ -568,7 +570,7 @@ class DataConfig(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those of the published data set."""
+        """The options of the published data set."""
         return _options(self.model_dump())
 
 
@@ -588,12 +590,12 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Rule:
-    """When a setting acts.
+    """Says when a setting has an effect, so that settings without effect are refused.
 
     Attributes:
-        acts: of the configuration; of a prior, a head or the model, of its section.
+        acts: whether it has one, from the configuration, or from the section of a prior, head or model.
         needs: what it needs, in words.
-        harmless: values that are accepted though they do not act.
+        harmless: values that are accepted although they have no effect.
     """
 
     acts: Callable[[Any], bool]
@@ -626,7 +628,9 @@ _WEIGHTS = {
 RULES: dict[str, Rule] = {
     "data.root": Rule(lambda c: c.data.dataset is not None, "needs data.dataset, a published data set"),
     "data.download": Rule(lambda c: c.data.dataset is not None, "needs data.dataset, a published data set"),
-    "data.format": Rule(lambda c: c.data.dataset is None, "is of data files, and data.dataset has its own"),
+    "data.format": Rule(
+        lambda c: c.data.dataset is None, "belongs to data files, and data.dataset is a published data set"
+    ),
     "data.keys.config_type": Rule(lambda c: bool(c.training.loss.config_weights), "needs training.loss.config_weights"),
     "data.split.train": Rule(lambda c: c.data.split.file is None, "is not read beside data.split.file"),
     "data.split.seed": Rule(
@@ -634,7 +638,7 @@ RULES: dict[str, Rule] = {
             c.data.split.file is None
             and (c.data.validation is None or c.data.test is None or c.data.split.train is not None)
         ),
-        "needs frames that are drawn: data.split.file, or files of validation and test, leave none to draw",
+        "needs a random division: data.split.file, or files of validation and test, leave none to draw",
     ),
     **{
         f"data.split.{name}": Rule(
@@ -663,7 +667,7 @@ RULES: dict[str, Rule] = {
     ),
     "output.outliers": Rule(lambda c: c.output.report, "needs output.report", (0,)),
 }
-"""Path of a setting -> when it acts."""
+"""Path of a setting -> when it has an effect."""
 
 _ALL_PAIRS = Rule(lambda p: p["method"] != "all_pairs", "needs another method: all_pairs has no cutoff")
 _EWALD = Rule(lambda p: p["method"] in ("ewald", "pme"), "needs the method ewald or pme")
@@ -693,7 +697,7 @@ ARGUMENTS: dict[str, dict[str, Rule]] = {
     "tensornet": {"skew_sign": _CHIRAL},
     "tensornet2": {"skew_sign": _CHIRAL},
 }
-"""Name of a prior, head or model -> argument -> when it acts."""
+"""Name of a prior, head or model -> argument -> when it has an effect."""
 
 
 def refuse_idle(config: Any) -> None:
@@ -724,7 +728,7 @@ def _refuse(path: str, value: Any, default: Any, rule: Rule, section: Any) -> No
 
 
 def _wanted(config: Any, path: str) -> Any:
-    """A setting; None where its section is not there, or where nobody chose it."""
+    """A setting; None if its section is not there, or if it was not given."""
     *sections, key = path.split(".")
     section: Section = config
     for name in sections:
@@ -737,7 +741,7 @@ def _wanted(config: Any, path: str) -> Any:
 
 
 def _parts(config: Any) -> Iterator[tuple[str, Mapping[str, Any], Registry]]:
-    """Priors, heads and the model, with where they stand."""
+    """Priors, heads and the model, with their paths."""
     if config.init is None:  # else its arguments are those of the file
         yield "model", config.model, REPRESENTATIONS
     for k, prior in enumerate(config.priors):

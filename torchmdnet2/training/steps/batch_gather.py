@@ -1,10 +1,10 @@
-"""A batch of packed frames gathered by one kernel: the number of launches decides the time of a small training step.
+"""Gather a batch of packed frames by one kernel: the number of launches decides the time of a small training step.
 
-What is written is specified by `PackedFrames.reference_batch` (training/steps/packed_frames.py), to the bit.
+`PackedFrames.reference_batch` (training/steps/packed_frames.py) is its specification, to the bit.
 
-Shapes: B slots for frames, N atoms and P pairs that there is room for, K elements, M = N + K atoms. A slot's number in
-`chosen` is that of its frame; −1, or one beyond the last, is a frame without rows. Slot B has the room that is not
-needed: it takes its values from the last row of each table.
+Shapes: B slots for frames, capacities of N atoms and P pairs, K elements, M = N + K atoms. `chosen` has the number of
+the frame in each slot; −1, or one beyond the last, is a frame without rows. Slot B has the padding: it takes its values
+from the last row of each table.
 
 A program works for one slot. It adds up the sizes of the slots before it, which says where its rows begin, so that no
 program waits for another. Rows of a slot are taken in turns of CHUNK, shared by the programs of the second axis; those
@@ -24,7 +24,7 @@ __all__ = ["gather_frames"]
 CHUNK = 128
 """Atoms or pairs that a program holds at a time."""
 PROGRAMS = 2048
-"""The most programs for frames, if there are fewer frames; each adds up sizes anew."""
+"""Largest number of programs for fewer frames; each adds up sizes again."""
 
 
 def gather_frames(chosen: Tensor, frames: Mapping[str, Tensor | None], batch: Mapping[str, Tensor | None]) -> None:
@@ -65,7 +65,7 @@ def _length(x: Tensor | None) -> int:
 
 @triton.jit
 def _frame_of(chosen, slot, B, num_frames):
-    """Frames of slots; of those from B on, and where there is none, the one after the last."""
+    """Frames of slots; for slots from B on, and for slots without a frame, the one after the last."""
     frame = tl.load(chosen + slot, mask=slot < B, other=-1).to(tl.int64)
     return tl.where((frame < 0) | (frame > num_frames), num_frames, frame)
 
@@ -104,7 +104,7 @@ def _gather(
     out_r, out_pair_structure, out_atom_ptr, out_pair_ptr, out_charge, out_volume, out_energy, out_forces, out_stress,
     B, N, P, K, num_frames, atoms_in_table, pairs_in_table, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One slot, or a part of it."""
+    """Gather the rows of one slot, or a part of them."""
     slot = tl.minimum(tl.program_id(0), B)
     begin = (tl.program_id(0) - slot) * tl.num_programs(1) + tl.program_id(1)
     step = tl.num_programs(1)

@@ -1,4 +1,4 @@
-"""A batch as one block of bytes, sent by data-loading processes: tensors alone would take twice as long."""
+"""Batches of frames, and the processes that load them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(eq=False)
 class BatchMessage:
-    """Named tensors in one buffer, and other small things.
+    """A batch in one buffer, which a data-loading process sends in half of the time of separate tensors.
 
     Attributes:
         buffer: all numbers, uint8.
@@ -57,7 +57,7 @@ class BatchMessage:
         return message
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors again, as views of the buffer."""
+        """The tensors, as views of the buffer."""
         views = {}
         for name, dtype, shape, first in self.layout:
             size = dtype.itemsize
@@ -75,7 +75,7 @@ class BatchMessage:
 
 @dataclass(eq=False)
 class Batch:
-    """Some frames as one batch.
+    """Frames that are trained on together.
 
     Attributes:
         sample: the structures (B of them) and their labels.
@@ -98,11 +98,11 @@ class Frames(TorchDataset):
         data: the data set.
         indices: which of its frames.
         cutoff: Å.
-        cache_bytes: room for the lists of a data set that has no place for them itself.
+        cache_bytes: memory for the lists of a data set that cannot store them.
 
     Attributes:
         indices: [len(self)] as given.
-        lists: where the neighbor lists are kept.
+        lists: the store of the neighbor lists.
     """
 
     def __init__(self, data: Dataset, indices: Sequence[int] | np.ndarray, cutoff: float, cache_bytes: int = 2**30):
@@ -117,7 +117,7 @@ class Frames(TorchDataset):
         return self.batch([item])
 
     def __getitems__(self, items: Sequence[int]) -> Batch:
-        """What a `DataLoader` reads: a batch at once."""
+        """A batch, as a `DataLoader` asks for it."""
         return self.batch(items)
 
     def batch(self, items: Sequence[int] | np.ndarray) -> Batch:
@@ -142,7 +142,7 @@ class Frames(TorchDataset):
 
     @cached_property
     def edges(self) -> np.ndarray:
-        """Number of directed edges of each frame, [len(self)]; those that are not known yet are searched."""
+        """Number of directed edges of each frame, [len(self)]; unknown ones are searched."""
         if not isinstance(self.lists, EdgeMemory):
             return self.lists.count[self.indices]
         counts = [self._edges(self.indices[part], self.data.batch(self.indices[part]).system).count
@@ -151,12 +151,13 @@ class Frames(TorchDataset):
 
     @cached_property
     def levels(self) -> np.ndarray:
-        """Place of the level of theory of each frame in the list of their names, [len(self)]; 0 without levels."""
+        """Index of the level of theory of each frame in the list of their names, [len(self)]; 0 without levels."""
         return np.nan_to_num(self._labels(LEVEL)).astype(np.int64)
 
     @cached_property
     def groups(self) -> np.ndarray:
-        """A number for the group of each frame, [len(self)]: frames without one are alone, as are repeated ones."""
+        """Number of the group of each frame, [len(self)]; frames without a group and repeated frames are alone in
+        theirs."""
         groups = self._labels(GROUP)
         alone = np.isnan(groups)
         _, found = np.unique(np.stack([groups[~alone], self.levels[~alone]]), axis=1, return_inverse=True)
@@ -173,7 +174,7 @@ class Frames(TorchDataset):
         return np.concatenate([np.zeros(0), *parts])
 
     def of(self, chosen: np.ndarray) -> Frames:
-        """Some of the frames.
+        """A selection of the frames.
 
         Args:
             chosen: [len(self)] which, or their positions.
@@ -181,15 +182,15 @@ class Frames(TorchDataset):
         return Frames(self.data, self.indices[chosen], self.cutoff)
 
     def name(self, item: int) -> str:
-        """Where a frame comes from, by its position."""
+        """The source of the frame at a position, for messages."""
         return self.data.name(int(self.indices[item]))
 
 
 def require_known(potential: Potential, frames: Frames, items: Sequence[int]) -> None:
-    """Raise what the potential does for a structure that it cannot evaluate, with the frame's name and its own atoms.
+    """Raise the potential's error for a structure that it cannot evaluate, with the name and atoms of the frame.
 
     Args:
-        potential: on whatever device.
+        potential: on any device.
         frames: labelled or not.
         items: positions of frames; those of a batch that was refused, or all.
     """
@@ -212,10 +213,10 @@ def _lists_of(data: Dataset, cutoff: float, room: int) -> EdgeMemory | CachedEdg
 
 
 def training_batches(frames: Frames, config: TrainingConfig, epoch: int) -> list[list[int]]:
-    """The batches of an epoch, on however many devices each is computed: see `epoch_batches`.
+    """The batches of an epoch, the same for any number of devices: see `epoch_batches`.
 
     Args:
-        frames: those of training.
+        frames: the training frames.
         config: its batch_size, or else max_atoms and max_edges; its seed.
         epoch: counted from 0.
 
@@ -267,9 +268,9 @@ def _groups(frames: Frames, config: TrainingConfig) -> list[np.ndarray]:
 
 
 def measured_batches(frames: Frames, config: TrainingConfig) -> list[list[int]]:
-    """Frames in order, for errors: twice of what a training step has, since forces are not differentiated.
+    """Batches of frames in order, for errors. They are twice as large as in training: forces are not differentiated.
 
-    A frame that is larger than the budget is alone.
+    A frame that is larger than the budget is a batch alone.
     """
     if config.loss.relative_energy or config.loss.final.relative_energy:  # whole groups, as training has them
         return _batches_of_groups(frames, config, 0)
@@ -296,7 +297,7 @@ def most_frames(frames: Frames, config: TrainingConfig) -> int:
 
 
 class _Order(Sampler[list[int]]):
-    """The batches of the coming pass; replaced before each one."""
+    """The batches of the next pass, for a `DataLoader`; replaced before each pass."""
 
     def __init__(self) -> None:
         self.batches: Sequence[Sequence[int]] = []
@@ -309,7 +310,7 @@ class _Order(Sampler[list[int]]):
 
 
 def _sent(batch: Batch) -> BatchMessage:
-    """The batch as a worker sends it; shifts that are all zero are not sent."""
+    """The message of a batch; shifts that are all zero are not sent."""
     neighbors = batch.neighbors
     tensors = {f"system.{name}": value for name, value in vars(batch.sample.system).items()}
     tensors |= {f"labels.{name}": value for name, value in batch.sample.labels.items()}
@@ -333,7 +334,7 @@ def _received(message: BatchMessage) -> Batch:
 
 
 class Loader:
-    """Reads batches in a given order; the same batches come whatever the number of workers.
+    """Reads batches in a given order, the same ones for any number of workers.
 
     Args:
         frames: what to read.

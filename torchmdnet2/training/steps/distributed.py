@@ -1,4 +1,4 @@
-"""Several devices, one training: each process computes its share of every batch, and the sums are those of all.
+"""Training on several devices: each process computes its share of every batch, and sums are those of all processes.
 
 Losses are means over the labels of the whole batch, on however many devices it is computed, so that a training is the
 same on any number of them up to rounding, and can be resumed on another. Started by `torchrun`, which sets RANK,
@@ -25,7 +25,7 @@ __all__ = ["Devices", "ProcessFailed", "local_rank", "world_size"]
 
 
 class ProcessFailed(RuntimeError):
-    """Another process of the training failed, or cannot be reached any more."""
+    """Another process of the training failed or can no longer be reached."""
 
 
 def world_size() -> int:
@@ -39,7 +39,7 @@ def local_rank() -> int:
 
 
 class Devices:
-    """The processes of a training.
+    """The processes of a training, which add up their sums and fail together.
 
     Args:
         rank: number of this one, among those of all hosts.
@@ -91,11 +91,12 @@ class Devices:
                 dist.destroy_process_group()
 
     def at_end(self, release: Callable[[], None]) -> None:
-        """Call a function before the group of processes ends: NCCL would wait for ever for CUDA graphs that use it."""
+        """Call a function before the group of processes ends: otherwise NCCL waits for ever for CUDA graphs that use
+        it."""
         self._releases.append(release)
 
     def release(self) -> None:
-        """Call these functions."""
+        """Call the functions of `at_end`."""
         while self._releases:
             self._releases.pop()()
 
@@ -111,7 +112,7 @@ class Devices:
         return tensor
 
     def sums(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add up tensors that all processes have under the same names."""
+        """Add up tensors that have the same names in all processes."""
         if self.size > 1:
             for name in sorted(tensors):
                 self.sum(tensors[name])
@@ -119,7 +120,7 @@ class Devices:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Sums are those of this process within the block, which the others do not enter."""
+        """Within the block, which only this process enters, sums are those of this process."""
         before, self._silent = self._silent, True
         try:
             yield
@@ -152,7 +153,7 @@ class Devices:
         return answer
 
     def from_main(self, content: bytes) -> bytes:
-        """What the main process has."""
+        """The value in the main process."""
         if self.size == 1:
             return content
         length = int(self.sum(torch.tensor(len(content) if self.main else 0, device=self.device)))
@@ -165,13 +166,13 @@ class Devices:
 
     @contextmanager
     def copy_of(self, path: Path) -> Iterator[Path]:
-        """A file of the main process, for all of them: they need not see its folder.
+        """A file of the main process, for all processes, which need not share a file system.
 
         Args:
             path: in the main process.
 
         Yields:
-            The file itself there, a copy elsewhere that vanishes with the block.
+            The file itself in the main process; in others a copy that is deleted at the end of the block.
         """
         content = self.from_main(path.read_bytes() if self.main else b"")
         if self.main:
@@ -184,10 +185,10 @@ class Devices:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What fails in one process within the block fails in all of them.
+        """If one process fails within the block, all of them fail.
 
         Raises:
-            ProcessFailed: in those where it did not; names the process, its host and the error.
+            ProcessFailed: in the other processes; names the process, its host and the error.
         """
         try:
             yield
@@ -213,7 +214,7 @@ class Devices:
         return [row[:width].tobytes().decode() for row, width in zip(rows, widths, strict=True)]
 
     def share(self, chosen: Sequence[int], work: np.ndarray) -> list[int]:
-        """The frames of a batch for this process: sorted by work and dealt back and forth, so that work is even.
+        """The frames of a batch for this process: frames are sorted by work and dealt back and forth, to balance it.
 
         Args:
             chosen: frame numbers.
@@ -232,7 +233,7 @@ def _as_tensor(content: bytes) -> Tensor:
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """What the backends raise where another process is gone, as ProcessFailed."""
+    """Turn errors of the backends about a lost process into ProcessFailed."""
     try:
         yield
     except RuntimeError as error:

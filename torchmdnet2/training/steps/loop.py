@@ -67,7 +67,7 @@ def unsupported_reason(potential: Potential) -> str | None:
 
 
 def further_labels(potential: Potential, labels: Iterable[str]) -> list[str]:
-    """Those of the labels, in their order, that heads of properties or the network's charges are compared with."""
+    """The labels, in their order, that are compared with heads of properties or charges of the network."""
     outputs = potential.outputs
     known = {*outputs, *([DIPOLE_NORM] if "dipole" in outputs else [])}
     return [n for n in label_names(labels) if n not in LABELS.of_energies() and property_of(n) in known]
@@ -89,9 +89,10 @@ def frame_bytes(frame: Batch, potential: Potential, labels: Sequence[str]) -> in
 def pack(
     frames: Frames, potential: Potential, stress: bool, loss: LossConfig, labels: Sequence[str] = ()
 ) -> PackedFrames:
-    """All frames on the potential's device, energies, forces and stress less those of the priors.
+    """Pack all frames on the potential's device; energies, forces and stress of the priors are subtracted from the
+    labels.
 
-    Priors that read the charges of the network are left in: they change with the weights.
+    Priors that read the charges of the network are not subtracted: they change with the weights.
 
     Args:
         frames: at least one.
@@ -125,7 +126,7 @@ def pack_part(
     further: Sequence[str],
     one: AbstractContextManager | None = None,
 ) -> Part:
-    """Some frames; arguments as of `pack`; one: a lock, held while the priors are evaluated."""
+    """Pack some frames; arguments as `pack`; one: a lock, held while the priors are evaluated."""
     with one or nullcontext():
         energy, forces, tension = _baselines(batch.sample, potential)
     system, labels = batch.sample.system, batch.sample.labels
@@ -226,7 +227,7 @@ _CPU_ROOM = 2**31
 
 
 def pack_trainer(trainer: Trainer, devices: Devices | None = None) -> str | None:
-    """Let a trainer take its steps from packed frames; returns why that is not possible, in words, or None.
+    """Let a trainer take its steps on packed frames; returns why that is not possible, in words, or None.
 
     Args:
         trainer: at the start, or restored.
@@ -253,7 +254,7 @@ def unsupported_training(trainer: Trainer) -> str | None:
         potential, labels = trainer.potential, _further_labels(trainer)
         need = sum(_estimate(part, potential, labels) for part in (trainer.train, trainer.validation) if part)
         if need > room:
-            reason = f"{need / 1e9:.0f} GB of frames, with room for {room / 1e9:.0f}"
+            reason = f"{need / 1e9:.0f} GB of frames, and {room / 1e9:.0f} GB are free"
         elif cuda:
             largest = trainer.train.batch([int(trainer.train.atoms.argmax())])
             part = pack_part(largest, potential, trainer.properties.stress, trainer.loss, labels)
@@ -262,7 +263,7 @@ def unsupported_training(trainer: Trainer) -> str | None:
 
 
 def _further_labels(trainer: Trainer) -> list[str]:
-    """Labels of properties that some training frame has, and the potential predicts."""
+    """Labels of properties that training frames have and the potential predicts."""
     labelled = trainer.train.data.facts_of(trainer.train.indices).labelled
     return further_labels(trainer.potential, [name for name, has in labelled.items() if has.any()])
 
@@ -275,7 +276,7 @@ def _estimate(frames: Frames, potential: Potential, labels: Sequence[str]) -> in
 
 
 def pays_on_cpu(trainer: Trainer) -> bool:
-    """Whether packed steps are the faster ones on a CPU: for models with kernels that numba compiles."""
+    """Whether packed steps are faster on a CPU: for models whose kernels numba compiles."""
     return _trains_on_cpu(trainer) and find_spec("numba") is not None
 
 
@@ -337,7 +338,7 @@ class PackedLoop:
         self._loss = math.nan
 
     def forget_graphs(self) -> None:
-        """Steps are captured anew from now on."""
+        """Drop the captured steps, which are captured again when needed."""
         for replayed in (self.step, self.measure):
             if replayed is not None:
                 replayed.clear()
@@ -352,7 +353,7 @@ class PackedLoop:
         return GraphedPass(store, frames, work.body, work.warm_up, tf32, self._memory)
 
     def steps(self, order: Sequence[Sequence[int]]) -> Iterator[float]:
-        """Do the steps of these batches; yields, after each, the newest loss that is known."""
+        """Do the steps of these batches; yields the latest known loss after each."""
         trainer = self.trainer
         if self.training.set_loss(trainer.loss):
             self.step.clear()

@@ -65,7 +65,7 @@ def residuals(result: Result, labels: Mapping[str, Tensor]) -> dict[str, Residua
 
 
 def _relative(energy: Residual, group: Tensor) -> Residual:
-    """Errors of energies less the mean of their group; absent for frames that are alone."""
+    """Errors of energies relative to the mean of their group; absent for frames that are alone."""
     present = energy.present & ~torch.isnan(group)
     _, number = torch.unique(torch.where(present, group, torch.inf), return_inverse=True)
     zeros = energy.error.new_zeros(len(group))
@@ -76,7 +76,7 @@ def _relative(energy: Residual, group: Tensor) -> Residual:
 
 
 def _order(name: str) -> tuple[int, str]:
-    """The same sum in the same order, whatever the order of the labels in the file."""
+    """Sorts the labels, so that sums do not depend on their order in the file."""
     known = list(LABELS)
     return (known.index(name) if name in known else len(known), name)
 
@@ -96,7 +96,7 @@ def atoms_per_system(system: System) -> Tensor:
 
 
 def frame_weights(labels: Mapping[str, Tensor], config: LossConfig) -> Tensor | None:
-    """What each frame counts for, [B] float64; None where all count for 1.
+    """Weight of each frame, [B] float64; None if all are 1.
 
     Args:
         labels: of the frames; NaN where a frame has no weight or kind.
@@ -114,7 +114,7 @@ def frame_weights(labels: Mapping[str, Tensor], config: LossConfig) -> Tensor | 
 def penalty_sums(
     found: Mapping[str, Residual], system: System, config: LossConfig, weights: Tensor | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Per weighted property: Σ w ℓ over the labels present, and how many there are (both scalars).
+    """Per weighted property: Σ w ℓ over the labels present, and their number (both scalars).
 
     Args:
         found: of `residuals`.
@@ -153,7 +153,7 @@ def total_loss(sums: Mapping[str, tuple[Tensor, Tensor]], config: LossConfig) ->
 # --- Errors over many batches: sums and counts, so that every label weighs the same however it was batched ---
 
 NUM_ELEMENTS = len(SYMBOLS) + 10
-"""Rows of a table by atomic number: with room for numbers without a symbol."""
+"""Rows of a table by atomic number, also of numbers without a symbol."""
 
 UNITS = {
     "energy": "eV",
@@ -165,7 +165,7 @@ UNITS = {
 
 
 def shown(error: float, unit: str) -> tuple[float, str]:
-    """An error as people read it: thousandths of a unit, as in (12.3, "meV/Å"); a plain number unchanged."""
+    """An error in thousandths of its unit, as in (12.3, "meV/Å"); a plain number unchanged."""
     return (1e3 * error, f"m{unit}") if unit else (error, "")
 
 
@@ -183,8 +183,8 @@ class ErrorSums:
     """Sums of |error| and error² by property and, for forces, by element; sums of the loss.
 
     Args:
-        loss: how the loss is made.
-        device: where the batches are; nothing is read back before a result is asked for.
+        loss: the definition of the loss.
+        device: of the batches; nothing is read back before a result is requested.
         units: the section `data.units` as plain data, for the units of further labels.
     """
 
@@ -196,7 +196,7 @@ class ErrorSums:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, found: Mapping[str, Residual], system: System, weights: Tensor | None = None) -> None:
-        """Add the errors of one batch; weights [B] of its frames count in the loss alone."""
+        """Add the errors of one batch; weights [B] of its frames act on the loss only."""
         with torch.no_grad():
             for name, residual in found.items():
                 error, present = residual.error.detach().double(), residual.present
@@ -212,7 +212,7 @@ class ErrorSums:
                 self._add(f"loss_{name}", torch.stack([count.double(), total, torch.zeros_like(total)]))
 
     def add_sums(self, sums: Mapping[str, Tensor]) -> None:
-        """Add what another object has in `sums`."""
+        """Add the `sums` of another object."""
         for name, value in sums.items():
             self._add(name, value)
 
@@ -259,7 +259,7 @@ class ErrorSums:
         return row
 
     def _properties(self) -> list[str]:
-        """The labels that errors were added of, in a fixed order."""
+        """The labels of which errors were added, in a fixed order."""
         further = sorted(name for name in self.sums if ":" in name and not name.startswith("loss_"))
         return [name for name in UNITS if name in self.sums] + further
 

@@ -4,7 +4,7 @@ Two kernels add up and one differentiates, instead of about 120 small ones. loss
 formed in float64 and in a fixed order: each program adds up the rows of its block, and the blocks are added one after
 the other.
 
-Shapes: B frames and one more structure for room that is not needed, N atoms, K elements, P blocks of rows.
+Shapes: B frames and one more structure for the padding, N atoms, K elements, P blocks of rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROWS: dict[str, int | slice] = {
     "energy": 0, "energy_per_atom": 1, "forces": 2, "stress": 3, "loss_energy": 4, "loss_forces": 5, "loss_stress": 6,
     "forces_by_element": slice(8, None),
 }  # fmt: skip
-"""Where the table of sums has what: rows of [count, Σ|e|, Σe²], [count, Σℓ, 0] for the losses; 8 + Z: element Z."""
+"""Rows of the table of sums: [count, Σ|e|, Σe²], and [count, Σℓ, 0] for the losses; 8 + Z: element Z."""
 
 _KINDS = {None: 0, "mse": 1, "l1": 2, "huber": 3}
 _BLOCK = 128
@@ -38,8 +38,8 @@ class Penalties:
     """ℓ of each property: "mse", "l1", "huber", None for one without a weight.
 
     Attributes:
-        delta: where huber turns from squared to linear, in the label's unit.
-        per_atom: ℓ of the energy is of its error divided by the number of atoms.
+        delta: error at which huber changes from squared to linear, in the label's unit.
+        per_atom: the error of the energy is divided by the number of atoms.
     """
 
     energy: str | None
@@ -51,7 +51,7 @@ class Penalties:
 
 @dataclass(eq=False)
 class Labels:
-    """What the predictions for a batch are compared with; NaN where absent.
+    """The labels of a batch, NaN where absent.
 
     Attributes:
         energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None.
@@ -68,15 +68,14 @@ class Labels:
 
 
 class BatchErrors:
-    """The loss of a batch by kernels, and its errors added onto a table.
+    """The loss of a batch, by three kernels instead of a hundred; errors are added to a table for reports.
 
     Args:
         labels: of the batch, contiguous.
-        penalties: how the loss is made.
+        penalties: the definition of the loss.
         sums: [8 + Z, 3] float64, see ROWS; added to in place.
-        weights: [3 or more] float64 of the means of energy, forces, stress, and of what other code adds up.
-        over_processes: adds up a tensor over the processes that have a part of the batch each, in place; None: one
-            process.
+        weights: [3 or more] float64 of the means of energy, forces, stress, and of those that other code computes.
+        over_processes: adds up a tensor in place over processes that each have a part of the batch; None: one process.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class BatchErrors:
         return _Loss.apply(self, *(None if t is None else t.contiguous() for t in (energy, forces, stress)))
 
     def add(self, energy: Tensor, forces: Tensor | None, stress: Tensor | None) -> Tensor:
-        """As a call, without a gradient."""
+        """As `__call__`, without a gradient."""
         labels, num_elements = self.labels, self.labels.elements.shape[0]
         width = 24 + 3 * num_elements
         parts = self.sums.new_empty(self.blocks, width)
@@ -130,7 +129,7 @@ class BatchErrors:
         return (self.weights[:3] * totals / self.counts.clamp(min=1)).sum()
 
     def gradients(self, gradient: Tensor, predicted: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Of the loss that `add` gave, with respect to its arguments; None for those without a weight."""
+        """Gradients of the loss of `add` with respect to its arguments; None for those without a weight."""
         found = [
             None if t is None or kind == 0 else torch.empty_like(t)
             for t, kind in zip(predicted, self.kinds, strict=True)
@@ -144,7 +143,7 @@ class BatchErrors:
         return found
 
     def _rows(self, *predicted: Tensor | None) -> list[Tensor]:
-        """Arguments of the kernels; what is not there is not read."""
+        """Arguments of the kernels; absent ones are not read."""
         given = [*predicted, self.labels.energy, self.labels.forces, self.labels.stress, self.labels.atom_ptr]
         return [self.counts if t is None else t for t in given]
 
@@ -328,7 +327,7 @@ def _totals(
 
 @triton.jit
 def _share(gradient, counts, weights, k):
-    """What one label of property k counts for."""
+    """The weight of one label of property k in the loss."""
     return tl.load(gradient) * tl.load(weights + k) / tl.maximum(tl.load(counts + k), 1.0)
 
 

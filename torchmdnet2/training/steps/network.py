@@ -39,7 +39,7 @@ class PackedNetwork:
         potential: whose weights are used and trained.
         num_elements: K.
         forces, stress: what to compute.
-        use_kernels: operations run as kernels: Triton's on a CUDA device, numba's on the CPU.
+        use_kernels: operations are kernels: Triton's on a CUDA device, numba's on a CPU.
         labels: of `packing.further_labels`; their properties are computed.
 
     Attributes:
@@ -66,7 +66,7 @@ class PackedNetwork:
                       for name in dict.fromkeys(wanted) if name in potential.properties]  # fmt: skip
 
     def __call__(self, batch: PackedBatch) -> Result:
-        """Energy [B + 1], and forces [N, 3] and stress [B + 1, 3, 3] where asked for, to be differentiated further.
+        """Energy [B + 1], and if wanted forces [N, 3] and stress [B + 1, 3, 3], to be differentiated further.
 
         Charges [N] and properties [N, …] or [B + 1, …] are those that are labelled.
         """
@@ -105,7 +105,7 @@ class PackedNetwork:
     def _features(
         self, batch: PackedBatch, r: Tensor
     ) -> tuple[Features, Graph, Mapping[MultilinearOp, frozenset[int]]]:
-        """Features of all atoms, their graph, and operations with weights and in which slots."""
+        """Features of all atoms, their graph, and operations that take weights, with the slots of these."""
         graph = Graph(
             z=batch.z,
             batch=batch.structure,
@@ -138,9 +138,9 @@ class PackedNetwork:
         return self._variant(batch) is not None
 
     def _with_leaves(self, batch: PackedBatch) -> tuple[System | None, dict[str, Tensor]]:
-        """The frames with the spare atom, as pairs beyond the network's are read of them, and their variables.
+        """The frames with the spare atom, for pairs beyond the network's cutoff, and their variables.
 
-        None where nothing reads such pairs.
+        None if nothing reads such pairs.
         """
         if not self.priors and self.pair_cutoff is None:
             return None, {}
@@ -178,7 +178,7 @@ class PackedNetwork:
         return energies
 
     def _energies_of_pairs(self, head: Head, features: Features, batch: PackedBatch, system: System | None) -> Tensor:
-        """Of a head that reads pairs: the atoms of the frames [N], whose pairs it is given."""
+        """As `_energies_of`, of a head that reads pairs: for the atoms of the frames [N]."""
         assert batch.further is not None and system is not None
         num = batch.forces.shape[0]
         of_frames = {
@@ -223,7 +223,7 @@ class PackedNetwork:
 
 @contextmanager
 def _fixed(operations: Mapping[MultilinearOp, frozenset[int]]) -> Iterator[None]:
-    """What is differentiated meanwhile asks for no derivative in these slots."""
+    """Within the block, no derivative is computed for these slots."""
     for op, slots in operations.items():
         op.fixed = slots
     yield
@@ -234,8 +234,7 @@ def _fixed(operations: Mapping[MultilinearOp, frozenset[int]]) -> Iterator[None]
 def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
     """The graph with its pairs as two directed edges each.
 
-    Those that fill the room are beyond the cutoff, and at the last atom, which has no others: a maximum over neighbors
-    counts them too.
+    Padding is beyond the cutoff and at the last atom, which has no other edges: a maximum over neighbors reads it too.
     """
     used = batch.pairs.real() > 0
     first, second = (
@@ -253,7 +252,7 @@ def _directed(graph: Graph, batch: PackedBatch, r: Tensor) -> Graph:
 def uncapturable_reason(
     potential: Potential, part: Part, forces: bool, stress: bool, labels: Sequence[str]
 ) -> str | None:
-    """The function that looks at values on the host while a step is computed, in words; None where none does.
+    """The function that reads values on the host during a step, in words; None if there is none.
 
     The network runs in plain PyTorch: the package's own kernels copy nothing.
 

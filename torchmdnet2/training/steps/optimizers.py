@@ -91,15 +91,14 @@ class Muon(torch.optim.Optimizer):
 
 
 class Stacks:
-    """Which matrices are orthogonalised together, and where their entries are.
+    """Stacks of matrices that are orthogonalised together, since a few large products are faster than many small ones.
 
     Wide matrices and the transposes of tall ones are stacked.
 
     Args:
         matrices: of one device and floating-point type; only that and their shapes matter.
-        fill: those of a stack have up to a multiple of 128 rows, and smaller ones are filled up with zeros, which
-            Newton–Schulz leaves unchanged (for a GPU, where the number of operations counts); else they have one
-            shape.
+        fill: rows are padded with zeros to a multiple of 128, which Newton–Schulz does not change (for a GPU, where
+            the number of operations counts). Otherwise matrices of a stack have one shape.
 
     Attributes:
         stacks: [M, R, C] each: where the entries are among all P, P for a zero.
@@ -186,9 +185,9 @@ OPTIMIZERS.register("muon")(Muon)
 
 
 def depths(model: nn.Module) -> dict[str, int]:
-    """How deep each parameter of a potential is: 0 embeddings, 1 … L the layers, L + 1 the read-out and the priors.
+    """The depth of each parameter of a potential: 0 embeddings, 1 … L the layers, L + 1 the read-out and the priors.
 
-    What comes before the first layer of the representation counts as embedding, what comes after the last as read-out.
+    Parameters before the first layer of the representation count as embedding, those after the last as read-out.
     """
     names = [name for name, _ in model.named_parameters()]
     layer = {name: re.match(r"representation\.\w+\.(\d+)\.", name) for name in names}
@@ -214,7 +213,7 @@ def parameter_groups(
     Args:
         model: a potential.
         weight_decay: of tensors with two or more dimensions only.
-        lr_decay: the rate of what is d levels below the read-out is multiplied by lr_decay**d.
+        lr_decay: the rate of parameters d levels below the read-out is multiplied by lr_decay**d.
         matrices: put weight matrices, without embeddings, in separate groups, marked "matrices".
     """
     deep = depths(model)
@@ -251,6 +250,6 @@ def make_optimizer(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group the learning rate, times its own factor."""
+    """Set the learning rate of every group: the rate times the group's factor."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)

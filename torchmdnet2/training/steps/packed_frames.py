@@ -1,4 +1,4 @@
-"""Rows of frames in flat tables on the device, and where a batch finds them.
+"""Frames as rows of flat tables on the device, from which batches of fixed sizes are gathered.
 
 Shapes: B frames in a batch.
 """
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Rows:
-    """Where the rows of each frame are in a flat table; the frame after the last has none."""
+    """Finds the rows of each frame in a flat table; the frame after the last has none."""
 
     def __init__(self, sizes: np.ndarray, device: torch.device):
         offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -38,11 +38,11 @@ class Rows:
         self.total = int(offsets[-1])
 
     def gather(self, frame: Tensor, room: int) -> Gathered:
-        """Rows of B frames, one after the other, in a room of fixed size.
+        """Rows of B frames, one after the other, in buffers of fixed size.
 
         Args:
-            frame: [B + 1], the last of them being the frame after the last, which gets the room that is not needed.
-            room: at least what the frames need.
+            frame: [B + 1]; the last entry is the frame after the last, which gets the padding.
+            room: the size of the buffers, at least what the frames need.
         """
         after = self.sizes[frame].cumsum(0)
         ptr = torch.cat([after.new_zeros(1), after[:-1], after.new_full((1,), room)])
@@ -54,13 +54,13 @@ class Rows:
 
 @dataclass(eq=False)
 class Gathered:
-    """Which rows of a table the buffers of a batch take: those of its frames, then unused ones up to the capacity C.
+    """The rows of a table that a batch takes: those of its frames, then unused ones up to the capacity C.
 
     Attributes:
         ptr: [B + 2] first row of each frame, first unused row, and the end.
         owner: [C] number of the frame that each row belongs to, B for unused rows.
         used: [C] whether a row belongs to a frame.
-        source: [C] its place in the table; the last one for unused rows.
+        source: [C] index of each row in the table; the last row for unused ones.
     """
 
     ptr: Tensor
@@ -76,7 +76,7 @@ class Gathered:
 # differentiated in every step.
 
 _FAR = 10.0
-"""Å between the images of the atom that takes the unused edges, for lists that reach any distance."""
+"""Å between the images of the atom that takes the unused edges; larger than the cutoff of any list."""
 
 
 @dataclass(eq=False)
@@ -107,14 +107,14 @@ class EdgeRows:
 
 @lru_cache(maxsize=64)
 def _pairs_within(atoms: int) -> np.ndarray:
-    """Rows of `EdgeRows` for all pairs of a molecule."""
+    """The rows of `EdgeRows` for all pairs of a molecule."""
     ends = np.argwhere(~np.eye(atoms, dtype=bool))
     return np.concatenate([ends, np.zeros((len(ends), 3))], 1).astype(np.int32)
 
 
 @dataclass(eq=False)
 class FurtherPart:
-    """Of some frames, B of them with N atoms.
+    """What property heads and priors that read charges need of some frames: B frames with N atoms.
 
     Attributes:
         batch: [N] number of the frame of each atom, ascending.
@@ -132,14 +132,14 @@ class FurtherPart:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes on a device, without what each frame has."""
+        """Memory on a device, without that of each frame."""
         rows = [self.pos, *self.labels.values()]
         return sum(8 * x.size for x in rows) + sum(each.rows.nbytes for each in self.lists.values())
 
 
 @dataclass(eq=False)
 class Further:
-    """Of a batch; B + 1 structures, the last being the room that is not needed.
+    """What property heads and priors that read charges need of a batch: B + 1 structures, the last being the padding.
 
     Attributes:
         labels: name -> [N, …] or [B + 1, …] float64; NaN where absent.
@@ -217,7 +217,7 @@ class FurtherTables:
         return sum(t.numel() * t.element_size() for t in tables)
 
     def edges(self, chosen: Sequence[int]) -> tuple[int, ...]:
-        """The room for edges that a batch of these frames needs in each list."""
+        """The number of edges that a batch of these frames needs in each list."""
         return tuple(int(each.num_edges[list(chosen)].sum()) for each in self._lists.values())
 
     def batch(self, frame: Tensor, num_atoms: int, edges: Sequence[int]) -> Further:
@@ -226,7 +226,7 @@ class FurtherTables:
         Args:
             frame: [B + 1] frame numbers; the one after the last has no rows.
             num_atoms: N.
-            edges: room in each list.
+            edges: capacity of each list.
         """
         atoms = self.atoms.gather(frame, num_atoms)
         return Further(
@@ -245,7 +245,7 @@ class FurtherTables:
 
 
 class _List:
-    """One list of all frames; a row of `table` is receiver and sender within the frame, and the shift."""
+    """One neighbor list of all frames; a row of `table` is receiver and sender within the frame, and the shift."""
 
     def __init__(self, parts: Sequence[FurtherPart], cutoff: float, device: torch.device):
         found = [part.lists[cutoff] for part in parts]
@@ -271,7 +271,7 @@ class _List:
 # numbers alone, at a fixed size, so that a CUDA graph can hold it.
 
 _COPIED = ("r", "charge", "volume", "energy", "forces", "stress")
-"""What a batch has of its frames unchanged."""
+"""Entries of a batch that are copied from its frames."""
 
 
 def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
@@ -302,7 +302,7 @@ def pairs_of(neighbors: NeighborList) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a batch has room for: frames B, atoms N and pairs P, and edges of the lists of `FurtherTables`."""
+    """The size of a batch's buffers: frames B, atoms N and pairs P, and edges of the lists of `FurtherTables`."""
 
     frames: int
     atoms: int
@@ -310,7 +310,7 @@ class Capacity:
     edges: tuple[int, ...] = ()
 
     def joined(self, other: Capacity) -> Capacity:
-        """Room for the one and for the other."""
+        """The capacity that is enough for both."""
         atoms, pairs = max(self.atoms, other.atoms), max(self.pairs, other.pairs)
         return Capacity(max(self.frames, other.frames), atoms, pairs, tuple(map(max, self.edges, other.edges)))
 
@@ -324,12 +324,12 @@ class PackedBatch:
         structure: [M] structure of each atom.
         pairs: pairs and rows of edges, and r: [P, 3] the vector of each pair in Å.
         pair_structure: [P] structure of each pair.
-        atom_ptr, pair_ptr: [B + 2] first atom and pair of each frame, and of the room that is not needed.
+        atom_ptr, pair_ptr: [B + 2] first atom and pair of each frame, and of the padding.
         charge: [S] total charges in e.
         volume: [B + 1] Å³, 1 for molecules.
-        energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None: labels minus what does
-            not depend on the network; NaN where absent or where there is no frame.
-        weight: [B + 1] what each frame counts for in the loss, float64; None: 1.
+        energy: [B + 1] eV float64, forces: [N, 3] eV/Å, stress: [B + 1, 3, 3] eV/Å³ or None: labels minus the
+            priors that the network does not change; NaN where absent or where there is no frame.
+        weight: [B + 1] weight of each frame in the loss, float64; None: 1.
         further: what property heads and priors that read charges need; None: nothing.
     """
 
@@ -352,15 +352,15 @@ class PackedBatch:
 
 @dataclass(eq=False)
 class Part:
-    """Some frames to be packed, B of them with N atoms and E edges in all.
+    """Frames to be packed: B frames with N atoms and E edges in all.
 
     Attributes:
         z: [N], batch: [N] number of the frame of each atom, ascending.
         charge: [B] e, volume: [B] Å³, 0 for molecules.
-        neighbors: their edges.
+        neighbors: the edges of the frames.
         vectors: [E, 3] Å.
-        energy: [B] eV, forces: [N, 3] eV/Å, stress: [B, 3, 3] eV/Å³: labels less the baseline, NaN where absent.
-        weight: [B] what each frame counts for in the loss; None: 1.
+        energy: [B] eV, forces: [N, 3] eV/Å, stress: [B, 3, 3] eV/Å³: labels minus the baseline, NaN where absent.
+        weight: [B] weight of each frame in the loss; None: 1.
         further: what property heads and priors that read charges need; None: nothing.
         flat: rows of `flatten`; None: not yet made.
     """
@@ -379,7 +379,7 @@ class Part:
     flat: _Flat | None = None
 
     def flatten(self, elements: Sequence[int]) -> _Flat:
-        """Its rows of tables, made once; elements: as of `PackedFrames`."""
+        """Rows of the tables, made once; elements: as for `PackedFrames`."""
         if self.flat is None:
             self.flat = _flat(self, elements)
         return self.flat
@@ -387,7 +387,7 @@ class Part:
 
 @dataclass(eq=False)
 class _Flat:
-    """Numbers of atoms and pairs of the frames of a part [B], and their rows, of which numbers begin with the frame.
+    """Numbers of atoms and pairs of the frames of a part [B], and their rows; indices are counted within the frame.
 
     Attributes:
         atom: [N, 2] element, end of the row of edges.
@@ -429,12 +429,12 @@ def _rows(*columns: np.ndarray) -> np.ndarray:
 
 
 class PackedFrames:
-    """Frames as flat tensors on a device.
+    """Frames as flat tensors on a device, so that a kernel can gather any batch there.
 
     Args:
         parts: with at least one frame.
         elements: K atomic numbers, sorted; those of the frames are among them.
-        cutoff: Å; room that is not needed is filled with pairs beyond it.
+        cutoff: Å; padding consists of pairs beyond it.
         device: where the tensors are.
         dtype: floating-point type of vectors and force labels.
         stress: keep stress labels.
@@ -480,7 +480,7 @@ class PackedFrames:
         self._further = FurtherTables(known, self._atoms, device) if known else None
 
     def _values(self, rows: np.ndarray, last: float) -> Tensor:
-        """Rows of numbers and a last one that is filled with `last`."""
+        """Rows of numbers, and a last one that is filled with `last`."""
         filled = np.concatenate([rows, np.full((1, *rows.shape[1:]), last)])
         return torch.from_numpy(filled).to(self.device, self.dtype)
 
@@ -494,7 +494,7 @@ class PackedFrames:
         return own + (0 if self._further is None else self._further.num_bytes)
 
     def size(self, chosen: Sequence[int]) -> Capacity:
-        """The room that a batch of these frames needs."""
+        """The capacity that a batch of these frames needs."""
         index = list(chosen)
         edges = () if self._further is None else self._further.edges(index)
         return Capacity(len(index), int(self.num_atoms[index].sum()), int(self.num_pairs[index].sum()), edges)
@@ -504,13 +504,13 @@ class PackedFrames:
 
         Args:
             chosen: [B] frame numbers on the device; −1: no frame.
-            room: at least what they need; B frames.
+            room: a capacity for B frames that is large enough.
 
         Raises:
-            ValueError: `room` is for another number of frames.
+            ValueError: the capacity is for another number of frames.
         """
         if len(chosen) != room.frames:
-            raise ValueError(f"{len(chosen)} frames are chosen, with room for {room.frames}: pad with -1")
+            raise ValueError(f"{len(chosen)} frames are chosen, and the capacity is {room.frames}: pad with -1")
         gather = self.kernel_batch if self.device.type == "cuda" else self.reference_batch
         batch = gather(chosen, room)
         if self._weight is not None:
@@ -520,7 +520,7 @@ class PackedFrames:
         return batch
 
     def _frames(self, chosen: Tensor) -> Tensor:
-        """[B + 1] frames of a batch; absent ones, and structure B, the room that is not needed, have no rows."""
+        """[B + 1] frames of a batch; absent ones and structure B, the padding, have no rows."""
         last = chosen.new_full((1,), len(self))
         return torch.cat([torch.where(chosen < 0, last, chosen), last])
 

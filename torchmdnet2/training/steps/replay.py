@@ -31,15 +31,15 @@ _PROPERTIES = ("energy", "forces", "stress")
 
 
 class GraphedPass:
-    """Work on batches of packed frames, captured in a CUDA graph once per size of batch.
+    """Captures work on batches of packed frames in a CUDA graph, once per size of batch.
 
     Args:
         store: the frames.
-        frames: B, the most that a batch holds.
+        frames: B, largest number of frames in a batch.
         body: the work; it must not copy values to the host, and must write its results to existing tensors.
-        warm_up: done before a capture, outside of it: compiles kernels, allocates those tensors.
+        warm_up: called before a capture: compiles kernels, allocates those tensors.
         tf32: matrix products of float32 numbers rounded to 10 bits of mantissa, on Tensor Cores.
-        memory: of the graphs, which other passes may use too; None: their own.
+        memory: pool of the graphs, which passes may share; None: a new pool.
 
     On devices that are not CUDA nothing is captured.
     """
@@ -63,9 +63,9 @@ class GraphedPass:
         self._largest: Capacity | None = None
 
     def expect(self, batches: Sequence[Sequence[int]]) -> None:
-        """Say which batches come next. The largest graph is captured first, so that the others fit in its memory.
+        """Announce the next batches, so that the largest graph is captured first and the others fit in its memory.
 
-        Which graph a batch is done with does not depend on it.
+        The graph of a batch does not depend on this.
         """
         if not self._cuda or not batches:
             return
@@ -77,7 +77,7 @@ class GraphedPass:
             self._graphs[largest] = self._prepare(largest)
 
     def __call__(self, chosen: Sequence[int]) -> None:
-        """Do it with these frames, on the current stream, without waiting."""
+        """Do the work for these frames, on the current stream, without waiting."""
         room = self.room(chosen)
         if not self._cuda:
             self._plain(chosen, room)
@@ -95,7 +95,7 @@ class GraphedPass:
         self._chosen.copy_(index.pin_memory(), non_blocking=True)
 
     def _plain(self, chosen: Sequence[int], room: Capacity) -> None:
-        """Without a graph: at the batch's own size."""
+        """Do the work without a graph, at the size of the batch."""
         self._chosen = torch.tensor(list(chosen), dtype=torch.int64)
         if not self._ready:
             self._run(self.warm_up, room)
@@ -103,14 +103,15 @@ class GraphedPass:
         self._run(self.body, room)
 
     def clear(self) -> None:
-        """Forget the graphs, because the body does something else from now on, or nothing any more."""
+        """Drop the graphs, because the body changes or will not be called again."""
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
         self._ready, self._largest = False, None
 
     def room(self, chosen: Sequence[int]) -> Capacity:
-        """Size of the graph for a batch: one of few, a tenth larger than the one before. Without graphs: its own."""
+        """Size of the graph for a batch: sizes grow by a tenth, so that there are few. Without graphs, that of the
+        batch."""
         need = self.store.size(chosen)
         if not self._cuda:
             return need
@@ -153,7 +154,7 @@ def _matmul_precision(tf32: bool) -> Iterator[None]:
 
 
 def as_labelled(batch: PackedBatch) -> tuple[System, dict[str, Tensor]]:
-    """The frames of a packed batch as the losses know them; the last structure has no labels."""
+    """The frames of a packed batch in the form that the losses read; the last structure has no labels."""
     atoms, structures = batch.forces.shape[0], batch.energy.shape[0]
     zeros = batch.forces.new_zeros(structures, 3, 3)
     system = System(
@@ -177,7 +178,7 @@ class EvaluationPass:
     Args:
         network: energies and forces, and other properties.
         loss: which errors, and their weights.
-        devices: processes that each have a part of every batch.
+        devices: the processes, each of which has a part of every batch.
     """
 
     def __init__(self, network: PackedNetwork, loss: LossConfig, devices: Devices | None = None):
@@ -204,14 +205,14 @@ class EvaluationPass:
             self._add(result, batch)
 
     def _reserve(self, result: Result, batch: PackedBatch) -> None:
-        """Say which sums there are."""
+        """Choose the sums that are computed."""
         for name in self._errors(result, batch, self._names)[0].sums:
             self._sums.setdefault(name, self._table[self._rows[name]])
         self.set_loss(self.loss)
 
     @contextmanager
     def _rehearsal(self) -> Iterator[None]:
-        """A block whose sums are those of this process alone and are forgotten."""
+        """Within the block, sums are those of this process; they are dropped at its end."""
         before = self._table.clone()
         with self.devices.alone():
             yield
@@ -247,7 +248,7 @@ class EvaluationPass:
         return loss
 
     def _by_kernels(self, result: Result, batch: PackedBatch) -> Tensor:
-        """As `_reference` of energies, forces and stress, in three kernels with its backward pass."""
+        """As `_reference`, for energies, forces and stress, in three kernels with the backward pass."""
         num = batch.forces.shape[0]
         labels = Labels(batch.energy, batch.forces, batch.stress, batch.atom_ptr, batch.element, batch.z[num:])
         kinds = {n: self.loss.kind_of(n) if self.loss.weight(n) > 0 else None for n in _PROPERTIES}
@@ -257,7 +258,7 @@ class EvaluationPass:
         return errors(result.energy, result.forces, result.stress)
 
     def set_loss(self, loss: LossConfig) -> bool:
-        """The loss from now on; True when graphs have to be captured anew, because other labels count."""
+        """Set the loss; returns True if graphs must be captured again, because other labels count."""
         active = [[n for n in self._names if config.weight(n) > 0] for config in (loss, self.loss)]
         self.loss = loss
         for name, weight in self._weights.items():
@@ -280,7 +281,7 @@ class TrainingPass(EvaluationPass):
     Args:
         network, loss: as for EvaluationPass.
         parameters: what is trained.
-        average: as many parameters, the weight average.
+        average: the averaged parameters.
         optimizer: one that takes rates as tensors and does not wait for the device: AdamW, Muon.
         clipping: largest norm of the gradient.
         devices: as for EvaluationPass.
@@ -317,7 +318,7 @@ class TrainingPass(EvaluationPass):
         self._make_capturable()
 
     def _make_capturable(self) -> None:
-        """Rates as tensors, and the state of the optimizer made before a capture could make it."""
+        """Make rates tensors and create the state of the optimizer, which must exist before a capture."""
         for k, group in enumerate(self.optimizer.param_groups):
             group["lr"] = self._rates[k]
             group["capturable"] = self._rates.is_cuda
@@ -362,7 +363,7 @@ class TrainingPass(EvaluationPass):
             self._gradients(batch)
 
     def _gradients(self, batch: PackedBatch) -> None:
-        """The loss of a batch and its gradients, into their places."""
+        """Compute the loss of a batch, and store its gradients."""
         loss = self._add(self.network(batch), batch)
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         used = [(p.grad, g) for p, g in zip(self.parameters, gradients, strict=True) if g is not None]
@@ -371,7 +372,7 @@ class TrainingPass(EvaluationPass):
         self._flat[-1] = loss.detach()
 
     def set_rates(self, rates: Sequence[float], share: float) -> None:
-        """Learning rate of each group of parameters, and the share of the new weights in their average."""
+        """Set the learning rate of each group of parameters, and the share of the new weights in their average."""
         if self._rates.is_cuda:
             values = torch.tensor([*rates, share]).pin_memory()
             self._rates.copy_(values[:-1], non_blocking=True)

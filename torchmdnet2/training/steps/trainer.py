@@ -42,7 +42,7 @@ __all__ = [
 
 
 _FORMAT, _VERSION = "torchmdnet2-training-state", 2
-_REMEDY = "; remove the file to train anew, or choose another output.folder"
+_REMEDY = "; remove the file to start again, or choose another output.folder"
 
 
 def save_state(path: str | os.PathLike, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -51,7 +51,7 @@ def save_state(path: str | os.PathLike, tensors: dict[str, Tensor], state: dict[
     Args:
         path: usually state.safetensors in the run's folder.
         tensors: on any device.
-        state: JSON-able; floating-point numbers come back exactly.
+        state: plain data; floating-point numbers are restored exactly.
     """
     from safetensors.torch import save
 
@@ -62,7 +62,7 @@ def save_state(path: str | os.PathLike, tensors: dict[str, Tensor], state: dict[
 
 
 def load_state(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `save_state` wrote.
+    """Read a file of `save_state`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -103,13 +103,13 @@ def select(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimizer remembers of each parameter, as "index.name" -> tensor."""
+    """The optimizer's state of each parameter, as "index.name" -> tensor."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{name}": value for index, items in state.items() for name, value in items.items()}
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Give back what `optimizer_tensors` took, in its own precision (`load_state_dict` would round to the weights')."""
+    """Restore the tensors of `optimizer_tensors` in their precision (`load_state_dict` would round to the weights')."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     optimizer.state.clear()
     for key, value in tensors.items():
@@ -149,8 +149,8 @@ def catch_signals() -> Iterator[Callable[[], int | None]]:
     """Within the block, the first SIGINT or SIGTERM is recorded; a second one raises KeyboardInterrupt at once.
 
     Yields:
-        A function that gives the number of the signal, None before there was one. Outside the main thread, where
-        Python has no signals, always None.
+        A function that returns the number of the signal, or None before one. Outside the main thread, where Python
+        has no signals, always None.
     """
     caught: list[int] = []
 
@@ -181,7 +181,7 @@ class LearningRate:
         total_steps: steps of the whole training, where cosine reaches lr_min.
 
     Attributes:
-        time: share of the time of `max_minutes` that is over, 0 to 1; cosine follows it where it is ahead of the steps.
+        time: share of the time of `max_minutes` that is over, 0 to 1; cosine follows it if it is ahead of the steps.
     """
 
     def __init__(self, config: TrainingConfig, total_steps: int):
@@ -211,17 +211,17 @@ class LearningRate:
         return warm * c.lr
 
     def average_share(self, step: int) -> float:
-        """How much of the weights after step 0, 1, … goes into their average.
+        """Share of the weights after step 0, 1, … in their average.
 
-        Exponential: 1 − min(ema_decay, (1 + step)/(10 + step)), so that the first steps, far from the solution, are
-        forgotten soon. In the stage of equal weights: 1, 1/2, 1/3, …
+        Exponential: 1 − min(ema_decay, (1 + step)/(10 + step)), so that the first steps, far from the solution, soon
+        count little. In the stage of equal weights: 1, 1/2, 1/3, …
         """
         if self.config.swa is not None and step >= self.swa_step:
             return 1 / (step - self.swa_step + 1)
         return 1 - min(self.config.ema_decay, (1 + step) / (10 + step))
 
     def end_of_epoch(self, loss: float) -> None:
-        """Tell the validation loss; plateau reduces after `lr_patience` epochs without improvement."""
+        """Report the validation loss; plateau reduces after `lr_patience` epochs without improvement."""
         if loss < self.best:
             self.best, self.bad_epochs = loss, 0
             return
@@ -239,7 +239,7 @@ class LearningRate:
 
 
 class BestEpoch:
-    """Which epoch was the best so far, and whether to stop.
+    """Remembers the best epoch, and says when to stop.
 
     Args:
         patience: epochs without improvement after which to stop; None: never.
@@ -293,7 +293,7 @@ class TrainingDiverged(RuntimeError):
 
 @dataclass(frozen=True)
 class Properties:
-    """What is computed besides the energy."""
+    """Properties that are computed besides the energy."""
 
     forces: bool = True
     stress: bool = False
@@ -308,8 +308,8 @@ class Hooks:
         epoch: after each epoch, with the trainer and its row of metrics.
         best: when an epoch was the best so far.
         save: before the state is saved; what belongs to it must be on the disk first.
-        stop: after each step and each epoch; the number of the signal that asks to stop, or None to go on.
-        time: after each step; the share of `max_minutes` that is over, or None where that is not known anew.
+        stop: after each step and each epoch; the number of the signal to stop, or None to continue.
+        time: after each step; the share of `max_minutes` that is over, or None if there is no new value.
     """
 
     step: Callable[[Trainer, float], None] = field(default=lambda trainer, loss: None)
@@ -348,10 +348,10 @@ class Trainer:
     Args:
         potential: on its device; its weights are changed.
         train, validation: frames; without validation frames the training loss decides which epoch is best.
-        config: how.
-        properties: what the labels need.
+        config: section `training`.
+        properties: those that the labels need.
         num_workers: data-loading processes.
-        state_path: where the state is saved; None: nowhere.
+        state_path: file of the state; None: it is not saved.
         save_every: seconds between saves; at the end it is saved at once.
         identity: stored with the state, to recognise the run (configuration and data).
     """
@@ -392,12 +392,12 @@ class Trainer:
 
     @property
     def loss(self) -> LossConfig:
-        """The loss of this epoch."""
+        """The definition of the loss in this epoch."""
         return self.config.loss.at(self.epoch, self.config.max_epochs)
 
     @property
     def check_every(self) -> int:
-        """Steps after which the device is waited for: signals, time and saves are looked at then."""
+        """Steps between waits for the device, when signals, time and saves are checked."""
         return 1 if self.packed is None else self.packed.check_every
 
     # --- the loop ------------------------------------------------------------------------------------------------
@@ -411,7 +411,7 @@ class Trainer:
 
         Raises:
             TrainingDiverged: the loss is not finite; names the frames of the batch.
-            Interrupted: `hooks.stop` said so; the state is saved.
+            Interrupted: `hooks.stop` asked for it; the state is saved.
         """
         while not self.finished:
             self.train_epoch(hooks)
@@ -425,7 +425,7 @@ class Trainer:
         raise Interrupted(number, f"the training was stopped by {name} after step {self.step_count}{saved}")
 
     def train_epoch(self, hooks: Hooks) -> None:
-        """The steps of this epoch that are not yet done."""
+        """Do the remaining steps of this epoch."""
         order = training_batches(self.train, self.config, self.epoch)
         start = time.monotonic()
         for loss in self.steps(order[self.position :]):
@@ -445,7 +445,7 @@ class Trainer:
         self.seconds += time.monotonic() - start
 
     def steps(self, order: list[list[int]]) -> Iterator[float]:
-        """A step for each batch; yields the loss, or the newest that is known."""
+        """Do a step for each batch; yields its loss, or the latest known one."""
         if self.packed is not None:
             yield from self.packed.steps(order)
         else:
@@ -483,10 +483,10 @@ class Trainer:
         return value
 
     def backward(self, *parts: Batch) -> Tensor:
-        """The loss of a batch, its gradients added to the parameters' and its errors to the epoch's.
+        """The loss of a batch; its gradients are added to those of the parameters, its errors to those of the epoch.
 
         Args:
-            parts: as of `step`.
+            parts: as for `step`.
         """
         loss_config = self.loss
         sums: dict[str, tuple[Tensor, Tensor]] = {}
@@ -507,7 +507,7 @@ class Trainer:
         return loss.detach()
 
     def end_epoch(self, hooks: Hooks) -> int | None:
-        """Validate, remember, save; returns the number of the signal that asks to stop."""
+        """Validate, update the best epoch, save; returns the number of the signal to stop, if any."""
         if self.packed is not None:
             self.packed.check()
         row: dict[str, Any] = {
@@ -571,7 +571,7 @@ class Trainer:
     # --- state ---------------------------------------------------------------------------------------------------
 
     def save(self, hooks: Hooks, at_once: bool) -> None:
-        """Write everything that the rest of the training depends on, at once or when it is time again."""
+        """Save all that the rest of the training depends on, at once or when it is due."""
         if at_once and self.packed is not None:  # else its steps have just been checked
             self.packed.check()  # of all processes, also those that write nothing
         if self.state_path is None or not (at_once or time.monotonic() - self._saved >= self.save_every):
@@ -619,7 +619,7 @@ class Trainer:
 
 
 def _divided(positions: Sequence[int], levels: np.ndarray) -> list[list[int]]:
-    """Positions of frames by their level, the first level first."""
+    """Positions of frames by level, the first level first."""
     found: dict[int, list[int]] = {}
     for position in positions:
         found.setdefault(int(levels[position]), []).append(position)
