@@ -70,6 +70,10 @@ class Calibration:
         """
         if not self.fits(representation):
             raise ValueError("the model was calibrated for other weights: run `torchmdnet2 calibrate` again")
+        return self.scores(representation, system)
+
+    def scores(self, representation: Representation, system: System) -> Tensor:
+        """As a call, of a representation that this fits: the weights are not looked at."""
         x = atom_features(representation, system)
         score = torch.full((len(x),), math.inf, dtype=torch.float64, device=x.device)
         for k, element in enumerate(self.elements):

@@ -1,4 +1,4 @@
-"""Structures of all sizes evaluated together, and those that fail reported one by one: energies, forces, charges.
+"""Structures of all sizes evaluated together, and those that fail reported one by one.
 
 On a GPU all batches of a stream have the same number of atoms and structures, so that the step which the Evaluator
 captures for the first one serves them all: what is left over is filled with isolated atoms.
@@ -11,11 +11,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..ensemble import Ensemble, EnsembleResult
@@ -29,10 +30,15 @@ from .records import FAULTS, Outcome, Record
 if TYPE_CHECKING:
     from ase import Atoms
 
-__all__ = ["BatchOptions", "Room", "Scorer", "Task", "Worker", "evaluate_each", "reason"]
+__all__ = [
+    "BatchOptions", "Room", "Task", "TaskWorker", "Worker", "each", "evaluate_each",
+    "novelty_of", "parts", "reason",
+]  # fmt: skip
 
 _APART = 50.0  # Å between isolated atoms
 _TOGETHER = 128  # structures that are checked at once
+_MOST = {"cpu": 2048, "cuda": 8192}  # atoms whose features are computed at once, in plain PyTorch
+_Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
 
 
@@ -56,28 +62,48 @@ def _usable(starts: Sequence[Atoms], potentials: Sequence[Potential]) -> list[Sy
         check_overlaps(joined)
         return list(part)
 
-    parts = (systems[first : first + _TOGETHER] for first in range(0, len(systems), _TOGETHER))
-    checked = iter([system for part in parts for system in _each(check, part)])
+    groups = (systems[first : first + _TOGETHER] for first in range(0, len(systems), _TOGETHER))
+    checked = iter([system for part in groups for system in each(check, part)])
     return [next(checked) if isinstance(system, System) else system for system in found]
 
 
-def _each(run: Callable[[Sequence[System]], list[_Found]], systems: Sequence[System]) -> list[_Found | Exception]:
+def each(run: Callable[[Sequence[_Item]], list[_Found]], items: Sequence[_Item]) -> list[_Found | Exception]:
     """What `run` gives for structures together; where it fails, they are halved until what fails is alone."""
     try:
-        return [*run(systems)]
+        return [*run(items)]
     except (*FAULTS, Unphysical) as error:
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise
-        if len(systems) == 1:
+        if len(items) == 1:
             return [error]
-    half = len(systems) // 2
-    return [*_each(run, systems[:half]), *_each(run, systems[half:])]
+    half = len(items) // 2
+    return [*each(run, items[:half]), *each(run, items[half:])]
 
 
 def reason(error: Exception) -> str:
     """An error about one structure, as one line that does not name it."""
     words = " ".join((str(error) or type(error).__name__).split())
     return "it" + words.removeprefix("system 0") if words.startswith("system 0") else words
+
+
+def parts(items: Sequence[_Item], sizes: Sequence[int], fits: Callable[[int, int], bool]) -> Iterator[list[_Item]]:
+    """Items, in order, as many together as fit.
+
+    Args:
+        items: at least one is in each part.
+        sizes: atoms of each.
+        fits: whether so many atoms, of so many items, do.
+    """
+    part: list[_Item] = []
+    used = 0
+    for item, size in zip(items, sizes, strict=True):
+        if part and not fits(used + size, len(part) + 1):
+            yield part
+            part, used = [], 0
+        part.append(item)
+        used += size
+    if part:
+        yield part
 
 
 class Room:
@@ -153,7 +179,7 @@ def evaluate_each(
                 found[name] = value[: sum(each)].detach().cpu().split(each)
         return [EnsembleResult(**{name: v[k] for name, v in found.items()}) for k in range(len(part))]  # type: ignore[arg-type]
 
-    return _each(run, systems) if systems else []
+    return each(run, systems) if systems else []
 
 
 @dataclass(frozen=True)
@@ -203,23 +229,42 @@ class Worker(ABC, Generic[_Options]):
     """
 
     def __init__(self, potential: Potential, options: _Options, others: Sequence[Potential] = ()):
-        self.potential, self.options, self._members = potential, options, [potential, *others]
+        self.potential, self.options, self.members = potential, options, [potential, *others]
         self._room: Room | None = None
 
     @cached_property
     def evaluator(self) -> Evaluator | Ensemble:
-        return Ensemble(self._members) if len(self._members) > 1 else Evaluator(self.potential)
+        return Ensemble(self.members) if len(self.members) > 1 else Evaluator(self.potential)
+
+    @abstractmethod
+    def __call__(self, records: Sequence[Record]) -> list[Outcome]:
+        """One outcome for each record, in order."""
+
+    @cached_property
+    def rated(self) -> list[Potential]:
+        """The potentials that are calibrated, where novelty is wanted."""
+        found = self.members if self.options.novelty else []
+        return [p for p in found if p.calibration is not None and p.calibration.fits(p.representation)]
+
+    def room(self, largest: int) -> Room:
+        """That of the last block, or one where a structure of so many atoms fits."""
+        if self._room is None or self._room.atoms <= largest:
+            self._room = Room(self.potential, largest, self.options.atoms, self.options.padded)
+        return self._room
+
+
+class TaskWorker(Worker[_Options]):
+    """Computes structures that change, each by itself or several together."""
 
     @abstractmethod
     def compute(self, tasks: Sequence[Task]) -> None:
         """Give each task what was found, or the error."""
 
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
-        """One outcome for each record, in order."""
         outcomes = [Outcome(record, errors=[record.error] if record.error else []) for record in records]
         tasks: list[tuple[Outcome, Task]] = []
         starts = [(outcome, atoms) for outcome in outcomes for atoms in outcome.record.starts]
-        usable = _usable([atoms for _, atoms in starts], self._members)
+        usable = _usable([atoms for _, atoms in starts], self.members)
         for (outcome, atoms), system in zip(starts, usable, strict=True):
             outcome.record.starts = []
             if isinstance(system, Exception):
@@ -228,9 +273,10 @@ class Worker(ABC, Generic[_Options]):
                 tasks.append((outcome, Task(atoms, system)))
         if tasks:
             self.compute([task for _, task in tasks])
-        if self.options.novelty:
-            for potential in self._members:
-                _rate(potential, [task.found for _, task in tasks if task.found is not None])
+        structures = [task.found for _, task in tasks if task.found is not None]
+        novelty = novelty_of(self.rated, structures, [len(atoms) for atoms in structures], System.from_ase)
+        for atoms, score in zip(structures, [] if novelty is None else novelty.tolist(), strict=False):
+            atoms.info["novelty"] = score
         for outcome, task in tasks:
             if task.found is not None:
                 outcome.structures.append(task.found)
@@ -238,68 +284,34 @@ class Worker(ABC, Generic[_Options]):
                 outcome.errors.append(task.error)
         return outcomes
 
-    def room(self, tasks: Sequence[Task]) -> Room:
-        """That of the last block where it has room for all tasks."""
-        largest = max(task.system.num_atoms for task in tasks)
-        if self._room is None or self._room.atoms <= largest:
-            self._room = Room(self.potential, largest, self.options.atoms, self.options.padded)
-        return self._room
+
+def _fits_features(most: int, atoms: int, _structures: int) -> bool:
+    return atoms <= most
 
 
-def _rate(potential: Potential, structures: Sequence[Atoms]) -> None:
-    """Write the largest novelty of the atoms of each structure into it, where the potential is calibrated."""
-    if potential.calibration is None or not potential.calibration.fits(potential.representation):
-        return
-    for first in range(0, len(structures), 64):
-        part = structures[first : first + 64]
-        # the structures have been evaluated: they are not checked again
-        system = System.from_ase(part).to(potential.device)
-        scores = potential.calibration(potential.representation, system).cpu()
-        top = torch.zeros(len(part), dtype=torch.float64).scatter_reduce(0, system.batch.cpu(), scores, "amax")
-        for atoms, score in zip(part, top.tolist(), strict=True):
-            atoms.info["novelty"] = max(score, atoms.info.get("novelty", score))
+def novelty_of(
+    potentials: Sequence[Potential],
+    items: Sequence[_Item],
+    sizes: Sequence[int],
+    system: Callable[[list[_Item]], System],
+) -> NDArray | None:
+    """[B] the largest novelty of the atoms of each structure.
 
-
-class Scorer(Worker[BatchOptions]):
-    """Energies, forces and charges of blocks of records."""
-
-    def compute(self, tasks: Sequence[Task]) -> None:
-        room = self.room(tasks)
-        for batch in _batches(tasks, room):
-            found = evaluate_each(self.evaluator, [task.system for task in batch], room)
-            for task, result in zip(batch, found, strict=True):
-                if isinstance(result, Exception):
-                    task.error = reason(result)
-                elif np.isfinite(energy := float(result.energy)):
-                    task.found = _scored(task.start, result, energy)
-                else:
-                    task.error = "its energy is not finite"
-
-
-def _batches(tasks: Sequence[Task], room: Room) -> Iterator[list[Task]]:
-    batch: list[Task] = []
-    used = 0
-    for task in tasks:
-        size = task.system.num_atoms
-        if batch and not room.fits(used + size, len(batch) + 1):
-            yield batch
-            batch, used = [], 0
-        batch.append(task)
-        used += size
-    yield batch
-
-
-def _scored(atoms: Atoms, result: EnsembleResult, energy: float) -> Atoms:
-    """A structure with its results; labels of other methods that it had are left out."""
-    from ase import Atoms
-
-    assert result.forces is not None
-    found = Atoms(atoms.numbers, atoms.positions, cell=atoms.cell, pbc=atoms.pbc)
-    found.info = {name: value for name, value in atoms.info.items() if np.ndim(value) == 0}
-    found.arrays["forces"] = result.forces.double().numpy()
-    found.info |= {"energy": energy, "largest_force": float(np.linalg.norm(found.arrays["forces"], axis=1).max())}
-    if result.energy_std is not None and result.forces_std is not None:
-        found.info |= {"energy_std": float(result.energy_std), "force_std": float(result.forces_std.norm(dim=1).max())}
-    if result.charges is not None:
-        found.arrays["charges"] = result.charges.double().numpy()
-    return found
+    Args:
+        potentials: calibrated ones, which have evaluated the structures: they are not checked again. The largest
+            novelty counts; None is returned where there are none.
+        items: the structures.
+        sizes: how many atoms each has.
+        system: gives some of them, on any device.
+    """
+    found = []
+    for potential in potentials:
+        assert potential.calibration is not None
+        device, tops = potential.device, []
+        for part in parts(items, sizes, partial(_fits_features, _MOST.get(device.type, _MOST["cpu"]))):
+            batch = system(part).to(device)
+            scores = potential.calibration.scores(potential.representation, batch)
+            top = torch.zeros(len(part), dtype=torch.float64, device=device)
+            tops.append(top.scatter_reduce(0, batch.batch, scores, "amax").cpu().numpy())
+        found.append(np.concatenate([np.zeros(0), *tops]))
+    return np.max(found, axis=0) if found else None

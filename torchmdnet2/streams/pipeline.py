@@ -17,7 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.files import atomic_write, keep_old
 from ..errors import BadConfig, needs_extra
@@ -25,17 +25,31 @@ from ..errors import BadConfig, needs_extra
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Journal", "blocks_of", "in_order"]
+__all__ = ["Journal", "Pool", "Setup", "Work", "blocks_of", "devices_pool", "helpers_pool", "in_order"]
 
 _AHEAD = 2  # blocks that wait for each device
 _Item = TypeVar("_Item")
-Work = Callable[[list[Any]], list[Any]]
+Work = Callable[[Any], Any]
+"""Computes a block, or a stage of it."""
+
 Setup = Callable[[str], Work]
 """Makes what computes a block on a device; called once in each process, and sent there."""
 
 _work: Work
 _job = ""  # of a cluster, that `_work` belongs to
 _LOCK = threading.Lock()
+
+
+class Pool(NamedTuple):
+    """What computes blocks side by side.
+
+    Attributes:
+        submit: takes a block and gives its future.
+        workers: how many blocks are computed at once.
+    """
+
+    submit: Callable[[Any], Any]
+    workers: Callable[[], int]
 
 
 def blocks_of(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
@@ -45,16 +59,34 @@ def blocks_of(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
         yield block
 
 
-def in_order(
-    blocks: Iterable[list[Any]], setup: Setup, devices: list[str], dask: str | Client | None = None
-) -> Iterator[list[Any]]:
-    """The results of each block, in order.
-
-    A single device is used by a thread of this process, each of several by a process: they share a queue, so that the
-    faster one computes more. At most three blocks for each device are in memory.
+def in_order(blocks: Iterable[Any], pool: Pool) -> Iterator[Any]:
+    """What a pool gives for each block, in order. At most three blocks for each of its workers are in memory.
 
     Args:
-        blocks: of records; read in this thread, while others are computed.
+        blocks: read in this thread, while others are computed.
+        pool: computes them.
+    """
+    pending: deque[Any] = deque()
+    try:
+        for block in blocks:
+            pending.append(pool.submit(block))
+            while len(pending) > _AHEAD * pool.workers():
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+@contextmanager
+def devices_pool(setup: Setup, devices: list[str], dask: str | Client | None = None) -> Iterator[Pool]:
+    """What computes blocks on devices.
+
+    A single device is used by a thread of this process, each of several by a process: they share a queue, so that the
+    faster one computes more.
+
+    Args:
         setup: makes what computes a block.
         devices: one for each process; of a cluster, the first one is that of each worker.
         dask: a cluster: the address of its scheduler, or a client. Blocks of a worker that is lost go to others.
@@ -64,23 +96,28 @@ def in_order(
         MissingBackend: the package distributed is not installed.
         RuntimeError: a process was ended by the system, as it does when memory is short.
     """
-    pending: deque[Any] = deque()
-    with _executor(setup, devices) if dask is None else _cluster(setup, devices[0], dask) as (submit, count):
-        try:
-            for block in blocks:
-                pending.append(submit(block))
-                while len(pending) > _AHEAD * count():
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+    with _executor(setup, devices) if dask is None else _cluster(setup, devices[0], dask) as pool:
+        yield pool
 
 
 @contextmanager
-def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[tuple[Callable, Callable[[], int]]]:
-    """As `_executor`, of the workers of a cluster."""
+def helpers_pool(count: int) -> Iterator[Callable[[Work], Pool]]:
+    """Processes of one core each that work for several stages: gives the pool of a stage.
+
+    Args:
+        count: how many there are.
+
+    Raises:
+        RuntimeError: as `devices_pool`.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, initializer=_begin_helper) as executor, _in_words():
+        yield lambda work: Pool(lambda block: executor.submit(work, block), lambda: count)
+
+
+@contextmanager
+def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[Pool]:
+    """The workers of a cluster."""
     with needs_extra("dask"):
         from distributed import Client, KilledWorker
     if isinstance(dask, str):
@@ -93,7 +130,7 @@ def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[tuple[Ca
     job = uuid.uuid4().hex
     try:
         client.wait_for_workers(1)
-        yield (
+        yield Pool(
             lambda block: client.submit(_run_job, job, setup, device, block, pure=False),
             lambda: max(1, len(client.scheduler_info(n_workers=-1)["workers"])),
         )
@@ -105,7 +142,7 @@ def _cluster(setup: Setup, device: str, dask: str | Client) -> Iterator[tuple[Ca
             client.close()
 
 
-def _run_job(job: str, setup: Setup, device: str, block: list[Any]) -> list[Any]:
+def _run_job(job: str, setup: Setup, device: str, block: Any) -> Any:
     """On a worker of a cluster, which may have several threads."""
     global _job
     with _LOCK:
@@ -116,8 +153,8 @@ def _run_job(job: str, setup: Setup, device: str, block: list[Any]) -> list[Any]
 
 
 @contextmanager
-def _executor(setup: Setup, devices: list[str]) -> Iterator[tuple[Callable, Callable[[], int]]]:
-    """What takes a block and gives its future, and what tells how many blocks are computed at once."""
+def _executor(setup: Setup, devices: list[str]) -> Iterator[Pool]:
+    """The devices of this host."""
     executor: Executor
     if len(devices) == 1:
         executor = ThreadPoolExecutor(1, initializer=_begin, initargs=(setup, devices[0]))
@@ -127,14 +164,19 @@ def _executor(setup: Setup, devices: list[str]) -> Iterator[tuple[Callable, Call
         for device in devices:
             queue.put(device)
         executor = ProcessPoolExecutor(len(devices), context, initializer=_begin_process, initargs=(setup, queue))
-    with executor:
-        try:
-            yield lambda block: executor.submit(_run, block), lambda: len(devices)
-        except BrokenProcessPool:
-            raise RuntimeError(
-                "a process was ended from outside, as the system does when memory is short; the results so far are "
-                "written, and the same command goes on from there"
-            ) from None
+    with executor, _in_words():
+        yield Pool(lambda block: executor.submit(_run, block), lambda: len(devices))
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a process was ended from outside, as the system does when memory is short; the results so far are "
+            "written, and the same command goes on from there"
+        ) from None
 
 
 def _begin(setup: Setup, device: str) -> None:
@@ -143,13 +185,19 @@ def _begin(setup: Setup, device: str) -> None:
 
 
 def _begin_process(setup: Setup, queue: Any) -> None:
+    device = queue.get()
+    if device == "cpu":
+        _begin_helper()
+    else:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+    _begin(setup, device)
+
+
+def _begin_helper() -> None:
     import torch
 
-    device = queue.get()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    if device == "cpu":
-        torch.set_num_threads(1)  # processes of one core each
-    _begin(setup, device)
+    torch.set_num_threads(1)  # processes of one core each
 
 
 def _end_with_parent() -> None:
@@ -160,7 +208,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _run(block: list[Any]) -> list[Any]:
+def _run(block: Any) -> Any:
     return _work(block)
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from ase import Atoms
 
 __all__ = [
-    "FAULTS", "PROPERTIES", "Outcome", "Record", "RecordFile", "convert_to_hdf5", "csv_head", "is_hdf5", "write_csv",
-    "writer_of",
+    "FAULTS", "PROPERTIES", "WRITERS", "Outcome", "Outcomes", "Record", "RecordFile", "Results", "convert_to_hdf5",
+    "csv_head", "csv_row", "is_hdf5", "require_writable",
 ]  # fmt: skip
 
 PROPERTIES = (
@@ -99,6 +100,54 @@ class Outcome:
     record: Record
     structures: list[Atoms] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+
+
+class Results(ABC):
+    """What became of the records of a block, in their order."""
+
+    @abstractmethod
+    def outcomes(self) -> list[Outcome]:
+        """One for each record."""
+
+    @abstractmethod
+    def failures(self) -> list[tuple[Record, list[str]]]:
+        """The records with errors."""
+
+    @abstractmethod
+    def count(self) -> tuple[int, int, int]:
+        """The number of records, of structures that have a result, and of those that did not converge."""
+
+    @abstractmethod
+    def text(self, suffix: str) -> str:
+        """The results as they stand in a file of this kind."""
+
+    @abstractmethod
+    def rows(self) -> list[str]:
+        """A line of a table for each structure: the properties that `csv_head` names."""
+
+
+class Outcomes(Results):
+    """Results as structures of ASE."""
+
+    def __init__(self, outcomes: list[Outcome]):
+        self._outcomes = outcomes
+
+    def outcomes(self) -> list[Outcome]:
+        return self._outcomes
+
+    def failures(self) -> list[tuple[Record, list[str]]]:
+        return [(outcome.record, outcome.errors) for outcome in self._outcomes if outcome.errors]
+
+    def count(self) -> tuple[int, int, int]:
+        structures = [atoms for outcome in self._outcomes for atoms in outcome.structures]
+        unconverged = sum(not atoms.info.get("converged", True) for atoms in structures)
+        return len(self._outcomes), len(structures), unconverged
+
+    def text(self, suffix: str) -> str:
+        return "".join(map(WRITERS[suffix], self._outcomes))
+
+    def rows(self) -> list[str]:
+        return [row for outcome in self._outcomes for row in csv_rows(outcome)]
 
 
 class RecordFile:
@@ -201,8 +250,12 @@ def _read_xyz(file: TextIO) -> Iterator[Record]:
                 yield Record(0, error=f"it has more lines than its {size} atoms")
                 head = _next_head(file)
             else:
-                raw = comment.strip(), lines, size, vectors
-                yield Record(0, parse=partial(structure_of_xyz, raw, "it"))
+                yield Record(0, parse=partial(_parse_xyz, comment.strip(), "".join(lines), size, vectors))
+
+
+def _parse_xyz(comment: str, lines: str, size: int, vectors: list[str]) -> Atoms:
+    """From one text, which goes to another process at less cost than many."""
+    return structure_of_xyz((comment, lines.splitlines(keepends=True), size, vectors), "it")
 
 
 def _next_head(file: TextIO) -> str:
@@ -230,8 +283,8 @@ _READERS = {
 Writer = Callable[[Outcome], str]
 
 
-def writer_of(path: str, has_bonds: bool) -> Writer:
-    """What writes a record into a file of this name.
+def require_writable(path: str, has_bonds: bool) -> None:
+    """Refuse a file that results cannot be written to.
 
     Args:
         path: of the file to be written.
@@ -243,9 +296,8 @@ def writer_of(path: str, has_bonds: bool) -> Writer:
     suffix = Path(path).suffix.lower()
     if suffix == ".sdf" and not has_bonds:
         raise BadConfig(f"{path}: an SDF has bonds, and the input has none: write an .xyz file")
-    if suffix not in _WRITERS:
-        raise BadConfig(f"{path}: results are written to {', '.join(_WRITERS)}")
-    return _WRITERS[suffix]
+    if suffix not in WRITERS:
+        raise BadConfig(f"{path}: results are written to {', '.join(WRITERS)}")
 
 
 def _properties(outcome: Outcome, atoms: Atoms) -> dict[str, Any]:
@@ -265,16 +317,26 @@ def _write_xyz(outcome: Outcome) -> str:
     return text.getvalue()
 
 
-def write_csv(outcome: Outcome, *more: str) -> str:
-    """Without a line of names: `csv_head` gives it. `more` are values behind those of each structure."""
+def csv_row(properties: Mapping[str, Any]) -> str:
+    """A line of a table: the properties of a structure that `csv_head` names."""
     text = io.StringIO()
-    for atoms in outcome.structures:
-        found = {"formula": atoms.get_chemical_formula(), **_properties(outcome, atoms)}
-        csv.writer(text, lineterminator="\n").writerow([*(found.get(name, "") for name in CSV_COLUMNS), *more])
+    csv.writer(text, lineterminator="\n").writerow([properties.get(name, "") for name in _CSV_COLUMNS])
     return text.getvalue()
 
 
-CSV_COLUMNS = (
+def csv_rows(outcome: Outcome) -> list[str]:
+    """A line for each structure."""
+    return [
+        csv_row({"formula": atoms.get_chemical_formula(), **_properties(outcome, atoms)})
+        for atoms in outcome.structures
+    ]
+
+
+def _write_csv(outcome: Outcome) -> str:
+    return "".join(csv_rows(outcome))
+
+
+_CSV_COLUMNS = (
     "record", "name", "conformer", "formula", "charge", "energy", "relative_energy", "largest_force", "steps",
     "converged", "bonds_changed", "novelty", "energy_std", "force_std",
 )  # fmt: skip
@@ -283,7 +345,7 @@ CSV_COLUMNS = (
 
 def csv_head(path: Path) -> str:
     """What a file begins with, "" but for CSV."""
-    return ",".join(CSV_COLUMNS) + "\n" if path.suffix.lower() == ".csv" else ""
+    return ",".join(_CSV_COLUMNS) + "\n" if path.suffix.lower() == ".csv" else ""
 
 
 def is_hdf5(path: Path) -> bool:
@@ -352,5 +414,8 @@ def with_positions(block: str, positions: Any) -> str:
     return "\n".join(lines)
 
 
-_WRITERS = {".sdf": _write_sdf, ".xyz": _write_xyz, ".extxyz": _write_xyz, ".csv": write_csv,
-            ".h5": _write_xyz, ".hdf5": _write_xyz}  # fmt: skip
+WRITERS: dict[str, Writer] = {
+    ".sdf": _write_sdf, ".xyz": _write_xyz, ".extxyz": _write_xyz, ".csv": _write_csv, ".h5": _write_xyz,
+    ".hdf5": _write_xyz,
+}  # fmt: skip
+"""What writes the results of a record, by the suffix of the file."""

@@ -21,7 +21,7 @@ from ..ensemble import Ensemble
 from ..errors import BadData
 from ..evaluator import Evaluator
 from ..system import System
-from .batches import BatchOptions, Room, Task, Worker, evaluate_each, reason
+from .batches import BatchOptions, Room, Task, TaskWorker, evaluate_each, reason
 from .conformers import Ranking
 from .lbfgs import BatchedLBFGS, largest_of
 from .records import FAULTS, Outcome, Record
@@ -47,7 +47,7 @@ class RelaxOptions(BatchOptions):
     ranking: Ranking | None = None
 
 
-class Relaxer(Worker[RelaxOptions]):
+class Relaxer(TaskWorker[RelaxOptions]):
     """Relaxes blocks of records, structures of all sizes together."""
 
     def __call__(self, records: Sequence[Record]) -> list[Outcome]:
@@ -59,13 +59,13 @@ class Relaxer(Worker[RelaxOptions]):
 
     def compute(self, tasks: Sequence[Task]) -> None:
         waiting = sorted(tasks, key=lambda task: task.system.num_atoms)  # the largest begin, the smallest fill gaps
-        slots = _Slots(self.evaluator, self.room(tasks), self.options)
+        slots = _Slots(self.evaluator, self.room(max(task.system.num_atoms for task in tasks)), self.options)
         while waiting or slots.tasks:
             slots.refill(waiting)
             slots.step()
 
 
-class CellRelaxer(Worker[RelaxOptions]):
+class CellRelaxer(TaskWorker[RelaxOptions]):
     """Relaxes blocks of periodic structures at zero pressure.
 
     Forces and, with a length of one atom, the gradient along the cell are below `fmax` at the end

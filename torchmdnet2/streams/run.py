@@ -7,8 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,21 +23,23 @@ from ..ensemble import read_ensemble
 from ..errors import BadConfig, BadData
 from ..kernels.notice import usable_cores
 from ..potential.potential import Potential
-from .batches import BatchOptions, Scorer
+from .batches import BatchOptions
 from .conformers import Preparation, Ranking, require_rdkit
-from .pipeline import Journal, Work, blocks_of, in_order
+from .pipeline import Journal, Work, blocks_of, devices_pool, helpers_pool, in_order
 from .records import (
     Outcome,
+    Outcomes,
     Record,
     RecordFile,
+    Results,
     convert_to_hdf5,
     csv_head,
     is_hdf5,
-    write_csv,
-    writer_of,
+    require_writable,
 )  # fmt: skip
 from .relaxing import CellRelaxer, Relaxer, RelaxOptions
 from .report import require_plots, write_report
+from .scoring import Block, Scorer
 
 if TYPE_CHECKING:
     from ase import Atoms
@@ -122,18 +126,11 @@ def relax(
     names = _devices(devices, model, dask)
     if block is None:
         block = max(1, (128 if names[0] == "cpu" else 1024) // (conformers or 1))
-    setup = partial(
-        _work_on,
-        CellRelaxer if cell else Relaxer,
-        members,
-        options,
-        dtype,
-        allow_untrained_charge,
-        source.preparation,
-    )
+    worker = _worker(CellRelaxer if cell else Relaxer, members, options, dtype, allow_untrained_charge)
+    stages = _Stages(source.preparation, partial(_relaxing, worker))
     wanted = repr((options, conformers, seed, cell, str(dtype)))
     job = {"model": [_identity(member) for member in members], "input": _identity(structures), "options": wanted}
-    return _stream(source, setup, names, block, output, job, console, report, dask)
+    return _stream(source, stages, names, block, output, job, console, report, dask)
 
 
 def score(
@@ -172,9 +169,10 @@ def score(
         "input": _identity(structures),
         "options": repr((options, seed, str(dtype))),
     }
-    setup = partial(_work_on, Scorer, members, options, dtype, allow_untrained_charge, source.preparation)
+    worker = _worker(Scorer, members, options, dtype, allow_untrained_charge)
+    stages = _Stages(partial(_side_by_side, source.preparation), partial(_scoring, worker))
     names = _devices(devices, model, dask)
-    return _stream(source, setup, names, block or 1024, output, job, console, report, dask)
+    return _stream(source, stages, names, block or 1024, output, job, console, report, dask)
 
 
 def _members(model: Model) -> list[str | Potential]:
@@ -185,16 +183,19 @@ def _members(model: Model) -> list[str | Potential]:
     return [model] if isinstance(model, Potential) else [member for each in model for member in _members(each)]
 
 
-def _work_on(
-    kind: Callable[[Potential, Any, Sequence[Potential]], Work],
+def _worker(kind: Any, models: Sequence[str | Potential], options: Any, dtype: Any, untrained: bool) -> Any:
+    """What makes a worker of a kind on a device."""
+    return partial(_make_worker, kind, models, options, dtype, untrained)
+
+
+def _make_worker(
+    kind: Callable[[Potential, Any, Sequence[Potential]], Any],
     models: Sequence[str | Potential],
     options: Any,
     dtype: torch.dtype | str | None,
     allow_untrained_charge: bool,
-    preparation: Preparation,
     device: str,
-) -> Work:
-    """What computes blocks on a device."""
+) -> Any:
     (device,) = devices_of(device)
     first, *others = (
         model.to(device)
@@ -202,8 +203,40 @@ def _work_on(
         else checkpoint.load(model, device, dtype, allow_untrained_charge)
         for model in models
     )
-    work = kind(first, options, others)
-    return lambda records: work(preparation(records))
+    return kind(first, options, others)
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What happens to a block of records, one after the other; each can be sent to another process.
+
+    Attributes:
+        prepare: parses records and makes conformers; gives what `setup` takes.
+        setup: makes what computes them on a device, into `Results`.
+        finish: makes of the results what is kept: text, or structures.
+    """
+
+    prepare: Callable[[list[Record]], Any]
+    setup: Callable[[str], Callable[[Any], Results]]
+    finish: Callable[[Results], Any] = methodcaller("outcomes")
+
+    def whole(self, device: str) -> Work:
+        """All stages, on a device."""
+        work = self.setup(device)
+        return lambda records: self.finish(work(self.prepare(records)))
+
+
+def _relaxing(worker: Callable[[str], Any], device: str) -> Work:
+    work = worker(device)
+    return lambda records: Outcomes(work(records))
+
+
+def _scoring(worker: Callable[[str], Scorer], device: str) -> Work:
+    return worker(device).score
+
+
+def _side_by_side(preparation: Preparation, records: list[Record]) -> Block:
+    return Block.of(preparation(records))
 
 
 def devices_of(names: str | Sequence[str]) -> list[str]:
@@ -268,26 +301,67 @@ class _Source:
     def fraction(self) -> float:
         return self.file.fraction if self.file is not None else 0.0
 
-    def blocks(self, first: int, size: int, helpers: int) -> Iterator[list[Record]]:
-        """Blocks of so many records, from the one of this number on; prepared by so many processes, or later."""
+    def blocks(self, first: int, size: int) -> Iterator[list[Record]]:
+        """Blocks of so many records, from the one of this number on."""
         found: Iterable[Record]
         if self.file is not None:
             found = self.file.unparsed()
         else:
             found = (Record(k, starts=[atoms]) for k, atoms in enumerate(self._given))
-        blocks = blocks_of(islice(found, first, None), size)
-        if not helpers or not self.takes_long:
-            return blocks
-        return in_order(blocks, partial(_preparing, self.preparation), ["cpu"] * max(2, helpers))
+        return blocks_of(islice(found, first, None), size)
 
 
-def _preparing(preparation: Preparation, device: str) -> Work:
-    return preparation
+def _through(
+    blocks: Iterable[list[Record]], stages: _Stages, devices: list[str], helpers: int, dask: str | Client | None
+) -> Iterator[Any]:
+    """What the stages give for each block, in order.
+
+    Args:
+        blocks: of records, not parsed.
+        stages: of each block.
+        devices, dask: as of `devices_pool`.
+        helpers: processes that prepare and finish; without any, what computes a block does that too.
+    """
+    if not helpers:
+        with devices_pool(stages.whole, devices, dask) as pool:
+            yield from in_order(blocks, pool)
+        return
+    with helpers_pool(helpers) as helping, devices_pool(stages.setup, devices) as pool:
+        prepared = in_order(blocks, helping(stages.prepare))
+        yield from in_order(in_order(prepared, pool), helping(stages.finish))
+
+
+@dataclass
+class _Written:
+    """A block of results as text.
+
+    Attributes:
+        records, structures, failed, unconverged: how many there are.
+        results, failures: of the files.
+        rows: of the table of the report.
+    """
+
+    records: int
+    structures: int
+    failed: int
+    unconverged: int
+    results: str
+    failures: str
+    rows: list[str]
+
+
+def _write(suffix: str, report: bool, found: Results) -> _Written:
+    failures = found.failures()
+    records, structures, unconverged = found.count()
+    return _Written(
+        records, structures, len(failures), unconverged, found.text(suffix),
+        "".join(_failures(record, errors) for record, errors in failures), found.rows() if report else [],
+    )  # fmt: skip
 
 
 def _stream(
     source: _Source,
-    setup: Callable[[str], Work],
+    stages: _Stages,
     devices: list[str],
     block: int,
     output: str | os.PathLike | None,
@@ -298,16 +372,15 @@ def _stream(
 ) -> list[Outcome]:
     """All records through the devices, to the output or, without one, into a list."""
     on_gpu = dask is None and devices[0] != "cpu"  # what computes on CPUs prepares too
-    helpers = min(_HELPERS, usable_cores() - len(devices)) if on_gpu else 0
+    helpers = max(2, min(_HELPERS, usable_cores() - len(devices))) if on_gpu and source.takes_long else 0
     if output is None:
         if report:
             raise BadConfig("report: the page is written beside the output, and none is given")
-        found: list[Outcome] = []
-        for outcomes in in_order(source.blocks(0, block, helpers), setup, devices, dask):
-            found += outcomes
-        return found
+        found = _through(source.blocks(0, block), stages, devices, helpers, dask)
+        return [outcome for outcomes in found for outcome in outcomes]
     path = Path(output)
-    write = writer_of(str(path), source.has_bonds)
+    require_writable(str(path), source.has_bonds)
+    stages = replace(stages, finish=partial(_write, path.suffix.lower(), report))
     results = path.with_name(path.name + ".xyz") if is_hdf5(path) else path
     if is_hdf5(path):
         load_h5py()
@@ -321,14 +394,14 @@ def _stream(
     status = console.status("") if console is not None else nullcontext()
     try:
         with status:
-            for outcomes in in_order(source.blocks(first, block, helpers), setup, devices, dask):
+            for written in _through(source.blocks(first, block), stages, devices, helpers, dask):
                 new = not journal.done
-                seconds = summary.add(outcomes)
-                texts = [csv_head(results) * new + "".join(map(write, outcomes)), "".join(map(_failures, outcomes))]
+                seconds = summary.add(written)
+                texts = [csv_head(results) * new + written.results, written.failures]
                 if report:
                     head = csv_head(rows).replace("\n", ",seconds\n") * new
-                    texts.append(head + "".join(write_csv(outcome, f"{seconds:.3g}") for outcome in outcomes))
-                journal.commit(len(outcomes), *texts)
+                    texts.append(head + "".join(f"{row[:-1]},{seconds:.3g}\n" for row in written.rows))
+                journal.commit(written.records, *texts)
                 if console is not None:
                     status.update(summary.words(source.fraction, first))  # type: ignore[union-attr]
         if report and journal.done:
@@ -358,11 +431,11 @@ def _title(path: Path, job: dict[str, Any]) -> str:
     return f"{path.name}: {source} by {model}"
 
 
-def _failures(outcome: Outcome) -> str:
+def _failures(record: Record, errors: Sequence[str]) -> str:
     """A line for each kind of failure of a record."""
-    counts = Counter(outcome.errors)
+    counts = Counter(errors)
     return "".join(
-        f"{outcome.record}: {error}{f' ({count} conformers)' if count > 1 else ''}\n" for error, count in counts.items()
+        f"{record}: {error}{f' ({count} conformers)' if count > 1 else ''}\n" for error, count in counts.items()
     )
 
 
@@ -373,15 +446,12 @@ class Summary:
         self.records = self.structures = self.failed = self.unconverged = 0
         self._began = self._last = time.monotonic()
 
-    def add(self, outcomes: Sequence[Outcome]) -> float:
+    def add(self, written: _Written) -> float:
         """Count those of a block; returns its time divided by the number of structures, s."""
         before, self._last = self._last, time.monotonic()
-        for outcome in outcomes:
-            self.records += 1
-            self.failed += bool(outcome.errors)
-            self.structures += len(outcome.structures)
-            self.unconverged += sum(not atoms.info.get("converged", True) for atoms in outcome.structures)
-        return (self._last - before) / max(1, sum(len(outcome.structures) for outcome in outcomes))
+        for name in ("records", "structures", "failed", "unconverged"):
+            setattr(self, name, getattr(self, name) + getattr(written, name))
+        return (self._last - before) / max(1, written.structures)
 
     def words(self, fraction: float, before: int) -> str:
         """A line with what is done, the rate and the time left.

@@ -1,0 +1,284 @@
+"""Energies, forces, charges and novelty of many structures, which are arrays from the file to the results.
+
+A structure is an ase.Atoms only while its record is parsed. A thousand of them are then a few arrays, which go to other
+processes and to the device at little cost.
+
+Shapes: B structures of a block, N atoms of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from ase.data import chemical_symbols
+from numpy.typing import NDArray
+
+from ..core.stated import cell_of, charge_and_spin
+from ..ensemble import EnsembleResult
+from ..md.guard import check_overlaps
+from ..md.setup import refuse_start
+from ..potential.potential import Result
+from ..system import System
+from .batches import BatchOptions, Worker, each, novelty_of, parts, reason
+from .records import FAULTS, WRITERS, Outcome, Record, Results, csv_row
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["Block", "Scorer"]
+
+_TOGETHER = 512  # structures whose elements and charges are checked at once
+
+
+@dataclass(eq=False)
+class Block(Results):
+    """The structures of some records, side by side, and what was found for them.
+
+    Attributes:
+        records: without their structures.
+        errors: of each record, lines that say why a structure has no result.
+        owners: [B] place of the record that each structure is of.
+        infos: of each structure, its entries that are single values.
+        numbers: [N]; positions: [N, 3] Å.
+        firsts: [B + 1] the first atom of each structure.
+        cell: [B, 3, 3] Å; pbc: [B, 3]; charge: [B] e; spin: [B].
+        found: values of structures, [B], by the name of the property.
+        forces: [N, 3] eV/Å; charges: [N] e, None where the model has none.
+        done: [B] whether there is a result.
+        usable: structures that are sound: the others are errors of their records.
+    """
+
+    records: list[Record]
+    errors: list[list[str]]
+    owners: list[int]
+    infos: list[dict[str, Any]]
+    numbers: NDArray
+    positions: NDArray
+    firsts: NDArray
+    cell: NDArray
+    pbc: NDArray
+    charge: NDArray
+    spin: NDArray
+    found: dict[str, NDArray]
+    forces: NDArray
+    charges: NDArray | None
+    done: NDArray
+    usable: list[int]
+
+    @classmethod
+    def of(cls, records: list[Record]) -> Block:
+        """The structures that the records have; those that no model could evaluate are errors."""
+        errors = [[record.error] if record.error else [] for record in records]
+        owners, infos, kept, states = [], [], [], []
+        for k, record in enumerate(records):
+            starts, record.starts = record.starts, []
+            for atoms in starts:
+                try:
+                    refuse_start(atoms)
+                    states.append((*cell_of(atoms), *charge_and_spin(atoms)))
+                except FAULTS as error:
+                    errors[k].append(reason(error))
+                    continue
+                owners.append(k)
+                infos.append({name: value for name, value in atoms.info.items() if np.ndim(value) == 0})
+                kept.append(atoms)
+        sizes, size = [len(atoms) for atoms in kept], len(kept)
+        cells, periodic, totals, spins = zip(*states, strict=True) if states else ((),) * 4
+        block = cls(
+            records, errors, owners, infos,
+            numbers=np.concatenate([np.zeros(0, np.int64), *(atoms.numbers for atoms in kept)]),
+            positions=np.concatenate([np.zeros((0, 3)), *(atoms.positions for atoms in kept)]),
+            firsts=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+            cell=np.array(cells).reshape(size, 3, 3), pbc=np.array(periodic, bool).reshape(size, 3),
+            charge=np.array([total or 0 for total in totals], np.float64),
+            spin=np.array([spin or 0 for spin in spins], np.int64),
+            found={}, forces=np.zeros((sum(sizes), 3)), charges=None, done=np.zeros(size, bool),
+            usable=list(range(size)),
+        )  # fmt: skip
+        block.require(lambda system: check_overlaps(system.validate()), 128)
+        return block
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    @property
+    def sizes(self) -> NDArray:
+        """[B] number of atoms."""
+        return np.diff(self.firsts)
+
+    def _atoms(self, chosen: Sequence[int]) -> NDArray:
+        """[N] which atoms belong to structures."""
+        mask = np.zeros(len(self), bool)
+        mask[chosen] = True
+        return np.repeat(mask, self.sizes)
+
+    def system(self, chosen: Sequence[int]) -> System:
+        """Structures, in ascending order, as one batch on the CPU in float64."""
+        atoms, sizes = self._atoms(chosen), self.sizes[chosen]
+        arrays = (self.numbers[atoms], self.positions[atoms], np.repeat(np.arange(len(chosen)), sizes),
+                  self.cell[chosen], self.pbc[chosen], self.charge[chosen], self.spin[chosen])  # fmt: skip
+        return System(*map(torch.from_numpy, arrays))
+
+    def take(self, chosen: Sequence[int], result: Result) -> None:
+        """Keep the results of structures, in ascending order; those without a finite energy are errors."""
+        atoms, count = self._atoms(chosen), len(chosen)
+
+        def array(value: torch.Tensor, size: int) -> NDArray:
+            return value[:size].detach().double().cpu().numpy()
+
+        size = int(atoms.sum())
+        assert result.forces is not None
+        self.forces[atoms] = array(result.forces, size)
+        self.keep("energy", chosen, array(result.energy, count))
+        if result.charges is not None:
+            if self.charges is None:
+                self.charges = np.zeros(len(self.numbers))
+            self.charges[atoms] = array(result.charges, size)
+        if isinstance(result, EnsembleResult) and result.energy_std is not None and result.forces_std is not None:
+            self.keep("energy_std", chosen, array(result.energy_std, count))
+            spread = np.linalg.norm(array(result.forces_std, size), axis=1)
+            firsts = np.concatenate([[0], np.cumsum(self.sizes[chosen])[:-1]]).astype(np.int64)
+            self.keep("force_std", chosen, np.maximum.reduceat(spread, firsts))
+        finite = np.isfinite(self.found["energy"][chosen])
+        for k, good in zip(chosen, finite.tolist(), strict=True):
+            if good:
+                self.done[k] = True
+            else:
+                self.fail(k, "its energy is not finite")
+
+    def keep(self, name: str, chosen: Sequence[int], values: NDArray) -> None:
+        """Keep a property of structures."""
+        self.found.setdefault(name, np.full(len(self), np.nan))[chosen] = values
+
+    def require(self, check: Callable[[System], Any], most: int) -> None:
+        """Structures that a check refuses, of so many at once, are errors of their records and no longer usable."""
+
+        def run(part: Sequence[int]) -> list[Exception | None]:
+            check(self.system(part))
+            return [None] * len(part)
+
+        failed = [error for k in range(0, len(self.usable), most) for error in each(run, self.usable[k : k + most])]
+        for k, error in zip(self.usable, failed, strict=True):
+            if error is not None:
+                self.fail(k, reason(error))
+        self.usable = [k for k, error in zip(self.usable, failed, strict=True) if error is None]
+
+    def fail(self, structure: int, error: str) -> None:
+        """Note why a structure has no result."""
+        self.errors[self.owners[structure]].append(error)
+
+    def _properties(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each structure that has a result, and what is known of it as a whole."""
+        chosen = np.flatnonzero(self.done)
+        if not len(chosen):
+            return
+        norms = np.linalg.norm(self.forces, axis=1)
+        largest = np.maximum.reduceat(norms, self.firsts[:-1])  # no structure is without atoms
+        values = {"energy": self.found["energy"], "largest_force": largest, **self.found}
+        columns = [(name, value.tolist()) for name, value in values.items()]
+        for k in chosen.tolist():
+            yield k, {**self.infos[k], **{name: column[k] for name, column in columns}}
+
+    def outcomes(self) -> list[Outcome]:
+        from ase import Atoms
+
+        found = [Outcome(record, errors=errors) for record, errors in zip(self.records, self.errors, strict=True)]
+        for k, properties in self._properties():
+            part = slice(self.firsts[k], self.firsts[k + 1])
+            atoms = Atoms(
+                numbers=self.numbers[part], positions=self.positions[part], cell=self.cell[k], pbc=self.pbc[k],
+                info=properties,
+            )  # fmt: skip
+            atoms.arrays["forces"] = self.forces[part]
+            if self.charges is not None:
+                atoms.arrays["charges"] = self.charges[part]
+            found[self.owners[k]].structures.append(atoms)
+        return found
+
+    def failures(self) -> list[tuple[Record, list[str]]]:
+        return [(record, errors) for record, errors in zip(self.records, self.errors, strict=True) if errors]
+
+    def count(self) -> tuple[int, int, int]:
+        return len(self.records), int(self.done.sum()), 0
+
+    def text(self, suffix: str) -> str:
+        if suffix == ".csv":
+            return "".join(self.rows())
+        return "".join(map(WRITERS[suffix], self.outcomes()) if suffix == ".sdf" else self._xyz())
+
+    def _named(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """As `_properties`, with the number and the name of the record."""
+        for k, properties in self._properties():
+            record = self.records[self.owners[k]]
+            name = {"name": record.name} if record.name else {}
+            yield k, {"record": record.number, **properties, **name}
+
+    def rows(self) -> list[str]:
+        found = []
+        for k, properties in self._named():
+            properties["formula"] = _formula(self.numbers[self.firsts[k] : self.firsts[k + 1]].tobytes())
+            found.append(csv_row(properties))
+        return found
+
+    def _xyz(self) -> Iterator[str]:
+        """Frames of extended XYZ, as ASE writes them."""
+        from ase.io.extxyz import key_val_dict_to_str
+
+        columns = [self.positions, self.forces, *([] if self.charges is None else [self.charges[:, None]])]
+        values = np.concatenate(columns, 1)
+        names = "species:S:1:pos:R:3:forces:R:3" + (":charges:R:1" if self.charges is not None else "")
+        line = "%-2s" + " %16.8f" * values.shape[1] + "\n"
+        for k, properties in self._named():
+            first, last = self.firsts[k], self.firsts[k + 1]
+            symbols = [chemical_symbols[z] for z in self.numbers[first:last].tolist()]
+            lattice = {"Lattice": self.cell[k].T} if self.pbc[k].any() or self.cell[k].any() else {}
+            head = key_val_dict_to_str({**lattice, "Properties": names, **properties, "pbc": self.pbc[k]})
+            lines = [line % (symbol, *row) for symbol, row in zip(symbols, values[first:last].tolist(), strict=True)]
+            yield f"{last - first}\n{head}\n{''.join(lines)}"
+
+
+@lru_cache(maxsize=4096)
+def _formula(numbers: bytes) -> str:
+    from ase.symbols import Symbols
+
+    return Symbols(np.frombuffer(numbers, np.int64)).get_chemical_formula()
+
+
+class Scorer(Worker[BatchOptions]):
+    """Energies, forces and charges of blocks of records."""
+
+    def __call__(self, records: Sequence[Record]) -> list[Outcome]:
+        return self.score(Block.of(list(records))).outcomes()
+
+    def score(self, block: Block) -> Block:
+        """Give a block its results."""
+        block.require(self._check, _TOGETHER)
+        usable = block.usable
+        if not usable:
+            return block
+        room = self.room(int(block.sizes[usable].max()))
+
+        def run(part: Sequence[int]) -> list[Exception | None]:
+            result = self.evaluator(room.fill(block.system(part).to(room.device)))
+            block.take(part, result)
+            return [None] * len(part)
+
+        for part in parts(usable, block.sizes[usable].tolist(), room.fits):
+            for k, failed in zip(part, each(run, part), strict=True):
+                if failed is not None:
+                    block.fail(k, reason(failed))
+        rated = np.flatnonzero(block.done).tolist()
+        novelty = novelty_of(self.rated, rated, block.sizes[rated].tolist(), block.system)
+        if novelty is not None:
+            block.keep("novelty", rated, novelty)
+        return block
+
+    def _check(self, system: System) -> None:
+        system = system.to(self.potential.device)
+        for potential in self.members:
+            potential.check(system)
