@@ -68,7 +68,7 @@ def test_minima_are_those_of_ase_in_order(small):
 
 
 def test_optimizer_finds_the_minimum_of_wells_and_never_goes_up():
-    torch.manual_seed(6)  # needs 71 steps; with others, rounding decides whether 250 are enough
+    torch.manual_seed(0)
     batch = torch.tensor([0] * 4 + [1] * 7 + [2] * 5)
     curvature = torch.logspace(0, 3, 48, dtype=torch.float64).view(16, 3)
     wells = torch.randn(16, 3).double() * 2
