@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ase import Atoms
 from ase.build import bulk, molecule
 from ase.io import read, write
 from ase.optimize import LBFGS
@@ -28,7 +29,7 @@ from torchmdnet2.streams import run
 from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.pipeline import Journal, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
-from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions
+from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions, _bonds_changed
 from torchmdnet2.streams.run import _Source
 
 NAMES = ["CH3CH2OH", "H2O", "C2H4", "CH4", "H2CO", "CO2"]
@@ -100,6 +101,18 @@ def test_torsions_are_nearer_to_their_minimum_than_by_ase(small):
     assert abs(tight.get_potential_energy() - lowest) < 1e-5 and lowest < loose.info["energy"]
     LBFGS(tight, logfile=None).run(fmax=0.002)
     assert abs(tight.get_potential_energy() - lowest) < 1e-4
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_bonds_that_are_broken_or_made_are_counted(periodic):
+    chain = [
+        Atoms("C3", [[x, 0, 0] for x in xs], cell=[9.0] * 3, pbc=periodic) for xs in ([0, 1.5, 4.2], [0, 2.7, 4.2])
+    ]
+    for atoms in chain if periodic else ():  # both bonds cross a face
+        atoms.positions[:, 0] -= 2.6
+        atoms.wrap()
+    assert _bonds_changed(chain[0], chain[0]) == 0
+    assert _bonds_changed(*chain) == 2  # the first bond is broken, another one made
 
 
 def test_fixed_atoms_stay_and_step_limits_hold(small):

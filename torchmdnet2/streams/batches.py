@@ -22,7 +22,7 @@ from torch import Tensor
 from ..ensemble import Ensemble, EnsembleResult
 from ..evaluator import Evaluator
 from ..md.guard import Unphysical, check_overlaps
-from ..md.setup import plain_copy, refuse_start
+from ..md.setup import refuse_start
 from ..potential.potential import Potential
 from ..system import System
 from .records import FAULTS, Outcome, Record
@@ -48,9 +48,8 @@ def _usable(starts: Sequence[Atoms], potentials: Sequence[Potential]) -> list[Sy
     found: list[System | Exception] = []
     for atoms in starts:
         try:
-            start = plain_copy(atoms, None, None)
-            refuse_start(start)
-            found.append(System.from_ase(start))
+            refuse_start(atoms)
+            found.append(System.from_ase(atoms))
         except FAULTS as error:
             found.append(error)
     systems = [system for system in found if isinstance(system, System)]

@@ -242,9 +242,14 @@ def _bonds_changed(before: Atoms, after: Atoms) -> int:
     from or to the range between has not changed.
     """
     radii = covalent_radii[before.numbers]
-    ratios = []
-    for atoms in (before, after):
-        distances = atoms.get_all_distances(mic=bool(atoms.pbc.any()))
-        ratios.append(distances / (radii[:, None] + radii[None]))
-    changed = ((ratios[0] < 1.2) & (ratios[1] > 1.5)) | ((ratios[0] > 1.5) & (ratios[1] < 1.2))
-    return int(np.triu(changed, 1).sum())
+    bond = np.square(radii[:, None] + radii[None])
+    ratios = [_squared_distances(atoms) / bond for atoms in (before, after)]
+    near, far = [ratio < 1.2**2 for ratio in ratios], [ratio > 1.5**2 for ratio in ratios]
+    return int(((near[0] & far[1]) | (far[0] & near[1])).sum()) // 2
+
+
+def _squared_distances(atoms: Atoms) -> np.ndarray:
+    """[N, N] Å², of the nearest images."""
+    if atoms.pbc.any():
+        return atoms.get_all_distances(mic=True) ** 2
+    return sum(np.square(x[:, None] - x[None]) for x in atoms.positions.T)
