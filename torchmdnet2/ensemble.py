@@ -140,9 +140,11 @@ class Ensemble:
 
         Args:
             paths: model files, or one ensemble.json.
-            device: as of `torchmdnet2.load`.
-            dtype: as of `torchmdnet2.load`.
-            allow_untrained_charge, coulomb, level: as of `torchmdnet2.load`.
+            device: as for `torchmdnet2.load`.
+            dtype: as for `torchmdnet2.load`.
+            allow_untrained_charge: as for `torchmdnet2.load`.
+            coulomb: as for `torchmdnet2.load`.
+            level: as for `torchmdnet2.load`.
 
         Raises:
             BadCheckpoint: a file is damaged, or not the one that was trained.

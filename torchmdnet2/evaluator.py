@@ -223,7 +223,7 @@ class Evaluator:
             stress: time it with the stress; None takes the evaluator's own setting.
 
         Raises:
-            As a call.
+            ValueError: the structure is refused, as in a call.
         """
         cells = None if system is None else self._cells_of(system)
         if cells is not None:

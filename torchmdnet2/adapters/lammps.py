@@ -79,7 +79,8 @@ def attach(
         model: path of a .tmn file, name of a potential, or a Potential (copied).
         elements: chemical symbols of LAMMPS's atom types 1, 2, …; several types may be of one element.
         charge: total charge of the simulated structure in e. Where LAMMPS's atoms have charges, it must be their sum.
-        device, dtype: of the network; dtype None keeps the stored one.
+        device: where the network runs.
+        dtype: floating-point type of the network; None: as stored.
         allow_untrained_charge: take a charge that the model was not trained on, or does not use, with a warning.
         fix: identifier of the fix; the computes it needs start with it too.
 

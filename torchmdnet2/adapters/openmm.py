@@ -51,7 +51,9 @@ def add_force(
 
     Args:
         system: the System; its particles are the atoms of the topology.
-        model, topology, atoms: as of `create_force`.
+        model: as for `create_force`.
+        topology: as for `create_force`.
+        atoms: as for `create_force`.
         periodic: use the system's box; None means: when the topology or a force of the system does.
         force_group: of both forces.
         options: further arguments of `create_force`.

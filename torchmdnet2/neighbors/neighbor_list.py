@@ -129,7 +129,8 @@ def sort_edges(
     """Sort edges by receiver, sender, shift and compress the rows.
 
     Args:
-        receiver, sender: [E] integers.
+        receiver: [E] integers.
+        sender: [E] integers.
         shift: [E, 3] integers.
         num_atoms: N.
         cutoff: Å.

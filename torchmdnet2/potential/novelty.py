@@ -73,7 +73,15 @@ class Calibration:
         return self.scores(representation, system)
 
     def scores(self, representation: Representation, system: System) -> Tensor:
-        """As a call, of a representation that this fits: the weights are not looked at."""
+        """The novelty of each atom, without the check that the calibration belongs to the weights.
+
+        Args:
+            representation: the network that this was fitted to.
+            system: N atoms of any number of structures.
+
+        Returns:
+            [N], float64; infinite for elements that the calibration does not know.
+        """
         x = atom_features(representation, system)
         score = torch.full((len(x),), math.inf, dtype=torch.float64, device=x.device)
         for k, element in enumerate(self.elements):

@@ -459,8 +459,11 @@ class Potential(nn.Module):
         """The same by autograd in plain PyTorch: the specification of every faster path. See `forward`.
 
         Args:
-            system, forces, stress, create_graph: as of `forward`.
-            neighbors: likewise; or lists for several cutoffs.
+            system: as for `forward`.
+            forces: as for `forward`.
+            stress: as for `forward`.
+            neighbors: as for `forward`, or lists for several cutoffs.
+            create_graph: as for `forward`.
         """
         if create_graph is None:
             create_graph = is_differentiated(require_system(system)) or self.training

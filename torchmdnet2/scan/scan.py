@@ -59,7 +59,8 @@ def scan_molecule(
         device: where the model runs.
         dtype: floating-point type of the network. With float32, jumps are looked at once more in float64; jumps of the
             curvature alone are looked for in float64 only, which takes some ten times as long on CPUs.
-        charge, spin: total charge in e and multiplicity 2S+1, if the structure states none.
+        charge: total charge in e, if the structure states none.
+        spin: multiplicity 2S+1, if the structure states none.
         allow_untrained_charge: take total charges that the model was not trained on, or does not use, with a warning.
         console: where progress is shown; None is silent.
 

@@ -160,7 +160,9 @@ def score(
         forces [N, 3] (eV/Å) and, where the model has them, charges [N] (e).
 
     Raises:
-        As `relax`.
+        BadConfig: an option is not valid.
+        FileNotFoundError: there is no such file.
+        MissingBackend: a package is not installed, as for `relax`.
     """
     source = _Source(structures, None, seed)
     options, members = BatchOptions(novelty), _members(model)
