@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import extending, njit, types
 from numba.core import cgutils
 
@@ -219,7 +220,7 @@ def add_square_adjoint(q, d, g):
 # sums of ROWS rows and LANES columns stay in registers for all of K: numba would write them to memory after each step.
 
 ROWS = 4
-"""Atoms at a time. With 16 columns their sums fill half of the registers of AVX2, and all of its arithmetic units."""
+"""Atoms at a time. With 16 columns their sums fill half of the registers of AVX2, with 32 a quarter of AVX-512's."""
 
 LANES = 16
 
@@ -233,9 +234,8 @@ def panels(w: Any) -> Any:
     return np.ascontiguousarray(np.moveaxis(w.reshape(*w.shape[:-1], -1, LANES), -2, -3))
 
 
-@intrinsic
-def _add_product(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K):
-    """y += x @ w for ROWS rows of K numbers from at_x on, the panel of w from at_w on, and LANES columns of y.
+def _products(panels: int) -> Any:
+    """y += x @ w for ROWS rows of K numbers from at_x on, `panels` panels of w from at_w on, as many LANES of y.
 
     Places and strides count numbers of the arrays, which are contiguous and float32.
     """
@@ -253,36 +253,55 @@ def _add_product(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K):
         def lanes(base, at):
             return builder.bitcast(builder.gep(base, [at]), vector.as_pointer())
 
-        rows = [lanes(y, place(at_y, y_stride, row)) for row in range(ROWS)]
-        sums = [cgutils.alloca_once_value(builder, builder.load(row, align=4)) for row in rows]
+        begins = [builder.add(at_w, builder.mul(size, ir.Constant(index, p * LANES))) for p in range(panels)]
+        columns = [builder.add(at_y, ir.Constant(index, p * LANES)) for p in range(panels)]
+        out = [[lanes(y, place(column, y_stride, row)) for column in columns] for row in range(ROWS)]
+        sums = [[cgutils.alloca_once_value(builder, builder.load(at, align=4)) for at in row] for row in out]
         with cgutils.for_range(builder, size) as loop:
-            panel = builder.load(lanes(w, place(at_w, loop.index, LANES)), align=4)
-            for row, total in enumerate(sums):
+            weights = [builder.load(lanes(w, place(begin, loop.index, LANES)), align=4) for begin in begins]
+            for row, totals in enumerate(sums):
                 number = builder.load(builder.gep(x, [builder.add(place(at_x, x_stride, row), loop.index)]))
                 number = builder.insert_element(nothing, number, ir.Constant(lane, 0))
-                product = builder.fmul(builder.shuffle_vector(number, nothing, first), panel, flags=("fast",))
-                builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
-        for row, total in zip(rows, sums, strict=True):
-            builder.store(builder.load(total), row, align=4)
+                number = builder.shuffle_vector(number, nothing, first)
+                for weight, total in zip(weights, totals, strict=True):
+                    product = builder.fmul(number, weight, flags=("fast",))
+                    builder.store(builder.fadd(builder.load(total), product, flags=("fast",)), total)
+        for places, totals in zip(out, sums, strict=True):
+            for at, total in zip(places, totals, strict=True):
+                builder.store(builder.load(total), at, align=4)
         return context.get_dummy_value()
 
-    for array in (x, w, y):
-        if array.layout != "C" or array.dtype != types.float32:
-            raise TypeError(f"the product needs contiguous arrays of float32, not {array}")
-    return types.void(x, types.intp, types.intp, w, types.intp, y, types.intp, types.intp, types.intp), generate
+    def add_product(_context, x, at_x, x_stride, w, at_w, y, at_y, y_stride, K):
+        for array in (x, w, y):
+            if array.layout != "C" or array.dtype != types.float32:
+                raise TypeError(f"the product needs contiguous arrays of float32, not {array}")
+        return types.void(x, types.intp, types.intp, w, types.intp, y, types.intp, types.intp, types.intp), generate
+
+    return intrinsic(add_product)
+
+
+# sums of two panels fill the registers of AVX-512 and hide the latency of its additions; others have half as many
+PANELS = 2 if get_host_cpu_features().get("avx512f") else 1
+_add_product, _add_products = _products(1), _products(PANELS)
 
 
 @call
 def dense(x, at_x, w, bias, y, at_y, K, N, rows=ROWS):
     """Y = X @ W + bias of `rows` rows, a multiple of ROWS, from row at_x of x and at_y of y on.
 
-    A panel of W stays in the L1 cache for all of them.
+    Panels of W stay in the L1 cache for all of them.
     """
     for r in range(rows):
         a = y[at_y + r]
         for c in range(N):
             a[c] = bias[c]
-    for n in range(0, N, LANES):
+    together = N // (PANELS * LANES) * PANELS * LANES
+    for n in range(0, together, PANELS * LANES):
+        for r in range(0, rows, ROWS):
+            _add_products(
+                x, (at_x + r) * x.shape[1], x.shape[1], w, n * K, y, (at_y + r) * y.shape[1] + n, y.shape[1], K
+            )
+    for n in range(together, N, LANES):
         for r in range(0, rows, ROWS):
             _add_product(
                 x, (at_x + r) * x.shape[1], x.shape[1], w, n * K, y, (at_y + r) * y.shape[1] + n, y.shape[1], K
@@ -294,9 +313,15 @@ def mix(x, at_x, w, y, at_y, F):
     """Y = mix(X) of ROWS atoms from row at_x of x and at_y of y; w are the panels of the maps [3, F, F] of I, A, S."""
     for r in range(ROWS):
         y[at_y + r, :] = ZERO
+    together = F // (PANELS * LANES) * PANELS * LANES
     for part in range(3):
-        for n in range(0, F, LANES):
-            for block in range(part * part, (part + 1) * (part + 1)):
+        blocks = range(part * part, (part + 1) * (part + 1))
+        for n in range(0, together, PANELS * LANES):
+            for block in blocks:
+                i, o = at_x * 9 * F + block * F, at_y * 9 * F + block * F + n
+                _add_products(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
+        for n in range(together, F, LANES):
+            for block in blocks:
                 i, o = at_x * 9 * F + block * F, at_y * 9 * F + block * F + n
                 _add_product(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
 
