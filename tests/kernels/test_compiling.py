@@ -16,7 +16,7 @@ pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 import numba
 
 from torchmdnet2.kernels import compiling_cpu as numba_compiling
-from torchmdnet2.models.tensornet.numba_steps import kernels
+from torchmdnet2.models.tensornet.cpu import kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,7 +24,7 @@ SCRIPT = """
 import numpy as np
 from torchmdnet2.kernels import notice
 from torchmdnet2.kernels import compiling_cpu as numba_compiling
-from torchmdnet2.priors.pair_kernels.numba_kernels import _d2, _zbl
+from torchmdnet2.priors.pair_kernels.cpu import _d2, _zbl
 
 numba_compiling.usable_cores = lambda: 2
 row_ptr, sender, vec = np.array([0, 1, 2]), np.array([1, 0]), np.array([[1, 0, 0], [-1, 0, 0]], np.float32)

@@ -16,8 +16,8 @@ pytest.importorskip("numba", reason="the fast path on the CPU needs numba")
 import numba
 
 from torchmdnet2.kernels.compiling_cpu import _CacheFile, kernel
-from torchmdnet2.models.tensornet.numba_steps import kernels as tensornet
-from torchmdnet2.models.tensornet2.numba_kernels import kernels as tensornet2
+from torchmdnet2.models.tensornet.cpu import kernels as tensornet
+from torchmdnet2.models.tensornet2.cpu import kernels as tensornet2
 
 ROOT = Path(__file__).resolve().parents[2]
 

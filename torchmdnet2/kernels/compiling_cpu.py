@@ -288,9 +288,10 @@ def _is_kernel(dispatcher: Any) -> bool:
 
 
 def _has_kernels(module: str) -> bool:
-    """Whether a module holds kernels: modules of this package whose names begin with numba do."""
+    """Whether a module holds kernels: `cpu` of a model or prior, and those whose names begin with numba, do."""
     package = __name__.partition(".")[0]
-    return module.startswith(f"{package}.") and module.rpartition(".")[2].startswith("numba_")
+    name = module.rpartition(".")[2]
+    return module.startswith(f"{package}.") and (name == "cpu" or name.startswith("numba_"))
 
 
 def _nothing(*_arguments: Any) -> None:

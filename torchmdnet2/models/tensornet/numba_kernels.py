@@ -326,7 +326,7 @@ def mix(x, at_x, w, y, at_y, F):
                 _add_product(x, i, 9 * F, w, (part * F + n) * F, y, o, 9 * F, F)
 
 
-# --- The edges of one atom, on the CPU: numba functions, inlined into the kernels of numba_steps.py ---
+# --- The edges of one atom, on the CPU: numba functions, inlined into the kernels of cpu.py ---
 #
 # Each function reads one CSR row and adds to the atom's own row. Threads share nothing, and sums always have the same
 # order. Filters are cubic polynomials from the tables [knots, 12F] (see triton_edges.py). Inner loops run over
@@ -523,7 +523,7 @@ def row_force(i, row_ptr, sender, vec, gradient, force, virial):
 
 # --- Operations of single atoms on the CPU: layer norms, activations, products of tensors and their gradients ---
 #
-# These are numba functions, inlined into the kernels of numba_steps.py. They process ROWS atoms at a time: the weights
+# These are numba functions, inlined into the kernels of cpu.py. They process ROWS atoms at a time: the weights
 # are read once for all of them, and results are still in the cache for the next function.
 
 

@@ -1,25 +1,75 @@
 """TensorNet2 energy, forces and charges on the CPU: numba kernels over CSR rows, forward and hand-written backward.
 
 TensorNet's kernels where the mathematics is the same. Its own are the prediction of charges and the messages, whose
-filters depend on them.
+filters depend on them. Charges are equilibrated over structures in float64, see triton_charges.py:
 
-Shapes: N atoms in B structures, E directed edges, F channels, L layers, C charge channels.
+c, f = MLP(LN(I, ‖A‖², ‖S‖²));  q = c + u m,  u = f² + ε,  m = (Q − Σc)/U,  U = Σu. Backwards, with T = Σ (dE/dq) u:
+
+    dE/dc = dE/dq − T/U,    dE/df = 2 f m dE/dc.
+
+One thread does this, in the order of the atoms: it is a small part of a step.
+
+Shapes: N atoms in B structures, E directed edges, F channels, L layers, C charge channels, of which K are real.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from ...kernels.compiling_cpu import compiled, kernel, kernel_family
 from ...kernels.interfaces import Array, CpuAtoms, CpuOutputs, CpuRows, ReadCharges
 from ..tensornet.cpu import BufferPool, CpuBuffers, CpuTensorNet, Shape, chunks
-from ..tensornet.numba_kernels import panels
-from .numba_kernels import charge_rows, equilibrate, equilibrate_adjoint, gather_slopes, kernels, prepare_edges
+from ..tensornet.numba_kernels import (
+    ONE,
+    ROWS,
+    THREE,
+    add,
+    ascend,
+    call,
+    dense,
+    descend,
+    inline,
+    layer_norm,
+    layer_norm_adjoint,
+    load9,
+    lower_bound,
+    mix,
+    norm_gradient,
+    normalise_adjoint,
+    panels,
+    part_norms,
+    scale,
+    sigmoid,
+    silu,
+    silu_slope,
+    store9,
+)
 from .weights import FrozenTensorNet2
 
-__all__ = ["CpuTensorNet2", "Float32TensorNet2"]
+__all__ = [
+    "SLOTS",
+    "CpuTensorNet2",
+    "Float32TensorNet2",
+    "Kernels",
+    "add_message",
+    "charge_rows",
+    "equilibrate",
+    "equilibrate_adjoint",
+    "first_layer",
+    "first_slope",
+    "gather_slopes",
+    "gradient_layers",
+    "kernels",
+    "layers",
+    "message_adjoint",
+    "prepare_edges",
+    "whole",
+]
 
 
 _MOST_KEPT = 1 << 27
@@ -200,3 +250,395 @@ class _BufferPool(BufferPool):
         buffers.kept2 = [np.empty((size, 2 * f), np.float32) for size in sizes]
         buffers.kept3 = [np.empty((size, 3 * f), np.float32) for size in sizes]
         return buffers
+
+
+_SOFTENING = 1e-6
+
+
+@compiled(error_model="numpy")
+def equilibrate(predicted, batch, total_charge, exact, real, weight, missing, charges):
+    """From `predicted` [N, 2C], c beside f: weight [B, C] U, missing [B, C] m, charges [N, C] q in float32.
+
+    Returns:
+        [N] float64 e, the mean of q over the K = `real` channels.
+    """
+    n, num, channels = len(batch), len(total_charge), charges.shape[1]
+    softening = _SOFTENING if exact else 0.0
+    for b in range(num):
+        for k in range(channels):
+            weight[b, k], missing[b, k] = _SOFTENING - softening, total_charge[b]
+    for i in range(n):
+        b = batch[i]
+        for k in range(channels):
+            f = np.float64(predicted[i, channels + k])
+            weight[b, k] += f * f + softening
+            missing[b, k] -= np.float64(predicted[i, k])
+    for b in range(num):
+        for k in range(channels):
+            weight[b, k] = max(weight[b, k], 1e-300)
+            missing[b, k] /= weight[b, k]
+    mean = np.zeros(n)
+    for i in range(n):
+        b = batch[i]
+        for k in range(channels):
+            f = np.float64(predicted[i, channels + k])
+            q = np.float64(predicted[i, k]) + (f * f + softening) * missing[b, k]
+            charges[i, k] = q
+            if k < real:
+                mean[i] += q / real
+    return mean
+
+
+@compiled(error_model="numpy")
+def equilibrate_adjoint(predicted, batch, exact, weight, missing, slope, gradient):
+    """gradient [N, 2C] float32 of `predicted` from slope = dE/dq [N, C] float64."""
+    n, channels = len(batch), slope.shape[1]
+    softening = _SOFTENING if exact else 0.0
+    sums = np.zeros(weight.shape)
+    for i in range(n):
+        b = batch[i]
+        for k in range(channels):
+            f = np.float64(predicted[i, channels + k])
+            sums[b, k] += slope[i, k] * (f * f + softening)
+    for i in range(n):
+        b = batch[i]
+        for k in range(channels):
+            dc = slope[i, k] - sums[b, k] / weight[b, k]
+            gradient[i, k] = dc
+            gradient[i, channels + k] = 2 * np.float64(predicted[i, channels + k]) * missing[b, k] * dc
+
+
+# --- The filters of TensorNet2 on the CPU, for SLOTS edges at a time: numba functions ---
+#
+# A filter is a network F → 2F → 3F on every directed edge. Its first layer is linear in the radial basis and the
+# charges: a cubic from a table of the distance, and one row of numbers per atom for the receiver and one for the
+# sender.
+
+SLOTS = 16
+"""Edges at a time: weights are read once for all of them, and results stay in the cache."""
+
+ZERO = np.float32(0)
+
+
+@call
+def first_layer(p, t, receiver, sender, h, F):
+    """h [F] of one edge: the cubic p [4F] at t, and the charges' share [2F] of receiver (first F) and sender."""
+    for c in range(F):
+        h[c] = p[c] + t * (p[c + F] + t * (p[c + 2 * F] + t * p[c + 3 * F])) + (receiver[c] + sender[c + F])
+
+
+@inline
+def whole(slots):
+    """The number of rows that products take for so many edges; what those beyond them hold does not matter."""
+    return -(-slots // ROWS) * ROWS
+
+
+@call
+def layers(slots, h1, active1, w2, b2, h2, active2, w3, b3, h3, F):
+    """h2 and h3 from h1."""
+    for s in range(slots):
+        silu(h1[s], active1[s], F)
+    dense(active1, 0, w2, b2, h2, 0, F, 2 * F, whole(slots))
+    for s in range(slots):
+        silu(h2[s], active2[s], 2 * F)
+    dense(active2, 0, w3, b3, h3, 0, 2 * F, 3 * F, whole(slots))
+
+
+@call
+def gradient_layers(slots, g3, w3t, h2, g2, w2t, h1, g1, none, F):
+    """g1 [slots, F], the gradient of h1, from g3, that of h3."""
+    dense(g3, 0, w3t, none, g2, 0, 3 * F, 2 * F, whole(slots))
+    for s in range(slots):
+        silu_slope(h2[s], g2[s], 2 * F)
+    dense(g2, 0, w2t, none, g1, 0, 2 * F, F, whole(slots))
+    for s in range(slots):
+        silu_slope(h1[s], g1[s], F)
+
+
+@call
+def add_message(envelope, h, g, y, m, F):
+    """m [9F] += envelope · silu(h) ⊙ y; g [3F] is scratch."""
+    silu(h, g, 3 * F)
+    for c in range(F):
+        i, a, s = envelope * g[c], envelope * g[c + F], envelope * g[c + 2 * F]
+        m[c] += i * y[c]
+        m[c + F] += a * y[c + F]
+        m[c + 2 * F] += a * y[c + 2 * F]
+        m[c + 3 * F] += a * y[c + 3 * F]
+        m[c + 4 * F] += s * y[c + 4 * F]
+        m[c + 5 * F] += s * y[c + 5 * F]
+        m[c + 6 * F] += s * y[c + 6 * F]
+        m[c + 7 * F] += s * y[c + 7 * F]
+        m[c + 8 * F] += s * y[c + 8 * F]
+
+
+@call
+def message_adjoint(envelope, envelope_slope, h, g, dm, y, dy, F):
+    """Backwards from dm: dy [9F] += filter ⊙ dm; g [3F] the gradient of h. Returns the slope by the envelope."""
+    along = ZERO
+    sigmoid(h, g, 3 * F)
+    for c in range(F):
+        si, sa, ss = g[c], g[c + F], g[c + 2 * F]
+        hi, ha, hs = h[c], h[c + F], h[c + 2 * F]
+        i, a, s = envelope * (si * hi), envelope * (sa * ha), envelope * (ss * hs)
+        m0, m1, m2, m3, m4 = dm[c], dm[c + F], dm[c + 2 * F], dm[c + 3 * F], dm[c + 4 * F]
+        m5, m6, m7, m8 = dm[c + 5 * F], dm[c + 6 * F], dm[c + 7 * F], dm[c + 8 * F]
+        dy[c] += i * m0
+        dy[c + F] += a * m1
+        dy[c + 2 * F] += a * m2
+        dy[c + 3 * F] += a * m3
+        dy[c + 4 * F] += s * m4
+        dy[c + 5 * F] += s * m5
+        dy[c + 6 * F] += s * m6
+        dy[c + 7 * F] += s * m7
+        dy[c + 8 * F] += s * m8
+        by_i = m0 * y[c]
+        by_a = m1 * y[c + F] + m2 * y[c + 2 * F] + m3 * y[c + 3 * F]
+        by_s = m4 * y[c + 4 * F] + m5 * y[c + 5 * F] + m6 * y[c + 6 * F] + m7 * y[c + 7 * F] + m8 * y[c + 8 * F]
+        along += si * hi * by_i + sa * ha * by_a + ss * hs * by_s
+        g[c] = envelope * by_i * (si * (ONE + hi * (ONE - si)))
+        g[c + F] = envelope * by_a * (sa * (ONE + ha * (ONE - sa)))
+        g[c + 2 * F] = envelope * by_s * (ss * (ONE + hs * (ONE - ss)))
+    return envelope_slope * along
+
+
+@call
+def first_slope(p, t, g, F):
+    """Derivative by the distance through the cubic, g [F] being the gradient of h1."""
+    total = ZERO
+    for c in range(F):
+        slope = p[c + F] + t * ((p[c + 2 * F] + p[c + 2 * F]) + t * (THREE * p[c + 3 * F]))
+        total += g[c] * slope
+    return total
+
+
+# --- The kernels of TensorNet2 on the CPU beside those of TensorNet: prediction of charges, messages, and their
+# gradients ---
+#
+# As in tensornet/cpu.py threads share the atoms, ROWS at a time, and each atom writes its own rows. A message's
+# gradient is that of the reverse edges: with g_ji the filter of the message i → j, dY_i = Σ_j g_ji dM_j. What it leaves
+# for the charges of j is gathered afterwards, by the index of the reverse edge.
+
+
+class Kernels(NamedTuple):
+    """In the order of a step; the last two follow the layers backwards."""
+
+    predict: Callable
+    interaction: Callable
+    update_backward: Callable
+    message_backward: Callable
+
+
+@inline
+def charge_features(x_row, f_row, out, F):
+    """I, ‖A‖², ‖S‖² [3F] of X, of which X/(‖X‖²+1) and 1/(‖X‖²+1) are kept."""
+    for c in range(F):
+        x9 = scale(ONE / f_row[c], load9(x_row, c, F))
+        _i, a, s = part_norms(x9)
+        out[c], out[c + F], out[c + 2 * F] = x9[0], a, s
+
+
+@kernel_family
+def kernels(F: int, C: int, o3: bool) -> Kernels:
+    """Kernels for F channels and C charge channels. Compiled on first use, and kept in numba's cache on disk.
+
+    What they close over are numbers: numba finds no kernel on disk that closes over a compiled function.
+    """
+
+    @kernel
+    def predict(begin, stop, gamma, beta, eps, w1, b1, w2, b2, w3, b3, x, inverse, h1, h2, out):
+        """What charges are made of, out [N, 2C], from X; h1, h2 [N, F] are what the activations act on."""
+        for chunk in range(begin, stop):
+            first = chunk * ROWS
+            features, normed = np.empty(3 * F, np.float32), np.empty((ROWS, 3 * F), np.float32)
+            active = np.empty((ROWS, F), np.float32)
+            for r in range(ROWS):
+                charge_features(x[first + r], inverse[first + r], features, F)
+                layer_norm(features, gamma, beta, eps, normed[r], 3 * F)
+            dense(normed, 0, w1, b1, h1, first, 3 * F, F)
+            for r in range(ROWS):
+                silu(h1[first + r], active[r], F)
+            dense(active, 0, w2, b2, h2, first, F, F)
+            for r in range(ROWS):
+                silu(h2[first + r], active[r], F)
+            dense(active, 0, w3, b3, out, first, F, 2 * C)
+
+    @kernel
+    def interaction(
+        begin, stop,
+        n, row_ptr, sender, receiver, envelope, knot, offset, table, self_first, by_charge, w2, b2, w3, b3,
+        charge_factor, w_out, w_next, last, kept, x, y, m, d, x_next, inverse_next, y_next, kept2, kept3,
+    ):  # fmt: skip
+        """M with filters that depend on the charges, then as TensorNet's. `kept`: h2 [E, 2F], h3 [E, 3F] of the
+        filters are stored."""
+        for chunk in range(begin, stop):
+            first = chunk * ROWS
+            h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
+            h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
+            h3, g = np.empty((SLOTS, 3 * F), np.float32), np.empty(3 * F, np.float32)
+            for r in range(ROWS):
+                q, row = by_charge[first + r], h1[r]
+                for c in range(F):
+                    row[c] = self_first[c] + (q[c] + q[c + F])
+            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+            for r in range(ROWS):
+                m_row = m[first + r]
+                m_row[:] = ZERO
+                add_message(ONE, h3[r], g, y[first + r], m_row, F)
+            start, end = row_ptr[min(first, n)], row_ptr[min(first + ROWS, n)]
+            for e0 in range(start, end, SLOTS):
+                slots = min(SLOTS, end - e0)
+                for s in range(slots):
+                    e = e0 + s
+                    first_layer(table[knot[e]], offset[e], by_charge[receiver[e]], by_charge[sender[e]], h1[s], F)
+                layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+                for s in range(slots):
+                    e = e0 + s
+                    add_message(envelope[e], h3[s], g, y[sender[e]], m[receiver[e]], F)
+                    if kept:
+                        kept2[e, :] = h2[s]
+                        kept3[e, :] = h3[s]
+            ascend(first, y, m, x, charge_factor, w_out, w_next, last, d, x_next, inverse_next, y_next, F, o3)
+
+    @kernel
+    def update_backward(
+        begin, stop,
+        gamma, eps, w1t, w2t, w3t, charged, descends, gradient, h1, h2, x, inverse, g, w_out_t, charge_factor, d, y, m,
+        dm, dy,
+    ):  # fmt: skip
+        """To g, the gradient of X, that through the charges predicted from it, by the gradient [N, 2C] of what they are
+        made of; then, if it `descends`, dM and the product's share of dY of the layer before."""
+        for chunk in range(begin, stop):
+            first = chunk * ROWS
+            if charged:
+                da, db = np.empty((ROWS, F), np.float32), np.empty((ROWS, F), np.float32)
+                dnorm, features = np.empty((ROWS, 3 * F), np.float32), np.empty(3 * F, np.float32)
+                none = np.zeros(3 * F, np.float32)
+                dense(gradient, first, w3t, none, da, 0, 2 * C, F)
+                for r in range(ROWS):
+                    silu_slope(h2[first + r], da[r], F)
+                dense(da, 0, w2t, none, db, 0, F, F)
+                for r in range(ROWS):
+                    silu_slope(h1[first + r], db[r], F)
+                dense(db, 0, w1t, none, dnorm, 0, F, 3 * F)
+                for r in range(ROWS):
+                    x_row, f_row, f, g_row = x[first + r], inverse[first + r], dnorm[r], g[first + r]
+                    charge_features(x_row, f_row, features, F)
+                    layer_norm_adjoint(features, gamma, eps, f, 3 * F)
+                    for c in range(F):
+                        x9 = scale(ONE / f_row[c], load9(x_row, c, F))
+                        g9 = add(load9(g_row, c, F), norm_gradient(x9, ZERO, f[c + F], f[c + 2 * F]))
+                        store9(g_row, c, F, g9)
+                        g_row[c] += f[c]
+            if descends:
+                descend(first, g, d, w_out_t, y, m, charge_factor, dm, dy, F, o3)
+
+    @kernel
+    def message_backward(
+        begin, stop,
+        n, row_ptr, sender, receiver, reverse, envelope, envelope_slope, knot, offset, table, self_first, by_charge,
+        w2, b2, w3, b3, w2t, w3t, charges_t, w_in_t, kept, kept2, kept3, x, inverse, y, dm, dy, slope, g, own_slope,
+        pair_slope,
+    ):  # fmt: skip
+        """dY from the dM around, then g, the gradient of X before this layer. For dE/dq: own_slope [N, C], and
+        pair_slope [E, C] of the other atom of each edge."""
+        for chunk in range(begin, stop):
+            first = chunk * ROWS
+            h1, a1 = np.empty((SLOTS, F), np.float32), np.zeros((SLOTS, F), np.float32)
+            h2, a2 = np.empty((SLOTS, 2 * F), np.float32), np.zeros((SLOTS, 2 * F), np.float32)
+            h3, g3 = np.empty((SLOTS, 3 * F), np.float32), np.zeros((SLOTS, 3 * F), np.float32)
+            none, by_pair = np.zeros(2 * F + 2 * C, np.float32), np.empty((SLOTS, 2 * C), np.float32)
+            dx = np.empty((ROWS, 9 * F), np.float32)
+            for r in range(ROWS):
+                q, row = by_charge[first + r], h1[r]
+                for c in range(F):
+                    row[c] = self_first[c] + (q[c] + q[c + F])
+            layers(ROWS, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+            for r in range(ROWS):
+                i = first + r
+                message_adjoint(ONE, ZERO, h3[r], g3[r], dm[i], y[i], dy[i], F)
+            gradient_layers(ROWS, g3, w3t, h2, a2, w2t, h1, a1, none, F)
+            dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C)
+            for r in range(ROWS):
+                for k in range(C):
+                    own_slope[first + r, k] = by_pair[r, k] + by_pair[r, k + C]
+            start, end = row_ptr[min(first, n)], row_ptr[min(first + ROWS, n)]
+            for e0 in range(start, end, SLOTS):
+                slots = min(SLOTS, end - e0)
+                for s in range(slots):
+                    e = e0 + s
+                    first_layer(table[knot[e]], offset[e], by_charge[sender[e]], by_charge[receiver[e]], h1[s], F)
+                    if kept:
+                        h2[s, :] = kept2[reverse[e]]
+                        h3[s, :] = kept3[reverse[e]]
+                if not kept:
+                    layers(slots, h1, a1, w2, b2, h2, a2, w3, b3, h3, F)
+                for s in range(slots):
+                    e = e0 + s
+                    i = receiver[e]
+                    slope[e] += message_adjoint(
+                        envelope[e], envelope_slope[e], h3[s], g3[s], dm[sender[e]], y[i], dy[i], F
+                    )
+                gradient_layers(slots, g3, w3t, h2, a2, w2t, h1, a1, none, F)
+                dense(a1, 0, charges_t, none, by_pair, 0, F, 2 * C, whole(slots))
+                for s in range(slots):
+                    e = e0 + s
+                    i = receiver[e]
+                    slope[e] += first_slope(table[knot[e]], offset[e], a1[s], F)
+                    for k in range(C):
+                        pair_slope[e, k] = by_pair[s, k]
+                        own_slope[i, k] += by_pair[s, k + C]
+            mix(dy, first, w_in_t, dx, 0, F)
+            for r in range(ROWS):
+                i = first + r
+                g_row, x_row, f_row, dx_row = g[i], x[i], inverse[i], dx[r]
+                for c in range(F):
+                    g9 = add(load9(dx_row, c, F), load9(g_row, c, F))
+                    store9(g_row, c, F, normalise_adjoint(f_row[c], load9(x_row, c, F), g9))
+
+    return Kernels(predict, interaction, update_backward, message_backward)
+
+
+@kernel
+def prepare_edges(begin, stop, row_ptr, sender, vec, cutoff, receiver, reverse, envelope, envelope_slope):
+    """Receiver and reverse edge of each edge, the cutoff function and its slope; see `row_force` for the reverse."""
+    for i in range(begin, stop):
+        first, end = row_ptr[i], row_ptr[i + 1]
+        while first < end:
+            j, beyond = sender[first], first + 1
+            while beyond < end and sender[beyond] == j:
+                beyond += 1
+            there = lower_bound(sender, row_ptr[j], row_ptr[j + 1], i) + (beyond - 1 - first)
+            for e in range(first, beyond):
+                x, y, z = np.float64(vec[e, 0]), np.float64(vec[e, 1]), np.float64(vec[e, 2])
+                half = 0.5 * math.pi * math.sqrt(x * x + y * y + z * z) / cutoff
+                cos = math.cos(half)
+                receiver[e], reverse[e], envelope[e] = i, there, cos * cos
+                envelope_slope[e] = -math.pi / cutoff * cos * math.sin(half)
+                there -= 1
+            first = beyond
+
+
+@kernel
+def charge_rows(begin, stop, charges, weights, out):
+    """out [N, 2F] = charges [N, C] @ weights [C, 2F]: what they add to the first layer of the filters."""
+    for i in range(begin, stop):
+        row = out[i]
+        row[:] = ZERO
+        for k in range(charges.shape[1]):
+            q, w = charges[i, k], weights[k]
+            for c in range(row.shape[0]):
+                row[c] += q * w[c]
+
+
+@kernel
+def gather_slopes(begin, stop, row_ptr, reverse, own_slope, pair_slope, slope):
+    """slope [N, C] float64: dE/dq from what `message_backward` left."""
+    for i in range(begin, stop):
+        row = slope[i]
+        for k in range(row.shape[0]):
+            row[k] = own_slope[i, k]
+        for e in range(row_ptr[i], row_ptr[i + 1]):
+            other = pair_slope[reverse[e]]
+            for k in range(row.shape[0]):
+                row[k] += other[k]

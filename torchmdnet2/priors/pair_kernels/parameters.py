@@ -36,7 +36,7 @@ class PairParameters:
     Attributes:
         prior: that this describes.
         cutoff: Å, from which on pairs do not count; infinity for all pairs of molecules.
-        radial: name of g (triton_kernels.py, numba_kernels.py); mode, constants: its last arguments, six numbers and
+        radial: name of g (triton_kernels.py, cpu.py); mode, constants: its last arguments, six numbers and
             tables (float64).
         strength: eV.
         source: where A comes from: by "element" or by "atom", fixed, or "predicted" by the network.
