@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torchmdnet2 import Potential, System
-from torchmdnet2.engine.edges import evaluate_edges
+from torchmdnet2.engine.domain import evaluate_edges
 from torchmdnet2.errors import UnknownElement
 from torchmdnet2.neighbors import neighbor_list
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from torchmdnet2 import Potential
 from torchmdnet2.core.exchange import CopyExchange, with_ghosts
-from torchmdnet2.engine.edges import evaluate_edges
+from torchmdnet2.engine.domain import evaluate_edges
 from torchmdnet2.potential.graph import Features, Representation
 
 CELLS = {

@@ -22,11 +22,10 @@ from torchmdnet2.data import (
     sources,
     write_hdf5,
 )
-from torchmdnet2.data.cache import build_folder, write_cache
+from torchmdnet2.data.cache import build_folder, cache_folder, write_cache
 from torchmdnet2.data.dataset import BLOCK, Column, ColumnWriter, expand
 from torchmdnet2.data.edges import EdgeMemory, search
 from torchmdnet2.data.reader import LoadedDataset
-from torchmdnet2.data.sources import cache_folder
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import neighbor_list
 
@@ -367,5 +366,5 @@ def test_what_killed_processes_left_is_removed(tmp_path):
 def test_caches_of_readers_that_gave_other_numbers_are_not_used(monkeypatch, tmp_path):
     before = cache_folder(["a.xyz"], {}, tmp_path)
     assert cache_folder(["a.xyz"], {}, tmp_path) == before
-    monkeypatch.setattr("torchmdnet2.data.sources.CACHE_FORMAT", "another")
+    monkeypatch.setattr("torchmdnet2.data.cache.CACHE_FORMAT", "another")
     assert cache_folder(["a.xyz"], {}, tmp_path) != before

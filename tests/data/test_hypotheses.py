@@ -6,8 +6,7 @@ import torch
 from crystals import crystals
 
 from torchmdnet2.data import InMemoryDataset, Sample, statistics
-from torchmdnet2.data.hypotheses import UNITS
-from torchmdnet2.data.pair_regression import PLAIN, regression
+from torchmdnet2.data.pair_regression import PLAIN, UNITS, regression
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from ase.io import read
 from torchmdnet2 import Evaluator, Potential, System
 from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.md import MDOptions, Unphysical, run_md
-from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.integrators import (
     AtomConstants,
     Barostat,
+    HostEngine,
     Langevin,
     MultipleTimeSteps,
     VelocityVerlet,

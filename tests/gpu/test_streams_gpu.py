@@ -11,9 +11,8 @@ from streams.test_relax import rattled
 
 import torchmdnet2
 from torchmdnet2.streams.batches import BatchOptions
-from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.records import Record
-from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions
+from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions
 from torchmdnet2.streams.scoring import Scorer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

@@ -9,7 +9,7 @@ from ase.build import molecule
 from torchmdnet2 import Potential
 from torchmdnet2.checkpoint import save
 from torchmdnet2.engine.bound import ReferenceBoundStep
-from torchmdnet2.md.engine import HostEngine
+from torchmdnet2.md.integrators import HostEngine
 
 
 @pytest.fixture(scope="session")

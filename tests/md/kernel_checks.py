@@ -12,8 +12,7 @@ from ase.build import molecule
 from springs import Springs, atoms_of, crystal_of
 
 from torchmdnet2 import System
-from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.integrators import DIRECTIONS, Barostat, Langevin, MultipleTimeSteps, VelocityVerlet
+from torchmdnet2.md.integrators import DIRECTIONS, Barostat, HostEngine, Langevin, MultipleTimeSteps, VelocityVerlet
 from torchmdnet2.md.kernels_gpu import GraphEngine, launch_springs
 from torchmdnet2.md.springs import Springs as Fitted
 from torchmdnet2.md.springs import SpringStep

@@ -11,8 +11,7 @@ from springs import Springs, atoms_of
 from torchmdnet2 import System
 from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.md import MDOptions, run_md
-from torchmdnet2.md.engine import HostEngine
-from torchmdnet2.md.integrators import Langevin, VelocityVerlet, normal
+from torchmdnet2.md.integrators import HostEngine, Langevin, VelocityVerlet, normal
 from torchmdnet2.md.setup import make_engine
 
 pytest.importorskip("numba")

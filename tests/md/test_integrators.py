@@ -9,12 +9,12 @@ import pytest
 import torch
 from springs import Springs, crystal_of
 
-from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.integrators import (
     BAR,
     DIRECTIONS,
     AtomConstants,
     Barostat,
+    HostEngine,
     Langevin,
     MultipleTimeSteps,
     State,

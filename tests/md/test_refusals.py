@@ -16,8 +16,8 @@ from ase.io import read, write
 from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, guard, run_md
-from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.guard import Limits, check_overlaps, closest_pair
+from torchmdnet2.md.integrators import HostEngine
 from torchmdnet2.system import System
 
 

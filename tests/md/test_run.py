@@ -27,7 +27,7 @@ from torchmdnet2.checkpoint import save
 from torchmdnet2.engine.bound import ReferenceBoundStep
 from torchmdnet2.errors import BadCheckpoint, BadConfig, BadData
 from torchmdnet2.md import MDOptions, Unphysical, run_md
-from torchmdnet2.md.engine import HostEngine
+from torchmdnet2.md.integrators import HostEngine
 from torchmdnet2.md.output import Drift, TableRow
 from torchmdnet2.md.run import Simulation
 from torchmdnet2.md.setup import repartition

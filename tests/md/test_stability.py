@@ -18,8 +18,8 @@ from torchmdnet2.cli import main
 from torchmdnet2.errors import BadConfig, BadData
 from torchmdnet2.md import ReplicaOutcome, StabilityReport, Unphysical, check_stability
 from torchmdnet2.md import stability as replicas
-from torchmdnet2.md.engine import HostEngine
 from torchmdnet2.md.guard import Bonds
+from torchmdnet2.md.integrators import HostEngine
 from torchmdnet2.md.options import MDOptions
 from torchmdnet2.md.stability import ReplicaBatch, ReplicaRun
 

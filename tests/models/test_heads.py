@@ -114,7 +114,7 @@ def test_w2_mean_of_a_property(potential):
 
 def aggregate(aggregation: str, messages: list[float], envelope: list[float]) -> list[float]:
     """What atom 0 of four gets from the others, and what the others get."""
-    from torchmdnet2.models.message_passing.graph_network import ContinuousFilter
+    from torchmdnet2.models.message_passing.model import ContinuousFilter
     from torchmdnet2.potential.graph import Graph
 
     layer = ContinuousFilter(1, 1, aggregation).double()

@@ -14,7 +14,7 @@ from ase.geometry import cellpar_to_cell
 from torchmdnet2 import Potential, System
 from torchmdnet2.neighbors.pairs import pair_list
 from torchmdnet2.priors import Coulomb
-from torchmdnet2.priors.coulomb.electrostatics import Electrostatics
+from torchmdnet2.priors.coulomb.coulomb import Electrostatics
 from torchmdnet2.testing import check_prior, example_systems, without_network
 from torchmdnet2.units import COULOMB
 

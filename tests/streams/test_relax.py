@@ -26,10 +26,9 @@ from torchmdnet2.data import open_dataset
 from torchmdnet2.ensemble import Ensemble
 from torchmdnet2.errors import BadConfig
 from torchmdnet2.streams import run
-from torchmdnet2.streams.lbfgs import BatchedLBFGS
 from torchmdnet2.streams.pipeline import Journal, helpers_pool, in_order
 from torchmdnet2.streams.records import WRITERS, Record, RecordFile, csv_head
-from torchmdnet2.streams.relaxing import Relaxer, RelaxOptions, _bonds_changed
+from torchmdnet2.streams.relaxing import BatchedLBFGS, Relaxer, RelaxOptions, _bonds_changed
 from torchmdnet2.streams.run import _Source
 
 NAMES = ["CH3CH2OH", "H2O", "C2H4", "CH4", "H2CO", "CO2"]

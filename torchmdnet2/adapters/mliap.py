@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..checkpoint import from_bytes, to_bytes
 from ..core.files import atomic_write
-from ..engine.edges import evaluate_edges, list_cutoff, refuse_global
+from ..engine.domain import evaluate_edges, list_cutoff, refuse_global
 from ..errors import BadConfig
 from ..potential.potential import Potential
 from ..units import KCAL_MOL

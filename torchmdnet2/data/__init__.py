@@ -10,16 +10,24 @@ from pathlib import Path
 from ..errors import BadData
 from . import cp2k_format, dpdata_format, mlip_format, n2p2_format  # noqa: F401  (each registers its class)
 from .ase_formats import AseDataset, FrameReader
-from .cache import CachedDataset
+from .cache import AUTO_BYTES, CachedDataset, cache_folder, cache_root, cached, missing_keys
 from .check import check_sample
 from .dataset import ConcatDataset, Dataset, Sample, Subset, collate
 from .extxyz import Frame
-from .formats import FORMATS, data_files, find_format, format_of, make_readers, register_format
 from .hdf5 import HDF5Dataset, write_hdf5
 from .labels import LABELS
 from .npy_format import NpyReader, NpzReader
-from .reader import InMemoryDataset, LoadedDataset, Reader
-from .sources import AUTO_BYTES, cache_folder, cache_root, cached, missing_keys
+from .reader import (
+    FORMATS,
+    InMemoryDataset,
+    LoadedDataset,
+    Reader,
+    data_files,
+    find_format,
+    format_of,
+    make_readers,
+    register_format,
+)
 from .splits import epoch_batches, epoch_order, in_order, make_splits, read_splits, splits_entry
 from .statistics import Statistics, fit_atomref, statistics
 from .structures import read_structures

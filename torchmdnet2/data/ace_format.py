@@ -21,10 +21,9 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .dataset import Sample
-from .formats import register_format
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import LABELS, checked_keys, label_factors, label_names
-from .reader import Chunk, Reader
+from .reader import Chunk, Reader, register_format
 
 if TYPE_CHECKING:
     import h5py

@@ -31,7 +31,6 @@ from ..errors import BadData, MissingBackend
 from ..units import factor
 from .check import check_sample
 from .extxyz import STRUCTURE, Frame, read_extxyz
-from .formats import find_format, register_format
 from .labels import (
     CONFIG_TYPE,
     GROUP,
@@ -43,7 +42,7 @@ from .labels import (
     label_factors,
     stress_of,
 )
-from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, joined, stacked
+from .reader import Chunk, FrameRow, LoadedDataset, Reader, files_in, find_format, joined, register_format, stacked
 from .structures import Found, database_rows, files_beside, open_found
 
 if TYPE_CHECKING:

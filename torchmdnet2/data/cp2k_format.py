@@ -16,8 +16,8 @@ import numpy as np
 from ..errors import BadData
 from .ase_formats import FrameReader
 from .extxyz import Frame, numbers_of
-from .formats import register_format
 from .program_texts import program_statements
+from .reader import register_format
 
 __all__ = ["Cp2kReader"]
 

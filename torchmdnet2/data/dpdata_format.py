@@ -21,9 +21,9 @@ from ..core.stated import Statement, agreed
 from ..errors import BadData, MissingBackend, StructureWarning
 from .ase_formats import FrameReader
 from .extxyz import Frame
-from .formats import register_format
 from .labels import label_factors
 from .program_texts import program_statements, states_charges
+from .reader import register_format
 
 __all__ = ["DpdataReader"]
 

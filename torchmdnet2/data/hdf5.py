@@ -44,7 +44,6 @@ from ..units import OWN_UNITS
 from .ace_format import AceReader, is_ace
 from .check import check_batch, check_sample
 from .dataset import Dataset, Sample, checked_index, collate
-from .formats import register_format
 from .hdf5_file import DAMAGE, damage_is_bad_data, load_h5py, opened_hdf5
 from .labels import (
     LABELS,
@@ -58,7 +57,7 @@ from .labels import (
     stress_of,
     structure_keys,
 )
-from .reader import Chunk, Reader, describe
+from .reader import Chunk, Reader, describe, register_format
 
 __all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "write_hdf5"]
 

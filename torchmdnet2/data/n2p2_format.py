@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import BadData
 from .ase_formats import FrameReader
 from .extxyz import Frame, numbers_of
-from .formats import register_format
+from .reader import register_format
 
 __all__ = ["N2P2Reader"]
 

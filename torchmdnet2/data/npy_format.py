@@ -21,7 +21,6 @@ from ..errors import BadData
 from ..system import System
 from .check import check_batch
 from .dataset import Sample
-from .formats import register_format
 from .labels import (
     LABELS,
     checked_keys,
@@ -32,7 +31,7 @@ from .labels import (
     stress_of,
     structure_keys,
 )
-from .reader import Chunk, Reader
+from .reader import Chunk, Reader, register_format
 
 __all__ = ["ArrayReader", "NpyReader", "NpzReader"]
 

@@ -25,7 +25,7 @@ from ..potential.graph import sum_over_systems
 from ..potential.output import RESULTS, Output
 from ..potential.potential import Result
 from ..potential.prior import Prior
-from ..priors.coulomb.electrostatics import Electrostatics
+from ..priors.coulomb.coulomb import Electrostatics
 from ..priors.coulomb.ewald import EwaldPlan, with_plans
 from ..system import System
 from .graph import ForbidHostSync

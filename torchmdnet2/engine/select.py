@@ -17,8 +17,7 @@ from ..models.aimnet2.model import AIMNet2
 from ..models.matgl_tensornet import MatglPath
 from ..models.matgl_tensornet.model import MatglTensorNet
 from ..models.message_passing import MessagePath
-from ..models.message_passing.graph_network import GraphNetwork
-from ..models.message_passing.transformers import EquivariantTransformer, Transformer
+from ..models.message_passing.model import EquivariantTransformer, GraphNetwork, Transformer
 from ..models.tensornet import TensorNetPath
 from ..models.tensornet.model import TensorNet
 from ..models.tensornet2 import TensorNet2Path
@@ -27,7 +26,7 @@ from ..potential.potential import Potential
 from ..potential.prior import Prior
 from ..priors import D2, D3, ZBL, Coulomb, PairPotential
 from ..priors.coulomb import CoulombPath
-from ..priors.coulomb.electrostatics import Electrostatics
+from ..priors.coulomb.coulomb import Electrostatics
 from ..priors.pair_kernels import PairPriorPath
 from ..system import System
 from .autograd_term import autograd_unsupported_reason

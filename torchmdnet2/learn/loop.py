@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from ..core.files import atomic_write, old_name
-from ..data.sources import file_facts
+from ..data.cache import file_facts
 from ..ensemble import Ensemble, write_ensemble
 from ..errors import BadConfig, BadData
 from ..md.guard import Bonds

@@ -16,8 +16,7 @@ import numpy as np
 from ..engine.bound import BoundStep
 from ..kernels.compiling_cpu import compiled
 from ..units import AMU_A2_FS2
-from .engine import HostEngine
-from .integrators import Langevin, VelocityVerlet
+from .integrators import HostEngine, Langevin, VelocityVerlet
 
 __all__ = ["CompiledEngine", "normal3"]
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from ..engine.bound import BoundStep
 from ..engine.graph import CudaGraph, ReplayDiffers, same_bytes
 from ..units import AMU_A2_FS2
-from .engine import Engine
-from .integrators import Barostat, Langevin, MultipleTimeSteps, State, VelocityVerlet
+from .integrators import Barostat, Engine, Langevin, MultipleTimeSteps, State, VelocityVerlet
 from .springs import SpringStep
 
 __all__ = ["BLOCK", "GraphEngine", "advance_kernel", "close_kernel", "launch_springs", "normal3"]

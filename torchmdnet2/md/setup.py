@@ -18,9 +18,16 @@ from ..evaluator import Evaluator
 from ..neighbors import neighbor_list
 from ..potential.potential import Potential
 from ..system import System
-from .engine import Engine, HostEngine
 from .guard import BONDED
-from .integrators import AtomConstants, MultipleTimeSteps, VelocityVerlet, maxwell_boltzmann, remove_momentum
+from .integrators import (
+    AtomConstants,
+    Engine,
+    HostEngine,
+    MultipleTimeSteps,
+    VelocityVerlet,
+    maxwell_boltzmann,
+    remove_momentum,
+)
 from .options import MDOptions
 from .springs import Springs, SpringStep
 from .trajectory import VELOCITY

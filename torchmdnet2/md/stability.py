@@ -25,9 +25,8 @@ from ..potential.novelty import LARGEST, Watch
 from ..potential.potential import Potential
 from ..potential.refusals import rename
 from ..system import System
-from .engine import Engine
 from .guard import Bonds, Guard, Limits, NonFiniteState, Unphysical, check_overlaps
-from .integrators import AtomConstants, Langevin, State, maxwell_boltzmann
+from .integrators import AtomConstants, Engine, Langevin, State, maxwell_boltzmann
 from .options import MDOptions
 from .output import TableRow, largest_jump
 from .setup import atom_constants, check_start, make_engine, noise_seeds, plain_copy

@@ -15,8 +15,7 @@ from .heads import (
     VectorHead,
 )
 from .matgl_tensornet.model import MatglTensorNet
-from .message_passing.graph_network import GraphNetwork
-from .message_passing.transformers import EquivariantTransformer, Transformer
+from .message_passing.model import EquivariantTransformer, GraphNetwork, Transformer
 from .tensornet.model import TensorNet
 from .tensornet2.model import TensorNet2
 

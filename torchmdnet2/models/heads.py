@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..potential.cells import CoulombInCells
 from ..potential.dipole import centered_positions
 from ..potential.graph import Features, Graph, Head, PropertyHead, atom_counts, pool, sum_over_systems
-from ..priors.coulomb.electrostatics import Electrostatics, Method
+from ..priors.coulomb.coulomb import Electrostatics, Method
 from ..registry import HEADS
 from ..system import System
 from .layers import MLP, GatedEquivariantBlock

@@ -15,9 +15,14 @@ from collections.abc import Callable
 from ..errors import MissingBackend, NeighborOverflow
 from ..registry import Registry, did_you_mean
 from ..system import System, outside_transforms
-from .external import neighbor_list_torch_cluster, neighbor_list_vesin
 from .neighbor_list import NeighborList
-from .reference import neighbor_list_brute_force, neighbor_list_reference, simple_structure
+from .reference import (
+    neighbor_list_brute_force,
+    neighbor_list_reference,
+    neighbor_list_torch_cluster,
+    neighbor_list_vesin,
+    simple_structure,
+)
 
 __all__ = ["BACKENDS", "NeighborList", "neighbor_list"]
 

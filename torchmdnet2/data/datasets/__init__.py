@@ -13,9 +13,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from ..cache import CachedDataset
+from ..cache import CachedDataset, cache_folder, cache_root, cached
 from ..reader import Chunk, Reader
-from ..sources import cache_folder, cache_root, cached
 from .ani import COMP6, ANI1x, ANI2x
 from .base import DATASETS, DownloadFile, Published, fetch, find, make_published, verify
 from .collections import MACEOFF, SPICE, BOTNet, WaterBox

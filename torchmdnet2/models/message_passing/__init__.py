@@ -11,8 +11,7 @@ from torch import nn
 
 from ...kernels.interfaces import CpuNetwork, FastPath, GpuNetwork
 from ..heads import EquivariantScalarHead, ScalarHead
-from .graph_network import GraphNetwork
-from .transformers import EquivariantTransformer, Transformer
+from .model import EquivariantTransformer, GraphNetwork, Transformer
 
 __all__ = ["MessagePath"]
 

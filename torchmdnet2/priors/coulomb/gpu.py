@@ -1,7 +1,12 @@
-"""Coulomb by particle-mesh Ewald on the GPU: what is prepared, and how its kernels are launched.
+"""Coulomb by particle-mesh Ewald on the GPU: what is prepared, how its kernels are launched, and the kernels.
 
 Short-range pairs and molecules of a batch are sums over pairs, float32 by the kernel of pair priors; the mesh is
 float64. The reference is ewald.py.
+
+The kernels take charges to the mesh, multiply by the influence function, and take the potential and its gradient to the
+atoms. The charges on the mesh are summed as integers: such sums do not depend on the order, so that the same input
+gives the same result, bit for bit. One atom adds to p³ points: the rows of a tile are the p² pairs (k_x, k_y), its
+columns k_z; P is p or the next power of two.
 
 Shapes: N atoms, B structures, M = M_1 × M_2 × M_3 mesh points, p spline order.
 """
@@ -14,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from ...core.triton_launch import FUSED_ARITHMETIC
@@ -22,11 +28,20 @@ from ...system import System
 from ...units import COULOMB
 from ..pair_kernels.gpu import PairTerm
 from ..pair_kernels.parameters import ewald_parameters
+from ..pair_kernels.triton_kernels import put
 from .coulomb import Coulomb
 from .ewald import mesh_sizes, order_and_spacing, require_all_or_none, spline_moduli
-from .kernels import BLOCK, gather_kernel, influence_kernel, note_kernel, spread_kernel
 
-__all__ = ["ParticleMeshTerm", "spline_table"]
+__all__ = [
+    "BLOCK",
+    "MAX_CHARGE",
+    "ParticleMeshTerm",
+    "gather_kernel",
+    "influence_kernel",
+    "note_kernel",
+    "spline_table",
+    "spread_kernel",
+]
 
 
 _ROOM = 0.05
@@ -223,3 +238,236 @@ class ParticleMeshTerm(TermWithRoom):
             ALPHA=self._alpha, STRENGTH=COULOMB, VIRIAL=virial, SLOPE=sums.charge_slope is not None, BLOCK=256,
             **splines,
         )  # fmt: skip
+
+
+FIXED_POINT = 2.0**48
+"""Charges on the mesh are multiples of 2⁻⁴⁸ = 3.6e-15 e. A product of a charge and a weight is wrong by half of that at
+most, and a mesh point gets some hundreds of them: 1e-13 e, and 1e-12 eV in the energy of a unit charge, where the mesh
+itself is good for 1e-11 of an energy at best. A point overflows above 2⁶³⁻⁴⁸ = 32,768 e: all of its charges lie within
+p/2 points, which is a few Å, and weigh at most 0.3 (p = 4) or less. Matter has tens of e there."""
+MAX_CHARGE = 1024.0
+"""e, of an atom: larger ones are nothing but a broken prediction, have energy NaN and do not reach the mesh."""
+BLOCK = 1024  # mesh points of a program of `influence_kernel`
+
+_FIXED = tl.constexpr(FIXED_POINT)
+_MAX_CHARGE = tl.constexpr(MAX_CHARGE)
+_PI = tl.constexpr(3.141592653589793)
+
+
+@triton.jit
+def reciprocal(cell):
+    """The columns u, v, w of the inverse of a cell [3, 3], and the volume."""
+    ax, ay, az = tl.load(cell).to(tl.float64), tl.load(cell + 1).to(tl.float64), tl.load(cell + 2).to(tl.float64)
+    bx, by, bz = tl.load(cell + 3).to(tl.float64), tl.load(cell + 4).to(tl.float64), tl.load(cell + 5).to(tl.float64)
+    cx, cy, cz = tl.load(cell + 6).to(tl.float64), tl.load(cell + 7).to(tl.float64), tl.load(cell + 8).to(tl.float64)
+    ux, uy, uz = by * cz - bz * cy, bz * cx - bx * cz, bx * cy - by * cx
+    vx, vy, vz = cy * az - cz * ay, cz * ax - cx * az, cx * ay - cy * ax
+    wx, wy, wz = ay * bz - az * by, az * bx - ax * bz, ax * by - ay * bx
+    det = ax * ux + ay * uy + az * uz
+    f = 1.0 / det
+    return ux * f, uy * f, uz * f, vx * f, vy * f, vz * f, wx * f, wy * f, wz * f, tl.abs(det)
+
+
+@triton.jit
+def place(x, y, z, u, v, w, points):
+    """The mesh point below an atom along one lattice vector, the rest t in [0, 1), and whether they mean anything."""
+    at = (x * u + y * v + z * w) * points
+    ok = tl.abs(at) < 1e12
+    at = tl.where(ok, at, 0.0)
+    below = tl.floor(at)
+    first = below.to(tl.int64) % points
+    return tl.where(first < 0, first + points, first), at - below, ok
+
+
+@triton.jit
+def spline(table, k, t, ORDER: tl.constexpr, P: tl.constexpr):
+    """M_p(t + k) and its slope by Horner's rule in t − ½; 0 for k ≥ p. table: `term.spline_table`."""
+    s = t - 0.5
+    value = tl.load(table + (ORDER - 1) * P + k)
+    slope = tl.zeros_like(value)
+    for n in tl.static_range(1, ORDER):
+        slope = slope * s + value
+        value = value * s + tl.load(table + (ORDER - 1 - n) * P + k)
+    return value, slope
+
+
+@triton.jit
+def wrap(index, points):
+    return tl.where(index < 0, index + points, index)
+
+
+@triton.jit
+def stencil(pos, i, cell, table, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr):
+    """The mesh points [P², P] that atom i touches and which of them count, weights and slopes by row and column.
+
+    Also whether the position means anything.
+    """
+    x, y, z = tl.load(pos + i * 3), tl.load(pos + i * 3 + 1), tl.load(pos + i * 3 + 2)
+    x, y, z = x.to(tl.float64), y.to(tl.float64), z.to(tl.float64)
+    ux, uy, uz, vx, vy, vz, wx, wy, wz, _ = reciprocal(cell)
+    a, s, ok0 = place(x, y, z, ux, uy, uz, n0)
+    b, t, ok1 = place(x, y, z, vx, vy, vz, n1)
+    c, r, ok2 = place(x, y, z, wx, wy, wz, n2)
+    row, column = tl.arange(0, P * P), tl.arange(0, P)
+    kx, ky = row // P, row % P
+    fx, dx = spline(table, kx, s, ORDER, P)
+    fy, dy = spline(table, ky, t, ORDER, P)
+    fz, dz = spline(table, column, r, ORDER, P)
+    rows = (wrap(a - kx, n0) * n1 + wrap(b - ky, n1)) * n2
+    points = rows[:, None] + wrap(c - column, n2)[None, :]
+    use = ((kx < ORDER) & (ky < ORDER))[:, None] & (column < ORDER)[None, :]
+    return points, use, fx, fy, fz, dx, dy, dz, ok0 & ok1 & ok2
+
+
+@triton.jit
+def spread_kernel(pos, charge, cell, table, mesh, first, n0, n1, n2, ORDER: tl.constexpr, P: tl.constexpr):
+    """Program i: atom first + i adds its charge to mesh [M] int64, in units of 1/FIXED_POINT."""
+    i = (first + tl.program_id(0)).to(tl.int64)
+    q = tl.load(charge + i)
+    points, use, fx, fy, fz, _, _, _, ok = stencil(pos, i, cell, table, n0, n1, n2, ORDER, P)
+    usable = ok & (tl.abs(q) < _MAX_CHARGE)
+    share = tl.where(usable, q, 0.0) * _FIXED * (fx * fy)[:, None] * fz[None, :]
+    tl.atomic_add(mesh + points, tl.floor(share + 0.5).to(tl.int64), use, sem="relaxed")
+
+
+@triton.jit
+def influence_kernel(
+    transform, moduli, cell, parts, n0, n1, n2, ALPHA: tl.constexpr, VIRIAL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Program p: BLOCK points of the transform S [M_1, M_2, M_3/2 + 1] of the charges become G S.
+
+    G(k) = 4π/V exp(−k²/4α²)/k² |b(k)|²; G(0) = −π/(V α²), which is the neutralising background. Its energy
+    ½ G |S|² changes with the strain by −δ + 2 (1/k² + 1/4α²) k ⊗ k times itself, the second term not of k = 0.
+
+    Args:
+        transform: complex numbers as pairs, of the mesh in units of 1/FIXED_POINT; the result is not in such units.
+        moduli: [M_1 + M_2 + M_3] |b|² along each lattice vector.
+        parts: [P, 6] the sums of xx, yy, zz, yz, xz, xy over the points of each program (VIRIAL).
+    """
+    m = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    half = n2 // 2 + 1
+    use = m < n0 * half * n1
+    m = tl.where(use, m, 0)
+    c = m % half
+    b = (m // half) % n1
+    a = m // (half * n1)
+    ux, uy, uz, vx, vy, vz, wx, wy, wz, volume = reciprocal(cell)
+    fa = tl.where(2 * a < n0, a, a - n0).to(tl.float64) * (2 * _PI)
+    fb = tl.where(2 * b < n1, b, b - n1).to(tl.float64) * (2 * _PI)
+    fc = c.to(tl.float64) * (2 * _PI)
+    kx, ky, kz = fa * ux + fb * vx + fc * wx, fa * uy + fb * vy + fc * wy, fa * uz + fb * vz + fc * wz
+    zero = m == 0
+    inverse = 1.0 / tl.where(zero, 1.0, kx * kx + ky * ky + kz * kz)
+    width = 1.0 / (4.0 * ALPHA * ALPHA)
+    b2 = tl.load(moduli + a) * tl.load(moduli + n0 + b) * tl.load(moduli + n0 + n1 + c)
+    strength = 4 * _PI * tl.exp(-(kx * kx + ky * ky + kz * kz) * width) * inverse * b2
+    strength = tl.where(zero, inverse * (-4 * _PI * width), strength) / volume  # a number alone would be float32
+    re, im = tl.load(transform + 2 * m), tl.load(transform + 2 * m + 1)
+    scaled = strength / _FIXED
+    tl.store(transform + 2 * m, re * scaled, use)
+    tl.store(transform + 2 * m + 1, im * scaled, use)
+    if VIRIAL:
+        # points inside of the half mesh stand for two waves
+        both = tl.where((c == 0) | (2 * c == n2), 0.5, 1.0)
+        re, im = re / _FIXED, im / _FIXED
+        energy = tl.where(use, both * strength * (re * re + im * im), 0.0)
+        along = tl.where(zero, 0.0, 2.0 * (inverse + width)) * energy
+        out = parts + tl.program_id(0) * 6
+        tl.store(out, tl.sum(along * kx * kx - energy, 0))
+        tl.store(out + 1, tl.sum(along * ky * ky - energy, 0))
+        tl.store(out + 2, tl.sum(along * kz * kz - energy, 0))
+        tl.store(out + 3, tl.sum(along * ky * kz, 0))
+        tl.store(out + 4, tl.sum(along * kx * kz, 0))
+        tl.store(out + 5, tl.sum(along * kx * ky, 0))
+
+
+@triton.jit
+def put_virial(parts, num_parts, virial, STRENGTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Add the sums of `influence_kernel` to a row [9]."""
+    row = tl.arange(0, BLOCK)
+    xx = tl.zeros([BLOCK], tl.float64)
+    yy, zz, yz, xz, xy = xx, xx, xx, xx, xx
+    for start in range(0, num_parts, BLOCK):
+        use = start + row < num_parts
+        at = parts + (start + row) * 6
+        xx += tl.load(at, use, other=0.0)
+        yy += tl.load(at + 1, use, other=0.0)
+        zz += tl.load(at + 2, use, other=0.0)
+        yz += tl.load(at + 3, use, other=0.0)
+        xz += tl.load(at + 4, use, other=0.0)
+        xy += tl.load(at + 5, use, other=0.0)
+    syz, sxz, sxy = tl.sum(yz, 0) * STRENGTH, tl.sum(xz, 0) * STRENGTH, tl.sum(xy, 0) * STRENGTH
+    put(virial, (tl.sum(xx, 0) * STRENGTH).to(tl.float32), False)
+    put(virial + 1, sxy.to(tl.float32), False)
+    put(virial + 2, sxz.to(tl.float32), False)
+    put(virial + 3, sxy.to(tl.float32), False)
+    put(virial + 4, (tl.sum(yy, 0) * STRENGTH).to(tl.float32), False)
+    put(virial + 5, syz.to(tl.float32), False)
+    put(virial + 6, sxz.to(tl.float32), False)
+    put(virial + 7, syz.to(tl.float32), False)
+    put(virial + 8, (tl.sum(zz, 0) * STRENGTH).to(tl.float32), False)
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def gather_kernel(
+    pos, charge, cell, table, potential, parts, num_parts, energy, forces, virial, slope, first, n0, n1, n2,
+    ALPHA: tl.constexpr, STRENGTH: tl.constexpr, VIRIAL: tl.constexpr, SLOPE: tl.constexpr, ORDER: tl.constexpr,
+    P: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program i: energy, force and dE/dq of atom first + i are added to the sums; the first one adds the virial.
+
+    With the potential φ of the smooth charges on the mesh: E = ½ q (φ − 2α/√π q). The sum over the atoms is symmetric
+    in their charges: its gradient is q ∇φ, and by the charge φ − 2α/√π q.
+
+    Args:
+        potential: [M] e/Å. STRENGTH: eV Å/e². slope: [N] float32, added to if SLOPE. Others: as `TermSums`.
+    """
+    i = (first + tl.program_id(0)).to(tl.int64)
+    q = tl.load(charge + i)
+    points, use, fx, fy, fz, dx, dy, dz, ok = stencil(pos, i, cell, table, n0, n1, n2, ORDER, P)
+    phi = tl.load(potential + points, use, other=0.0)
+    along, along_slope = tl.sum(phi * fz[None, :], 1), tl.sum(phi * dz[None, :], 1)
+    value = tl.sum(along * fx * fy, 0)
+    ga, gb, gc = tl.sum(along * dx * fy, 0), tl.sum(along * fx * dy, 0), tl.sum(along_slope * fx * fy, 0)
+    ga, gb, gc = ga * n0, gb * n1, gc * n2
+    ux, uy, uz, vx, vy, vz, wx, wy, wz, _ = reciprocal(cell)
+    value -= 2.0 * ALPHA / 1.772453850905516 * q
+    usable = ok & (tl.abs(q) < _MAX_CHARGE)
+    put(energy + i, tl.where(usable, 0.5 * STRENGTH * q * value, float("nan")), False)
+    factor = -STRENGTH * q
+    put(forces + i * 3, (factor * (ga * ux + gb * vx + gc * wx)).to(tl.float32), False)
+    put(forces + i * 3 + 1, (factor * (ga * uy + gb * vy + gc * wy)).to(tl.float32), False)
+    put(forces + i * 3 + 2, (factor * (ga * uz + gb * vz + gc * wz)).to(tl.float32), False)
+    if SLOPE:
+        put(slope + i, (STRENGTH * value).to(tl.float32), False)
+    if VIRIAL:
+        if tl.program_id(0) == 0:
+            put_virial(parts, num_parts, virial + i * 9, STRENGTH, BLOCK)
+
+
+@triton.jit(do_not_specialize=["num_vectors"])
+def note_kernel(cell, limit, num_vectors, lacking, unfit, BLOCK: tl.constexpr):
+    """One program: are lattice vectors longer than the meshes were made for?
+
+    Args:
+        cell: [3B, 3] Å. limit: [3B] Å float64. num_vectors: 3B.
+        lacking: [1] int32, becomes 1 when one is, and all cells are finite; unfit: [3B, 3] float64, the first such
+            cells. What is not finite is refused for that.
+    """
+    lane = tl.arange(0, BLOCK)
+    longer, broken = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
+    for start in range(0, num_vectors, BLOCK):
+        k = start + lane
+        use = k < num_vectors
+        x = tl.load(cell + k * 3, use, other=0.0).to(tl.float64)
+        y = tl.load(cell + k * 3 + 1, use, other=0.0).to(tl.float64)
+        z = tl.load(cell + k * 3 + 2, use, other=0.0).to(tl.float64)
+        square = x * x + y * y + z * z
+        most = tl.load(limit + k, use, other=float("inf"))
+        longer += (square > most * most).to(tl.int32)
+        broken += 1 - (square < float("inf")).to(tl.int32)
+    if (tl.sum(longer, 0) > 0) & (tl.sum(broken, 0) == 0) & (tl.load(lacking) == 0):
+        for start in range(0, num_vectors * 3, BLOCK):
+            k = start + lane
+            tl.store(unfit + k, tl.load(cell + k, k < num_vectors * 3).to(tl.float64), k < num_vectors * 3)
+        tl.store(lacking, 1)

@@ -16,8 +16,7 @@ from torch import Tensor
 from ...potential.prior import Prior
 from ...system import System
 from ...units import COULOMB
-from ..coulomb.coulomb import Coulomb
-from ..coulomb.electrostatics import DSF_ALPHA
+from ..coulomb.coulomb import DSF_ALPHA, Coulomb
 from ..dispersion import D2, D3
 from ..pair_potential import PairPotential
 from ..zbl import ZBL

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ... import units
 from ...data.datasets import make_published
-from ...data.formats import find_format
 from ...data.labels import CONFIG_TYPE, GROUP, LABELS, LEVEL, SHAPES, any_factor
+from ...data.reader import find_format
 from ...errors import BadData, MissingBackend
 from ...potential.potential import Potential, Result
 from ...registry import HEADS, PRIORS, REPRESENTATIONS, Registry, did_you_mean

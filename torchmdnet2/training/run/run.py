@@ -23,7 +23,7 @@ from rich.console import Console
 
 from ... import checkpoint
 from ...core.files import atomic_write
-from ...data.sources import file_facts
+from ...data.cache import file_facts
 from ...errors import BadCheckpoint, BadConfig
 from ...potential.potential import Potential
 from ...version import __version__

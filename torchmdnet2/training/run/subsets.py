@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from ...data import ConcatDataset, Dataset, Statistics, make_splits, open_dataset, read_splits
-from ...data.cache import CachedDataset
+from ...data.cache import CachedDataset, file_facts
 from ...data.datasets import make_published, open_published
-from ...data.formats import find_format
 from ...data.label_checks import Usual
 from ...data.labels import CONFIG_TYPE, GROUP, LEVEL, kind_code
-from ...data.sources import file_facts
+from ...data.reader import find_format
 from ...data.splits import SUBSETS
 from ...errors import BadConfig, BadData
 from ...registry import did_you_mean
