@@ -16,10 +16,10 @@ from torchmdnet2.data import (
     CachedDataset,
     ConcatDataset,
     HDF5Dataset,
+    cache,
     cache_root,
     collate,
     open_dataset,
-    sources,
     write_hdf5,
 )
 from torchmdnet2.data.cache import build_folder, cache_folder, write_cache
@@ -159,8 +159,8 @@ def test_further_labels(tmp_path, folder):
 def made(monkeypatch):
     """Counts how many caches are made."""
     calls = []
-    build = sources._build
-    monkeypatch.setattr(sources, "_build", lambda *args: (calls.append(args[0]), build(*args)))
+    build = cache._build
+    monkeypatch.setattr(cache, "_build", lambda *args: (calls.append(args[0]), build(*args)))
     return calls
 
 
@@ -172,7 +172,7 @@ def test_made_once_and_again_when_the_source_changes(source, folder, monkeypatch
     os.utime(source, ns=(0, 0))  # copied, say: the content decides, and is hashed only once
     cached(source, folder)
     assert len(calls) == 1
-    monkeypatch.setattr(sources, "file_facts", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr(cache, "file_facts", lambda path: pytest.fail("hashed again"))
     cached(source, folder)
     monkeypatch.undo()
     calls = made(monkeypatch)
