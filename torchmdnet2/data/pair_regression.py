@@ -333,7 +333,7 @@ def _factor(labels: np.ndarray, predicted: np.ndarray, spread: np.ndarray) -> Fa
 
 
 _ROUNDS = 12
-_SHARE, _LEAST = 0.02, 4  # of the frames or atoms, that have the fault
+_SHARE, _LEAST_FAULTY = 0.02, 4  # of the frames or atoms, that have the fault
 _CLEAR = 2.0  # times the mean square error of a frame that has the fault, if it is not undone
 _LEFT = 0.85  # of the residual of the unchanged labels; 0.87 to 1 in right data
 _MOST_LEFT = 0.5  # the same of energies; moved by one frame, right ones leave 2.4 times as much and more
@@ -550,7 +550,9 @@ class _Mixture:
     def best(cls, fit, labels, undone, groups, *, relative: bool, most: float) -> _Mixture | None:  # type: ignore[no-untyped-def]
         """Fit from either start; None if too few groups have the fault, or more than a share `most`."""
         tried = [cls(fit, labels, undone, groups, relative=relative, start=start) for start in (False, True)]
-        tried = [t for t in tried if t.clear.sum() >= max(_LEAST, _SHARE * len(t.having)) and t.having.mean() <= most]
+        tried = [
+            t for t in tried if t.clear.sum() >= max(_LEAST_FAULTY, _SHARE * len(t.having)) and t.having.mean() <= most
+        ]
         return min(tried, key=lambda t: t.left, default=None)
 
     def fault(self, name: str) -> Fault:
