@@ -115,6 +115,33 @@ def test_what_cannot_be_had(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "have the same name" in capsys.readouterr().err and not hub.downloads
 
 
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (
+            "HFValidationError",
+            BadConfig,
+            "'someone/model' is not the name of a model on the hub",
+        ),
+        ("GatedRepoError", BadData, "asks you to accept its terms"),
+        ("RevisionNotFoundError", BadData, "has no such revision"),
+        ("TimeoutError", BadData, r"the hub cannot be reached \(TimeoutError\)"),
+    ],
+)
+def test_errors_of_the_hub_in_words(hub: Hub, tmp_path: Path, monkeypatch, error, kind, words) -> None:
+    """At the look-up and at the download, which ends a moment later."""
+    model = look_up("someone/model")
+
+    def fail(*_, **__):
+        raise type(error, (Exception,), {})
+
+    for method in ("model_info", "hf_hub_download"):
+        monkeypatch.setattr(Hub, method, fail)
+    for attempt in (lambda: look_up("someone/model"), lambda: download(model, "config.json", tmp_path)):
+        with pytest.raises(kind, match=words):
+            attempt()
+
+
 def test_the_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingBackend, match=r"pip install 'torchmdnet2\[hub\]'"):

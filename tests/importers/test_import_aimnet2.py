@@ -153,6 +153,46 @@ def test_other_energy_terms_are_refused(changes, words, tmp_path):
         import_aimnet2(path)
 
 
+@pytest.mark.parametrize(
+    ("path", "change", "words"),
+    [
+        ("outputs.atomic_shift.shifts.weight", torch.zeros_like, "no energies of elements"),
+        ("outputs.energy_mlp.apply_fn", lambda _: "tanh", "network of the energies has another form"),
+        ("aev.eta_v", lambda eta: eta + 1, "vectors have other radial functions"),
+        ("d2features", lambda _: False, "features have no shells"),
+        ("mlps.0.1.kind", lambda _: "SiLU", "other layers than AIMNet2's: Linear, SiLU"),
+        ("outputs.d3bj.c6ab", lambda c6: torch.cat([c6[:, :2], c6[:, 2:] + 1], 1), "depend on the other one"),
+        ("outputs.d3bj.cnmax", lambda limits: limits + 1, "other limits than the number of reference systems"),
+        ("outputs.d3bj.c6ab", lambda c6: torch.where(c6 == -1, -2, c6), "table of reference systems has another form"),
+        ("outputs.lrcoulomb.rc", lambda _: None, "its parts are not those of AIMNet2: "),
+    ],
+)
+def test_other_forms_of_the_network_are_refused(ensemble, path, change, words, monkeypatch):
+    from torchmdnet2.importers import aimnet2
+
+    file = read_torchscript(ensemble[0])
+    parent, _, name = path.rpartition(".")
+    part = file[f"models.0.module.{parent}"] if parent else file["models.0.module"]
+    if name == "kind":
+        part.kind = change(part.kind)
+    else:
+        part.attributes[name] = change(part[name])
+    monkeypatch.setattr(aimnet2, "read_torchscript", lambda _: file)
+    with pytest.raises(BadCheckpoint, match=words):
+        import_aimnet2(ensemble[0], 0)
+    assert import_aimnet2(ensemble[0], 1).elements == [1, 2]  # the other member has no fault
+
+
+def test_members_with_other_terms_are_no_ensemble(ensemble, monkeypatch):
+    from torchmdnet2.importers import aimnet2
+
+    file = read_torchscript(ensemble[0])
+    file["models.1.module.outputs.d3bj"].attributes["s8"] = 0.5
+    monkeypatch.setattr(aimnet2, "read_torchscript", lambda _: file)
+    with pytest.raises(BadCheckpoint, match="members differ in more than their weights: import them one by one"):
+        import_aimnet2(ensemble[0])
+
+
 def test_members_that_are_not_there_are_refused(ensemble, tmp_path, capsys):
     with pytest.raises(BadCheckpoint, match=r"members 0 … 1, and no member 2"):
         import_aimnet2(ensemble[0], 2)

@@ -120,13 +120,35 @@ def test_it_is_tensornet_where_the_conventions_meet():
         (lambda c: c["kwargs"]["model"]["init_args"].update({"nblocks": 1}), "sizes"),
         (lambda c: c["kwargs"]["model"]["init_args"].update({"cutoff": 6.0}), "6.0 Å in model.json and 5.0 Å"),
         (lambda c: c["kwargs"]["model"]["init_args"].update({"element_types": ["H", "C", "N"]}), "element references"),
-        (lambda c: c["kwargs"].update({"calc_repuls": True}), "calc_repuls"),
+        (lambda c: c["kwargs"].update({"calc_repuls": True}), "calc_repuls has no equivalent here"),
     ],
 )
 def test_what_is_not_known_is_refused(change, words):
     changed = content()
     change(changed)
     with pytest.raises(BadCheckpoint, match=words):
+        convert_matgl(changed, state())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: list(tensors), r"state\.pt does not hold named tensors"),
+        (lambda tensors: {**tensors, "model.x": 1.0}, r"'model\.x' in state\.pt is not a tensor"),
+        (lambda tensors: {**tensors, "data_mean": torch.tensor(float("nan"))}, "'data_mean' .* not finite"),
+        (lambda tensors: {k: v for k, v in tensors.items() if k != "data_std"}, r"state\.pt has no data_std"),
+    ],
+)
+def test_other_contents_of_state_are_refused(change, words):
+    with pytest.raises(BadCheckpoint, match=words):
+        convert_matgl(content(), change(state()))
+
+
+@pytest.mark.parametrize("symbols", [["H", "C", "N", "N"], ["X", "C", "N", "O"]])
+def test_elements_are_named_once(symbols):
+    changed = content()
+    changed["kwargs"]["model"]["init_args"]["element_types"] = symbols
+    with pytest.raises(BadCheckpoint, match="lists an element twice, or one that is none"):
         convert_matgl(changed, state())
 
 

@@ -181,10 +181,27 @@ def test_what_has_no_equivalent_is_not_exported():
         ({"name": "tensornet2", "q_dim": 1, "exact_charge": False, "num_layers": 0},
          {"name": "scalar_coulomb", "q_weights": [1.0], "method": "reaction_field"}, "smoothly"),
         ({"name": "tensornet2", "q_dim": 1, "exact_charge": False, "num_layers": 0},
-         {"name": "scalar_coulomb", "q_weights": [1.0], "method": "pme"}, "Ewald"),
+         {"name": "scalar_coulomb", "q_weights": [1.0], "method": "pme"}, "no Ewald summation"),
+        ({"name": "tensornet2", "q_dim": 1, "exact_charge": False, "num_layers": 0},
+         {"name": "scalar_coulomb", "q_weights": [1.0], "method": "reaction_field", "dielectric": 2.0},
+         r"dielectric constant 78\.3"),
+        ({"name": "matgl_tensornet"}, {"name": "gated_scalar"}, "has no model 'matgl_tensornet'"),
+        ({"name": "tensornet", "rbf_type": "bessel"}, {}, "no Bessel functions"),
+        ({"name": "graph_network"}, {"name": "gated_scalar"}, "no equivalent of the head 'gated_scalar'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             export_state(tiny_potential(model={**model, **size}, head={"name": "scalar", **head}))
+    zbl = {"name": "zbl", "envelope": "covalent", "screening": "refitted"}
+    two = {"name": "tensornet2", "exact_charge": False, **size}
+    for options, words in (
+        ({"properties": [{"name": "dipole"}]}, "one output, this potential has several"),
+        ({"priors": [zbl]}, "inside TensorNet2 only, scaled as the energy is"),
+        ({"model": two, "priors": [{**zbl, "scale": 2.0}]}, "scaled as the energy is"),
+        ({"model": two, "priors": [{**zbl, "radii": {"H": 0.5}}]}, "not with `radii`"),
+        ({"atom_filter": 1}, "atom filter cannot be evaluated"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            export_state(tiny_potential(**options))
     with pytest.raises(ValueError, match="exact_charge"):
         export_state(tiny_potential(model={"name": "tensornet2", "hidden_channels": 8, "num_rbf": 4, "q_dim": 2}))
 
@@ -215,7 +232,9 @@ def test_atom_filters_are_carried():
         ({"num_rbf": 9}, "radial functions"),
         ({"prior_model": "Coulomb", "prior_args": [{}]}, "nm"),
         ({"prior_model": "Atomref", "prior_args": [{}]}, "reference energies"),
-        ({"repulsion": True}, "repulsion"),
+        ({"repulsion": True}, "'repulsion' and the tensors of the repulsion do not fit"),
+        ({"prior_model": ["ZBL", "D2"], "prior_args": [{}]}, "2 priors, and arguments of 1"),
+        ({"q_dim": None, "rbf_type": None}, "radial functions do not fit"),
     ],
 )
 def test_refused_with_the_reason(change, words):
@@ -264,6 +283,32 @@ def test_tensors_that_do_not_fit_are_refused():
         convert(args, {k: v for k, v in state.items() if k != "std"})
     with pytest.raises(BadCheckpoint, match="not known"):
         convert(args, {**state, "optimizer.step": torch.zeros(1)})
+    with pytest.raises(BadCheckpoint, match=r"do not fit the hyper-parameters: Error(.|\n)*size mismatch"):
+        convert(args, {k: v[:1] if k.startswith("output_model") else v for k, v in state.items()})
+    with pytest.raises(BadCheckpoint, match="hyper-parameter 'num_rbf' is missing"):
+        convert({k: v for k, v in args.items() if k != "num_rbf"}, state)
+
+
+def test_a_repulsion_with_other_constants_is_refused():
+    args, state, _ = golden("tensornet2_coulomb_cut")
+    for name in ("cutoff_ab", "z_pow"):
+        key = f"representation_model.repulsion.{name}"
+        with pytest.raises(BadCheckpoint, match="other radii or exponents than those known"):
+            convert(args, {**state, key: state[key] * 1.01})
+
+
+def test_a_mean_of_vectors_is_refused():
+    """It would point the same way however the molecule is turned."""
+    args, state, _ = golden("tensornet_o3")
+    args = {**args, "output_model": "DipoleMoment"}
+    with pytest.raises(BadCheckpoint, match=r"adds its mean 0\.5 to each component of a vector"):
+        convert(args, {**state, "mean": torch.tensor(0.5)})
+
+
+def test_a_layout_that_is_none():
+    args, state, _ = golden("tensornet_o3")
+    with pytest.raises(ValueError, match=r"must be '2\.x' or '3\.x', got '1\.x'"):
+        convert(args, state, layout="1.x")
 
 
 def test_unknown_hyper_parameters_can_be_left_out():
@@ -368,9 +413,17 @@ def test_files_that_are_no_checkpoints(tmp_path):
             import_checkpoint(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         import_checkpoint(tmp_path / "absent")
-    for content in ({"weights": torch.zeros(1)}, [1, 2], {"hyper_parameters": 3, "state_dict": {}}):
+    for content, words in (
+        ({"weights": torch.zeros(1)}, "no hyper_parameters and state_dict"),
+        ([1, 2], "not a Lightning checkpoint"),
+        ({"hyper_parameters": 3, "state_dict": {}}, "must be dictionaries"),
+        (
+            {"hyper_parameters": {}, "state_dict": {"model.epoch": 3}},
+            r"'model\.epoch' in the state_dict is not a tensor",
+        ),
+    ):
         torch.save(content, tmp_path / "other.ckpt")
-        with pytest.raises(BadCheckpoint):
+        with pytest.raises(BadCheckpoint, match=words):
             import_checkpoint(tmp_path / "other.ckpt")
     state = {"model.mean": torch.tensor(float("nan"))}
     torch.save({"hyper_parameters": {"model": "tensornet"}, "state_dict": state}, tmp_path / "nan.ckpt")
