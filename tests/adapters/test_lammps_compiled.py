@@ -16,7 +16,7 @@ from torchmdnet2 import Potential, System
 from torchmdnet2.core.exchange import CopyExchange
 from torchmdnet2.engine import domain as domain_check
 from torchmdnet2.engine.backends import choose_domain, compiled_reason
-from torchmdnet2.engine.cpu_domain import CompiledDomain
+from torchmdnet2.engine.cpu_step import CompiledDomain
 from torchmdnet2.engine.domain import ReferenceDomain
 
 PRIORS = [

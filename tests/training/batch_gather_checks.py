@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchmdnet2.training.steps import batch_gather
+from torchmdnet2.training.steps import packed_frames
 from torchmdnet2.training.steps.packed_frames import Capacity
 from training.batch_gather_cases import assert_same, random_batches, random_frames
 
@@ -29,7 +29,7 @@ def filled():
 @pytest.mark.parametrize(("dtype", "stress", "chunk"), [(torch.float32, True, 16), (torch.float64, False, 128)])
 def test_the_kernel_gathers_what_pytorch_does(filled, monkeypatch, dtype, stress, chunk):
     """In chunks of 16, rows of a frame and sums over slots take several turns."""
-    monkeypatch.setattr(batch_gather, "CHUNK", chunk)
+    monkeypatch.setattr(packed_frames, "CHUNK", chunk)
     rng = np.random.default_rng(chunk)
     store = random_frames(rng, dtype, stress, "cpu", largest=30)
     assert store.num_atoms.max() > 16 and store.num_pairs.max() > 128 and store.num_pairs.min() == 0

@@ -554,7 +554,7 @@ def choose_domain(potential: Potential, charge: float) -> Domain:
         return FusedDomain(potential, charge)
     if not compiled_reason(potential):
         try:
-            from .cpu_domain import CompiledDomain
+            from .cpu_step import CompiledDomain
         except (ImportError, RuntimeError):  # no numba, or one that does not start
             return ReferenceDomain(potential, charge)
         return CompiledDomain(potential, charge)

@@ -17,9 +17,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from ...kernels.compiling_cpu import INNER, kernel
+from ...kernels.compiling_cpu import INNER, kernel, run_on_threads
 from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
-from ...kernels.numba_pool import run_on_threads
 from ...kernels.thread_tuner import ThreadChoice
 from ..tensornet.numba_kernels import exp
 from .weights import FrozenAIMNet2, Layer

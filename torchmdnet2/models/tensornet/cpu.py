@@ -20,9 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.exchange import Exchange
-from ...kernels.compiling_cpu import kernel, kernel_family
+from ...kernels.compiling_cpu import kernel, kernel_family, run_on_threads
 from ...kernels.interfaces import Array, CpuAtoms, CpuChargeNetwork, CpuOutputs, CpuRows, ReadCharges
-from ...kernels.numba_pool import run_on_threads
 from ...kernels.thread_tuner import ThreadChoice, amount_of_work
 from .numba_kernels import (
     ONE,
