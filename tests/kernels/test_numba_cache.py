@@ -130,3 +130,25 @@ def test_files_of_another_version_of_the_source_go(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.nbc"))) == 2
     assert _CacheFile(str(tmp_path), "f", 2).load("b") == "b2"
     assert _CacheFile(str(tmp_path), "f", 1).load("b") is None
+
+
+def test_a_function_that_changes_in_another_file_is_compiled_again(tmp_path: Path) -> None:
+    """numba itself looks at the file of the kernel alone: what it calls would stay what it was."""
+    outer = "import numpy as np\nfrom middle import twice\nfrom torchmdnet2.kernels.compiling_cpu import kernel\n"
+    outer += "@kernel\ndef put(begin, stop, x):\n    for i in range(begin, stop):\n        x[i] = twice(x[i])\n"
+    outer += "x = np.ones(3)\nput(3, x)\nprint(x.sum(), sum(put.stats.cache_hits.values()))\n"
+    middle = "from numba import njit\nfrom inner import factor\n@njit\ndef twice(x):\n    return factor() * x\n"
+    (tmp_path / "outer.py").write_text(outer)
+    (tmp_path / "middle.py").write_text(middle)
+    search = os.pathsep.join([str(ROOT), str(tmp_path)])
+    environment = {**os.environ, "PYTHONPATH": search, "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = []
+    for factor in ("2.0", "2.0", "3.00"):
+        inner = f"from numba import njit\n@njit\ndef factor():\n    return {factor}\n"
+        if factor not in ((tmp_path / "inner.py").read_text() if found else ""):
+            (tmp_path / "inner.py").write_text(inner)
+        run = [sys.executable, str(tmp_path / "outer.py")]
+        done = subprocess.run(run, capture_output=True, text=True, env=environment, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.split())
+    assert found == [["6.0", "0"], ["6.0", "1"], ["9.0", "0"]]

@@ -55,18 +55,38 @@ INNER: dict[str, Any] = {**OPTIONS, "no_cpython_wrapper": True}
 
 def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Decorator: numba compiles the function, with these options, and keeps it on disk where it may write."""
+    return lambda function: _compiled(function, function, options)
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        try:
-            found: Any = njit(cache=True, **options)(function)
-        except RuntimeError:  # nowhere to write to
-            return njit(**options)(function)
-        if (cache := getattr(found, "_cache", None)) is not None:
-            file = cache._cache_file
-            cache._cache_file = _CacheFile(cache.cache_path, file._index_name.removesuffix(".nbi"), file._source_stamp)
-        return found
 
-    return decorate
+def _compiled(function: Callable[..., Any], source: Any, options: dict[str, Any]) -> Any:
+    """As `compiled`. What is on disk is of the present files of `source` and of the functions that it may call."""
+    try:
+        found: Any = njit(cache=True, **options)(function)
+    except RuntimeError:  # nowhere to write to
+        return njit(**options)(function)
+    if (cache := getattr(found, "_cache", None)) is not None:
+        files = sorted(_files({source.__code__.co_filename, __file__}, source.__globals__))
+        name = cache._cache_file._index_name.removesuffix(".nbi")
+        cache._cache_file = _CacheFile(cache.cache_path, name, [(file, *_version(file)) for file in files])
+    return found
+
+
+def _files(found: set[str], names: dict[str, Any]) -> set[str]:
+    """Add the files of the compiled functions that a module knows, and of those that these may call."""
+    for value in list(names.values()):
+        if isinstance(value, Dispatcher) and (file := value.py_func.__code__.co_filename) not in found:
+            found.add(file)
+            _files(found, value.py_func.__globals__)
+    return found
+
+
+@lru_cache
+def _version(file: str) -> tuple[int, int]:
+    try:
+        facts = os.stat(file)
+    except OSError:  # not a file: typed in, or within an archive
+        return 0, 0
+    return facts.st_mtime_ns, facts.st_size
 
 
 class _CacheFile(IndexDataCacheFile):
@@ -125,7 +145,7 @@ def kernel(function: Callable[..., Any]) -> Any:
     launch.__code__ = launch.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
     launch.__module__, launch.__qualname__ = function.__module__, function.__qualname__
     launch.__name__, launch.__doc__ = function.__name__, function.__doc__
-    found = compiled(**OPTIONS)(launch)
+    found = _compiled(launch, function, OPTIONS)
     found.loop = _loops[key]
     return found
 
