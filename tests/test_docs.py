@@ -133,6 +133,12 @@ def test_derivatives_page(tmp_path, monkeypatch):
     assert names["constants"].shape == (3, 3, 3, 3) and float(names["constants"].detach().abs().max()) > 0
 
 
+def test_evaluator_page():
+    names = run_blocks("docs/evaluator.md", {})
+    assert names["step"].check() and names["result"].forces.shape == (9, 3)
+    assert float((names["step"].pos - names["system"].pos).abs().max()) > 0
+
+
 def test_openmm_page(tmp_path, monkeypatch):
     openmm = pytest.importorskip("openmm")
     openmmml = pytest.importorskip("openmmml")

@@ -105,6 +105,7 @@ def test_card_states_what_matters(finished):
     assert model_card({}, {}).startswith("# Model")  # a file of unknown origin has a card too
     about = {"about": {"Not for": "Radicals."}}
     assert "## Not for\n\nRadicals.\n" in model_card({}, about) and model_card({}, {"about": "text"})
+    assert "| Citation of the data | see below |" in model_card({}, {"about": {"Cite": "A paper."}})
 
 
 def test_reference_energies_are_fitted_in_float64(finished):

@@ -55,6 +55,11 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
     }
     metadata = {name: value for name, value in metadata.items() if name not in words}
     data = metadata.get("data", {})
+    about = metadata.get("about", {})
+    about = about if isinstance(about, Mapping) else {}
+    citation = data.get("citation", "not stated")
+    if citation == "not stated" and about:
+        citation = "see below"  # cards of the shipped models name the papers in their sections
     facts = {
         **_card_elements(config.get("elements") or [], data.get("elements")),
         "Level of theory": data.get("level_of_theory", "not stated"),
@@ -67,12 +72,11 @@ def model_card(config: Mapping[str, Any], metadata: Mapping[str, Any], title: st
         "Precision": metadata.get("precision", "not stated"),
         "Licence of the model": metadata.get("licence", "not stated"),
         "Licence of the data": data.get("licence", "not stated"),
-        "Citation of the data": data.get("citation", "not stated"),
+        "Citation of the data": citation,
         **{name.capitalize(): value for name, value in words.items()},
     }
     lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in facts.items()), ""]
-    about = metadata.get("about", {})
-    for heading, text in about.items() if isinstance(about, Mapping) else ():
+    for heading, text in about.items():
         lines += [f"## {heading}", "", str(text), ""]
     lines += _errors(metadata.get("errors", {}))
     lines += _card_references(config)
