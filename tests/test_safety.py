@@ -275,3 +275,18 @@ def test_circles_are_found(tmp_path):
     assert not circles(import_graph(package))
     (package / "c.py").write_text("def f():\n    from .a import x\n")
     assert circles(import_graph(package)) == [["package.a", "package.b", "package.c"]]
+
+
+def test_no_constant_of_a_module_is_overwritten():
+    """Functions above would read the value of the constant below. ruff finds functions and classes alone."""
+    twice = []
+    for path in sorted((ROOT / "torchmdnet2").rglob("*.py")):
+        seen = set()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+            for name in (n.id for target in targets for n in ast.walk(target) if isinstance(n, ast.Name)):
+                if name in seen:
+                    twice.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+                seen.add(name)
+    assert not twice

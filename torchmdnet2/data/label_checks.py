@@ -126,7 +126,7 @@ def _few(excess: np.ndarray, limit: float) -> np.ndarray:
 
 # --- Consistency checks: forces and stress must be derivatives of the energies. They find wrong signs and units ---
 
-_FRAMES, _COORDINATES = 250, 2_000_000  # looked at, at most
+_COMPARED, _COORDINATES = 250, 2_000_000  # looked at, at most
 _LEAST = 8  # frames
 _NEAR = 0.35  # Å per atom, between two frames that are compared; 0.1 to 0.3 in dynamics of a molecule at 300 K
 _STRAIN = 0.15  # largest component, between two cells that are compared
@@ -236,7 +236,7 @@ def _similar(dataset: Dataset, frames: np.ndarray, found: Statistics) -> tuple[S
     _, kind, often = np.unique(found.counts[known] @ weights, return_inverse=True, return_counts=True)
     known = known[kind == often.argmax()]
     atoms = int(found.sizes[known[0]])
-    most = min(_FRAMES, max(_LEAST, math.isqrt(_COORDINATES // (3 * atoms))))
+    most = min(_COMPARED, max(_LEAST, math.isqrt(_COORDINATES // (3 * atoms))))
     chosen = known[np.unique(np.linspace(0, len(known) - 1, min(most, len(known))).astype(int))]
     return dataset.batch(np.asarray(frames)[chosen]), atoms
 
@@ -281,7 +281,7 @@ def _rotations(moved: np.ndarray, fixed: np.ndarray) -> np.ndarray:
 _FRAMES, _ATOMS = 1000, 30_000  # looked at, at most
 _CUTOFF = 4.0  # Å
 _UNEVEN = 1e-3  # of a sum of vectors to neighbors: the surroundings are not symmetric
-_LEAST, _REPEATED = 8, 3  # structures, and structures of one energy where there are fewer than 8 energies
+_STRUCTURES, _REPEATED = 8, 3  # structures, and structures of one energy where there are fewer than 8 energies
 _SHEAR = (1, 2, 5)  # of nine numbers, off the diagonal
 _NOBLE = (2, 10, 18, 36, 54, 86)
 
@@ -364,7 +364,7 @@ def resolution(found: Statistics) -> float | None:
     known = ~np.isnan(found.energies) & (found.sizes > 1)
     energies = found.energies[known]
     values, structures = np.unique(energies), len(np.unique(found.keys[known]))
-    if structures < _LEAST or (len(values) < _LEAST and structures < _REPEATED * len(values)):
+    if structures < _STRUCTURES or (len(values) < _STRUCTURES and structures < _REPEATED * len(values)):
         return None
     if len(values) == 1:
         return float("inf")
