@@ -185,6 +185,14 @@ def test_what_cannot_be_used_is_named():
         ("positions (a.u.)", r"'positions \(a.u.\)' is not read: .* write it as in pos_unit=bohr"),
         ('title="all lengths in nanometers" energy=-3.5', "write it as in pos_unit=nm"),
         ("UHF=0.5", "'UHF' is not read: it is no number of unpaired electrons"),
+        ("oxalate 2-", "'oxalate 2-' is not read: if '2-' states a total charge"),
+        ('name="oxalate(2-)"', r"if '\(2-\)' states a total charge"),
+        ("a dianion of oxalic acid", "if 'dianion' states a total charge"),
+        ('title="H3O+ and water"', "if 'O\\+' states a total charge"),
+        ("charge_state=-2", "'charge_state' is not read"),
+        ("charges=-2", "'charges' is not read"),
+        ("ion=OH-", "'ion' is not read"),
+        ('smiles="[O-]C(=O)C(=O)[O-]"', "the formal charges of 'smiles' sum to -2, and no total charge is stated"),
     ],
 )
 @pytest.mark.parametrize("column", ["", ":forces:R:3"])
@@ -201,14 +209,16 @@ def test_what_a_comment_line_says_in_free_text_is_named(tmp_path, comment, words
 
 @pytest.mark.parametrize(
     "comment",
-    ["0 1", "12 300", "frame 5", "E = -76.4 hartree", "energy=-76.4 a.u.", "forces in hartree/bohr", "uhf=T", "1 2 3"],
-)
+    ["0 1", "12 300", "frame 5", "E = -76.4 hartree", "energy=-76.4 a.u.", "forces in hartree/bohr", "uhf=T", "1 2 3",
+     "frame -1", "6-31+G* and def2-SVP", "6-311++G(d,p)", "RHF+MP2", "step=3 name=mol-2", "charge_state=0", "a-b 2-mer",
+     "smiles=C[N+](=O)[O-]", "2024-05-01", "anionically", "charge=-1 oxalate(-)"],
+)  # fmt: skip
 def test_usual_comment_lines_are_no_reason_to_warn(tmp_path, comment):
     (tmp_path / "a.xyz").write_text(f"1\n{comment}\nO 0 0 0\n")
     with warnings.catch_warnings():
         warnings.simplefilter("error", StructureWarning)
         (atoms,) = read_structures(tmp_path / "a.xyz")
-    assert "charge" not in atoms.info and "spin" not in atoms.info
+    assert ("charge" in atoms.info) == comment.startswith("charge=") and "spin" not in atoms.info
 
 
 def test_a_count_of_unpaired_electrons_and_words_for_the_multiplicity(tmp_path):
@@ -241,6 +251,97 @@ def test_unpaired_electrons_in_arrays(tmp_path, name, value, spin, suffix):
     if spin and suffix == "h5":
         (sample, _) = open_dataset(path, {"spin": name}, units, cache="off")  # frame by frame
         assert sample.system.spin.item() == spin
+
+
+@pytest.fixture(params=["h5", "npz"])
+def arrays_of_oxalate(request, tmp_path):
+    """A function that writes a file of two frames of oxalate, with further arrays, and gives its path."""
+
+    def made(**more):
+        arrays = {"coord": np.stack([POSITIONS] * 2), "numbers": np.array([6, 6, 8, 8, 8, 8]), **more}
+        path = tmp_path / f"a.{request.param}"
+        if request.param == "npz":
+            np.savez(path, **arrays)
+            return path
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(path, "w") as file:
+            for key, array in arrays.items():
+                file[f"one/{key}"] = array
+        return path
+
+    return made
+
+
+EV = {"energy": "eV", "length": "angstrom"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"Q": [-2, -2]}, "'Q' is not read"),
+        ({"ion_charge": -2}, "'ion_charge' is not read"),
+        ({"formal_charges": [0, 0, 0, -1, 0, -1]}, "'formal_charges' of the atoms sum to -2"),
+        ({"hirshfeld": np.full((2, 6), -1 / 3)}, "'hirshfeld' of the atoms sum to -2"),
+        ({"q": np.full((2, 6, 1), -1 / 3)}, "'q' of the atoms sum to -2"),
+    ],
+)
+def test_charges_of_arrays_that_are_not_read_are_named(arrays_of_oxalate, more, words):
+    path = arrays_of_oxalate(**{name: np.asarray(values) for name, values in more.items()})
+    with pytest.warns(StructureWarning, match=words):
+        assert open_dataset(path, {}, EV)[1].system.charge.tolist() == [0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StructureWarning)
+        path = arrays_of_oxalate(charge=-2, **{name: np.asarray(values) for name, values in more.items()})
+        assert open_dataset(path, {}, EV)[1].system.charge.tolist() == [-2]
+
+
+def test_smiles_and_texts_in_arrays(tmp_path):
+    np.savez(tmp_path / "a.npz", R=POSITIONS[None], z=[6, 6, 8, 8, 8, 8], name="oxalate(2-)")
+    with pytest.warns(StructureWarning, match=r"if '\(2-\)' states a total charge"):
+        open_dataset(tmp_path / "a.npz", {}, EV)
+    h5py = pytest.importorskip("h5py")
+    for number, smiles in ((1, ["[O-]C(=O)C(=O)[O-]"]), (2, ["[O-]C(=O)C(=O)[O-]", "OC(=O)C(=O)[O-]"])):
+        for charge in (None, -1):
+            path = tmp_path / f"{number}{charge}.h5"
+            with h5py.File(path, "w") as file:
+                file["one/pos"], file["one/types"] = np.stack([POSITIONS] * number), [6, 6, 8, 8, 8, 8]
+                file["one/smiles"] = smiles
+                if charge is not None:
+                    file["one"].attrs["charge"] = charge  # what is stated by name comes first
+            wanted = [-2, -1] if charge is None else [charge] * 2
+            assert open_dataset(path, {}, EV).batch(range(number)).system.charge.tolist() == wanted[:number]
+
+
+@pytest.mark.parametrize(
+    ("stated", "given", "words"),
+    [
+        ({"e_unit": "Ha"}, {}, "its 'e_unit=Ha' states a unit, but the unit of energy is eV"),
+        ({"r_unit": "Bohr"}, {}, "its 'r_unit=Bohr' states a unit, but the unit of length is angstrom"),
+        ({"units": "kcal/mol"}, {}, "its 'units=kcal/mol' states a unit, but the unit of energy is eV"),
+        ({"force_unit": "hartree/bohr"}, {"forces": "eV/angstrom"}, "but the unit of forces is eV/angstrom"),
+    ],
+)
+def test_units_of_npz_files_against_those_given(tmp_path, stated, given, words):
+    arrays = {"R": POSITIONS[None], "z": [6, 6, 8, 8, 8, 8], "E": [-1.0], "F": np.ones((1, 6, 3))}
+    np.savez(tmp_path / "a.npz", **arrays, **stated)
+    keys = {"energy": "energy", "forces": "forces"}
+    with pytest.raises(BadData, match=words):
+        open_dataset(tmp_path / "a.npz", keys, {**EV, **given})
+    if "force_unit" in stated:
+        sample = open_dataset(tmp_path / "a.npz", keys, EV)[0]
+        assert sample.labels["forces"][0, 0].item() == pytest.approx(HARTREE / BOHR)
+
+
+@pytest.mark.parametrize("entry", ['cell="10 0 0 0 10 0 0 0 10"', 'Box="10 10 10"', 'unit_cell="9 9 9 90 90 90"'])
+def test_a_cell_that_is_not_called_lattice_is_refused(tmp_path, entry):
+    (tmp_path / "a.xyz").write_text(f"1\nProperties=species:S:1:pos:R:3 {entry}\nO 0 0 0\n")
+    for read_it in (read_structures, lambda path: open_dataset(path, {})):
+        with pytest.raises(BadData, match="is not read as a cell: write it as Lattice="):
+            read_it(tmp_path / "a.xyz")
+    (tmp_path / "a.xyz").write_text('1\nLattice="9 0 0 0 9 0 0 0 9" cell="9 0 0 0 9 0 0 0 9"\nO 0 0 0\n')
+    assert read_structures(tmp_path / "a.xyz")[0].cell.volume == pytest.approx(729)
+    (tmp_path / "a.xyz").write_text('1\ncell="0 0 0" box=small\nO 0 0 0\n')
+    assert not read_structures(tmp_path / "a.xyz")[0].pbc.any()
 
 
 def test_dipoles_need_a_unit_where_another_length_is_stated(tmp_path):
@@ -402,11 +503,13 @@ def test_given_units_complete_those_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("charge", "charge"), ("Total Charge", "charge"), ("net-charge", "charge"), ("charges", ""), ("spin", "spin"),
+        ("charge", "charge"), ("Total Charge", "charge"), ("net-charge", "charge"), ("charges", "like"),
+        ("spin", "spin"), ("nuclear_charges", ""), ("formal_charges", ""),
         ("Multiplicity", "spin"), ("uhf", "unpaired"), ("my_charge", "like"), ("spin_state", "like"), ("q", "like"),
         ("supercharged", ""), ("energy", ""), ("energy-unit", "unit:energy"), ("forces_units", "unit:forces"),
         ("units", "unit"), ("lattice unit", "unit:cell"), ("unit_cell", ""), ("units_of_length", "unit:length"),
-        ("community", ""), ("comment", ""),
+        ("community", ""), ("comment", ""), ("Total Charge (e)", "charge"), ("charge_state", "like"), ("ion", "like"),
+        ("charge_total_note", ""), ("charge_density", ""), ("e_unit", "unit:energy"), ("r_unit", "unit:length"),
     ],
 )  # fmt: skip
 def test_what_names_mean(name, kind):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,8 +22,9 @@ from ..units import factor
 
 __all__ = [
     "LARGEST", "OF_ATOMS", "ROUNDING", "SUMMED", "StatedUnit", "Statement", "agreed", "can_count", "cell_of",
-    "charge_and_spin", "confirmed", "is_flag", "kind_of", "may_be_charges", "no_cell", "of_atoms",
-    "require_angstrom", "require_atoms", "stated_units", "statements", "unit_in_name", "warn_of_sums", "whole_number",
+    "charge_and_spin", "confirmed", "formal_charge", "is_flag", "kind_of", "may_be_charges", "no_cell",
+    "of_atoms", "of_charges", "require_angstrom", "require_atoms", "stated_units", "statements",
+    "unit_in_name", "warn_of_name", "warn_of_sums", "whole_number",
 ]  # fmt: skip
 
 
@@ -53,9 +54,14 @@ _UNPAIRED = frozenset(
 )  # fmt: skip
 _MULTIPLICITIES = {"singlet": 1, "doublet": 2, "triplet": 3, "quartet": 4, "quintet": 5, "sextet": 6, "septet": 7}
 _PARTIAL = re.compile(r"(^|_)(?<!nuclear_)(q|charges?|mulliken|hirshfeld|loe?wdin|resp|esp|mbis|cm5|npa)(_|$)")
-_LOOKS_LIKE = re.compile(r"(^|_)charge$|^q$|^fparam$|multiplicity|(^|_)mult$|unpaired|(^|_)spin(_|$)")
+_LOOKS_LIKE = re.compile(
+    r"(^|_)charge(_(e|state|total|net|sum|number|mol|molecule|system|formal))?$|^(charges|q|ion|fparam)$|multiplicity|"
+    r"(^|_)mult$|unpaired|(^|_)spin(_|$)"
+)
+_UNIT_BEHIND = re.compile(r"[\s_]*[\[(][^\])]*[\])]$")  # "Total Charge (e)"
 _UNIT = re.compile(r"(?:(?P<first>[a-z]+)_?units?|units?_(?:of_)?(?!cell$)(?P<last>[a-z]+))")
 _QUANTITIES = {
+    "e": "energy", "r": "length", "f": "forces",  # as sGDML calls them
     "energy": "energy", "energies": "energy", "force": "forces", "forces": "forces", "stress": "stress",
     "virial": "virial", "virials": "virial", "dipole": "dipole", "dipoles": "dipole", "pos": "length",
     "position": "length", "positions": "length", "coord": "length", "coords": "length", "coordinate": "length",
@@ -119,7 +125,7 @@ def kind_of(name: str) -> str:
 
     "like": it looks like a charge or a spin, and its meaning is not known.
     """
-    plain = re.sub(r"[\s\-]+", "_", name.strip().rstrip(":").lower())
+    plain = re.sub(r"[\s\-]+", "_", _UNIT_BEHIND.sub("", name.strip().rstrip(":")).lower())
     for kind, names in (("charge", _CHARGE), ("spin", _SPIN), ("unpaired", _UNPAIRED)):
         if plain in names:
             return kind
@@ -169,7 +175,11 @@ def whole_number(value: Any, name: str, where: str = "") -> int:
 
 
 def statements(
-    info: Mapping[str, Any], arrays: Mapping[str, np.ndarray], periodic: bool = False, name: str = "info['{}']"
+    info: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    periodic: bool = False,
+    name: str = "info['{}']",
+    known: Collection[str] = (),
 ) -> dict[str, list[Statement]]:
     """What a structure states of its total charge and multiplicity.
 
@@ -179,6 +189,7 @@ def statements(
             `initial_magmoms` the multiplicity, of a molecule.
         periodic: of a crystal, magnetic moments are a guess for a self-consistent field, not a spin state.
         name: what an entry of `info` is called in messages.
+        known: "charge" or "spin" where something else gives it: then nothing is missing that would need a warning.
 
     Returns:
         Under "charge" and "spin" all statements; none where nothing is stated.
@@ -208,19 +219,17 @@ def statements(
                 found["spin"].append(Statement(number + 1, name.format(plain)))
             elif kind == "charge" or number:  # a multiplicity of 0: not given
                 found[kind].append(Statement(number, name.format(plain)))
-        elif kind == "like" and _size(value) == 1 and not is_flag(value) and value is not None:
-            _warn(
-                f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or "
-                f"spin, or give a key of data, as in keys: {{charge: {key}}}"
-            )
-    _comment(info, found)
+        elif kind == "like" and key not in arrays and _size(value) == 1:
+            warn_of_name(key, value, name)
+    _comment(info, {quantity for quantity in found if found[quantity] or quantity in known})
     for key in SUMMED:
         if key in arrays and (total := _sum(arrays[key])) is not None:
             if total.is_integer():
                 found["charge"].append(Statement(int(total), f"the sum of {SUMMED[key]}"))
             elif key == "initial_charges":
                 _warn("the initial charges do not sum to a whole number: they are not read as the total charge")
-    if not found["charge"]:
+    if not found["charge"] and "charge" not in known:
+        _smiles(info)
         warn_of_sums({key: values for key, values in arrays.items() if key not in OF_ATOMS})
     if "initial_magmoms" in arrays and np.ndim(arrays["initial_magmoms"]) == 1:
         total = _sum(arrays["initial_magmoms"])
@@ -230,6 +239,16 @@ def statements(
         elif total is not None:
             found["spin"].append(Statement(abs(int(total)) + 1, "the sum of the initial magnetic moments"))
     return found
+
+
+def warn_of_name(key: str, values: Any, name: str = "'{}'") -> None:
+    """Warn of an entry of the kind "like", unless it is 0, which changes nothing, or a truth value."""
+    if values is None or is_flag(values) or not (isinstance(values, str) or np.any(values)):
+        return
+    _warn(
+        f"{name.format(key)} is not read: if it is the charge or the multiplicity 2S+1, call it charge or spin, or "
+        f"give a key of data, as in keys: {{charge: {key}}}"
+    )
 
 
 def warn_of_sums(arrays: Mapping[str, Any], where: str = "") -> bool:
@@ -347,6 +366,11 @@ def of_atoms(entries: Mapping[str, Any], size: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_charges(frames: int, atoms: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of charges of the atoms of some frames: the same for all of them, or each its own."""
+    return (atoms,), (frames, atoms), (frames, atoms, 1)
+
+
 @lru_cache(maxsize=1024)
 def may_be_charges(key: Any) -> bool:
     """Whether an entry of this name may hold charges of atoms, as "mulliken", "partial_charges"."""
@@ -379,9 +403,41 @@ _SAYS = re.compile(
     re.I,
 )
 _USUAL = {"multiplicity": 1, "mult": 1}  # others: 0
+_ION = re.compile(
+    r"(?<![a-z])(?:mono|di|tri)?(?:an|cat)ion(?:ic)?s?(?![a-z])|(?<![\w.+-])[1-9][+-](?![\w.+-])|\([1-9]?[+-]\)|"
+    r"[²³]?[⁺⁻]|[a-z\])]\^?\{?[1-9]?\+(?![\w.+*,(-])|/[pq][+-]\d", re.I
+)  # fmt: skip
+"""An ion in free text: anion, "oxalate 2-", "(2-)", "NH4+", the layers p and q of an InChI."""
+_CHARGED = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
 
 
-def _comment(info: Mapping[str, Any], found: Mapping[str, Sequence[Statement]]) -> None:
+@lru_cache(maxsize=1024)
+def _ion(text: str) -> str:
+    """What a text says of an ion; "": nothing."""
+    found = _ION.search(text)
+    return found[0].strip() if found else ""
+
+
+def formal_charge(smiles: str) -> int:
+    """The sum of the formal charges in a SMILES, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
+    total = 0
+    for signs, digits in _CHARGED.findall(smiles):
+        total += (1 if signs[0] == "+" else -1) * (int(digits) if digits else len(signs))
+    return total
+
+
+def _smiles(info: Mapping[str, Any]) -> None:
+    """Warn of a SMILES of an ion."""
+    for key, value in info.items():
+        if isinstance(value, str) and "smiles" in str(key).lower() and (charge := formal_charge(value)):
+            _warn(
+                f"the formal charges of '{key}' sum to {charge}, and no total charge is stated: it is taken as 0. If "
+                f"it is {charge}, state charge={charge}"
+            )
+            return
+
+
+def _comment(info: Mapping[str, Any], known: Collection[str]) -> None:
     """Warn of what a comment line says in free text of charge and multiplicity, and of a unit of length."""
     flags = [str(key) for key, value in info.items() if value is True]
     numbers = [flag for flag in flags if _NUMBER.fullmatch(flag)]
@@ -392,18 +448,23 @@ def _comment(info: Mapping[str, Any], found: Mapping[str, Sequence[Statement]]) 
                 f"the comment line begins with '{first} {second}', which is not read: if it is charge and "
                 f"multiplicity, write charge={first} spin={second}"
             )
-    texts = [f"{key}={value}" for key, value in info.items() if isinstance(value, str) and not kind_of(str(key))]
+    texts = [
+        f"{key}={value}" for key, value in info.items()
+        if isinstance(value, str) and not kind_of(str(key)) and "smiles" not in str(key).lower()
+    ]  # fmt: skip
     for text in (" ".join(flags), *texts):
         for says in _SAYS.finditer(text):
             name, value = says["name"].lower(), int(says["value"])
             quantity = "charge" if name in ("charge", "chrg", "q") else "spin"
-            if value != _USUAL.get(name, 0) and not found[quantity]:
+            if value != _USUAL.get(name, 0) and quantity not in known:
                 value += name == "uhf"
                 _warn(
                     f"'{says[0]}' in the text of a comment line or entry is not read: if it states the "
                     f"{_TOTAL[quantity]}, write {quantity}={value}"
                 )
                 break
+        if "charge" not in known and (ion := _ion(text)):
+            _warn(f"'{text[:60]}' is not read: if '{ion}' states a total charge, write it, as in charge=-1")
         if other := _OTHER_LENGTH.search(text):
             _warn(
                 f"'{text[:60]}' is not read: positions are taken to be in Å. If they are in another unit, write it as "

@@ -165,7 +165,8 @@ class FrameReader(Reader):
         other = {key: value for key, value in entries.items() if key not in read or key in ("charge", "spin")}
         # True is refused by its own name, as before: a word of the comment line
         try:
-            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'")
+            given = {"charge", "spin"} - {*self._anywhere}
+            found = statements(other, arrays, bool(frame.pbc.any()), "'{}'", given)
             for name, more in (("charge", frame.charge), ("spin", frame.spin)):
                 found[name] += more
             values = {name: agreed(found[name], name) for name in self._anywhere}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import islice
@@ -34,6 +34,9 @@ ISOTOPES = {"D": 1, "T": 1}
 _PLAIN = "species:S:1:pos:R:3"
 _NAMES = {"species": "symbols", "pos": "positions", "Z": "numbers", "charge": "charges"}  # as ASE calls them
 _KNOWN = {"lattice": "Lattice", "properties": "Properties", "pbc": "pbc"}
+_CELLS = frozenset(
+    "cell box unit_cell unitcell lattice_vectors latticevectors cell_vectors cell_lengths box_vectors".split()
+)
 _KEY, _QUOTED = re.compile(r"(?<!\S)([^\s=]+)\s*="), re.compile(r'"[^"]*"|\'[^\']*\'|\{[^}]*\}|\[[^]]*\]')
 _TENSOR = re.compile(r"(?<!\S)(stress|virial)(?=\s*=)")  # names that ASE refuses unless there are nine numbers
 _NESTED = re.compile(r"""("[^"]*"|'[^']*')|(?<==)(\[\s*\[[^"']*?\]\s*\])""")
@@ -155,6 +158,17 @@ def _check_names(names: Sequence[str]) -> None:
             raise ValueError(f"'{name}' must be written {known}")
 
 
+def _refuse_cells(info: Mapping[str, Any]) -> None:
+    """Refuse a cell that would be ignored, since it has another name than Lattice."""
+    for name, value in info.items():
+        if name.lower().replace("-", "_") in _CELLS and getattr(value, "dtype", np.dtype(object)).kind in "if":
+            if np.size(value) in (3, 6, 9) and np.any(value):
+                raise ValueError(
+                    f"'{name}' is not read as a cell: write it as Lattice=\"ax ay az bx by bz cx cy cz\", or leave it "
+                    "out for a molecule"
+                )
+
+
 def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]) -> Frame:
     if len(lines) < size:
         raise EOFError(f"the file ends after {len(lines)} of its {size} atoms: it was cut off")
@@ -182,6 +196,8 @@ def _frame(comment: str, lines: Sequence[str], size: int, vectors: Sequence[str]
     if positions is None or positions.shape != (size, 3):
         raise ValueError("there are no positions (pos:R:3) in its Properties")
     lattice, periodic = info.pop("Lattice", None), info.pop("pbc", None)
+    if lattice is None and not vectors:
+        _refuse_cells(info)
     if vectors:
         lattice = np.array([line.split()[1:] for line in vectors], dtype=float).T
     cell: np.ndarray = np.zeros((3, 3))
@@ -271,6 +287,8 @@ def numbers_of(symbols: Sequence[str]) -> np.ndarray:
         remedy = ""
         if str(symbols[unknown]).isdigit():
             remedy = "; a column of atomic numbers needs Properties=Z:I:1:pos:R:3 in the comment line"
+        elif str(symbols[unknown])[:1].isalpha():
+            remedy = "; write the symbol of the element alone, as O, not O1, OW or O1-"
         raise ValueError(f"atom {unknown}: there is no element '{symbols[unknown]}'{remedy}")
     return np.array([known[name] for name in names], dtype=np.int64)
 

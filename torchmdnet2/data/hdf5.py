@@ -5,14 +5,13 @@ their datasets, others by the keys `numbers` and `positions`: z [N] or [S, N] as
 energy [S], forces [S, N, 3], charges [S, N], dipole [S, 3], stress or virial [S, 3, 3], [S, 9] or [S, 6].
 
 In all, where they are there: charge and spin (one number or [S], or attributes of the group or file), cell or box
-([3, 3] or [S, 3, 3]), pbc ([3] or [S, 3]). Without `charge`, SPICE's is the sum of the formal charges in its `smiles`.
+([3, 3] or [S, 3, 3]), pbc ([3] or [S, 3]). Without `charge` it is the sum of the formal charges in `smiles`.
 The group `_metadata` is skipped.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from bisect import bisect_right
 from collections import Counter
@@ -30,8 +29,10 @@ from torch import Tensor
 from ..core.stated import (
     StatedUnit,
     agreed,
+    formal_charge,
     kind_of,
     may_be_charges,
+    of_charges,
     stated_units,
     statements,
     unit_in_name,
@@ -59,7 +60,7 @@ from .labels import (
 )
 from .reader import Chunk, Reader, describe, register_format
 
-__all__ = ["LAYOUTS", "HDF5Dataset", "formal_charge", "write_hdf5"]
+__all__ = ["LAYOUTS", "HDF5Dataset", "write_hdf5"]
 
 
 if TYPE_CHECKING:
@@ -244,12 +245,15 @@ class HDF5Dataset(Dataset, Reader):
             factors = {q: self._factor(q, d, units, f"{where}, dataset '{datasets[q]}'")
                        for q, d in opened.items() if q in _UNIT_OF or q in LABELS}  # fmt: skip
             stated = self._stated(attributes, datasets, where)
+            if "charge" in stated:
+                datasets.pop("smiles", None)
             if not ({"charge", "smiles"} & {*datasets, *stated} or self._warned) and "charge" in self._anywhere:
                 parts = [
-                    n for n in sorted(inside) if may_be_charges(n) and group[n].shape[:2] == (num_frames, num_atoms)
-                ]
+                    n for n in sorted(inside)
+                    if may_be_charges(n) and group[n].shape in of_charges(num_frames, num_atoms)
+                ]  # fmt: skip
                 self._warned = bool(num_frames) and warn_of_sums(
-                    {n: np.ravel(group[n][0]) for n in parts}, f"{where}: "
+                    {n: np.ravel(group[n] if group[n].ndim == 1 else group[n][0]) for n in parts}, f"{where}: "
                 )
         self.available |= inside - _STRUCTURE - set(self._structure.values())
         self.counts.update({q: num_frames for q in self.keys if q in datasets or q in stated})
@@ -259,7 +263,8 @@ class HDF5Dataset(Dataset, Reader):
         """Return charge and spin that attributes state, if neither a key nor a dataset does."""
         found = {}
         try:
-            for quantity, all_of_it in statements(attributes, {}, name="attribute '{}'").items():
+            known = {"charge" if name == "smiles" else name for name in datasets}
+            for quantity, all_of_it in statements(attributes, {}, name="attribute '{}'", known=known).items():
                 value = agreed(all_of_it, quantity)
                 if value is not None and quantity in self._anywhere and quantity not in datasets:
                     found[quantity] = value
@@ -269,7 +274,7 @@ class HDF5Dataset(Dataset, Reader):
 
     def _datasets(self, group: Any, inside: set[str], layout: Mapping[str, str], where: str) -> dict[str, str]:
         wanted = {"z": layout["z"], "pos": layout["pos"], "pbc": "pbc"}
-        if "charge" in self.keys and layout == LAYOUTS["spice"]:
+        if "charge" in self.keys:
             wanted["smiles"] = "smiles"
         wanted["cell"] = "cell" if "cell" in inside else "box"
         for quantity, key in self.keys.items():
@@ -402,6 +407,8 @@ class HDF5Dataset(Dataset, Reader):
         try:
             for quantity, name in group.datasets.items():
                 if quantity == "smiles":
+                    if self._dataset(f"{group.name}/{name}").size > 1:
+                        return None
                     found.setdefault("charge", np.full(count, formal_charge(self._read(group, "smiles", first, ""))))
                     continue
                 dataset = self._dataset(f"{group.name}/{name}")
@@ -440,7 +447,7 @@ class HDF5Dataset(Dataset, Reader):
         try:
             dataset = self._dataset(f"{group.name}/{group.datasets[quantity]}")
             if quantity == "smiles":
-                value = dataset[()] if dataset.ndim == 0 else dataset[0]
+                value = dataset[()] if dataset.ndim == 0 else dataset[k if len(dataset) == group.num_frames else 0]
                 return value.decode() if isinstance(value, bytes) else str(value)
             if dataset.ndim <= _CONSTANT_NDIM.get(quantity, 0):  # one for all frames
                 return np.asarray(dataset[()])
@@ -496,17 +503,6 @@ def _check_dataset(quantity: str, dataset: Any, num_frames: int, where: str) -> 
         dataset.ndim == 0 or len(dataset) not in lengths
     ):
         raise BadData(f"{where}: its shape {dataset.shape} does not fit {num_frames} frames")
-
-
-_FORMAL_CHARGE = re.compile(r"\[[^\]]*?(\++|-+)(\d*)(?::\d+)?\]")
-
-
-def formal_charge(smiles: str) -> int:
-    """Return the sum of the formal charges in a SMILES string, as in "[NH3+]CC(=O)[O-]" or "[Ca+2]"."""
-    total = 0
-    for signs, digits in _FORMAL_CHARGE.findall(smiles):
-        total += (1 if signs[0] == "+" else -1) * (int(digits) if digits else len(signs))
-    return total
 
 
 def _numbers(z: np.ndarray, where: str) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.stated import can_count, kind_of
+from ..core.stated import can_count, kind_of, warn_of_name
 from ..errors import BadData
 from ..registry import did_you_mean
 from ..system import System
@@ -206,7 +206,7 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
         values: of a name.
 
     Returns:
-        The name; None where there is none.
+        The name; None where there is none: names that look like a charge or a spin are then named in a warning.
 
     Raises:
         BadData: there are several.
@@ -217,6 +217,9 @@ def stated_key(quantity: str, names: Iterable[str], where: str, values: Callable
     )  # fmt: skip
     if len(found) > 1:
         raise BadData(f"{where}: {' and '.join(found)} both state the {quantity}: choose one with keys.{quantity}")
+    for name in names if quantity == "charge" and not found else ():
+        if kind_of(name) == "like" and name.lower() != "charges" and np.ndim(given := values(name)) <= 1:
+            warn_of_name(name, given, f"{where}: '{{}}'")
     return found[0] if found else None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..core.stated import may_be_charges, unit_in_name, warn_of_sums
+from ..core.stated import may_be_charges, of_charges, stated_units, statements, unit_in_name, warn_of_sums
 from ..errors import BadData
 from ..system import System
 from .check import check_batch
@@ -44,13 +44,34 @@ class ArrayReader(Reader):
 
     _factors: dict[str, float]
 
-    def _read_units(self, units: Mapping[str, str | None], kind: str) -> None:
-        """Find the units of all arrays; the error for unknown units names the `kind` of file."""
-        self._factors = label_factors(units, self.path)
-        for name, unit in ((name, unit_in_name(name, key)) for name, key in self.keys.items() if kind == ".npz"):
-            if unit and name in units and not np.isclose(self._factors[name], unit.size, rtol=1e-6):
-                raise BadData(f"{self.path}: its '{unit.source}' states a unit, but the given unit is {units[name]}")
-            if unit:
+    def _read_units(self, units: Mapping[str, str | None], kind: str, texts: Mapping[str, str] | None = None) -> None:
+        """Find the units of all arrays.
+
+        Args:
+            units: that are given.
+            kind: of file, for the error for unknown units.
+            texts: entries of the file that may state units.
+
+        Raises:
+            BadData: a unit is not known, stated and given differently, or neither.
+        """
+        of_all = stated_units(texts or {})
+        # forces and stress follow from energy and length, unless they are stated or given
+        base = {name: unit.unit for name, unit in of_all.items() if name in ("energy", "length")}
+        self._factors = label_factors({**base, **{n: u for n, u in units.items() if u is not None}}, self.path)
+        in_names = {
+            name: unit for name, key in self.keys.items() if kind == ".npz" and (unit := unit_in_name(name, key))
+        }
+        for name, unit in {**of_all, **in_names}.items():
+            given = {"virial": "energy", "cell": "length"}.get(name, name)
+            if (units.get(given) is not None or name == "cell") and not np.isclose(
+                self._factors[given], unit.size, rtol=1e-6
+            ):
+                raise BadData(
+                    f"{self.path}: its '{unit.source}' states a unit, but the unit of {given} is "
+                    f"{units.get(given) or base.get(given)}: remove the one that is wrong"
+                )
+            if name != "cell":
                 self._factors[name] = unit.size
         for name in ("length", *self.keys):
             if name in LABELS and ":" in name:
@@ -223,8 +244,8 @@ class NpzReader(ArrayReader):
     Positions [S, N, 3] are called R, coords or positions; atomic numbers [N] or [S, N] z, nuclear_charges or numbers.
     Others are named by the keys "positions" and "numbers". A cell [3, 3] or [S, 3, 3] is called lattice, cell or box,
     and pbc [3] or [S, 3] may be beside it. Stress and virial are [S, 3, 3], [S, 9] or [S, 6].
-    `energy` and `forces` also stand for E, energies and F. Units are those that the file states (e_unit, r_unit), else
-    the declared ones.
+    `energy` and `forces` also stand for E, energies and F. Units are those that the file states (e_unit, r_unit,
+    energy_unit, …) or those given; it is an error if they differ.
 
     Args:
         path: the file.
@@ -233,7 +254,7 @@ class NpzReader(ArrayReader):
 
     Raises:
         FileNotFoundError: no such file.
-        BadData: it is damaged, has no positions or numbers, or units are stated nowhere.
+        BadData: it is damaged, has no positions or numbers, or units are stated nowhere or differ from those given.
     """
 
     extensions = ("npz",)
@@ -246,7 +267,7 @@ class NpzReader(ArrayReader):
             raise FileNotFoundError(f"there is no data file {self.path}")
         with self._opened() as content:
             inside = set(content.files)
-            stated = {"energy": _text(content, "e_unit"), "length": _text(content, "r_unit")}
+            texts = {name: text for name in content.files if (text := _text(content, name))}
             stated_keys = {n: stated_key(n, inside, self.path, content.__getitem__) for n in ("charge", "spin")}
         self._anywhere = keys is None or "charge" not in keys
         keys, named_structure = structure_keys(keys)
@@ -266,7 +287,9 @@ class NpzReader(ArrayReader):
         named = {name: _found(name, key, inside) for name, key in wanted.items()}
         self.keys = {name: key for name, key in named.items() if key is not None}
         self.counts, self.available = Counter(), inside - {*self._structure.values()}
-        self._read_units({**(units or {}), **{name: unit for name, unit in stated.items() if unit}}, ".npz")
+        self._read_units(units or {}, ".npz", texts)
+        if self._anywhere and "charge" not in self.keys:
+            statements(texts, {}, name=f"{self.path}: '{{}}'")  # warns of charges in texts
 
     def _opened(self) -> np.lib.npyio.NpzFile:
         try:
@@ -293,9 +316,10 @@ class NpzReader(ArrayReader):
                     raise BadData(f"{self.path}: '{key}' is not made of numbers but of {array.dtype}")
                 arrays[name] = (f"{self.path}, array '{key}'", array)
             if "charge" not in arrays and self._anywhere:
-                shape = arrays["pos"][1].shape[:2]
+                shapes = of_charges(*arrays["pos"][1].shape[:2])
                 parts = {key: content[key] for key in sorted(content.files) if may_be_charges(key)}
-                warn_of_sums({key: a[0] for key, a in parts.items() if a.shape == shape and a.size}, f"{self.path}: ")
+                first = {key: a if a.ndim == 1 else np.ravel(a[:1]) for key, a in parts.items() if a.shape in shapes}
+                warn_of_sums({key: values for key, values in first.items() if values.size}, f"{self.path}: ")
         yield from self._frames_of(self.path, arrays)
 
 
@@ -306,11 +330,19 @@ def _found(name: str, key: str, inside: set[str]) -> str | None:
     return next((other for other in _NAMES.get(name, ()) if key == name and other in inside), None)
 
 
-def _text(content: np.lib.npyio.NpzFile, name: str) -> str | None:
-    """Return the unit that a file of sGDML states."""
-    if name not in content.files:
-        return None
-    value = content[name]
-    text = value.item() if value.ndim == 0 else ""
-    text = text.decode() if isinstance(text, bytes) else str(text)
-    return text if text not in ("", "N/A") else None
+_LONGEST = 4096  # bytes of an array that may be a text; others are not read twice
+
+
+def _text(content: np.lib.npyio.NpzFile, name: str) -> str:
+    """Return the text that an array of a file is; "": it is none, or "N/A"."""
+    if content.zip is None or content.zip.getinfo(f"{name}.npy").file_size > _LONGEST:
+        return ""
+    try:
+        value = content[name]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        return ""  # an error where it is read as a label
+    if value.ndim or value.dtype.kind not in "SU":
+        return ""
+    text = value.item()
+    text = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    return "" if text == "N/A" else text
