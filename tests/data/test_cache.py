@@ -16,6 +16,7 @@ from torchmdnet2.data import (
     CachedDataset,
     ConcatDataset,
     HDF5Dataset,
+    Sample,
     cache,
     cache_root,
     collate,
@@ -25,7 +26,7 @@ from torchmdnet2.data import (
 from torchmdnet2.data.cache import build_folder, cache_folder, write_cache
 from torchmdnet2.data.dataset import BLOCK, Column, ColumnWriter, expand
 from torchmdnet2.data.edges import EdgeMemory, search
-from torchmdnet2.data.reader import LoadedDataset
+from torchmdnet2.data.reader import Chunk, LoadedDataset
 from torchmdnet2.errors import BadData
 from torchmdnet2.neighbors import neighbor_list
 
@@ -304,6 +305,24 @@ def test_a_cache_of_another_version_is_refused(source, folder):
         CachedDataset(data.folder)
 
 
+def test_a_file_that_changes_while_it_is_read_is_refused(source, folder, monkeypatch):
+    monkeypatch.setattr(cache, "missing_keys", lambda _: os.utime(source, (0, 0)))
+    with pytest.raises(BadData, match=r"a\.h5: the file changed while it was read"):
+        cached(source, folder)
+
+
+def test_a_cache_has_room_for_32_labels(tmp_path):
+    sample = make_sample(labels=())
+    for count in (32, 33):
+        labels = {f"scalar:{k}": torch.zeros(1) for k in range(count)}
+        chunk = Chunk(Sample(sample.system, labels), "a", 0)
+        if count == 32:
+            write_cache(tmp_path / "room", [chunk])
+            continue
+        with pytest.raises(BadData, match="at most 32 different labels"):
+            write_cache(tmp_path / "full", [chunk])
+
+
 # --- neighbor lists --------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +349,14 @@ def test_lists_equal_a_fresh_search(source, folder, cutoff, monkeypatch):
     monkeypatch.setattr("torchmdnet2.data.edges._DENSE_PAIRS", 50)
     batch = data.batch(molecules).system
     assert same_list(search(batch, cutoff).joined(data.sizes()[molecules], cutoff), neighbor_list(batch, cutoff))
+
+
+def test_lists_of_another_cutoff_are_refused(source, folder):
+    data = cached(source, folder)
+    data.edges(3.0)
+    (data.folder / "neighbors-3.0").rename(data.folder / "neighbors-4.0")
+    with pytest.raises(BadData, match=r"neighbors-4\.0: these neighbor lists have the cutoff 3\.0 Å"):
+        CachedDataset(data.folder).edges(4.0)
 
 
 def test_it_travels_to_workers_by_its_name(source, folder):

@@ -33,6 +33,11 @@ def test_memory_is_not_changed_through_its_samples():
     assert data[0].system.pos.untyped_storage().nbytes() == 3 * 3 * 8  # a worker would send the whole storage
 
 
+def test_every_sample_has_one_name():
+    with pytest.raises(ValueError, match="there are 2 samples and 1 names"):
+        InMemoryDataset([make_sample(), make_sample()], ["first"])
+
+
 def test_memory_survives_pickling():
     data = InMemoryDataset(make_mixture())
     assert all(same(a, b) for a, b in zip(pickle.loads(pickle.dumps(data)), data, strict=True))

@@ -314,6 +314,14 @@ def test_names_of_formats(tmp_path, monkeypatch):
     (tmp_path / "OUTCAR").write_text("")
     with pytest.raises(BadData, match="OUTCAR"):
         open_dataset(tmp_path / "OUTCAR", format="dpdata/vasp/outcar")
+
+    def without_its_own_package(_):
+        raise ModuleNotFoundError("No module named 'abacustest'")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dpdata.system.load_format", without_its_own_package)
+        with pytest.raises(MissingBackend, match="dpdata/vasp/outcar: No module named 'abacustest'"):
+            open_dataset(tmp_path / "OUTCAR", format="dpdata/vasp/outcar")
     monkeypatch.setattr("torchmdnet2.data.dpdata_format.find_spec", lambda name: None)
     with pytest.raises(MissingBackend, match=r"pip install 'torchmdnet2\[dpdata\]'"):
         open_dataset("missing", format="dpdata/deepmd/npy")

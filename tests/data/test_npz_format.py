@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from torchmdnet2.data import CachedDataset, open_dataset
+from torchmdnet2.data.npy_format import NpzReader
 from torchmdnet2.errors import BadData
 from torchmdnet2.units import BOHR, HARTREE, KCAL_MOL
 
@@ -84,3 +85,12 @@ def test_damaged_files(tmp_path):
         path.write_bytes(content)
         with pytest.raises(BadData, match=r"a\.npz: .*damaged"):
             open_dataset(path, KEYS, UNITS)
+
+
+def test_other_files_of_the_name(tmp_path):
+    with open(tmp_path / "a.npz", "wb") as file:
+        np.save(file, POS)
+    with pytest.raises(BadData, match=r"a\.npz: it is not a \.npz file"):
+        open_dataset(tmp_path / "a.npz", KEYS, UNITS)
+    with pytest.raises(FileNotFoundError, match=r"there is no data file .*b\.npz"):
+        NpzReader(tmp_path / "b.npz")

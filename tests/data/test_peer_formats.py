@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from torchmdnet2.data import CachedDataset, open_dataset
+from torchmdnet2.data.ace_format import AceReader
 from torchmdnet2.errors import BadData
 from torchmdnet2.units import KCAL_MOL
 
@@ -171,6 +172,11 @@ def test_bad_ace(tmp_path):
         del file["NH4/atomic_numbers"]
     with pytest.raises(BadData, match=r"b\.h5, molecule 'NH4': it is damaged or not of the Ace layout"):
         open_dataset(tmp_path / "b.h5", ALL)
+    write_ace(tmp_path / "c.h5", "2.0", frames=0)
+    with pytest.raises(BadData, match=r"c\.h5: there are no frames in it"):
+        open_dataset(tmp_path / "c.h5", ALL)
+    with pytest.raises(FileNotFoundError, match=r"there is no data file .*d\.h5"):
+        AceReader(tmp_path / "d.h5")
 
 
 @pytest.mark.parametrize(
@@ -180,6 +186,8 @@ def test_bad_ace(tmp_path):
         ("formal_charges", [0.9, 0, 0, 0, 0], "dataset 'formal_charges' must hold whole numbers"),
         ("formal_charges", [np.nan, 0, 0, 0, 0], "dataset 'formal_charges' must hold whole numbers"),
         ("formal_charges", [1, 0], "5 formal charges are expected"),
+        ("atomic_numbers", [7, 1, 1], r"\(3,\) atomic numbers and positions of the shape .*3, 5, 3.* do not fit"),
+        ("forces", np.zeros((3, 4, 3)), r"forces has the shape \(3, 4, 3\), which does not fit 3 frames of 5 atoms"),
     ],
 )
 def test_whole_numbers_of_ace(tmp_path, name, values, message):
@@ -187,5 +195,6 @@ def test_whole_numbers_of_ace(tmp_path, name, values, message):
     with h5py.File(tmp_path / "a.h5", "r+") as file:
         del file["master/NH4"][name]
         file["master/NH4"][name] = np.array(values)
+        file["master/NH4"][name].attrs["units"] = UNIT.get(name, "")
     with pytest.raises(BadData, match=rf"a\.h5, molecule 'NH4': {message}"):
         open_dataset(tmp_path / "a.h5", ALL)

@@ -52,6 +52,7 @@ def test_n2p2(tmp_path):
         ("0.02 0.03\n", "0.02\n", "atom 0 has 8 of 9 columns"),
         ("energy -75.5", "enrgy -75.5", "'enrgy' is not one of"),
         ("O -0.8", "Ox -0.8", "frame 0: .*atom 0: there is no element 'Ox'"),
+        ("begin\ncomment", "comment", "'begin' is expected where a structure begins, not 'comment'"),
         ("begin\ncomment", "begin position(3) element\ncomment", "read it with the format runnerdata"),
     ],
 )
@@ -103,6 +104,8 @@ def test_mlip(tmp_path):
         ("type", "kind", "type are expected among id, kind"),
         ("cartes_z", "z", "cartes_z are expected among"),
         ("fy", "gy", "fy are expected among"),
+        ("BEGIN_CFG", "CFG", "BEGIN_CFG is expected where a configuration begins, not 'CFG'"),
+        ("0.1   0.1 0.0 0.0", "0.1   0.1 0.0", "2 atoms with the columns id, type, .*, fz are expected"),
         ("xz          xy", "xz          yx", "xy are expected among xx"),
     ],
 )
@@ -158,6 +161,22 @@ def test_cp2k(tmp_path):
     (tmp_path / "w-frc-1.xyz").write_text(text.replace("i =        5", "i =        6"))
     with pytest.raises(BadData, match="step 5 has no forces in"):
         open_dataset(path, format="cp2k/none")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("w-pos-1.xyz", lambda text: text.replace(", E =", ", e ="), "'i = STEP, … E = ENERGY' is expected in the"),
+        ("w-pos-1.xyz", lambda text: text.rsplit("\n", 2)[0], "the file ends within step 5: it was cut off"),
+        ("w-frc-1.xyz", lambda text: text.rsplit("\n", 2)[0], "the file ends within step 5: it was cut off"),
+        ("w-1.cell", lambda text: text.rsplit("\n", 2)[0] + "\n", r"step 5 is not in .*w-1\.cell"),
+    ],
+)
+def test_cp2k_damaged(tmp_path, file, change, words):
+    path = write_cp2k(tmp_path)
+    (tmp_path / file).write_text(change((tmp_path / file).read_text()))
+    with pytest.raises(BadData, match=words):
+        open_dataset(path, format="cp2k")
 
 
 def test_a_training_watches_every_file_that_is_read(tmp_path):

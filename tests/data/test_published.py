@@ -11,6 +11,7 @@ import torch
 
 from torchmdnet2.data import fit_atomref
 from torchmdnet2.data.datasets import DATASETS, make_published
+from torchmdnet2.data.datasets.base import frames
 from torchmdnet2.errors import BadData
 from torchmdnet2.units import BOHR, HARTREE, KCAL_MOL, factor
 
@@ -97,6 +98,29 @@ def test_bad_npz(raw, tmp_path, change, message):
     np.savez(raw("md22") / "md22_DHA.npz", **{k: v for k, v in arrays.items() if v is not None})
     with pytest.raises(BadData, match=rf"md22_DHA\.npz.*{message}"):
         opened(tmp_path, "md22", molecule="DHA")
+
+
+@pytest.mark.parametrize(("z", "pos"), [((7,), (2, 8, 3)), ((8,), (8, 3)), ((8,), (2, 8, 2)), ((3, 8), (2, 8, 3))])
+def test_shapes_that_do_not_fit(z, pos):
+    with pytest.raises(BadData, match=r"here: atomic numbers of the shape .* and positions of .* do not fit"):
+        frames("here", 0, np.ones(z, dtype=int), np.zeros(pos), {})
+
+
+def test_damaged_archives(raw, tmp_path):
+    """Cut short, or without the files that should be in it."""
+    (raw("rmd17") / "rmd17.tar.bz2").write_bytes(b"no archive")
+    with pytest.raises(BadData, match=r"rmd17\.tar\.bz2: it is damaged"):
+        opened(tmp_path, "rmd17", molecule="uracil")
+    (raw("md17") / "toluene_ccsd_t.zip").write_bytes(b"no archive")
+    with pytest.raises(BadData, match=r"toluene_ccsd_t\.zip: it is damaged"):
+        opened(tmp_path, "md17", molecule="toluene_ccsd_t")
+    with zipfile.ZipFile(raw("md17") / "toluene_ccsd_t.zip", "w") as archive:
+        archive.writestr("readme.txt", "")
+    with pytest.raises(BadData, match=r"one file \*-train\.npz is expected in it, but it has 0"):
+        opened(tmp_path, "md17", molecule="toluene_ccsd_t")
+    put_in_tar(raw("ani2x") / "ANI-2x-wB97X-631Gd.tar.gz", {"readme.txt": b""}, "w:gz")
+    with pytest.raises(BadData, match=r"ANI-2x-wB97X-631Gd\.tar\.gz: there is no .*h5 file in it"):
+        opened(tmp_path, "ani2x")
 
 
 # --- ANI -------------------------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ def test_botnet_names():
     assert published.sources[0].url.endswith("/dataset_ethanol/train.xyz")
     with pytest.raises(BadData, match="subsets of acac: there is no 'train_300k', did you mean 'train_300K'"):
         make_published("botnet", {"molecule": "acac", "subsets": ["train_300k"]})
+    with pytest.raises(BadData, match="botnet: subsets: name at least one"):
+        make_published("botnet", {"molecule": "acac", "subsets": []})
     with pytest.raises(BadData, match="molecule: there is no 'acetylacetone'"):
         make_published("botnet", {"molecule": "acetylacetone"})
 

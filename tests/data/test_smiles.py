@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 
 from torchmdnet2.data.structures import from_smiles
-from torchmdnet2.errors import BadData
+from torchmdnet2.errors import BadData, MissingBackend
 
 pytest.importorskip("rdkit", reason="SMILES need RDKit")
 
@@ -28,3 +30,16 @@ def test_charges_and_radicals():
 def test_what_is_no_molecule(smiles):
     with pytest.raises(BadData, match="SMILES"):
         from_smiles(smiles)
+
+
+def test_without_a_conformer_or_rdkit(monkeypatch):
+    from rdkit.Chem import AllChem
+
+    with pytest.raises(BadData, match=r"'C\(' is not a SMILES that RDKit can read"):
+        from_smiles("C(")
+    monkeypatch.setattr(AllChem, "EmbedMolecule", lambda *_: -1)
+    with pytest.raises(BadData, match="'CCO': RDKit finds no conformer; give a structure file instead"):
+        from_smiles("CCO")
+    monkeypatch.setitem(sys.modules, "rdkit", None)
+    with pytest.raises(MissingBackend, match=r"pip install 'torchmdnet2\[smiles\]'"):
+        from_smiles("CCO")

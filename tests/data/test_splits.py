@@ -47,11 +47,11 @@ def test_the_seed_decides():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ((None, None, 5), "train and validation"),
+        ((None, None, 5), "only one of the sizes can be None .* train and validation"),
         ((90, 10, 10), "100 frames are not enough for train = 90, validation = 10, test = 10"),
         ((0.9, 0.1, 0.1), "not enough"),
         ((1.5, 0, 0), "train = 1.5 is not a fraction"),
-        ((-1, 0, 0), "train must not be negative"),
+        ((-1, 0, 0), "train must not be negative, got -1"),
         ((10, float("nan"), 0), "validation = nan is not a fraction"),
         ((True, 0, 0), "train must be a number of frames"),
         (("80", 0, 0), "train must be a number of frames"),
@@ -133,8 +133,13 @@ def test_training_frames_may_be_drawn_repeatedly(tmp_path, data):
     assert read_splits(write(tmp_path / "s.json", data, drawn), data, FILES) == drawn
 
 
-@pytest.mark.parametrize("content", [b"", b"[1, 2]", b"{", b"\x80\x04pickle", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1, 2]", b"{", b"\x80\x04pickle", b"[" * 100_000])
 def test_files_of_something_else(tmp_path, data, content):
     (tmp_path / "s.json").write_bytes(content)
     with pytest.raises(BadData, match=r"s\.json: this is not a file of splits"):
+        read_splits(tmp_path / "s.json", data, FILES)
+
+
+def test_a_file_that_is_not_there(tmp_path, data):
+    with pytest.raises(FileNotFoundError, match="there is no file of splits at"):
         read_splits(tmp_path / "s.json", data, FILES)
