@@ -141,6 +141,8 @@ TRAIN = ["train", "my.yaml", "--set", "training.device=cpu"]
         (["import", "t.yaml", "o.yaml", "--elements", "H"], "--elements has no effect: a YAML is converted key by key"),
         (["import", "t.yaml", "o.yaml", "--energy-unit", "hartree"], "--energy-unit has no effect"),
         (["import", "l.ckpt", "o.tmn", "--member", "1"], "--member is for ensembles of AIMNet2"),
+        (["evaluate", "m.tmn", "data.xyz@first"], "data.xyz@first: 'first' is not the number of a frame, nor a range"),
+        (["evaluate", "m.tmn", "data.xyz@99"], "data.xyz@99: no such frame; there are"),
         (["export", "m.tmn", "o.ckpt", "--elements", "H,O"], "are for LAMMPS: give --to lammps"),
         ([*TRAIN, "--set", FREEZE], "init.freeze: no parameter of this model starts with 'readout'"),
         ([*TRAIN, "--set", "init={file: m.tmn, replay: none.xyz}"], "none.xyz"),

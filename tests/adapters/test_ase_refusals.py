@@ -89,6 +89,12 @@ def test_unusable_options(potential, options):
         TorchMDNet2Calculator(potential, **options)
 
 
+def test_a_property_that_the_model_has_not(potential):
+    calculator = TorchMDNet2Calculator(potential)
+    with pytest.raises(PropertyNotImplementedError, match=r"does not provide 'magmom'; it provides .*energy.*forces"):
+        calculator.get_property("magmom", Atoms("H2O", [[0, 0, 0], [0, 0, 1], [0, 0.9, -0.3]]))
+
+
 def test_missing_and_damaged_files(tmp_path, model_file):
     with pytest.raises(FileNotFoundError):
         TorchMDNet2Calculator(tmp_path / "none.tmn")

@@ -14,6 +14,7 @@ from lammps_cases import BOX, mpiexec, scattered
 
 from torchmdnet2 import Potential, System
 from torchmdnet2.checkpoint import save
+from torchmdnet2.errors import BadConfig
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +123,12 @@ def test_an_error_of_all_processes_is_told_once(folder):
     done = command(2, "units metal\nread_data nowhere.data\n")
     assert done.returncode != 0
     assert len(re.findall("torchmdnet2 lammps, process", done.stderr)) == 1
+
+
+def test_variables_have_values():
+    from torchmdnet2.cli.lammps import _variables
+
+    assert _variables(["T=300", "file=a=b"]) == ["-var", "T", "300", "-var", "file", "a=b"]
+    for wrong in ("T", "=300"):
+        with pytest.raises(BadConfig, match=f"--var: '{wrong}' is not of the form NAME=VALUE"):
+            _variables([wrong])

@@ -97,6 +97,20 @@ def test_charge(potential, model_file):
         ml_system(model_file, ethanol(), charge=0.5)
 
 
+@pytest.mark.parametrize(
+    ("subset", "words"),
+    [
+        ([0, 1, 1], "an index is given twice"),
+        ([0, 99], "index 99 is outside this topology, which has 9 atoms"),
+        ([-1], "index -1 is outside this topology"),
+        ([], "the model has no atoms to act on"),
+    ],
+)
+def test_atoms_that_cannot_be_chosen(model_file, subset, words):
+    with pytest.raises(ValueError, match=words):
+        ml_system(model_file, ethanol(), subset)
+
+
 def test_units_are_codata():
     from torchmdnet2 import units
 

@@ -297,14 +297,6 @@ def test_a_repulsion_with_other_constants_is_refused():
             convert(args, {**state, key: state[key] * 1.01})
 
 
-def test_a_mean_of_vectors_is_refused():
-    """It would point the same way however the molecule is turned."""
-    args, state, _ = golden("tensornet_o3")
-    args = {**args, "output_model": "DipoleMoment"}
-    with pytest.raises(BadCheckpoint, match=r"adds its mean 0\.5 to each component of a vector"):
-        convert(args, {**state, "mean": torch.tensor(0.5)})
-
-
 def test_a_layout_that_is_none():
     args, state, _ = golden("tensornet_o3")
     with pytest.raises(ValueError, match=r"must be '2\.x' or '3\.x', got '1\.x'"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ase import Atoms
 from ase.build import molecule
-from ase.constraints import FixAtoms
+from ase.constraints import FixAtoms, FixBondLength
 from ase.io import read, write
 
 from torchmdnet2.cli import main
@@ -18,6 +18,7 @@ from torchmdnet2.errors import BadConfig, BadData, UnknownElement
 from torchmdnet2.md import MDOptions, Unphysical, guard, run_md
 from torchmdnet2.md.guard import Limits, check_overlaps, closest_pair
 from torchmdnet2.md.integrators import HostEngine
+from torchmdnet2.md.output import Table
 from torchmdnet2.system import System
 
 
@@ -61,6 +62,27 @@ def test_unknown_element(potential, tmp_path):
 def test_unusable_start(potential, tmp_path, atoms):
     with pytest.raises(ValueError, match=r"no atoms|lattice vector|not finite"):
         run_md(potential, atoms, options(tmp_path))
+
+
+def test_a_start_that_cannot_move_as_it_should(potential, water, tmp_path):
+    def changed(change):
+        atoms = water.copy()
+        change(atoms)
+        return atoms
+
+    for atoms, words in (
+        (changed(lambda w: w.set_constraint(FixAtoms(range(len(w))))), "every atom of the start structure is fixed"),
+        (changed(lambda w: w.set_constraint(FixBondLength(0, 1))), "has a FixBondLengths?; only FixAtoms is supported"),
+        (changed(lambda w: w.set_masses([0.0, *w.get_masses()[1:]])), "atom 0 has a mass of 0; give it a positive"),
+    ):
+        with pytest.raises(BadData, match=words):
+            run_md(potential, atoms, options(tmp_path))
+
+
+def test_only_a_table_of_a_run_is_continued(tmp_path):
+    (tmp_path / "run.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(BadData, match=r"run\.csv is not a table of a simulation; move it away to go on"):
+        Table(tmp_path / "run.csv", keep_to=5)
 
 
 @pytest.mark.parametrize("explosion", ["hot", "strong", "nan", "collapse"])

@@ -80,13 +80,40 @@ def test_every_parameter_learns(kind):
 
 
 def test_unknown_options_are_refused():
-    for model in (
-        {"name": "tensornet2", "group": "O3"},
-        {"name": "tensornet2", "q_dim": -1},
-        {"name": "tensornet2", "skew_sign": 0},
-        {"name": "equivariant_transformer", "num_heads": 7},
-        {"name": "transformer", "distance_influence": "all"},
-        {"name": "graph_network", "aggregation": "mul"},
+    for name, options, words in (
+        ("tensornet", {"group": "O3"}, r"group must be 'O\(3\)' or 'SO\(3\)', got 'O3'"),
+        ("tensornet", {"skew_sign": 0}, "skew_sign must be 1 or -1, got 0"),
+        ("tensornet", {"tensor_norm": "cube"}, "tensor_norm must be 'square' or 'root', got 'cube'"),
+        ("tensornet", {"hidden_channels": 0}, "hidden_channels must be at least 1 and num_layers at least 0"),
+        ("tensornet", {"norm": "batch"}, r"unknown norm 'batch'\. Known: layer, log"),
+        ("tensornet", {"rbf_type": "gaus"}, r"unknown radial basis 'gaus', did you mean 'gauss'\? Known: "),
+        ("tensornet", {"num_rbf": 1}, "num_radial must be at least 2, got 1"),
+        ("tensornet", {"cutoff": 4.0, "cutoff_lower": 4.0}, "cutoff range must satisfy 0 ≤ lower < upper"),
+        ("tensornet", {"rbf_type": "bessel", "trainable_rbf": True}, "'bessel' has nothing to train"),
+        ("tensornet", {"rbf_type": "smooth_bessel", "trainable_rbf": True}, "'smooth_bessel' has nothing to train"),
+        ("tensornet", {"rbf_type": "smooth_bessel", "cutoff_lower": 1.0}, "'smooth_bessel' begins at 0"),
+        ("tensornet2", {"group": "O3"}, r"group must be 'O\(3\)' or 'SO\(3\)', got 'O3'"),
+        ("tensornet2", {"q_dim": -1}, "num_layers and q_dim at least 0"),
+        ("tensornet2", {"skew_sign": 0}, "skew_sign must be 1 or -1, got 0"),
+        ("matgl_tensornet", {"messages": "both"}, "messages must be 'neighbor' or 'own', got 'both'"),
+        ("equivariant_transformer", {"num_heads": 7}, "must be"),
+        ("transformer", {"distance_influence": "all"}, "must be"),
+        ("graph_network", {"aggregation": "mul"}, "aggregation must be .*, got 'mul'"),
     ):
-        with pytest.raises(ValueError, match=r"must be"):
-            Potential.from_config({"model": model})
+        with pytest.raises(ValueError, match=words):
+            Potential.from_config({"model": {"name": name, **options}})
+    size = {"name": "graph_network", "hidden_channels": 8, "num_rbf": 4}
+    for options, words in (
+        ({"head": {"name": "scalar", "reduce": "max"}}, "reduce must be 'sum' or 'mean', got 'max'"),
+        (
+            {
+                "model": {**size, "name": "equivariant_transformer"},
+                "properties": [{"name": "dipole", "equivariant": True, "num_hidden_layers": 1}],
+            },
+            "num_hidden_layers is for networks without vectors",
+        ),
+        ({"elements": [0]}, "elements must be atomic numbers 1"),
+        ({"elements": [300]}, "elements must be atomic numbers 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Potential.from_config({"model": size} | options)

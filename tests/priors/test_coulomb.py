@@ -312,15 +312,17 @@ def test_errors():
         energy(Coulomb(), SYSTEMS["molecule"])
     with pytest.raises(ValueError, match="6 atoms"):
         energy(Coulomb([0.1, -0.1]), SYSTEMS["molecule"])
-    for options in (
-        {"method": "fmm"},
-        {"damping": "gauss"},
-        {"dielectric": 0.5},
-        {"accuracy": 1.0},
-        {"method": "reaction_field", "cutoff": 3.0, "switch_width": 3.0},
-        {"charges": "own"},
+    for options, words in (
+        ({"method": "fmm"}, "method must be .*, got 'fmm'"),
+        ({"damping": "gauss"}, "damping must be none, exp or cosine, got 'gauss'"),
+        ({"damping": "exp", "damping_lower": 5.0}, r"damping must have 0 ≤ lower < upper, got 5\.0 … 4\.6 Å"),
+        ({"dielectric": 0.5}, "dielectric constant must be at least 1"),
+        ({"accuracy": 1.0}, "accuracy must be between 0 and 0"),
+        ({"method": "ewald", "cutoff": 0.0}, "cutoff must be a positive number of Å"),
+        ({"method": "reaction_field", "cutoff": 3.0, "switch_width": 3.0}, "switch_width must be between 0 and the"),
+        ({"charges": "own"}, "charges must be 'predicted' or numbers, got 'own'"),
     ):
-        with pytest.raises(ValueError, match="must be"):
+        with pytest.raises(ValueError, match=words):
             Coulomb(**options)
     for nothing in ({}, [], ""):
         with pytest.raises(ValueError, match="empty"):

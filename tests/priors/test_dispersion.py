@@ -147,6 +147,10 @@ def test_errors():
         energy(D2(), heavy)
     with pytest.raises(ValueError, match="switch_width"):
         D2(cutoff=3.0, switch_width=4.0)
+    with pytest.raises(ValueError, match="switch_width must be between 0 and the cutoff"):
+        D3([1], **PBE0, cutoff=3.0, switch_width=3.0)
+    with pytest.raises(ValueError, match="variant must be 'published' or 'aimnet2', got 'd4'"):
+        D3([1], **PBE0, variant="d4")
     with pytest.raises(ValueError, match="103"):
         D3([0], **PBE0)
     with pytest.raises(ValueError, match="Z = 79"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -436,10 +437,46 @@ def test_a_finished_output_is_kept(tmp_path):
         (["in.xyz", "out.xyz", "--devices", "gpu"], "cannot be used here"),
         (["in.xyz", "in.xyz"], "is read by this command"),
         (["none.xyz", "out.xyz"], "no such file"),
+        (["in.xyz", "out.pdb"], "must end in .sdf or .xyz"),
+        (["in.xyz", "out.xyz", "--devices", ","], "devices: name at least one"),
+        (["in.xyz", "out.xyz", "--dask", "tcp://127.0.0.1:1", "--devices", "cpu,cpu"], "each worker uses one device"),
     ],
 )
 def test_mistakes_are_named(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
     write("in.xyz", molecule("H2O"))
     assert main(["relax", "organic-small", *arguments]) in (1, 2)
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
+
+
+def test_mistakes_of_calls_are_named(small):
+    for options, words in (
+        ({"report": True}, "report: the page is written beside the output, and none is given"),
+        ({"dask": "tcp://127.0.0.1:1"}, "dask: give the path or the name of the model, which every worker reads"),
+        ({"output": "out.pdb"}, r"out\.pdb: results are written to \.sdf, \.xyz"),
+        ({"steps": 0}, "steps and conformers at least 1"),
+    ):
+        with pytest.raises(BadConfig, match=words):
+            torchmdnet2.relax(small, [molecule("H2O")], **options)
+
+
+def test_what_has_no_conformers_is_named_in_its_record(monkeypatch):
+    chem = pytest.importorskip("rdkit.Chem.AllChem")
+    from torchmdnet2.streams.conformers import Preparation
+
+    def error(record):
+        (found,) = Preparation(2)([record])
+        assert not found.starts
+        return found.error
+
+    assert error(Record(0, smiles="C(")) == "'C(' is not a SMILES that RDKit can read"
+    assert error(Record(0, molfile="no molfile")) == "RDKit cannot read its bonds"
+    assert error(Record(0, smiles="C.C")) == "it is several molecules, and conformers are made of one"
+    assert error(Record(0, parse=Atoms)) == "there are no atoms in it"
+    monkeypatch.setattr(chem, "EmbedMultipleConfs", lambda *_: [])
+    assert error(Record(0, smiles="CC")) == "RDKit finds no conformer; give a file with its structure"
+
+
+def test_a_cell_that_cannot_be_relaxed_is_named(small):
+    (outcome,) = torchmdnet2.relax(small, [molecule("H2O")], cell=True)
+    assert outcome.errors and "it has no cell that is periodic along three directions" in str(outcome.errors)

@@ -135,6 +135,8 @@ def test_duplicate_keys_and_tags_are_refused(tmp_path):
         parse_yaml("{a: " * 3000 + "1" + "}" * 3000)
     with pytest.raises(BadConfig, match="line 3: 'lr' is given twice"):
         parse_yaml("training:\n  lr: 1\n  lr: 2\n")
+    with pytest.raises(BadConfig, match=r"line 2: a key must be a word, got \[1, 2\]"):
+        parse_yaml("a: 1\n? [1, 2]\n: 3\n")
     marker = tmp_path / "made"
     with pytest.raises(BadConfig, match="not valid YAML"):
         parse_yaml(f"x: !!python/object/apply:pathlib.Path.touch [!!python/object/apply:pathlib.Path ['{marker}']]")
@@ -155,6 +157,22 @@ def test_overrides_reach_lists_and_missing_sections(tmp_path):
     assert config.training.loss.energy == 3
     assert config.priors[0]["trainable"] is True
     assert config.data.train == ["a.xyz", "b.xyz"]
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.lr", "write an override as section.key=value"),
+        ("training..lr=1", "write an override as section.key=value"),
+        ("data.train.file=a", "'file' is not a key that can be set"),
+        ("data.train.file.name=a", "there is no section 'file' to set a value in"),
+        ("priors.5=a", "'5' is not a key that can be set"),
+    ],
+)
+def test_overrides_without_a_place_are_refused(tmp_path, override, words):
+    (tmp_path / "c.yaml").write_text("data: {train: a.xyz}\npriors: [{name: atomref}]\n")
+    with pytest.raises(BadConfig, match=words):
+        load_config(tmp_path / "c.yaml", [override])
 
 
 def test_default_config_is_the_defaults_and_round_trips():

@@ -98,7 +98,7 @@ def feature_norm(name: str, channels: int) -> nn.Module:
         ValueError: unknown name.
     """
     if name not in NORMS:
-        raise ValueError(f"unknown norm '{name}'{did_you_mean(name, NORMS)} Known: {', '.join(NORMS)}")
+        raise ValueError(f"unknown norm '{name}'{did_you_mean(name, NORMS) or '.'} Known: {', '.join(NORMS)}")
     return NORMS[name](channels)
 
 
@@ -353,7 +353,7 @@ def radial_basis(kind: str, lower: float, upper: float, num_radial: int, trainab
         ValueError: unknown kind, or fewer than two functions.
     """
     if kind not in _BASES:
-        raise ValueError(f"unknown radial basis '{kind}'{did_you_mean(kind, _BASES)} Known: {', '.join(_BASES)}")
+        raise ValueError(f"unknown radial basis '{kind}'{did_you_mean(kind, _BASES) or '.'} Known: {', '.join(_BASES)}")
     if num_radial < 2:
         raise ValueError(f"num_radial must be at least 2, got {num_radial}")
     return _BASES[kind](lower, upper, num_radial, trainable)
