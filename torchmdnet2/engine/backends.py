@@ -1,4 +1,4 @@
-"""The ways to evaluate a potential, each a `Backend`; the Evaluator asks them in order. Domains have the same choice.
+"""Backends: each evaluates a potential by one method. Evaluators and domains use the first one that supports it.
 
 Shapes: N atoms, B structures.
 """
