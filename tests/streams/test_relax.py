@@ -227,6 +227,20 @@ def test_conformers_are_ranked_without_duplicates(tmp_path):
     assert (tmp_path / "out.failed.txt").read_text().startswith("record 1 (broken): ")
 
 
+@pytest.mark.parametrize("verb", ["relax", "score"])
+def test_failures_are_shown_and_a_run_of_failures_alone_is_an_error(tmp_path, capsys, monkeypatch, verb):
+    monkeypatch.chdir(tmp_path)
+    text = "1\n\nU 0 0 0\n"
+    (tmp_path / "in.xyz").write_text(text)
+    assert main([verb, "organic-small", "in.xyz", "out.xyz"]) == 1
+    error = capsys.readouterr().err
+    assert "none of 1 records could be computed, see out.failed.txt; record 0: " in error and "is U (Z = 92)" in error
+    (tmp_path / "in.xyz").write_text(text + "3\n\nO 0 0 0.12\nH 0 0.76 -0.48\nH 0 -0.76 -0.48\n")
+    assert main([verb, "organic-small", "in.xyz", "out2.xyz"]) == 0
+    shown = "".join(capsys.readouterr())
+    assert "1 with failures" in shown and "failures are in out2.failed.txt; the first: record 0: " in shown
+
+
 @pytest.mark.parametrize("suffix", [".xyz", ".csv"])
 def test_scores_are_those_of_the_potential(small, tmp_path, suffix):
     good = _xyz(tmp_path / "in.xyz")

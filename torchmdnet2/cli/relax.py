@@ -23,7 +23,7 @@ def add(command: Command) -> None:
     relax.add_argument("--seed", type=int, default=0, help="seed of the conformers (default: 0)")
     relax.add_argument("--cell", action="store_true", help="also relax the cells, one structure at a time")
     _add_devices(relax)
-    score = command("score", _score, "compute compute energies, forces, charges and novelty of many structures")
+    score = command("score", _score, "compute energies, forces, charges and novelty of many structures")
     _add_files(score)
     score.add_argument("--no-novelty", action="store_true", help="do not compute the novelty, which takes time")
     score.add_argument("--seed", type=int, default=0, help="seed of the conformers of SMILES (default: 0)")

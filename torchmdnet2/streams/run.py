@@ -110,6 +110,7 @@ def relax(
         BadConfig: an option is not valid.
         FileNotFoundError: there is no such file.
         MissingBackend: a package is not installed: RDKit for SMILES or conformers, h5py, matplotlib, distributed.
+        BadData: with an output, there are no structures in the input, or all of them fail.
     """
     if not fmax > 0 or steps < 1 or seed < 0 or (conformers is not None and conformers < 1):
         raise BadConfig("fmax must be positive, steps and conformers at least 1, and the seed at least 0")
@@ -163,6 +164,7 @@ def score(
         BadConfig: an option is not valid.
         FileNotFoundError: there is no such file.
         MissingBackend: a package is not installed, as for `relax`.
+        BadData: with an output, there are no structures in the input, or all of them fail.
     """
     source = _Source(structures, None, seed)
     options, members = BatchOptions(novelty), _members(model)
@@ -415,12 +417,19 @@ def _stream(
         journal.close(finished)
     for temporary in [*([rows] if report else []), *([results] if results != path else [])]:
         temporary.unlink()
-    if not failed.stat().st_size:
+    with open(failed, encoding="utf-8") as file:
+        reason = file.readline().strip()
+    if not reason:
         failed.unlink()
     if not journal.done:
         raise BadData("there are no structures in the input")
+    if not (first or summary.structures):
+        raise BadData(f"none of {summary.records} records could be computed, see {failed}; {reason}")
     if console is not None:
-        console.print(f"{summary.words(1.0, first)}; wrote {path}", highlight=False, markup=False, soft_wrap=True)
+        lines = [f"{summary.words(1.0, first)}; wrote {path}"]
+        if reason:
+            lines.append(f"failures are in {failed}; the first: {reason}")
+        console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     return []
 
 
